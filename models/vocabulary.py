@@ -1,0 +1,52 @@
+"""The words a captioner knows, and their ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+NULL, START, END, UNK = range(4)
+SPECIAL = ("<NULL>", "<START>", "<END>", "<UNK>")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Special tokens 0 to 3, then `words` in order. settings: the tokeniser's name and what it was told."""
+
+    words: tuple[str, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ids", {word: index for index, word in enumerate(self.words, len(SPECIAL))})
+
+    def __len__(self) -> int:
+        return len(SPECIAL) + len(self.words)
+
+    def id_of(self, word: str) -> int:
+        ids: dict[str, int] = self._ids  # type: ignore[attr-defined]
+        return ids.get(word, UNK)
+
+    def encode(self, words: Sequence[str], max_tokens: int) -> list[int]:
+        """START, the first `max_tokens` words, END, then NULL up to max_tokens + 2 ids."""
+        ids = [START, *(self.id_of(word) for word in words[:max_tokens]), END]
+        return ids + [NULL] * (max_tokens + 2 - len(ids))
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """The words of the ids up to END, without START and NULL; UNK reads `<UNK>`."""
+        words = []
+        for index in ids:
+            if index == END:
+                break
+            if index not in (NULL, START):
+                words.append(SPECIAL[index] if index < len(SPECIAL) else self.words[index - len(SPECIAL)])
+        return words
+
+    def to_json(self) -> str:
+        return json.dumps({"settings": self.settings, "special": SPECIAL, "words": self.words}, ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str) -> Vocabulary:
+        values = json.loads(text)
+        return Vocabulary(tuple(values["words"]), values["settings"])

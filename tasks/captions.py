@@ -1,0 +1,88 @@
+"""Stage `tensorise`: captions -> vocabulary.json and captions.parquet.
+
+captions.parquet has a row a caption: digest of its picture, split, and tokens, int32, `max_tokens` + 2 long:
+START, the clamped caption, END, then NULL.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from models.vocabulary import Vocabulary
+from tasks.config import CaptionsConfig, MachineConfig
+from tasks.ledger import Outcome, Work, digest_of
+from tasks.manifest import pictures_of
+from tasks.tokenisers import tokeniser
+
+VOCABULARY, CAPTIONS = "vocabulary.json", "captions.parquet"
+
+
+@dataclass(frozen=True)
+class CaptionedPicture:
+    """A picture's content digest and its captions' token ids, int32 (captions, max_tokens + 2)."""
+
+    digest: str
+    tokens: npt.NDArray[np.int32]
+
+
+def tensorise(captions: CaptionsConfig, machine: MachineConfig, work: Work) -> Outcome:
+    """Build the vocabulary from the train split and write every split's captions as token ids."""
+    tokenise = tokeniser(captions.tokeniser)
+    manifest = work.upstream["ingest"]
+    splits = [split for split in ("train", "dev", "test") if split in manifest.products]
+    words = {
+        split: [(picture.digest, [tokenise(text) for text in picture.captions]) for picture in pictures_of(manifest.path, split)]
+        for split in splits
+    }
+    vocabulary = build_vocabulary([text for _, texts in words["train"] for text in texts], captions)
+    rows = [
+        (digest, split, vocabulary.encode(text, captions.max_tokens))
+        for split in splits
+        for digest, texts in words[split]
+        for text in texts
+    ]
+    (work.out / VOCABULARY).write_text(vocabulary.to_json(), encoding="utf-8")
+    table = pa.table(
+        {
+            "digest": [digest for digest, _, _ in rows],
+            "split": [split for _, split, _ in rows],
+            "tokens": pa.array([ids for _, _, ids in rows], pa.list_(pa.int32(), captions.max_tokens + 2)),
+        }
+    )
+    pq.write_table(table, work.out / CAPTIONS)
+    products = {split: digest_of([(digest, ids) for digest, of, ids in rows if of == split]) for split in splits}
+    products["vocabulary"] = digest_of(json.loads(vocabulary.to_json()))
+    return Outcome(products, {"words": len(vocabulary.words), "captions": len(rows)})
+
+
+def build_vocabulary(texts: list[list[str]], captions: CaptionsConfig) -> Vocabulary:
+    """Words seen at least `min_count` times, by falling count, ties alphabetical."""
+    counts = Counter(word for text in texts for word in text)
+    kept = sorted((word for word, count in counts.items() if count >= captions.min_count), key=lambda w: (-counts[w], w))
+    settings = {"tokeniser": captions.tokeniser, "lower": True, "max_tokens": captions.max_tokens}
+    return Vocabulary(tuple(kept), settings)
+
+
+def read_captions(folder: Path, split: str) -> list[CaptionedPicture]:
+    """The pictures of a split, ordered by digest, each with all its captions."""
+    table = pq.read_table(folder / CAPTIONS, filters=[("split", "=", split)])
+    tokens = table.column("tokens").combine_chunks()
+    length = tokens.type.list_size
+    ids = tokens.flatten().to_numpy().reshape(-1, length)
+    places: dict[str, list[int]] = {}
+    for place, digest in enumerate(table.column("digest").to_pylist()):
+        places.setdefault(digest, []).append(place)
+    return [CaptionedPicture(digest, ids[places[digest]]) for digest in sorted(places)]
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """The vocabulary of a tensorise artifact."""
+    return Vocabulary.from_json((folder / VOCABULARY).read_text(encoding="utf-8"))

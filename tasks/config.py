@@ -1,0 +1,286 @@
+"""The config of a run: one frozen section a stage; presets, files and dotted overrides merge here.
+
+A section holds only what changes what its stage computes. Where the pictures lie, the device and the
+number of workers change nothing that is kept: such fields are marked `Place()` or live in `machine`,
+and never enter a stage's key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from models.backbones import BACKBONES
+from models.decoders import DECODERS
+from tasks.datasets import ADAPTERS, Dataset
+from tasks.errors import AttendError
+from tasks.metrics import METRICS
+from tasks.section import Place, Section
+from tasks.tokenisers import TOKENISERS
+
+Split = Literal["train", "dev", "test"]
+
+
+def _member(value: str, kind: str, registry: dict[str, Any]) -> str:
+    if value not in registry:
+        raise ValueError(f"unknown {kind} {value!r}{nearest(value, registry)}")
+    return value
+
+
+class GridsConfig(Section):
+    """Which grid of which backbone a photograph becomes (stage `extract`)."""
+
+    backbone: str
+    weights: Annotated[str, Place()] = Field(
+        description="`torchvision:NAME`, a .safetensors or .pth file, or `random:SEED`; its digest is the key"
+    )
+    image_size: int = Field(ge=32, le=2048, description="side of the square the photograph is resized to, px")
+    fit: Literal["squash", "crop"] = Field(
+        "squash", description="squash the whole photograph to the square, or crop its middle"
+    )
+    grid: int | None = Field(
+        None, ge=1, le=64, description="side the grid is average-pooled to; none keeps the backbone's own"
+    )
+    precision: Literal["float32", "bfloat16"] = "float32"
+    max_failed: float = Field(0.01, ge=0, le=1, description="share of unreadable pictures that fails the stage")
+
+    @model_validator(mode="after")
+    def _known(self) -> GridsConfig:
+        _member(self.backbone, "backbone", BACKBONES)
+        return self
+
+
+class CaptionsConfig(Section):
+    """How captions become token ids (stage `tensorise`)."""
+
+    tokeniser: str = "treebank"
+    min_count: int = Field(5, ge=1, description="a word seen less often in the train split is UNK")
+    max_tokens: int = Field(15, ge=1, le=200, description="longer captions are clamped to this many tokens")
+
+    @model_validator(mode="after")
+    def _known(self) -> CaptionsConfig:
+        _member(self.tokeniser, "tokeniser", TOKENISERS)
+        return self
+
+
+class DecoderConfig(Section):
+    """The shape of the decoder."""
+
+    name: str
+    embedding: int = Field(512, ge=1, description="size of a word's embedding")
+    hidden: int = Field(512, ge=1, description="size of the LSTM's hidden state")
+    attention: int | None = Field(
+        None, ge=1, description="size of the additive attention's layer; only where the decoder has one (512)"
+    )
+    dropout_words: float = Field(0.0, ge=0, lt=1, description="dropout on the word embeddings")
+    dropout_output: float = Field(0.5, ge=0, lt=1, description="dropout before the output layer")
+
+    @model_validator(mode="after")
+    def _known(self) -> DecoderConfig:
+        _member(self.name, "decoder", DECODERS)
+        if self.attention is not None and "attention" not in DECODERS[self.name].options:
+            raise ValueError(f"decoder {self.name} has no attention layer of its own: leave out `attention`")
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the decoder's class."""
+        chosen = {name: getattr(self, name) for name in DECODERS[self.name].options}
+        return {name: value for name, value in chosen.items() if value is not None}
+
+
+class TrainingConfig(Section):
+    """How the decoder is fitted to the cached grids (stage `train`)."""
+
+    epochs: int = Field(20, ge=1)
+    batch_pictures: int = Field(16, ge=1, description="pictures a step, each with all its captions")
+    learning_rate: float = Field(8e-4, gt=0)
+    warmup_steps: int = Field(100, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float = Field(5.0, gt=0)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    unknown_words: float = Field(0.0, ge=0, lt=1, description="share of input words replaced by UNK")
+    doubly_stochastic: float = Field(1.0, ge=0, description="lambda of Xu et al. 2015, equation 14")
+    averaging: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights; 0 for none")
+    patience: int = Field(5, ge=1, description="epochs without a better dev BLEU-4 before it stops")
+    precision: Literal["float32", "bfloat16"] = "float32"
+    seed: int = 0
+
+
+class EvaluationConfig(Section):
+    """How held-out pictures are captioned and scored (stage `evaluate`)."""
+
+    split: Split = "test"
+    beam: int = Field(3, ge=1, le=64)
+    max_length: int = Field(20, ge=1, le=200)
+    length_normalisation: float = Field(0.0, ge=0, le=2, description="alpha: log-probability / length ** alpha")
+    metrics: tuple[str, ...] = ("bleu",)
+
+    @model_validator(mode="after")
+    def _known(self) -> EvaluationConfig:
+        for name in self.metrics:
+            _member(name, "metric", METRICS)
+        return self
+
+
+class RegistryConfig(Section):
+    """Where the finished captioner goes and when it becomes champion (stage `register`)."""
+
+    model: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    promote_on: str = "bleu4"
+
+
+class MachineConfig(Section):
+    """This machine: never part of a key, because it changes nothing that is kept."""
+
+    workspace: Path = Path("workspace")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = Field(0, ge=0, description="torch threads; 0 leaves torch's choice")
+    decode_workers: int = Field(0, ge=0, description="threads that decode pictures; 0 for one a core")
+    extract_batch: int = Field(16, ge=1)
+    decode_batch: int = Field(64, ge=1, description="pictures captioned at once")
+    shard_rows: int = Field(512, ge=1, description="pictures a shard")
+    checkpoint_seconds: float = Field(120.0, ge=0)
+
+
+class Config(BaseModel):
+    """Everything a run depends on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    about: str = ""
+    data: Dataset
+    grids: GridsConfig
+    captions: CaptionsConfig = CaptionsConfig()
+    decoder: DecoderConfig
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    registry: RegistryConfig
+    machine: MachineConfig = MachineConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _model_is_named_after_the_run(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "name" in values:
+            registry = {"model": values["name"], **(values.get("registry") or {})}
+            return {**values, "registry": registry}
+        return values
+
+    @property
+    def workspace(self) -> Path:
+        return self.machine.workspace.expanduser().absolute()
+
+
+def nearest(word: str, known: Any) -> str:
+    """`; did you mean 'x'?` for the known name nearest to `word`, else the known names."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]!r}?" if found else f"; known: {', '.join(sorted(known))}"
+
+
+def presets() -> dict[str, Path]:
+    """Name -> file of every preset that comes with the program."""
+    folder = Path(str(importlib.resources.files("flows") / "presets"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load(preset_or_file: str, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+    """The config of a preset or YAML file with `section.field=value` overrides laid over it.
+
+    Raises AttendError for an unknown preset, a file that is no mapping, or any value refused.
+    """
+    known = presets()
+    path = Path(preset_or_file)
+    if preset_or_file in known:
+        path = known[preset_or_file]
+    elif path.suffix not in (".yaml", ".yml"):
+        raise AttendError(f"{preset_or_file}: no such preset{nearest(preset_or_file, known)} (or give a .yaml file)")
+    elif not path.is_file():
+        raise AttendError(f"{path}: no such file")
+    values = _read_yaml(path)
+    values.setdefault("name", path.stem)
+    base = values.pop("preset", None)
+    if base is not None:
+        if base not in known:
+            raise AttendError(f"{path}: preset: no such preset {base!r}{nearest(str(base), known)}")
+        values = _merged(_read_yaml(known[base]), values)
+    for override in overrides:
+        values = _merged(values, _parse_override(override))
+    return validate(values, str(preset_or_file))
+
+
+def validate(values: dict[str, Any], where: str) -> Config:
+    """The Config of `values`; AttendError names the first field refused and the nearest known one."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise AttendError(f"{where}: {_first_refusal(error)}") from None
+
+
+def _first_refusal(error: ValidationError) -> str:
+    # Unknown keys first: a misspelt required field is also reported missing, and the spelling is the cause.
+    first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
+    place = [str(part) for part in first["loc"] if part not in ADAPTERS]
+    field = ".".join(place)
+    if first["type"] == "extra_forbidden":
+        return f"{field}: no such setting{nearest(place[-1], _fields(place[:-1], first['loc']))}"
+    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        tag = first.get("ctx", {}).get("tag", "")
+        return f"{field}.adapter: unknown dataset adapter {tag!r}{nearest(str(tag), ADAPTERS)}"
+    if first["type"] == "missing":
+        return f"{field}: is missing"
+    message = first["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
+    return f"{field}: {message}{given}"
+
+
+def _fields(place: list[str], location: tuple[int | str, ...]) -> list[str]:
+    if not place:
+        return list(Config.model_fields)
+    if place[0] == "data":
+        return [name for part in location if part in ADAPTERS for name in ADAPTERS[str(part)].model_fields]
+    annotation = Config.model_fields[place[0]].annotation
+    model = next((arg for arg in (annotation, *get_args(annotation)) if hasattr(arg, "model_fields")), None)
+    return list(model.model_fields) if model is not None else []
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise AttendError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise AttendError(f"{path}: a config is a mapping of sections, this is {type(values).__name__}")
+    return values
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    path, equals, value = text.partition("=")
+    if not equals or not path:
+        raise AttendError(f"{text}: an override reads section.field=value")
+    try:
+        tree: Any = yaml.safe_load(value)
+    except yaml.YAMLError:
+        tree = value
+    for part in reversed(path.split(".")):
+        tree = {part: tree}
+    assert isinstance(tree, dict)
+    return tree
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+def dump(config: Config) -> str:
+    """The whole config as canonical JSON."""
+    return json.dumps(config.model_dump(mode="json"), indent=2, sort_keys=True)

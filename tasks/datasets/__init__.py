@@ -1,0 +1,24 @@
+"""Data sets as they exist in the wild, one adapter a format.
+
+Adding one: a class in a file of this folder, and its name in `Dataset`.
+"""
+
+from typing import Annotated, get_args
+
+from pydantic import Field
+
+from tasks.datasets.base import DatasetOptions
+from tasks.datasets.coco import Coco
+from tasks.datasets.karpathy import Karpathy
+from tasks.datasets.scenes import Scenes
+from tasks.datasets.table import Jsonl, Table
+from tasks.datasets.tokens import Flickr8k, Flickr30k
+
+Dataset = Annotated[
+    Flickr8k | Flickr30k | Karpathy | Coco | Table | Jsonl | Scenes,
+    Field(discriminator="adapter"),
+]
+
+ADAPTERS: dict[str, type[DatasetOptions]] = {
+    kind.model_fields["adapter"].default: kind for kind in get_args(get_args(Dataset)[0])
+}

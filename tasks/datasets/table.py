@@ -1,0 +1,143 @@
+"""A table of one caption a row: CSV, TSV or Parquet (Kaggle's Flickr `captions.txt` is one), and metadata.jsonl."""
+
+from __future__ import annotations
+
+import csv
+import json
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks.datasets.base import (
+    DatasetOptions,
+    Row,
+    existing_file,
+    existing_folder,
+    needs_text,
+    numbered_lines,
+    split_named,
+)
+from tasks.errors import AttendError
+
+Record = tuple[str, dict[str, Any]]  # (`file:line`, column -> value)
+
+
+class _Columns(DatasetOptions):
+    """Records with an image and a caption column, and a split column where there is one."""
+
+    image_column: str
+    caption_column: str
+    split_column: str = "split"
+
+    def image_folder(self, generated: Path) -> Path:
+        if self.images is not None:
+            return existing_folder(self.images, "data.images")
+        folder = self.annotation_files()[0].parent
+        return next((folder / name for name in ("Images", "images") if (folder / name).is_dir()), folder)
+
+    @abstractmethod
+    def records(self) -> Iterable[Record]:
+        """Each record with where it stands."""
+
+    def rows(self, generated: Path) -> Iterator[Row]:
+        captions: dict[str, list[str]] = {}
+        first: dict[str, tuple[str, str | None]] = {}
+        for where, record in self.records():
+            for column in (self.image_column, self.caption_column):
+                if column not in record:
+                    raise AttendError(f"{where}: no column {column!r}; there are: {', '.join(map(str, record))}")
+            name = needs_text(record[self.image_column], where, self.image_column)
+            given = record.get(self.split_column)
+            split = split_named(str(given), where) if given not in (None, "") else None
+            if name in first and first[name][1] != split:
+                raise AttendError(
+                    f"{where}: {self.split_column}: {name} is in {split} here and in {first[name][1]} at "
+                    f"{first[name][0]}: a picture is in one split, with all its captions"
+                )
+            first.setdefault(name, (where, split))
+            texts = record[self.caption_column]
+            for text in texts if isinstance(texts, list) else [texts]:
+                captions.setdefault(name, []).append(needs_text(text, where, self.caption_column))
+        for name, (where, split) in first.items():
+            yield Row(name, tuple(captions.get(name, ())), split, where)
+
+
+class Table(_Columns):
+    """A CSV, TSV or Parquet file; `.txt` is read as CSV. Pictures are in `Images/`, `images/` or beside it."""
+
+    adapter: Literal["table"] = "table"
+    image_column: str = "image"
+    caption_column: str = "caption"
+
+    def annotation_files(self) -> list[Path]:
+        return [existing_file(self.path, "data.path")]
+
+    def records(self) -> Iterable[Record]:
+        path = self.annotation_files()[0]
+        if path.suffix == ".parquet":
+            return _parquet_records(path)
+        if path.suffix in (".csv", ".txt", ".tsv"):
+            return _text_records(path, "\t" if path.suffix == ".tsv" else ",")
+        raise AttendError(f"data.path: {path}: a table ends in .csv, .txt, .tsv or .parquet")
+
+
+class Jsonl(_Columns):
+    """A folder of pictures with `metadata.jsonl`: one object a line, its caption a text or a list of texts."""
+
+    adapter: Literal["jsonl"] = "jsonl"
+    image_column: str = "file_name"
+    caption_column: str = "text"
+
+    def annotation_files(self) -> list[Path]:
+        path = self.path.expanduser()
+        return [existing_file(path / "metadata.jsonl" if path.is_dir() else path, "data.path")]
+
+    def records(self) -> Iterable[Record]:
+        path = self.annotation_files()[0]
+        for number, line in numbered_lines(path):
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise AttendError(f"{path}:{number}: is not JSON: {error.msg} (column {error.colno})") from None
+            if not isinstance(record, dict):
+                raise AttendError(f"{path}:{number}: is not an object")
+            yield f"{path}:{number}", record
+
+
+def _text_records(path: Path, delimiter: str) -> Iterator[Record]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        try:
+            header = next(reader, None)
+            if header is None:
+                raise AttendError(f"{path}: is empty: its first line names the columns")
+            while True:
+                start = reader.line_num + 1
+                values = next(reader, None)
+                if values is None:
+                    return
+                if not values:
+                    continue
+                if len(values) != len(header):
+                    raise AttendError(
+                        f"{path}:{start}: has {len(values)} fields, the first line names {len(header)} "
+                        f"({', '.join(header)}): quote a field that holds {delimiter!r}"
+                    )
+                yield f"{path}:{start}", dict(zip(header, values, strict=True))
+        except csv.Error as error:
+            raise AttendError(f"{path}:{reader.line_num}: is not well-formed: {error}") from None
+        except UnicodeDecodeError:
+            raise AttendError(f"{path}:{reader.line_num + 1}: is not UTF-8 text") from None
+
+
+def _parquet_records(path: Path) -> Iterator[Record]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise AttendError(f"{path}: is not a Parquet file: {' '.join(str(error).split())[:120]}") from None
+    for number, record in enumerate(table.to_pylist()):
+        yield f"{path}: row {number}", record

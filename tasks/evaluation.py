@@ -1,0 +1,117 @@
+"""Stage `evaluate`: caption the held-out pictures freely, write predictions.parquet, then score what was written.
+
+predictions.parquet: digest, caption, tokens, log_probability, finished. scores.json: the scores in percent, and the
+signature of the settings they were taken with.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from models.search import Caption, beam_search
+from models.vocabulary import Vocabulary
+from tasks.batches import grids_in_order
+from tasks.captions import read_vocabulary
+from tasks.config import EvaluationConfig, MachineConfig
+from tasks.devices import device_of
+from tasks.errors import AttendError
+from tasks.features import open_grids
+from tasks.ledger import Outcome, Work, digest_of
+from tasks.manifest import Picture, pictures_of
+from tasks.metrics import METRICS, Metric, Scored
+from tasks.progress import Bar
+from tasks.tokenisers import tokeniser
+from tasks.training import load_decoder
+
+PREDICTIONS, SCORES = "predictions.parquet", "scores.json"
+_SCHEMA = pa.schema(
+    [
+        ("digest", pa.string()),
+        ("caption", pa.string()),
+        ("tokens", pa.list_(pa.int32())),
+        ("log_probability", pa.float64()),
+        ("finished", pa.bool_()),
+    ]
+)
+
+
+def evaluate(evaluation: EvaluationConfig, machine: MachineConfig, work: Work) -> Outcome:
+    """Caption the pictures of `evaluation.split` and score the captions against all their references."""
+    vocabulary = read_vocabulary(work.upstream["tensorise"].path)
+    pictures = pictures_of(work.upstream["ingest"].path, evaluation.split)
+    predict(pictures, vocabulary, evaluation, machine, work)
+    scores = score(work.out / PREDICTIONS, pictures, vocabulary, evaluation)
+    (work.out / SCORES).write_text(json.dumps(scores, indent=1, sort_keys=True), encoding="utf-8")
+    counts: dict[str, int | float] = {"captions": scores["pictures"]}
+    counts |= {name: round(value, 2) for name, value in scores["scores"].items()}
+    return Outcome({"scores": digest_of(scores)}, counts)
+
+
+def predict(
+    pictures: list[Picture],
+    vocabulary: Vocabulary,
+    evaluation: EvaluationConfig,
+    machine: MachineConfig,
+    work: Work,
+) -> None:
+    """Write a caption for every picture that has a grid. float32 always: reported scores come from it."""
+    device = device_of(machine)
+    grids = open_grids(work.upstream["extract"], machine)
+    decoder, _ = load_decoder(work.upstream["train"].path, device)
+    digests = [picture.digest for picture in pictures if picture.digest in grids]
+    if not digests:
+        raise AttendError(f"evaluate: no picture of the split {evaluation.split!r} could be read")
+    rows: list[dict[str, Any]] = []
+    with Bar(len(digests), f"captions, beam {evaluation.beam}", "pictures") as bar:
+        for part, grid in grids_in_order(digests, grids, machine.decode_batch):
+            found = beam_search(
+                decoder, grid.to(device), evaluation.beam, evaluation.max_length, evaluation.length_normalisation
+            )
+            rows += [_row(digest, best[0], vocabulary) for digest, best in zip(part, found, strict=True)]
+            bar.advance(len(part))
+    pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), work.out / PREDICTIONS)
+
+
+def _row(digest: str, caption: Caption, vocabulary: Vocabulary) -> dict[str, Any]:
+    return {
+        "digest": digest,
+        "caption": " ".join(vocabulary.decode(caption.tokens)),
+        "tokens": caption.tokens,
+        "log_probability": caption.log_probability,
+        "finished": caption.finished,
+    }
+
+
+def score(
+    predictions: Path, pictures: list[Picture], vocabulary: Vocabulary, evaluation: EvaluationConfig
+) -> dict[str, Any]:
+    """Score a predictions file; the result carries its settings and a digest of the data it was taken on."""
+    tokenise = tokeniser(vocabulary.settings["tokeniser"])
+    by_digest = {picture.digest: picture for picture in pictures}
+    corpus = []
+    for row in pq.read_table(predictions).to_pylist():
+        picture = by_digest[row["digest"]]
+        references = [tokenise(text) for text in picture.captions]
+        corpus.append(Scored(row["caption"].split(), references, picture.facts))
+    scores: dict[str, float] = {}
+    for name in evaluation.metrics:
+        module, function = METRICS[name]
+        metric: Metric = getattr(importlib.import_module(f"tasks.metrics.{module}"), function)
+        scores |= metric(corpus)
+    counts = {len(item.references) for item in corpus}
+    references = str(counts.pop()) if len(counts) == 1 else f"{min(counts)}-{max(counts)}"
+    signature = (
+        f"split:{evaluation.split}|pictures:{len(corpus)}|references:{references}"
+        f"|tokeniser:nltk-{vocabulary.settings['tokeniser']}-lower-nopunct|beam:{evaluation.beam}"
+        f"|length_normalisation:{evaluation.length_normalisation}|max_length:{evaluation.max_length}"
+        f"|nltk:{metadata.version('nltk')}"
+    )
+    data = digest_of([[digest, by_digest[digest].captions] for digest in sorted(by_digest)])
+    return {"scores": scores, "signature": signature, "pictures": len(corpus), "data": data}

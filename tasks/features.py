@@ -1,0 +1,206 @@
+"""Stage `extract`: photographs -> grids, once a picture.
+
+Only pictures that the store of this backbone identity does not hold yet are decoded. The artifact is an
+index for one manifest, `index.parquet` (digest, shard, row), and `failed.parquet` (digest, path, reason).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from models.backbones.base import Backbone
+from models.photographs import Fit, decode, normalise, resize
+from tasks.config import GridsConfig, MachineConfig
+from tasks.datasets import DatasetOptions
+from tasks.devices import device_of
+from tasks.errors import AttendError
+from tasks.grid_cache import GridReader, Grids, GridStore, Identity, Row
+from tasks.ledger import Artifact, Outcome, Stopwatch, Work, Workspace, digest_of
+from tasks.manifest import GENERATED, files_of
+from tasks.progress import Bar
+from tasks.stages import PROGRESS
+from tasks.weights import load_backbone
+
+INDEX, FAILED, IDENTITY = "index.parquet", "failed.parquet", "identity.json"
+_FAILED = pa.schema([("digest", pa.string()), ("path", pa.string()), ("reason", pa.string())])
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A photograph on its way to the backbone; pixels uint8 (3, S, S), or the reason why there are none."""
+
+    digest: str
+    path: Path
+    pixels: Tensor | None = None
+    size: tuple[int, int] = (0, 0)
+    reason: str = ""
+
+
+def extract(grids: GridsConfig, data: DatasetOptions, machine: MachineConfig, work: Work) -> Outcome:
+    """Bring the grid store up to date with the manifest and write this manifest's index.
+
+    Raises AttendError where more than `grids.max_failed` of the pictures cannot be decoded.
+    """
+    manifest = work.upstream["ingest"].path
+    files = files_of(manifest, data.image_folder(manifest / GENERATED))
+    workspace = Workspace(machine.workspace.expanduser().absolute())
+    identity = identity_of(grids, work.inputs["weights"])
+    store = GridStore(workspace.grids, identity)
+    with workspace.lock(f"grids-{identity.digest[:20]}", f"grids of {identity.backbone}"):
+        store.open()
+        notes = [f"{damage}; set aside, its pictures are extracted again" for damage in store.clean()]
+        for note in notes:
+            print(f"extract: {note}", flush=True)
+        rows, _ = store.rows()
+        missing = sorted(digest for digest in files if digest not in rows)
+        failed: list[Decoded] = []
+        seconds = {"read": 0.0, "compute": 0.0, "write": 0.0}
+        if missing:
+            wanted = [(digest, files[digest]) for digest in missing]
+            failed = _fill(store, grids, machine, wanted, seconds, work.out / PROGRESS)
+        rows, _ = store.rows()
+    _check_failures(failed, len(files), grids.max_failed)
+    used = {digest: rows[digest] for digest in sorted(files) if digest in rows}
+    _write(work.out, used, failed, identity)
+    shards = {row.shard for row in used.values()}
+    shared = {
+        str(shard.path.relative_to(workspace.root)): shard.record for shard in store.shards() if shard.number in shards
+    }
+    products = {
+        "identity": identity.digest,
+        "failed": digest_of(sorted(item.digest for item in failed)),
+        "grids": digest_of([identity.digest, sorted(used)]),
+    }
+    counts: dict[str, int | float] = {
+        "grids": len(used),
+        "extracted": len(missing) - len(failed),
+        "failed": len(failed),
+        "shards": len(shards),
+        **{f"seconds_{name}": round(value, 3) for name, value in seconds.items()},
+    }
+    if failed:
+        notes.append(f"{len(failed)} pictures cannot be read and are left out: see failed.parquet")
+    return Outcome(products, counts, notes, shared)
+
+
+def identity_of(grids: GridsConfig, weights: str) -> Identity:
+    """The identity of the grids that this config asks for; weights: their digest."""
+    return Identity(grids.backbone, weights, grids.image_size, grids.fit, grids.grid, grids.precision)
+
+
+def _fill(
+    store: GridStore,
+    grids: GridsConfig,
+    machine: MachineConfig,
+    wanted: list[tuple[str, Path]],
+    seconds: dict[str, float],
+    progress: Path,
+) -> list[Decoded]:
+    device = device_of(machine)
+    backbone = load_backbone(grids).to(device).to(memory_format=torch.channels_last)
+    failed: list[Decoded] = []
+    done = 0
+    with Bar(len(wanted), f"grids of {grids.backbone}", "pictures") as bar, _decoders(machine) as pool:
+        decoded = _decoded(pool, wanted, grids)
+        while done < len(wanted):
+            shard: list[Decoded] = []
+            values: list[Grids] = []
+            while len(shard) < machine.shard_rows and done < len(wanted):
+                watch = Stopwatch()
+                batch = list(islice(decoded, min(machine.extract_batch, machine.shard_rows - len(shard))))
+                seconds["read"] += watch.seconds()
+                done += len(batch)
+                failed += [item for item in batch if item.pixels is None]
+                sound = [item for item in batch if item.pixels is not None]
+                watch = Stopwatch()
+                if sound:
+                    pixels = torch.stack([item.pixels for item in sound if item.pixels is not None])
+                    values.append(encode(backbone, pixels, grids.precision).cpu().numpy())
+                    shard += sound
+                seconds["compute"] += watch.seconds()
+                bar.advance(len(batch))
+            if shard:
+                watch = Stopwatch()
+                store.write(np.concatenate(values), [item.digest for item in shard], [item.size for item in shard])
+                seconds["write"] += watch.seconds()
+            progress.write_text(f"{done:,} of {len(wanted):,} pictures extracted", encoding="utf-8")
+    return failed
+
+
+def _decoders(machine: MachineConfig) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(machine.decode_workers or os.cpu_count() or 1)
+
+
+def _decoded(
+    pool: ThreadPoolExecutor, wanted: list[tuple[str, Path]], grids: GridsConfig
+) -> Iterator[Decoded]:
+    """The photographs in order, a few batches decoded ahead and no more."""
+    waiting = iter(wanted)
+    ahead = [pool.submit(_decode, *item, grids.image_size, grids.fit) for item in islice(waiting, 64)]
+    while ahead:
+        yield ahead.pop(0).result()
+        ahead += [pool.submit(_decode, *item, grids.image_size, grids.fit) for item in islice(waiting, 1)]
+
+
+def _decode(digest: str, path: Path, size: int, fit: Fit) -> Decoded:
+    try:
+        image = decode(path.read_bytes())
+        return Decoded(digest, path, resize(image, size, fit), image.size)
+    except (ValueError, OSError) as error:
+        return Decoded(digest, path, reason=str(error))
+
+
+@torch.inference_mode()
+def encode(backbone: Backbone, photographs: Tensor, precision: str) -> Tensor:
+    """uint8 (N, 3, S, S) -> float16 (N, h, w, C) on the backbone's device."""
+    device = next(backbone.parameters()).device
+    inputs = normalise(photographs.to(device)).contiguous(memory_format=torch.channels_last)
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        return to_half(backbone(inputs))
+
+
+def to_half(grid: Tensor) -> Tensor:
+    """float16, clamped to its largest finite value: an overflow must not become infinity."""
+    limit = torch.finfo(torch.float16).max
+    return grid.clamp(-limit, limit).to(torch.float16)
+
+
+def _check_failures(failed: list[Decoded], total: int, allowed: float) -> None:
+    if len(failed) > allowed * total:
+        shown = "; ".join(f"{item.path}: {item.reason}" for item in failed[:5])
+        more = f"; and {len(failed) - 5} more" if len(failed) > 5 else ""
+        raise AttendError(
+            f"{len(failed)} of {total} pictures cannot be read, over grids.max_failed={allowed}: {shown}{more}"
+        )
+
+
+def _write(out: Path, rows: dict[str, Row], failed: list[Decoded], identity: Identity) -> None:
+    index = {
+        "digest": list(rows),
+        "shard": pa.array([row.shard for row in rows.values()], pa.int32()),
+        "row": pa.array([row.row for row in rows.values()], pa.int32()),
+    }
+    pq.write_table(pa.table(index), out / INDEX)
+    failures = [{"digest": item.digest, "path": str(item.path), "reason": item.reason} for item in failed]
+    pq.write_table(pa.Table.from_pylist(failures, schema=_FAILED), out / FAILED)
+    (out / IDENTITY).write_text(json.dumps(identity.__dict__, indent=1, sort_keys=True), encoding="utf-8")
+
+
+def open_grids(extracted: Artifact, machine: MachineConfig) -> GridReader:
+    """The grids of an extract artifact, ready to be read by content digest."""
+    identity = Identity(**json.loads((extracted.path / IDENTITY).read_text(encoding="utf-8")))
+    store = GridStore(Workspace(machine.workspace.expanduser().absolute()).grids, identity)
+    index = pq.read_table(extracted.path / INDEX).to_pylist()
+    return GridReader(store, {item["digest"]: Row(item["shard"], item["row"]) for item in index})

@@ -1,0 +1,276 @@
+"""The grid cache: the only code that knows HDF5.
+
+One store for each backbone identity, shared by all data sets, one row for each distinct image content:
+
+    grids/<identity>/identity.json
+    grids/<identity>/shard-00000.h5        dataset `grid`, float16 (rows, height, width, channels), contiguous
+    grids/<identity>/shard-00000.parquet   digest, row, width and height of the original; written last
+
+The Parquet file carries size and SHA-256 of its HDF5 file: a shard without it does not exist. Shards are
+immutable. Readers map the grids into memory by the dataset's offset in the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.errors import AttendError
+from tasks.ledger import FileRecord, canonical, digest_of, digest_of_file, flush, write_atomically
+
+FORMAT = 1
+_PAGE = 4096
+_INDEX = pa.schema(
+    [("digest", pa.string()), ("row", pa.int32()), ("width", pa.int32()), ("height", pa.int32())]
+)
+Grids = npt.NDArray[np.float16]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What made the grids: two stores with the same identity hold the same numbers."""
+
+    backbone: str
+    weights: str
+    image_size: int
+    fit: str
+    grid: int | None
+    precision: str
+    dtype: str = "float16"
+    format: int = FORMAT
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.__dict__)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a picture's grid lies."""
+
+    shard: int
+    row: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A published shard, as its Parquet file tells it."""
+
+    number: int
+    path: Path
+    identity: str
+    record: FileRecord
+    digests: list[str]
+
+    @property
+    def index_path(self) -> Path:
+        return self.path.with_suffix(".parquet")
+
+    def damage(self, verify: bool = False) -> str | None:
+        """What is wrong with the HDF5 file, in words; None where it is as recorded."""
+        try:
+            size = self.path.stat().st_size
+        except OSError:
+            return f"{self.path}: is gone"
+        if size < self.record.size:
+            return f"{self.path}: is truncated: {size} of {self.record.size} bytes"
+        if size != self.record.size or (verify and digest_of_file(self.path) != self.record.sha256):
+            return f"{self.path}: does not match its digest"
+        return None
+
+
+class GridStore:
+    """The shards of one identity below a folder of grids."""
+
+    def __init__(self, grids: Path, identity: Identity) -> None:
+        self.identity = identity
+        self.folder = grids / identity.digest[:20]
+
+    def open(self) -> None:
+        """Make the folder, or check that it holds grids of this identity."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        told = self.folder / "identity.json"
+        if not told.exists():
+            write_atomically(told, json.dumps(self.identity.__dict__, indent=1, sort_keys=True))
+        elif json.loads(told.read_text(encoding="utf-8")) != self.identity.__dict__:
+            raise AttendError(f"{told}: is the identity of other grids: move the folder away")
+
+    def shards(self) -> list[Shard]:
+        """The published shards, by number."""
+        return [read_shard(path) for path in sorted(self.folder.glob("shard-*.parquet"))]
+
+    def rows(self) -> tuple[dict[str, Row], list[str]]:
+        """Digest -> row over all sound shards, and what is wrong with the others, in words."""
+        rows: dict[str, Row] = {}
+        damages = []
+        for shard in self.shards():
+            damage = shard.damage()
+            if damage is None and shard.identity != self.identity.digest:
+                damage = f"{shard.path}: holds grids of another identity"
+            if damage is not None:
+                damages.append(damage)
+                continue
+            for row, digest in enumerate(shard.digests):
+                rows.setdefault(digest, Row(shard.number, row))
+        return rows, damages
+
+    def next_number(self) -> int:
+        taken = [int(path.name[6:11]) for path in self.folder.glob("shard-*") if path.name[6:11].isdigit()]
+        return max(taken, default=-1) + 1
+
+    def write(self, grids: Grids, digests: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Shard:
+        """Publish a shard: grids (rows, h, w, C) float16, their digests, and the originals' (width, height).
+
+        The caller holds the store's lock. AttendError where the disk has no room; nothing is left behind.
+        """
+        number = self.next_number()
+        path = self.folder / f"shard-{number:05d}.h5"
+        free = shutil.disk_usage(self.folder).free
+        if free < grids.nbytes + 2**20:
+            raise AttendError(
+                f"{path}: the disk is full: {grids.nbytes / 2**20:.0f} MiB are needed, {free / 2**20:.0f} are free; "
+                "make room and run again, published shards are kept"
+            )
+        temporary = [self.folder / f".{number:05d}.h5.tmp", self.folder / f".{number:05d}.parquet.tmp"]
+        try:
+            _write_hdf5(temporary[0], grids, self.identity.digest)
+            record = FileRecord(temporary[0].stat().st_size, digest_of_file(temporary[0]))
+            _write_index(temporary[1], digests, sizes, record, self.identity.digest)
+            flush(temporary[0])
+            flush(temporary[1])
+            temporary[0].rename(path)
+            temporary[1].rename(path.with_suffix(".parquet"))
+            flush(self.folder)
+        except BaseException:
+            for file in temporary:
+                file.unlink(missing_ok=True)
+            raise
+        return Shard(number, path, self.identity.digest, record, list(digests))
+
+    def clean(self) -> list[str]:
+        """Set damaged shards aside and drop what a killed writer left; returns what was wrong.
+
+        The caller holds the store's lock.
+        """
+        for path in self.folder.glob(".*.tmp"):
+            path.unlink()
+        for path in self.folder.glob("shard-*.h5"):
+            if not path.with_suffix(".parquet").exists():  # killed between its two renames
+                path.unlink()
+        found = []
+        for shard in self.shards():
+            damage = shard.damage()
+            if damage is not None:
+                found.append(damage)
+                for path in (shard.index_path, shard.path):
+                    with contextlib.suppress(FileNotFoundError):
+                        path.rename(path.with_name(path.name + ".damaged"))
+        return found
+
+
+def _write_hdf5(path: Path, grids: Grids, identity: str) -> None:
+    # Contiguous, page-aligned and without time stamps: it can be mapped by offset, and the same grids
+    # give the same bytes.
+    with h5py.File(
+        path, "w", libver="latest", alignment_threshold=_PAGE, alignment_interval=_PAGE, track_order=False
+    ) as file:
+        file.attrs["format"] = FORMAT
+        file.attrs["identity"] = identity
+        file.create_dataset("grid", data=grids, track_times=False)
+
+
+def _write_index(
+    path: Path, digests: Sequence[str], sizes: Sequence[tuple[int, int]], record: FileRecord, identity: str
+) -> None:
+    told = {"format": FORMAT, "identity": identity, "size": record.size, "sha256": record.sha256}
+    table = pa.table(
+        {
+            "digest": list(digests),
+            "row": list(range(len(digests))),
+            "width": [width for width, _ in sizes],
+            "height": [height for _, height in sizes],
+        },
+        schema=_INDEX.with_metadata({"attend": canonical(told)}),
+    )
+    pq.write_table(table, path)
+
+
+def read_shard(index: Path) -> Shard:
+    """The shard that a Parquet index describes; AttendError where that file is damaged."""
+    try:
+        table = pq.read_table(index)
+        told: dict[str, Any] = json.loads(table.schema.metadata[b"attend"])
+        if told["format"] != FORMAT:
+            raise AttendError(f"{index}: is of format {told['format']}, this program reads {FORMAT}")
+        record = FileRecord(told["size"], told["sha256"])
+        path = index.with_suffix(".h5")
+        return Shard(int(index.stem[6:]), path, told["identity"], record, table.column("digest").to_pylist())
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
+        raise AttendError(f"{index}: is damaged: remove it and its .h5 file, and run again") from None
+
+
+class GridReader:
+    """Grids by content digest, mapped into memory out of their shards.
+
+    Refuses, with AttendError, a shard that is gone or truncated, or whose identity is not the one asked for.
+    """
+
+    def __init__(self, store: GridStore, rows: dict[str, Row]) -> None:
+        self._rows = rows
+        numbers = sorted({row.shard for row in rows.values()})
+        self._maps = {number: self._map(store, number) for number in numbers}
+        shapes = {grids.shape[1:] for grids in self._maps.values()}
+        if len(shapes) > 1:
+            raise AttendError(f"{store.folder}: shards hold grids of different shapes: {sorted(shapes)}")
+        self.shape: tuple[int, int, int] = shapes.pop() if shapes else (0, 0, 0)
+
+    def _map(self, store: GridStore, number: int) -> Grids:
+        index = store.folder / f"shard-{number:05d}.parquet"
+        if not index.exists():
+            raise AttendError(f"{index}: is gone: run `attend run` to extract its pictures again")
+        shard = read_shard(index)
+        damage = shard.damage()
+        if damage is not None:
+            raise AttendError(f"{damage}: run `attend run` to extract its pictures again")
+        with h5py.File(shard.path, "r") as file:
+            if file.attrs.get("identity") != store.identity.digest:
+                raise AttendError(f"{shard.path}: holds grids of another backbone or transform than the one asked for")
+            grid = file["grid"]
+            offset, shape = grid.id.get_offset(), grid.shape
+            if offset is None or grid.dtype != np.float16:
+                raise AttendError(f"{shard.path}: `grid` is not contiguous float16: it was not written by this program")
+        return np.memmap(shard.path, dtype=np.float16, mode="r", offset=offset, shape=shape)
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._rows
+
+    def read(self, digests: Sequence[str]) -> Grids:
+        """(len(digests), height, width, channels) float16, in the order asked for."""
+        out = np.empty((len(digests), *self.shape), dtype=np.float16)
+        for place, digest in enumerate(digests):
+            row = self._rows[digest]
+            out[place] = self._maps[row.shard][row.row]
+        return out
+
+
+def stores(grids: Path) -> Iterator[GridStore]:
+    """Every store below a folder of grids."""
+    for told in sorted(grids.glob("*/identity.json")):
+        yield GridStore(grids, Identity(**json.loads(told.read_text(encoding="utf-8"))))
+
+
+def bytes_in(folder: Path) -> int:
+    """Bytes that the files below a folder take."""
+    return sum(os.stat(path).st_size for path in folder.rglob("*") if path.is_file())

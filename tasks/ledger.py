@@ -1,0 +1,296 @@
+"""Stage keys, freshness, publishing and locks.
+
+An artifact is a folder `artifacts/<stage>/<key>` of the workspace. Its `ledger.json` is written last, inside
+a temporary folder that is then renamed into place: no ledger, no artifact. The ledger alone decides what is
+fresh; it needs json and hashlib to be read, nothing of this program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from tasks.errors import AttendError
+
+LEDGER = "ledger.json"
+FORMAT = 1
+
+
+def canonical(value: Any) -> str:
+    """Canonical JSON: sorted keys, no white space, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 (hex) of a value's canonical JSON."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """SHA-256 (hex) of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Size in bytes and SHA-256 of one file of an artifact."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stage function hands back beside the files it wrote.
+
+    products: name -> content digest; downstream keys are made of these, so that content which comes out the
+    same cuts a wave of staleness off. shared: files outside the artifact that it needs (the grid cache),
+    relative to the workspace.
+    """
+
+    products: dict[str, str]
+    counts: dict[str, int | float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    shared: dict[str, FileRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The record of a finished stage: everything but the files themselves."""
+
+    stage: str
+    key: str
+    parts: dict[str, Any]
+    products: dict[str, str]
+    files: dict[str, FileRecord]
+    shared: dict[str, FileRecord]
+    counts: dict[str, int | float]
+    notes: list[str]
+    seconds: float
+    versions: dict[str, str]
+    format: int = FORMAT
+
+    @staticmethod
+    def read(folder: Path) -> Ledger | None:
+        """The ledger of an artifact's folder; None where there is none or it is not whole."""
+        try:
+            values = json.loads((folder / LEDGER).read_text(encoding="utf-8"))
+            for kind in ("files", "shared"):
+                values[kind] = {name: FileRecord(**record) for name, record in values[kind].items()}
+            return Ledger(**values)
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, TypeError, KeyError, AttributeError):
+            return None
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A published stage: where its files are and what it records of them."""
+
+    path: Path
+    ledger: Ledger
+
+    @property
+    def products(self) -> dict[str, str]:
+        return self.ledger.products
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a stage function is handed beside its config.
+
+    upstream: the fresh artifacts of the stages before it. inputs: digests of what comes from outside, as
+    they are in its key. out: the folder to write to, empty, or as a killed run left it where the stage
+    is resumable.
+    """
+
+    upstream: Mapping[str, Artifact]
+    inputs: Mapping[str, str]
+    out: Path
+
+
+class Workspace:
+    """The folder in which artifacts, grids, locks and the embedded MLflow store live."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def grids(self) -> Path:
+        return self.root / "grids"
+
+    def folder(self, stage: str, key: str) -> Path:
+        return self.root / "artifacts" / stage / key[:20]
+
+    def partial(self, stage: str, key: str) -> Path:
+        """Where a stage works before it publishes; what a killed run leaves for the next to go on from."""
+        return self.root / "artifacts" / stage / f"{key[:20]}.partial"
+
+    def find(self, stage: str, key: str) -> Artifact | None:
+        ledger = Ledger.read(self.folder(stage, key))
+        return Artifact(self.folder(stage, key), ledger) if ledger is not None and ledger.key == key else None
+
+    def damage(self, artifact: Artifact, verify: bool = False) -> str | None:
+        """What is wrong with an artifact's files, in words; None where they are as recorded.
+
+        Sizes are compared always, digests only with `verify`.
+        """
+        ledger = artifact.ledger
+        places = [(artifact.path / name, record) for name, record in ledger.files.items()]
+        places += [(self.root / name, record) for name, record in ledger.shared.items()]
+        for path, record in places:
+            name = path.relative_to(self.root)
+            try:
+                size = path.stat().st_size
+            except OSError:
+                return f"{name} is gone"
+            if size != record.size:
+                return f"{name} has {size} bytes, {record.size} are recorded"
+            if verify and digest_of_file(path) != record.sha256:
+                return f"{name} does not match its digest"
+        return None
+
+    def publish(self, stage: str, key: str, parts: dict[str, Any], outcome: Outcome, seconds: float) -> Artifact:
+        """Rename the stage's partial folder into place, its ledger written last inside it."""
+        partial, folder = self.partial(stage, key), self.folder(stage, key)
+        files = {
+            path.relative_to(partial).as_posix(): FileRecord(path.stat().st_size, digest_of_file(path))
+            for path in sorted(partial.rglob("*"))
+            if path.is_file()
+        }
+        ledger = Ledger(
+            stage=stage,
+            key=key,
+            parts=parts,
+            products=outcome.products,
+            files=files,
+            shared=outcome.shared,
+            counts=outcome.counts,
+            notes=outcome.notes,
+            seconds=round(seconds, 3),
+            versions={name: metadata.version(name) for name in ("attend", "torch", "torchvision")},
+        )
+        for path in partial.rglob("*"):
+            if path.is_file():
+                flush(path)
+        write_atomically(partial / LEDGER, json.dumps(asdict(ledger), indent=1, sort_keys=True))
+        if folder.exists():  # damaged, else it would have been found fresh
+            shutil.rmtree(folder)
+        partial.rename(folder)
+        flush(folder.parent)
+        return Artifact(folder, ledger)
+
+    def last_keys(self, run: str) -> dict[str, str]:
+        """Stage -> key of the last artifact this run made or found; what `status` compares with."""
+        try:
+            values = json.loads((self.root / "runs" / f"{run}.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        return {str(stage): str(key) for stage, key in values.items()}
+
+    def remember(self, run: str, stage: str, key: str) -> None:
+        keys = self.last_keys(run)
+        if keys.get(stage) != key:
+            path = self.root / "runs" / f"{run}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps({**keys, stage: key}, indent=1, sort_keys=True))
+
+    def prepare(self) -> None:
+        """Make the workspace, or say in one line why it cannot be written."""
+        try:
+            for name in ("artifacts", "grids", "locks", "runs"):
+                (self.root / name).mkdir(parents=True, exist_ok=True)
+            probe = self.root / "locks" / f".probe-{os.getpid()}"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise AttendError(
+                f"{self.root}: the workspace cannot be written ({error.strerror}): "
+                "give another with machine.workspace=FOLDER"
+            ) from None
+
+    @contextlib.contextmanager
+    def lock(self, name: str, doing: str) -> Iterator[bool]:
+        """Hold the lock `name`; yields True where another process had it first and was waited for.
+
+        The kernel frees it when its holder dies, however it dies.
+        """
+        path = self.root / "locks" / f"{name}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(path)
+        waited = False
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            print(f"{doing}: another run is at it; waiting until it has finished", flush=True)
+            waited = True
+            lock.acquire()
+        try:
+            yield waited
+        finally:
+            lock.release()
+
+
+def flush(path: Path) -> None:
+    """fsync a file or folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file so that a reader sees the old text or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What changed between two stages' parts, a line each: `training.epochs: 5 -> 6`."""
+    before, after = _flat(old), _flat(new)
+    lines = []
+    for name in sorted(before.keys() | after.keys()):
+        was, now = before.get(name), after.get(name)
+        if was != now:
+            lines.append(f"{name}: {_short(was)} -> {_short(now)}")
+    return lines
+
+
+def _flat(parts: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {"stage version": parts.get("version")}
+    for section, values in parts.get("config", {}).items():
+        flat |= {f"{section}.{name}": value for name, value in values.items()}
+    flat |= {f"upstream {name}": value for name, value in parts.get("upstream", {}).items()}
+    flat |= {name: value for name, value in parts.get("inputs", {}).items()}
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text[:12] if len(text) == 64 else text
+
+
+class Stopwatch:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._start

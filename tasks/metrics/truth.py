@@ -1,0 +1,84 @@
+"""Share of captions of which every stated fact is true, for data sets that keep their facts (`scenes`)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from tasks.datasets.scenes import COLOURS, SHAPES, SIZES, relations
+from tasks.errors import AttendError
+from tasks.metrics import Scored
+
+_NUMBERS = {"one": 1, "two": 2, "three": 3}
+_RELATIONS = {("left", "of"): "left of", ("right", "of"): "right of", ("above",): "above", ("below",): "below"}
+_FILLER = {"a", "the", "there", "is", "in", "picture", "of", "and", "are", "shown", "only", "one", "shapes"}
+Mention = dict[str, str]
+
+
+def truth(corpus: Sequence[Scored]) -> dict[str, float]:
+    """`truth`: percent of captions that state something and state nothing false."""
+    if any(item.facts is None for item in corpus):
+        raise AttendError("evaluation.metrics: `truth` needs a data set that keeps its facts: only `scenes` does")
+    true = sum(is_true(item.caption, item.facts["things"]) for item in corpus if item.facts is not None)
+    return {"truth": 100.0 * true / len(corpus)}
+
+
+def is_true(words: list[str], things: list[dict[str, Any]]) -> bool:
+    """Whether the caption names at least one shape and everything it states of the scene holds.
+
+    Each shape named must stand for another thing of the scene. A caption with a word that states
+    something unknown, or with an adjective that belongs to no shape, counts as false.
+    """
+    parsed = _parse(words)
+    if parsed is None:
+        return False
+    mentions, links, count, alone = parsed
+    if not mentions or (count is not None and count != len(things)) or (alone and len(things) != 1):
+        return False
+    return any(
+        all(_fits(mention, thing) for mention, thing in zip(mentions, chosen, strict=True))
+        and all(name in relations(chosen[first], chosen[second]) for first, name, second in links)
+        for chosen in itertools.permutations(things, len(mentions))
+    )
+
+
+def _fits(mention: Mention, thing: dict[str, Any]) -> bool:
+    return all(thing[name] == value for name, value in mention.items())
+
+
+def _parse(words: list[str]) -> tuple[list[Mention], list[tuple[int, str, int]], int | None, bool] | None:
+    """(shapes named, (first, relation, second) links, number of shapes stated, whether `only` was said)."""
+    mentions: list[Mention] = []
+    links: list[tuple[int, str, int]] = []
+    adjectives: Mention = {}
+    count, pending, position = None, None, 0
+    words = [word for word in words if word.isalpha()]
+    while position < len(words):
+        word = words[position]
+        relation = next((name for span, name in _RELATIONS.items() if tuple(words[position : position + len(span)]) == span), None)
+        if relation is not None:
+            if adjectives or not mentions or pending is not None:
+                return None
+            pending = relation
+            position += len(relation.split())
+            continue
+        if word in SHAPES:
+            mentions.append({**adjectives, "shape": word})
+            adjectives = {}
+            if pending is not None:
+                links.append((len(mentions) - 2, pending, len(mentions) - 1))
+                pending = None
+        elif word in COLOURS or word in SIZES:
+            name = "colour" if word in COLOURS else "size"
+            predicate = position > 0 and words[position - 1] == "is"
+            holder = mentions[-1] if predicate and mentions else adjectives
+            if name in holder:
+                return None
+            holder[name] = word
+        elif word in _NUMBERS and words[position + 1 : position + 2] == ["shapes"]:
+            count = _NUMBERS[word]
+        elif word not in _FILLER:
+            return None
+        position += 1
+    return None if adjectives or pending is not None else (mentions, links, count, "only" in words)

@@ -1,0 +1,24 @@
+"""What every section of the config has in common."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Place:
+    """Marks a field that says where something lies, not what it is: it never enters a key."""
+
+
+class Section(BaseModel):
+    """A frozen section of the config; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def key_part(self) -> dict[str, Any]:
+        """What of this section a stage's key depends on, as plain JSON values."""
+        places = {
+            name
+            for name, field in type(self).model_fields.items()
+            if any(isinstance(mark, Place) for mark in field.metadata)
+        }
+        return self.model_dump(mode="json", exclude=places)

@@ -1,0 +1,252 @@
+"""The six stages in order, what each depends on, and the one way to plan and to run them.
+
+A stage function gets the config sections that are in its key, the sections that only say where things lie,
+the upstream artifacts, and an empty folder to write to. It cannot depend on anything else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks.config import Config
+from tasks.errors import AttendError
+from tasks.ledger import Artifact, Outcome, Stopwatch, Work, Workspace, differences, digest_of
+
+State = Literal["fresh", "stale", "missing", "damaged", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One row of the pipeline.
+
+    version: raised by hand when what the stage computes changes. needs: upstream products, `stage.product`.
+    function, inputs: `module:name`, imported only when used. inputs gives the digests of what comes from
+    outside (photographs, weights). resumable: what a killed run left in its folder is kept for the next.
+    """
+
+    name: str
+    version: int
+    sections: tuple[str, ...]
+    needs: tuple[str, ...]
+    function: str
+    places: tuple[str, ...] = ("machine",)
+    inputs: str | None = None
+    resumable: bool = False
+
+
+STAGES = (
+    Stage(
+        "ingest",
+        version=1,
+        sections=("data",),
+        needs=(),
+        function="tasks.manifest:ingest",
+        inputs="tasks.manifest:source_digests",
+    ),
+    Stage(
+        "extract",
+        version=1,
+        sections=("grids",),
+        needs=("ingest.pictures",),
+        function="tasks.features:extract",
+        places=("data", "machine"),
+        inputs="tasks.weights:weight_digests",
+    ),
+    Stage(
+        "tensorise",
+        version=1,
+        sections=("captions",),
+        needs=("ingest.splits",),
+        function="tasks.captions:tensorise",
+    ),
+    Stage(
+        "train",
+        version=1,
+        sections=("decoder", "training"),
+        needs=("extract.identity", "extract.failed", "tensorise.vocabulary", "tensorise.train", "ingest.dev"),
+        function="tasks.training:train",
+        resumable=True,
+    ),
+    Stage(
+        "evaluate",
+        version=1,
+        sections=("evaluation",),
+        needs=(
+            "extract.identity",
+            "extract.failed",
+            "tensorise.vocabulary",
+            "train.weights",
+            "ingest.{evaluation.split}",
+        ),
+        function="tasks.evaluation:evaluate",
+    ),
+    Stage(
+        "register",
+        version=1,
+        sections=("registry",),
+        needs=("extract.identity", "tensorise.vocabulary", "train.weights", "evaluate.scores"),
+        function="tasks.registry:register",
+        places=("data", "grids", "decoder", "training", "evaluation", "machine"),
+        inputs="tasks.registry:store_digests",
+    ),
+)
+PROGRESS = "progress.txt"  # in a stage's partial folder: how far it came, in words
+BY_NAME = {stage.name: stage for stage in STAGES}
+
+
+@dataclass(frozen=True)
+class Status:
+    """One line of the plan: whether a stage must run, and why."""
+
+    stage: Stage
+    state: State
+    why: list[str]
+    key: str | None = None
+    parts: dict[str, Any] = field(default_factory=dict)
+    artifact: Artifact | None = None
+
+    @property
+    def fresh(self) -> bool:
+        return self.state == "fresh"
+
+
+def plan(config: Config, verify: bool = False) -> list[Status]:
+    """The state of every stage, found from ledgers and file sizes alone (digests too with `verify`)."""
+    workspace = Workspace(config.workspace)
+    found: dict[str, Status] = {}
+    for stage in STAGES:
+        found[stage.name] = _status(stage, config, workspace, found, verify)
+    return list(found.values())
+
+
+def _status(stage: Stage, config: Config, workspace: Workspace, found: dict[str, Status], verify: bool) -> Status:
+    last_key = workspace.last_keys(config.name).get(stage.name)
+    last = workspace.find(stage.name, last_key) if last_key else None
+    needs = [need.format(evaluation=config.evaluation) for need in stage.needs]
+    waiting = sorted({need.split(".")[0] for need in needs if not found[need.split(".")[0]].fresh})
+    own = {"config": {name: getattr(config, name).key_part() for name in stage.sections}}
+    if waiting:
+        state: State = "stale" if last else "missing"
+        why = [f"{' and '.join(waiting)} must run first"]
+        if last:
+            changed = differences({"config": last.ledger.parts["config"]}, own)
+            why = changed + [f"{why[0]}; what comes out the same re-runs nothing"]
+        return Status(stage, state, why)
+
+    parts: dict[str, Any] = {"stage": stage.name, "version": stage.version, **own, "upstream": {}, "inputs": {}}
+    for need in needs:
+        upstream, product = need.split(".")
+        artifact = found[upstream].artifact
+        assert artifact is not None
+        if product not in artifact.products:
+            raise AttendError(
+                f"{config.name}: the split {product!r} of the data set has no picture, and {stage.name} needs it"
+                + _split_hint(stage, artifact)
+            )
+        parts["upstream"][need] = artifact.products[product]
+    if stage.inputs:
+        parts["inputs"] = _resolve(stage.inputs)(config)
+    key = digest_of(parts)
+    artifact = workspace.find(stage.name, key)
+    if artifact is not None:
+        damage = workspace.damage(artifact, verify)
+        state = "damaged" if damage else "fresh"
+        return Status(stage, state, [damage or _told(artifact)], key, parts, None if damage else artifact)
+    partial = workspace.partial(stage.name, key)
+    if partial.exists():
+        return Status(stage, "interrupted", [_how_far(partial)], key, parts)
+    if last is None:
+        return Status(stage, "missing", ["has not run yet"], key, parts)
+    return Status(stage, "stale", differences(last.ledger.parts, parts), key, parts)
+
+
+def _how_far(partial: Path) -> str:
+    try:
+        return (partial / PROGRESS).read_text(encoding="utf-8").strip()
+    except OSError:
+        return "cut off before its first checkpoint"
+
+
+def _split_hint(stage: Stage, manifest: Artifact) -> str:
+    there = [name for name in ("train", "dev", "test") if name in manifest.products]
+    hint = f" (there are: {', '.join(there)})"
+    return hint + (f": set evaluation.split={there[-1]}" if stage.name == "evaluate" and there else "")
+
+
+def _told(artifact: Artifact) -> str:
+    counts = ", ".join(f"{value:,} {name}" for name, value in artifact.ledger.counts.items() if isinstance(value, int))
+    return counts or "nothing changed"
+
+
+def run_stage(config: Config, name: str, **hooks: Callable[..., None]) -> Status:
+    """Bring one stage up to date, its upstream stages being fresh; returns its status before.
+
+    Raises AttendError where an upstream stage is not fresh.
+    """
+    workspace = Workspace(config.workspace)
+    stage = BY_NAME[name]
+    statuses = {item.stage.name: item for item in plan(config)}
+    status = statuses[name]
+    if status.key is None:
+        raise AttendError(f"{name}: {status.why[-1]}")
+    if not status.fresh:
+        with workspace.lock(f"{name}-{status.key[:20]}", f"{name} of {config.name}") as waited:
+            done = workspace.find(name, status.key) if waited else None
+            if done is None or workspace.damage(done):
+                upstream = {other: item.artifact for other, item in statuses.items() if item.artifact is not None}
+                _run(config, workspace, status, upstream, hooks)
+    workspace.remember(config.name, name, status.key)
+    return status
+
+
+def _run(
+    config: Config,
+    workspace: Workspace,
+    status: Status,
+    upstream: dict[str, Artifact],
+    hooks: dict[str, Callable[..., None]],
+) -> None:
+    assert status.key is not None
+    stage = status.stage
+    partial = workspace.partial(stage.name, status.key)
+    if not stage.resumable:
+        shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True, exist_ok=True)
+    watch = Stopwatch()
+    function = _resolve(stage.function)
+    sections = {section: getattr(config, section) for section in (*stage.sections, *stage.places)}
+    try:
+        outcome: Outcome = function(**sections, work=Work(upstream, status.parts["inputs"], partial), **hooks)
+        (partial / PROGRESS).unlink(missing_ok=True)
+        workspace.publish(stage.name, status.key, status.parts, outcome, watch.seconds())
+    except BaseException:
+        if not stage.resumable:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    for note in outcome.notes:
+        print(f"{stage.name}: {note}", flush=True)
+
+
+def artifacts(config: Config) -> dict[str, Artifact]:
+    """The fresh artifacts of a config, by stage."""
+    return {status.stage.name: status.artifact for status in plan(config) if status.artifact is not None}
+
+
+def artifact(config: Config, name: str) -> Artifact:
+    """One fresh artifact; AttendError where it is not."""
+    found = artifacts(config).get(name)
+    if found is None:
+        raise AttendError(f"{config.name}: the stage {name} is not fresh: run `attend run` first")
+    return found
+
+
+def _resolve(place: str) -> Callable[..., Any]:
+    module, name = place.split(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+

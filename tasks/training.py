@@ -1,0 +1,300 @@
+"""Stage `train`: fit a decoder to the cached grids by teacher forcing.
+
+Writes weights.safetensors (best on dev), last.safetensors, decoder.json and history.parquet (a row an epoch).
+While it runs, its partial folder holds `checkpoint.pt` (weights and optimiser state, `weights_only`), from
+which a killed run goes on mid-epoch with the same curve: batches, dropout and replaced words are functions
+of the seed and the step's number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models.decoders.base import Decoder, make
+from models.search import greedy
+from models.vocabulary import UNK, Vocabulary
+from tasks.batches import Batch, Batches, grids_in_order
+from tasks.captions import read_captions, read_vocabulary
+from tasks.config import DecoderConfig, MachineConfig, TrainingConfig
+from tasks.devices import device_of
+from tasks.errors import AttendError
+from tasks.features import open_grids
+from tasks.grid_cache import GridReader
+from tasks.ledger import Outcome, Stopwatch, Work, digest_of, digest_of_file
+from tasks.manifest import Picture, pictures_of
+from tasks.metrics import Scored
+from tasks.metrics.bleu import bleu
+from tasks.progress import Bar
+from tasks.stages import PROGRESS
+from tasks.tokenisers import tokeniser
+
+WEIGHTS, LAST, DECODER, HISTORY = "weights.safetensors", "last.safetensors", "decoder.json", "history.parquet"
+_CHECKPOINT, _BEST = "checkpoint.pt", ".best.safetensors"
+EpochDone = Callable[[dict[str, float]], None]
+
+
+def train(
+    decoder: DecoderConfig, training: TrainingConfig, machine: MachineConfig, work: Work, epoch_done: EpochDone | None = None
+) -> Outcome:
+    """Train, keep the weights with the best free-running dev BLEU-4, and write them.
+
+    epoch_done is called with each row of the history as it is made; a resumed run calls it for earlier rows too.
+    """
+    grids = open_grids(work.upstream["extract"], machine)
+    vocabulary = read_vocabulary(work.upstream["tensorise"].path)
+    pictures = read_captions(work.upstream["tensorise"].path, "train")
+    batches = Batches(pictures, grids, training.batch_pictures, training.seed)
+    dev = Dev(pictures_of(work.upstream["ingest"].path, "dev"), grids, vocabulary, machine)
+    if not batches.pictures or not dev.pictures:
+        raise AttendError("train: no picture of the train or dev split could be read: see extract's failed.parquet")
+    shape = {"name": decoder.name, "channels": grids.shape[2], "vocabulary": len(vocabulary), **decoder.options()}
+    fit = Fit(shape, training, machine, batches, work.out)
+    fit.run(dev, epoch_done or (lambda row: None))
+    (work.out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
+    fit.write()
+    best = max(fit.history, key=lambda row: row["dev_bleu4"])
+    counts: dict[str, int | float] = {"epochs": len(fit.history), "dev_bleu4": round(best["dev_bleu4"], 3)}
+    products = {"weights": digest_of([digest_of_file(work.out / WEIGHTS), shape])}
+    return Outcome(products, counts)
+
+
+class Dev:
+    """The dev pictures, captioned freely after each epoch."""
+
+    def __init__(
+        self, pictures: list[Picture], grids: GridReader, vocabulary: Vocabulary, machine: MachineConfig
+    ) -> None:
+        tokenise = tokeniser(vocabulary.settings["tokeniser"])
+        self.pictures = [picture for picture in pictures if picture.digest in grids]
+        self._references = [[tokenise(text) for text in picture.captions] for picture in self.pictures]
+        self._grids, self._vocabulary, self._machine = grids, vocabulary, machine
+
+    def bleu4(self, decoder: Decoder, device: torch.device) -> float:
+        """Corpus BLEU-4 of greedy captions: free-running, never teacher-forced."""
+        decoder.eval()
+        digests = [picture.digest for picture in self.pictures]
+        scored: list[Scored] = []
+        for _, grid in grids_in_order(digests, self._grids, self._machine.decode_batch):
+            for caption in greedy(decoder, grid.to(device)):
+                words = self._vocabulary.decode(caption.tokens)
+                scored.append(Scored(words, self._references[len(scored)]))
+        return bleu(scored)["bleu4"]
+
+
+@dataclass
+class Sums:
+    """Running sums of the epoch under way, kept in the checkpoint."""
+
+    loss: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class Fit:
+    """The training loop and everything it carries from step to step."""
+
+    def __init__(
+        self, shape: dict[str, Any], training: TrainingConfig, machine: MachineConfig, batches: Batches, out: Path
+    ) -> None:
+        self.training, self.machine, self.batches, self.out = training, machine, batches, out
+        self.device = device_of(machine)
+        torch.manual_seed(training.seed)
+        options = {name: value for name, value in shape.items() if name not in ("name", "channels", "vocabulary")}
+        self.decoder = make(shape["name"], shape["channels"], shape["vocabulary"], options).to(self.device)
+        self.average = _copied(self.decoder.state_dict()) if training.averaging else None
+        self.optimiser = torch.optim.Adam(
+            self.decoder.parameters(), training.learning_rate, weight_decay=training.weight_decay
+        )
+        self.step = 0
+        self.sums = Sums()
+        self.history: list[dict[str, float]] = []
+        self._resume()
+
+    @property
+    def steps(self) -> int:
+        return self.training.epochs * len(self.batches)
+
+    def run(self, dev: Dev, epoch_done: EpochDone) -> None:
+        """Train until the last epoch, or until dev BLEU-4 has not risen for `patience` epochs."""
+        for row in self.history:
+            epoch_done(row)
+        while len(self.history) < self.training.epochs and not self._stalled():
+            epoch = len(self.history)
+            self._epoch(epoch)
+            row = self._validate(dev)
+            self.history.append(row)
+            if row["dev_bleu4"] >= max(item["dev_bleu4"] for item in self.history):
+                _save_weights(self.weights(), self.out / _BEST)
+            self.checkpoint()
+            print(
+                f"train: epoch {epoch + 1}/{self.training.epochs}  loss {row['loss']:.3f}  "
+                f"dev BLEU-4 {row['dev_bleu4']:.2f} (greedy)  {row['seconds']:.0f} s",
+                flush=True,
+            )
+            epoch_done(row)
+
+    def _epoch(self, epoch: int) -> None:
+        start = self.step - epoch * len(self.batches)
+        watch, spent, saved = Stopwatch(), self.sums.seconds, Stopwatch()
+        self.decoder.train()
+        label = f"epoch {epoch + 1}/{self.training.epochs}"
+        with Bar(len(self.batches), label, "batches", done=start) as bar:
+            for batch in self.batches.epoch(epoch, start):
+                loss, tokens = self._learn(batch.to(self.device))
+                self.sums.loss += loss * tokens
+                self.sums.tokens += tokens
+                self.sums.seconds = spent + watch.seconds()
+                if not math.isfinite(loss):
+                    raise AttendError(
+                        f"train: the loss is {loss} at step {self.step}: lower training.learning_rate or training.clip_norm"
+                    )
+                bar.note(f"loss {self.sums.loss / self.sums.tokens:.3f}")
+                bar.advance()
+                if saved.seconds() > self.machine.checkpoint_seconds:
+                    self.checkpoint()
+                    saved = Stopwatch()
+
+    def _learn(self, batch: Batch) -> tuple[float, int]:
+        """One step; the cross-entropy in nats a token, and the number of tokens."""
+        # Dropout and word replacement are drawn from the step's number: nothing random is carried over.
+        torch.manual_seed(self.training.seed * 1_000_003 + self.step)
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.learning_rate()
+        words, valid = self._with_unknown(batch.words), batch.valid
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.precision == "bfloat16"):
+            logits, alphas = self.decoder(batch.grid, words, valid)
+        cross_entropy = functional.cross_entropy(
+            logits.float(), batch.targets[valid], label_smoothing=self.training.label_smoothing
+        )
+        loss = cross_entropy + self.training.doubly_stochastic * attention_penalty(alphas, valid)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.training.clip_norm)
+        self.optimiser.step()
+        self.step += 1
+        self._update_average()
+        return float(cross_entropy.detach()), int(valid.sum())
+
+    def learning_rate(self) -> float:
+        """Linear warm-up, then a cosine down to nothing at the last step (Loshchilov and Hutter 2017)."""
+        warm = self.training.warmup_steps
+        if self.step < warm:
+            return self.training.learning_rate * (self.step + 1) / warm
+        share = (self.step - warm) / max(self.steps - warm, 1)
+        return self.training.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
+
+    def _with_unknown(self, words: Tensor) -> Tensor:
+        """A share of the words read replaced by UNK, START and NULL left alone."""
+        if not self.training.unknown_words:
+            return words
+        chosen = torch.rand(words.shape, device=words.device) < self.training.unknown_words
+        return words.masked_fill(chosen & (words > UNK), UNK)
+
+    @torch.no_grad()
+    def _update_average(self) -> None:
+        if self.average is not None:
+            # Young averages forget faster, so that the first ones are not held back by random weights.
+            decay = min(self.training.averaging, self.step / (self.step + 10))
+            for name, value in self.decoder.state_dict().items():
+                self.average[name].lerp_(value, 1 - decay)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that are validated and kept: averaged where `averaging` is set."""
+        return self.average if self.average is not None else self.decoder.state_dict()
+
+    def _validate(self, dev: Dev) -> dict[str, float]:
+        learned = _copied(self.decoder.state_dict())
+        self.decoder.load_state_dict(self.weights())
+        score = dev.bleu4(self.decoder, self.device)
+        self.decoder.load_state_dict(learned)
+        row = {
+            "epoch": float(len(self.history) + 1),
+            "step": float(self.step),
+            "loss": self.sums.loss / self.sums.tokens,
+            "learning_rate": self.learning_rate(),
+            "seconds": self.sums.seconds,
+            "dev_bleu4": score,
+        }
+        self.sums = Sums()
+        return row
+
+    def _stalled(self) -> bool:
+        scores = [row["dev_bleu4"] for row in self.history]
+        return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= self.training.patience
+
+    def checkpoint(self) -> None:
+        """Save everything the next step depends on, atomically."""
+        state = {
+            "decoder": self.decoder.state_dict(),
+            "average": self.average,
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step,
+            "sums": asdict(self.sums),
+            "history": self.history,
+        }
+        temporary = self.out / f"{_CHECKPOINT}.tmp"
+        torch.save(state, temporary)
+        temporary.replace(self.out / _CHECKPOINT)
+        told = f"step {self.step:,} of {self.steps:,}, {len(self.history)} of {self.training.epochs} epochs done"
+        (self.out / PROGRESS).write_text(told, encoding="utf-8")
+
+    def _resume(self) -> None:
+        path = self.out / _CHECKPOINT
+        if not path.exists():
+            return
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.decoder.load_state_dict(state["decoder"])
+        self.average = state["average"]
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.step, self.sums, self.history = state["step"], Sums(**state["sums"]), state["history"]
+        print(f"train: goes on at step {self.step:,} of {self.steps:,}", flush=True)
+
+    def write(self) -> None:
+        """Leave the finished artifact's files, and no others, in the folder."""
+        _save_weights(self.weights(), self.out / LAST)
+        (self.out / _BEST).replace(self.out / WEIGHTS)
+        pq.write_table(pa.Table.from_pylist(self.history), self.out / HISTORY)
+        for left in (_CHECKPOINT, f"{_CHECKPOINT}.tmp"):
+            (self.out / left).unlink(missing_ok=True)
+
+
+def attention_penalty(alphas: Tensor, valid: Tensor) -> Tensor:
+    """The doubly stochastic term of Xu et al. 2015, equation 14: mean over captions of sum_i (1 - sum_t alpha_ti)^2.
+
+    alphas (N, R, T, P), valid (N, R, T). Only valid steps count, and only captions that have any. The sum
+    over positions is a mean here, so that lambda means the same on every grid.
+    """
+    attended = (alphas * valid.unsqueeze(-1)).sum(dim=2)  # (N, R, P)
+    captions = valid.any(dim=2)
+    return ((1 - attended) ** 2).mean(dim=-1)[captions].mean()
+
+
+def load_decoder(folder: Path, device: torch.device) -> tuple[Decoder, dict[str, Any]]:
+    """The best decoder of a train artifact, in evaluation mode, and its shape."""
+    shape = json.loads((folder / DECODER).read_text(encoding="utf-8"))
+    options = {name: value for name, value in shape.items() if name not in ("name", "channels", "vocabulary")}
+    decoder = make(shape["name"], shape["channels"], shape["vocabulary"], options)
+    decoder.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
+    return decoder.to(device).eval(), shape
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in state.items()}
+
+
+def _save_weights(state: dict[str, Tensor], path: Path) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    safetensors.torch.save_file({name: value.contiguous().cpu() for name, value in state.items()}, temporary)
+    temporary.replace(path)

@@ -1,0 +1,104 @@
+"""Where a backbone's weights come from: torchvision by name, a local file, or a seed. Never a fallback.
+
+`torchvision:IMAGENET1K_V2`, `random:0`, or the path of a .safetensors, .pth or .pt file.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.config import Config, GridsConfig
+from tasks.digests import Digests
+from tasks.errors import AttendError
+
+if TYPE_CHECKING:
+    from models.backbones.base import Backbone
+
+_SUFFIXES = (".safetensors", ".pth", ".pt")
+
+
+def weight_digests(config: Config) -> dict[str, str]:
+    """What identifies the weights: a file's SHA-256, torchvision's name for them, or the seed."""
+    weights = config.grids.weights
+    if weights.startswith(("torchvision:", "random:")):
+        _check(weights)
+        return {"weights": weights}
+    digests = Digests(config.workspace / "digests.sqlite")
+    path = _file(weights)
+    return {"weights": digests.of([path])[path]}
+
+
+def load_backbone(grids: GridsConfig) -> Backbone:
+    """The backbone of the config with its weights; AttendError where they do not fit or cannot be had."""
+    import models.backbones.base as backbones
+
+    kind, _, name = grids.weights.partition(":")
+    if kind == "random":
+        return backbones.make(grids.backbone, grids.grid, seed=_check(grids.weights))
+    backbone = backbones.make(grids.backbone, grids.grid)
+    state = _torchvision_state(backbone, grids.backbone, name) if kind == "torchvision" else _file_state(grids.weights)
+    try:
+        backbone.load(state)
+    except ValueError as error:
+        raise AttendError(f"grids.weights: {grids.weights} for {grids.backbone}: {error}") from None
+    return backbone
+
+
+def _check(weights: str) -> int:
+    kind, _, rest = weights.partition(":")
+    if kind == "random" and not rest.isdigit():
+        raise AttendError(f"grids.weights: {weights}: a seed is a whole number, as in random:0")
+    if kind == "torchvision" and not rest:
+        raise AttendError(f"grids.weights: {weights}: name the weights, as in torchvision:IMAGENET1K_V1")
+    return int(rest) if kind == "random" else 0
+
+
+def _file(weights: str) -> Path:
+    path = Path(weights).expanduser()
+    if path.suffix not in _SUFFIXES:
+        raise AttendError(
+            f"grids.weights: {weights}: give torchvision:NAME, random:SEED or a file ending in {', '.join(_SUFFIXES)}"
+        )
+    if not path.is_file():
+        raise AttendError(f"grids.weights: {path}: no such file")
+    return path
+
+
+def _file_state(weights: str) -> dict[str, object]:
+    import safetensors
+    import safetensors.torch
+    import torch
+
+    path = _file(weights)
+    try:
+        if path.suffix == ".safetensors":
+            return dict(safetensors.torch.load_file(path))
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (safetensors.SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise AttendError(f"grids.weights: {path}: not readable as weights: {reason}") from None
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise AttendError(f"grids.weights: {path}: holds no state dict (name -> tensor)")
+    return state
+
+
+def _torchvision_state(backbone: Backbone, architecture: str, name: str) -> dict[str, object]:
+    from urllib.error import URLError
+
+    import torchvision.models
+
+    if backbone.torchvision_weights is None:
+        raise AttendError(f"grids.weights: torchvision has no weights for {architecture}")
+    enum = getattr(torchvision.models, backbone.torchvision_weights)
+    if name not in enum.__members__:
+        raise AttendError(f"grids.weights: torchvision:{name}: {architecture} has {', '.join(enum.__members__)}")
+    try:
+        return dict(enum[name].get_state_dict(progress=False, check_hash=True))
+    except (URLError, OSError, RuntimeError) as error:
+        raise AttendError(
+            f"grids.weights: torchvision:{name} cannot be downloaded ({error}): give a local file instead"
+        ) from None
