@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib.resources
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -138,7 +139,7 @@ class RegistryConfig(Section):
 class MachineConfig(Section):
     """This machine: never part of a key, because it changes nothing that is kept."""
 
-    workspace: Path = Path("workspace")
+    workspace: Path = Field(default_factory=lambda: Path(os.environ.get("ATTEND_WORKSPACE", "workspace")))
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(0, ge=0, description="torch threads; 0 leaves torch's choice")
     decode_workers: int = Field(0, ge=0, description="threads that decode pictures; 0 for one a core")

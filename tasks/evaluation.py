@@ -76,7 +76,12 @@ def predict(
             )
             rows += [_row(digest, best[0], vocabulary) for digest, best in zip(part, found, strict=True)]
             bar.advance(len(part))
-    pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), work.out / PREDICTIONS)
+    write_predictions(rows, work.out / PREDICTIONS)
+
+
+def write_predictions(rows: list[dict[str, Any]], path: Path) -> None:
+    """Write captions (digest, caption, and what else is known of them) as Parquet, to be scored from there."""
+    pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), path)
 
 
 def _row(digest: str, caption: Caption, vocabulary: Vocabulary) -> dict[str, Any]:

@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from models.backbones.base import Backbone
-from models.photographs import Fit, decode, normalise, resize
+from models.photographs import Fit, decode, resize
 from tasks.config import GridsConfig, MachineConfig
 from tasks.datasets import DatasetOptions
 from tasks.devices import device_of
@@ -127,7 +126,7 @@ def _fill(
                 watch = Stopwatch()
                 if sound:
                     pixels = torch.stack([item.pixels for item in sound if item.pixels is not None])
-                    values.append(encode(backbone, pixels, grids.precision).cpu().numpy())
+                    values.append(backbone.encode(pixels, grids.precision).cpu().numpy())
                     shard += sound
                 seconds["compute"] += watch.seconds()
                 bar.advance(len(batch))
@@ -160,21 +159,6 @@ def _decode(digest: str, path: Path, size: int, fit: Fit) -> Decoded:
         return Decoded(digest, path, resize(image, size, fit), image.size)
     except (ValueError, OSError) as error:
         return Decoded(digest, path, reason=str(error))
-
-
-@torch.inference_mode()
-def encode(backbone: Backbone, photographs: Tensor, precision: str) -> Tensor:
-    """uint8 (N, 3, S, S) -> float16 (N, h, w, C) on the backbone's device."""
-    device = next(backbone.parameters()).device
-    inputs = normalise(photographs.to(device)).contiguous(memory_format=torch.channels_last)
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-        return to_half(backbone(inputs))
-
-
-def to_half(grid: Tensor) -> Tensor:
-    """float16, clamped to its largest finite value: an overflow must not become infinity."""
-    limit = torch.finfo(torch.float16).max
-    return grid.clamp(-limit, limit).to(torch.float16)
 
 
 def _check_failures(failed: list[Decoded], total: int, allowed: float) -> None:

@@ -110,11 +110,12 @@ class Artifact:
 class Work:
     """What a stage function is handed beside its config.
 
-    upstream: the fresh artifacts of the stages before it. inputs: digests of what comes from outside, as
+    key: the stage's. upstream: the fresh artifacts of the stages before it. inputs: digests of what comes from outside, as
     they are in its key. out: the folder to write to, empty, or as a killed run left it where the stage
     is resumable.
     """
 
+    key: str
     upstream: Mapping[str, Artifact]
     inputs: Mapping[str, str]
     out: Path

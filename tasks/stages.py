@@ -221,7 +221,7 @@ def _run(
     function = _resolve(stage.function)
     sections = {section: getattr(config, section) for section in (*stage.sections, *stage.places)}
     try:
-        outcome: Outcome = function(**sections, work=Work(upstream, status.parts["inputs"], partial), **hooks)
+        outcome: Outcome = function(**sections, work=Work(status.key, upstream, status.parts["inputs"], partial), **hooks)
         (partial / PROGRESS).unlink(missing_ok=True)
         workspace.publish(stage.name, status.key, status.parts, outcome, watch.seconds())
     except BaseException:

@@ -59,7 +59,8 @@ def train(
     dev = Dev(pictures_of(work.upstream["ingest"].path, "dev"), grids, vocabulary, machine)
     if not batches.pictures or not dev.pictures:
         raise AttendError("train: no picture of the train or dev split could be read: see extract's failed.parquet")
-    shape = {"name": decoder.name, "channels": grids.shape[2], "vocabulary": len(vocabulary), **decoder.options()}
+    sizes = {"channels": grids.shape[2], "vocabulary": len(vocabulary)}
+    shape = {"name": decoder.name, **sizes, "options": decoder.options()}
     fit = Fit(shape, training, machine, batches, work.out)
     fit.run(dev, epoch_done or (lambda row: None))
     (work.out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
@@ -111,8 +112,7 @@ class Fit:
         self.training, self.machine, self.batches, self.out = training, machine, batches, out
         self.device = device_of(machine)
         torch.manual_seed(training.seed)
-        options = {name: value for name, value in shape.items() if name not in ("name", "channels", "vocabulary")}
-        self.decoder = make(shape["name"], shape["channels"], shape["vocabulary"], options).to(self.device)
+        self.decoder = make(**shape).to(self.device)
         self.average = _copied(self.decoder.state_dict()) if training.averaging else None
         self.optimiser = torch.optim.Adam(
             self.decoder.parameters(), training.learning_rate, weight_decay=training.weight_decay
@@ -284,8 +284,7 @@ def attention_penalty(alphas: Tensor, valid: Tensor) -> Tensor:
 def load_decoder(folder: Path, device: torch.device) -> tuple[Decoder, dict[str, Any]]:
     """The best decoder of a train artifact, in evaluation mode, and its shape."""
     shape = json.loads((folder / DECODER).read_text(encoding="utf-8"))
-    options = {name: value for name, value in shape.items() if name not in ("name", "channels", "vocabulary")}
-    decoder = make(shape["name"], shape["channels"], shape["vocabulary"], options)
+    decoder = make(**shape)
     decoder.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
     return decoder.to(device).eval(), shape
 

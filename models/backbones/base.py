@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..photographs import normalise
 from . import BACKBONES
 
 
@@ -45,6 +46,19 @@ class Backbone(nn.Module):
         if self.grid is not None:
             maps = functional.adaptive_avg_pool2d(maps, self.grid)
         return maps.permute(0, 2, 3, 1)
+
+    @torch.inference_mode()
+    def encode(self, photographs: Tensor, precision: str = "float32") -> Tensor:
+        """uint8 (N, 3, S, S) -> the grid as it is kept: float16 (N, h, w, C), on the backbone's device.
+
+        precision: `float32`, or `bfloat16` for autocast. Values beyond float16 are clamped to its largest.
+        """
+        device = next(self.parameters()).device
+        inputs = normalise(photographs.to(device)).contiguous(memory_format=torch.channels_last)
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            grid: Tensor = self(inputs)
+        limit = torch.finfo(torch.float16).max
+        return grid.float().clamp(-limit, limit).to(torch.float16)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Load a state dict in torchvision's layout; the classifier's weights may be there or not.

@@ -1,0 +1,255 @@
+"""`attend`: the command line. Heavy imports are inside the commands, so that help answers at once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tasks.errors import AttendError
+
+if TYPE_CHECKING:
+    from tasks.config import Config
+    from tasks.stages import Status
+
+app = typer.Typer(
+    name="attend",
+    help="From photographs and captions to a registered captioner: every picture's grid is extracted once, "
+    "attention decoders train on the cached grids, and the model is registered in MLflow.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+cache_app = typer.Typer(help="The grid cache: what is in it, and whether it is sound.", no_args_is_help=True)
+app.add_typer(cache_app, name="cache")
+
+Preset = Annotated[str, typer.Argument(metavar="PRESET_OR_YAML", help="a preset's name or a YAML file")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[SECTION.FIELD=VALUE]...", help="settings laid over it")
+]
+Json = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
+Until = Annotated[str, typer.Option(help="the last stage to run")]
+Verify = Annotated[bool, typer.Option("--verify", help="read every file and check its digest, not only its size")]
+WorkspaceOption = Annotated[
+    Path, typer.Option("--workspace", envvar="ATTEND_WORKSPACE", help="the folder that `attend run` works in")
+]
+_STATE_COLOURS = {"fresh": "green", "stale": "yellow", "missing": "yellow", "damaged": "red", "interrupted": "magenta"}
+
+
+@app.command()
+def run(preset: Preset, overrides: Overrides = None, until: Until = "register", as_json: Json = False) -> None:
+    """Bring a captioner up to date: run what is stale, and nothing else."""
+    from tasks.config import load
+
+    config = load(preset, overrides or [])
+    statuses = _run(config, until, quiet=as_json)
+    if as_json:
+        _print_json([_as_json(status) for status in statuses])
+
+
+@app.command()
+def status(preset: Preset, overrides: Overrides = None, verify: Verify = False, as_json: Json = False) -> None:
+    """Say what `attend run` would do, and why, without running anything."""
+    from tasks.config import load
+    from tasks.stages import plan
+
+    statuses = plan(load(preset, overrides or []), verify)
+    if as_json:
+        _print_json([_as_json(item) for item in statuses])
+    else:
+        _print_plan(statuses)
+
+
+@app.command()
+def demo(workspace: WorkspaceOption = Path("workspace")) -> None:
+    """Generate pictures, train a captioner on them, register it, and show what it says. Minutes, offline."""
+    from flows.demo import show
+    from tasks.config import load
+
+    config = load("demo", [f"machine.workspace={workspace}"])
+    _run(config, "register")
+    show(config)
+
+
+@app.command()
+def caption(
+    pictures: Annotated[list[Path], typer.Argument(metavar="PICTURE...", help="pictures, or folders of them")],
+    model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
+    beam: Annotated[int | None, typer.Option(min=1, max=32, help="beam width; the model's own if not given")] = None,
+    attention: Annotated[
+        Path | None, typer.Option(help="write a PNG of where the model looked for each word (one picture)")
+    ] = None,
+    workspace: WorkspaceOption = Path("workspace"),
+    as_json: Json = False,
+) -> None:
+    """Caption pictures with a registered model (the newest champion, unless one is named)."""
+    from flows.caption import caption_files
+
+    failed = caption_files(pictures, model, beam, attention, workspace.expanduser().absolute(), as_json)
+    if failed:
+        raise typer.Exit(1)
+
+
+@cache_app.command("list")
+def cache_list(workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
+    """The stores of grids: backbone, pictures, bytes."""
+    from tasks.grid_cache import bytes_in, stores
+    from tasks.ledger import Workspace
+
+    rows = []
+    for store in stores(Workspace(workspace.expanduser().absolute()).grids):
+        shards = store.shards()
+        pictures = len({digest for shard in shards for digest in shard.digests})
+        size = {"pictures": pictures, "shards": len(shards), "bytes": bytes_in(store.folder)}
+        rows.append({"store": store.folder.name, **store.identity.__dict__, **size})
+    if as_json:
+        _print_json(rows)
+    elif not rows:
+        typer.echo(f"no grids in {workspace}")
+    for row in [] if as_json else rows:
+        typer.echo(
+            f"{row['store']}  {row['backbone']} {row['image_size']} px, weights {str(row['weights'])[:24]}: "
+            f"{row['pictures']:,} pictures in {row['shards']} shards, {row['bytes'] / 2**20:,.1f} MiB"
+        )
+
+
+@cache_app.command("verify")
+def cache_verify(workspace: WorkspaceOption = Path("workspace")) -> None:
+    """Read every shard and check it against its digest; exit code 1 where one is damaged."""
+    from tasks.grid_cache import stores
+    from tasks.ledger import Workspace
+
+    damages, checked = [], 0
+    for store in stores(Workspace(workspace.expanduser().absolute()).grids):
+        for shard in store.shards():
+            checked += 1
+            damages.append(shard.damage(verify=True))
+    found = [damage for damage in damages if damage is not None]
+    for damage in found:
+        typer.echo(f"{damage}: `attend run` extracts its pictures again", err=True)
+    typer.echo(f"{checked - len(found)} of {checked} shards are sound")
+    if found:
+        raise typer.Exit(1)
+
+
+@app.command()
+def datasets(as_json: Json = False) -> None:
+    """The data set formats that can be read, and the settings of each."""
+    from tasks.datasets import ADAPTERS
+
+    if as_json:
+        _print_json({name: kind.model_json_schema()["properties"] for name, kind in ADAPTERS.items()})
+        return
+    for name, kind in ADAPTERS.items():
+        fields = [field for field in kind.model_fields if field != "adapter"]
+        typer.echo(f"{name:<10} {(kind.__doc__ or '').strip().splitlines()[0]}")
+        typer.echo(f"{'':<10} settings: {', '.join(f'data.{field}' for field in fields)}")
+
+
+@app.command()
+def presets(
+    name: Annotated[str | None, typer.Argument(help="show this preset's whole file")] = None, as_json: Json = False
+) -> None:
+    """The known captioners, each a YAML file to start from."""
+    import yaml
+
+    from tasks.config import nearest
+    from tasks.config import presets as known
+
+    files = known()
+    if name is not None and name not in files:
+        raise AttendError(f"{name}: no such preset{nearest(name, files)}")
+    told = {preset: yaml.safe_load(path.read_text(encoding="utf-8")) for preset, path in files.items()}
+    if as_json:
+        _print_json(told if name is None else told[name])
+    elif name is not None:
+        typer.echo(files[name].read_text(encoding="utf-8"), nl=False)
+    else:
+        for preset, values in told.items():
+            typer.echo(f"{preset:<18} {values.get('about', '')}")
+
+
+@app.command()
+def ui(workspace: WorkspaceOption = Path("workspace"), port: Annotated[int, typer.Option(min=1, max=65535)] = 5000) -> None:
+    """MLflow's UI on the store that `attend run` logs to."""
+    from tasks.registry import mlflow_ui
+
+    mlflow_ui(workspace.expanduser().absolute(), port)
+
+
+def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
+    from tasks.config import nearest
+    from tasks.ledger import Workspace
+    from tasks.registry import check_store
+    from tasks.stages import BY_NAME, plan
+
+    if until not in BY_NAME:
+        raise AttendError(f"--until: no such stage {until!r}{nearest(until, BY_NAME)}")
+    wanted = list(BY_NAME)[: list(BY_NAME).index(until) + 1]
+    statuses = [status for status in plan(config) if status.stage.name in wanted]
+    if not quiet:
+        _print_plan(statuses)
+    if all(status.fresh for status in statuses):
+        if not quiet:
+            typer.echo("nothing to do: every stage is fresh")
+        return statuses
+    Workspace(config.workspace).prepare()
+    check_store(config.workspace)
+    from flows.prefect_settings import apply
+
+    apply(config.workspace)
+    if "PREFECT_API_URL" not in os.environ and not quiet:
+        typer.echo("starting Prefect's local server", err=True)
+    from flows.pipeline import pipeline
+
+    pipeline(config, until)
+    return statuses
+
+
+def _print_plan(statuses: list[Status]) -> None:
+    for item in statuses:
+        typer.secho(f"{item.state:<12}", fg=_STATE_COLOURS[item.state], nl=False)
+        typer.echo(f"{item.stage.name:<10} {item.why[0] if item.why else ''}")
+        for reason in item.why[1:]:
+            typer.echo(f"{'':<23}{reason}")
+
+
+def _as_json(item: Status) -> dict[str, Any]:
+    return {"stage": item.stage.name, "state": item.state, "why": item.why, "key": item.key}
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def main() -> None:
+    """Run `attend`: a person's mistake ends in one line and exit code 1, a bug in its traceback."""
+    try:
+        app()
+    except AttendError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        _fail("stopped; run the same command again to go on where it stood", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
+            _fail(f"{error.filename or 'the workspace'}: the disk is full: make room and run again, what is done is kept")
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            _fail(f"{error.filename}: {error.strerror}: give another place or the right to write there")
+        raise
+
+
+def _fail(message: str, code: int = 1) -> None:
+    print(f"attend: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

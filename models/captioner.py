@@ -1,0 +1,165 @@
+"""Backbone + decoder + vocabulary: photograph in, caption out.
+
+A captioner is saved as a folder: config.json, vocabulary.json, backbone.safetensors, decoder.safetensors. Nothing in it is
+pickled. A registered model is such a folder with a copy of this package beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from .backbones import base as backbones
+from .decoders import base as decoders
+from .photographs import decode, resize
+from .search import Caption, beam_search
+from .vocabulary import START, Vocabulary
+
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """What the captioner says of one photograph.
+
+    words: of the best caption. log_probability: natural logarithm, END counted. alternatives: (words,
+    log-probability) of the next best. attention: (words, h, w) float32, where it looked for each word, each
+    map summing to 1; None where not asked for. error: why there is no caption, else None.
+    """
+
+    words: list[str] = field(default_factory=list)
+    log_probability: float = 0.0
+    alternatives: list[tuple[list[str], float]] = field(default_factory=list)
+    attention: Tensor | None = None
+    error: str | None = None
+
+    @property
+    def caption(self) -> str:
+        return " ".join(self.words)
+
+
+class Captioner:
+    """Captions encoded photographs. Holds no state between calls: threads may share it.
+
+    config: `backbone` (name, image_size, fit, grid, precision), `decoder` (its shape) and `decoding` (beam,
+    max_length, length_normalisation) as saved.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        vocabulary: Vocabulary,
+        backbone: backbones.Backbone,
+        decoder: decoders.Decoder,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.config = config
+        self.vocabulary = vocabulary
+        self.device = torch.device(device)
+        self.backbone = backbone.to(self.device).to(memory_format=torch.channels_last).eval()
+        self.decoder = decoder.to(self.device).eval()
+
+    @classmethod
+    def load(cls, folder: Path, device: torch.device | str = "cpu") -> Captioner:
+        """The captioner saved in a folder."""
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        vocabulary = Vocabulary.from_json((folder / "vocabulary.json").read_text(encoding="utf-8"))
+        backbone = backbones.make(config["backbone"]["name"], config["backbone"]["grid"])
+        backbone.load_state_dict(safetensors.torch.load_file(folder / "backbone.safetensors"))
+        decoder = decoders.make(**config["decoder"])
+        decoder.load_state_dict(safetensors.torch.load_file(folder / "decoder.safetensors"))
+        return cls(config, vocabulary, backbone, decoder, device)
+
+    def save(self, folder: Path) -> None:
+        """Write the captioner into a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config, indent=1, sort_keys=True), encoding="utf-8")
+        (folder / "vocabulary.json").write_text(self.vocabulary.to_json(), encoding="utf-8")
+        for name, module in (("backbone", self.backbone), ("decoder", self.decoder)):
+            state = {key: value.contiguous().cpu() for key, value in module.state_dict().items()}
+            safetensors.torch.save_file(state, folder / f"{name}.safetensors")
+
+    def caption(
+        self,
+        photographs: Sequence[bytes],
+        beam: int | None = None,
+        max_length: int | None = None,
+        n_best: int = 1,
+        attention: bool = False,
+    ) -> list[Captioned]:
+        """A caption for each encoded photograph (JPEG, PNG, WebP, ...), in order.
+
+        beam, max_length: those the model was evaluated with, unless given. A photograph that cannot be decoded
+        gets its reason as `error`, and the others their captions.
+        """
+        results: list[Captioned] = []
+        for at in range(0, len(photographs), _BATCH):
+            results += self._batch(photographs[at : at + _BATCH], beam, max_length, n_best, attention)
+        return results
+
+    def _batch(
+        self, photographs: Sequence[bytes], beam: int | None, max_length: int | None, n_best: int, attention: bool
+    ) -> list[Captioned]:
+        spec = self.config["backbone"]
+        results: list[Captioned | None] = []
+        pixels = []
+        for photograph in photographs:
+            try:
+                pixels.append(resize(decode(photograph), spec["image_size"], spec["fit"]))
+                results.append(None)
+            except ValueError as error:
+                results.append(Captioned(error=str(error)))
+        if pixels:
+            grid = self.backbone.encode(torch.stack(pixels), spec["precision"])
+            captions = iter(self.from_grid(grid, beam, max_length, n_best, attention))
+            results = [next(captions) if result is None else result for result in results]
+        return [result for result in results if result is not None]
+
+    def from_grid(
+        self,
+        grid: Tensor,
+        beam: int | None = None,
+        max_length: int | None = None,
+        n_best: int = 1,
+        attention: bool = False,
+    ) -> list[Captioned]:
+        """The same from cached grids, (N, h, w, C) float16."""
+        decoding = self.config["decoding"]
+        values = grid.to(self.device).float()
+        found = beam_search(
+            self.decoder,
+            values,
+            beam or decoding["beam"],
+            max_length or decoding["max_length"],
+            decoding["length_normalisation"],
+            n_best,
+        )
+        maps = self.attention(values, [best[0] for best in found]) if attention else [None] * len(found)
+        return [self._told(best, alphas) for best, alphas in zip(found, maps, strict=True)]
+
+    @torch.inference_mode()
+    def attention(self, grid: Tensor, captions: Sequence[Caption]) -> list[Tensor]:
+        """Where the decoder looked for each word of each caption: (words, h, w) float32 a caption.
+
+        The captions are read back by teacher forcing, which repeats the search's own steps.
+        """
+        longest = max(len(caption.tokens) for caption in captions)
+        words = torch.full((len(captions), 1, longest + 1), START, device=self.device)
+        for row, caption in enumerate(captions):
+            words[row, 0, 1 : len(caption.tokens) + 1] = torch.tensor(caption.tokens, device=self.device)
+        nothing = torch.zeros_like(words, dtype=torch.bool)
+        _, alphas = self.decoder(grid, words, nothing)
+        maps = alphas[:, 0].unflatten(-1, grid.shape[1:3]).cpu()
+        return [maps[row, : len(caption.tokens)] for row, caption in enumerate(captions)]
+
+    def _told(self, found: list[Caption], attention: Tensor | None) -> Captioned:
+        words = [self.vocabulary.decode(caption.tokens) for caption in found]
+        others = [(text, caption.log_probability) for text, caption in zip(words[1:], found[1:], strict=True)]
+        return Captioned(words[0], found[0].log_probability, others, attention)

@@ -1,0 +1,54 @@
+"""The registered captioner's files: weights, config, vocabulary, and a copy of models/."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+
+import models
+from models.captioner import Captioner
+from tasks.captions import read_vocabulary
+from tasks.config import DecoderConfig, EvaluationConfig, GridsConfig
+from tasks.ledger import Artifact, digest_of, digest_of_file
+from tasks.training import load_decoder
+from tasks.weights import load_backbone
+
+
+def make_captioner(
+    grids: GridsConfig,
+    evaluation: EvaluationConfig,
+    tensorised: Artifact,
+    trained: Artifact,
+) -> Captioner:
+    """The captioner of a config's fresh artifacts, on the CPU."""
+    decoder, shape = load_decoder(trained.path, torch.device("cpu"))
+    config = {
+        "backbone": {
+            "name": grids.backbone,
+            "image_size": grids.image_size,
+            "fit": grids.fit,
+            "grid": grids.grid,
+            "precision": grids.precision,
+        },
+        "decoder": shape,
+        "decoding": {
+            "beam": evaluation.beam,
+            "max_length": evaluation.max_length,
+            "length_normalisation": evaluation.length_normalisation,
+        },
+    }
+    return Captioner(config, read_vocabulary(tensorised.path), load_backbone(grids), decoder)
+
+
+def write_bundle(captioner: Captioner, folder: Path) -> str:
+    """Save the captioner with the code it needs; returns the digest of all that is in the folder."""
+    captioner.save(folder)
+    source = Path(models.__file__).parent
+    shutil.copytree(source, folder / "models", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    digest = digest_of([[path.relative_to(folder).as_posix(), digest_of_file(path)] for path in files])
+    (folder / "bundle.json").write_text(json.dumps({"format": 1, "digest": digest}), encoding="utf-8")
+    return digest

@@ -1,0 +1,422 @@
+"""Stage `register`, and all else that speaks to MLflow.
+
+One MLflow run for each trained model, found again by its stage key: a resumed or repeated run logs into the
+same one. A registered version is a self-contained bundle (see bundle.py); `champion` is the alias of the best one,
+and is moved only by a better score on the same evaluation data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pyarrow.parquet as pq
+
+from tasks.config import (
+    Config,
+    DecoderConfig,
+    EvaluationConfig,
+    GridsConfig,
+    MachineConfig,
+    RegistryConfig,
+    TrainingConfig,
+)
+from tasks.datasets import DatasetOptions
+from tasks.errors import AttendError
+from tasks.ledger import Outcome, Work, Workspace, digest_of
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+REGISTRATION = "registration.json"
+_TRAIN_KEY, _KEY, _EPOCHS = "attend.train_key", "attend.key", "attend.epochs"
+_SAMPLES = 4
+_REQUIREMENTS = ("mlflow", "torch", "torchvision", "safetensors", "pillow", "numpy", "pandas")
+
+
+def tracking_uri(workspace: Path) -> str:
+    """MLFLOW_TRACKING_URI where it is set, else an sqlite store embedded in the workspace."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace}/mlflow.db"
+
+
+def store_digests(config: Config) -> dict[str, str]:
+    """What a registration depends on beside its model: the store it is in (credentials left out)."""
+    given = os.environ.get("MLFLOW_TRACKING_URI")
+    if not given:
+        return {"MLflow store": "embedded"}
+    parts = urlsplit(given)
+    return {"MLflow store": f"{parts.scheme}://{parts.hostname or ''}:{parts.port or ''}{parts.path}"}
+
+
+def check_store(workspace: Path, must_exist: bool = False) -> None:
+    """Refuse, before any work, a server that does not answer within 5 s; a store that must be there and is not."""
+    uri = tracking_uri(workspace)
+    if uri.startswith(("http://", "https://")):
+        _check_server(uri)
+    elif must_exist and uri.startswith("sqlite:") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        raise AttendError(f"{workspace}: no model is registered there: run `attend run` first, or give --workspace")
+
+
+def connect(workspace: Path) -> MlflowClient:
+    """MLflow's client on the right store, which is made if it is the embedded one and not there yet."""
+    check_store(workspace)
+    uri = tracking_uri(workspace)
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    warnings.filterwarnings("ignore", module="mlflow")
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    import mlflow
+
+    logging.getLogger("mlflow").setLevel(logging.ERROR)
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    client = mlflow.MlflowClient()
+    # Two processes that make the embedded database at the same moment break each other's migrations.
+    with Workspace(workspace).lock("mlflow-store", "the MLflow store"):
+        client.search_experiments(max_results=1)
+    return client
+
+
+def _check_server(uri: str) -> None:
+    parts = urlsplit(uri)
+    shown = f"{parts.scheme}://{parts.hostname}:{parts.port or 80}"
+    try:
+        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5).close()
+    except urllib.error.HTTPError:
+        pass  # it answers; whether it lets us in is for the calls to come
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise AttendError(
+            f"MLFLOW_TRACKING_URI: the MLflow server {shown} does not answer ({reason}): start it, or unset the "
+            "variable to use the store in the workspace"
+        ) from None
+
+
+def _experiment(client: MlflowClient, workspace: Path, name: str) -> str:
+    with Workspace(workspace).lock("mlflow-store", "the MLflow store"):
+        found = client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        embedded = tracking_uri(workspace).startswith("sqlite:")
+        location = (workspace / "mlartifacts" / name).as_uri() if embedded else None
+        return str(client.create_experiment(name, artifact_location=location))
+
+
+class TrainingLog:
+    """The MLflow run of one trained model. Epochs logged already are not logged twice."""
+
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
+        self.client, self.run_id = client, run_id
+
+    def epoch(self, row: dict[str, float]) -> None:
+        """Log a row of the training history."""
+        number = int(row["epoch"])
+        if number <= int(self.client.get_run(self.run_id).data.tags.get(_EPOCHS, 0)):
+            return
+        for name, value in row.items():
+            if name != "epoch":
+                self.client.log_metric(self.run_id, name, value, step=number)
+        self.client.set_tag(self.run_id, _EPOCHS, str(number))
+
+
+@contextlib.contextmanager
+def training_log(workspace: Path, model: str, name: str, train_key: str, params: dict[str, Any]) -> Iterator[TrainingLog]:
+    """The run of the model with this train key, taken up again or made; its status says how the block ended."""
+    client = connect(workspace)
+    experiment = _experiment(client, workspace, model)
+    found = client.search_runs([experiment], f"tags.`{_TRAIN_KEY}` = '{train_key}'", max_results=1)
+    if found:
+        run_id = found[0].info.run_id
+        client.update_run(run_id, status="RUNNING")
+    else:
+        run = client.create_run(experiment, tags={_TRAIN_KEY: train_key}, run_name=f"{name}-{train_key[:8]}")
+        run_id = run.info.run_id
+        for key, value in params.items():
+            client.log_param(run_id, key, value)
+    try:
+        yield TrainingLog(client, run_id)
+    except KeyboardInterrupt:
+        client.set_terminated(run_id, "KILLED")
+        raise
+    except BaseException:
+        client.set_terminated(run_id, "FAILED")
+        raise
+    client.set_terminated(run_id, "FINISHED")
+
+
+def params_of(**sections: Any) -> dict[str, Any]:
+    """The config sections as flat `section.field` parameters."""
+    return {
+        f"{name}.{field}": value
+        for name, section in sections.items()
+        for field, value in section.key_part().items()
+        if value is not None
+    }
+
+
+def register(
+    registry: RegistryConfig,
+    data: DatasetOptions,
+    grids: GridsConfig,
+    decoder: DecoderConfig,
+    training: TrainingConfig,
+    evaluation: EvaluationConfig,
+    machine: MachineConfig,
+    work: Work,
+) -> Outcome:
+    """Log the trained model with its history, scores and samples, register it, and decide who is champion."""
+    from tasks.bundle import make_captioner, write_bundle
+
+    workspace = machine.workspace.expanduser().absolute()
+    trained, evaluated = work.upstream["train"], work.upstream["evaluate"]
+    scores = json.loads((evaluated.path / "scores.json").read_text(encoding="utf-8"))
+    if registry.promote_on not in scores["scores"]:
+        raise AttendError(
+            f"registry.promote_on: {registry.promote_on!r} is no score of this evaluation; "
+            f"there are: {', '.join(scores['scores'])}"
+        )
+    params = params_of(data=data, grids=grids, decoder=decoder, training=training)
+    with (
+        Workspace(workspace).lock(f"registry-{registry.model}", f"registration of {registry.model}"),
+        training_log(workspace, registry.model, registry.model, trained.ledger.key, params) as log,
+        tempfile.TemporaryDirectory(prefix="attend-") as scratch,
+    ):
+        for row in pq.read_table(trained.path / "history.parquet").to_pylist():
+            log.epoch(row)
+        version = _version_with_key(log.client, registry.model, work.key)
+        if version is None:
+            captioner = make_captioner(grids, evaluation, work.upstream["tensorise"], trained)
+            bundle = Path(scratch) / "bundle"
+            digest = write_bundle(captioner, bundle)
+            _log_files(log, work, scores)
+            _log_samples(log, captioner, work, data, Path(scratch))
+            source = _log_model(log.run_id, bundle)
+            version = _create_version(log, registry.model, source, work, scores, digest)
+        alias, why = _promote(log.client, registry, version, scores, data, evaluation, work)
+    uri = f"models:/{registry.model}/{version.version}"
+    told = {"model": registry.model, "version": version.version, "alias": alias, "why": why, "uri": uri}
+    told |= {"store": tracking_uri(workspace), "run_id": log.run_id}
+    (work.out / REGISTRATION).write_text(json.dumps(told, indent=1, sort_keys=True), encoding="utf-8")
+    return Outcome({"version": digest_of([registry.model, version.version])}, {"version": int(version.version)}, [why])
+
+
+def _version_with_key(client: MlflowClient, model: str, key: str) -> ModelVersion | None:
+    found = client.search_model_versions(f"name = '{model}'")
+    return next((version for version in found if version.tags.get(_KEY) == key), None)
+
+
+def _log_files(log: TrainingLog, work: Work, scores: dict[str, Any]) -> None:
+    for name, value in scores["scores"].items():
+        log.client.log_metric(log.run_id, name, value)
+    log.client.set_tag(log.run_id, "attend.signature", scores["signature"])
+    places = {
+        "train": (("weights.safetensors", "checkpoints"), ("last.safetensors", "checkpoints"), ("history.parquet", "")),
+        "evaluate": (("predictions.parquet", ""), ("scores.json", "")),
+        "tensorise": (("vocabulary.json", ""),),
+    }
+    for stage, files in places.items():
+        for file, folder in files:
+            log.client.log_artifact(log.run_id, str(work.upstream[stage].path / file), folder or None)
+
+
+def _log_samples(log: TrainingLog, captioner: Any, work: Work, data: DatasetOptions, scratch: Path) -> None:
+    """A few evaluated pictures with their captions and where the model looked."""
+    from models.photographs import decode
+    from tasks.attention_maps import draw
+    from tasks.manifest import GENERATED, files_of
+
+    manifest = work.upstream["ingest"].path
+    files = files_of(manifest, data.image_folder(manifest / GENERATED))
+    digests = pq.read_table(work.upstream["evaluate"].path / "predictions.parquet").column("digest").to_pylist()
+    photographs = {digest: files[digest].read_bytes() for digest in digests[:_SAMPLES]}
+    captioned = captioner.caption(list(photographs.values()), attention=True)
+    for (digest, photograph), item in zip(photographs.items(), captioned, strict=True):
+        if item.attention is not None and item.words:
+            path = scratch / f"{digest[:12]}.png"
+            draw(decode(photograph), item.words, item.attention.numpy(), captioner.config["backbone"]["fit"]).savefig(path)
+            log.client.log_artifact(log.run_id, str(path), "samples")
+
+
+def _log_model(run_id: str, bundle: Path) -> str:
+    """Log the bundle as a pyfunc model, from code, and return its `models:/m-...` address."""
+    import mlflow
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+
+    signature = ModelSignature(
+        inputs=Schema([ColSpec(DataType.binary, "image")]),
+        outputs=Schema([ColSpec(DataType.string, "caption"), ColSpec(DataType.double, "log_probability")]),
+        params=ParamSchema(
+            [
+                ParamSpec("beam_size", DataType.long, 0),
+                ParamSpec("max_length", DataType.long, 0),
+                ParamSpec("n_best", DataType.long, 1),
+                ParamSpec("return_attention", DataType.boolean, False),
+            ]
+        ),
+    )
+    with mlflow.start_run(run_id=run_id):
+        info = mlflow.pyfunc.log_model(
+            name="captioner",
+            python_model=str(Path(__file__).with_name("registered_model.py")),
+            artifacts={"bundle": str(bundle)},
+            signature=signature,
+            pip_requirements=[f"{name}=={metadata.version(name).split('+')[0]}" for name in _REQUIREMENTS],
+        )
+    return str(info.model_uri)
+
+
+def _create_version(
+    log: TrainingLog, model: str, source: str, work: Work, scores: dict[str, Any], digest: str
+) -> ModelVersion:
+    from mlflow.exceptions import MlflowException
+
+    with contextlib.suppress(MlflowException):  # it exists already
+        log.client.create_registered_model(model)
+    tags = {
+        _KEY: work.key,
+        _TRAIN_KEY: work.upstream["train"].ledger.key,
+        "attend.bundle": digest,
+        "attend.data": scores["data"],
+        "attend.signature": scores["signature"],
+        **{f"score.{name}": f"{value:.6f}" for name, value in scores["scores"].items()},
+    }
+    return log.client.create_model_version(
+        model, source, log.run_id, tags=tags, model_id=source.removeprefix("models:/")
+    )
+
+
+def _promote(
+    client: MlflowClient,
+    registry: RegistryConfig,
+    version: ModelVersion,
+    scores: dict[str, Any],
+    data: DatasetOptions,
+    evaluation: EvaluationConfig,
+    work: Work,
+) -> tuple[str, str]:
+    """Give the version its alias: champion where it beats the champion on these pictures, else challenger."""
+    metric, mine = registry.promote_on, scores["scores"][registry.promote_on]
+    champion = version_with_alias(client, registry.model, "champion")
+    name = f"version {version.version}"
+    if champion is not None and champion.version == version.version:
+        return "champion", f"{name} is champion ({metric} {mine:.2f})"
+    if champion is None:
+        alias, why = "champion", f"{name} is champion: the first ({metric} {mine:.2f})"
+    else:
+        theirs = _score_of(champion, metric, scores, data, evaluation, work)
+        alias = "champion" if mine > theirs else "challenger"
+        verdict = "beats" if mine > theirs else "does not beat"
+        why = f"{name} is {alias}: {metric} {mine:.2f} {verdict} the {theirs:.2f} of version {champion.version}"
+        if alias == "champion":
+            client.set_registered_model_alias(registry.model, "previous", champion.version)
+    client.set_registered_model_alias(registry.model, alias, version.version)
+    client.set_model_version_tag(registry.model, version.version, "attend.decision", why)
+    return alias, why
+
+
+def _score_of(
+    champion: ModelVersion,
+    metric: str,
+    scores: dict[str, Any],
+    data: DatasetOptions,
+    evaluation: EvaluationConfig,
+    work: Work,
+) -> float:
+    """The champion's score on the same pictures and settings: as recorded, or else taken now, from photographs."""
+    tags = champion.tags
+    if tags.get("attend.data") == scores["data"] and tags.get("attend.signature") == scores["signature"]:
+        return float(tags[f"score.{metric}"])
+    from tasks.captions import read_vocabulary
+    from tasks.evaluation import score, write_predictions
+    from tasks.manifest import GENERATED, files_of, pictures_of
+
+    print(f"register: version {champion.version} was scored on other pictures or settings; scoring it on these", flush=True)
+    captioner = load_bundle(f"models:/{champion.name}/{champion.version}")
+    manifest = work.upstream["ingest"].path
+    files = files_of(manifest, data.image_folder(manifest / GENERATED))
+    digests = pq.read_table(work.upstream["evaluate"].path / "predictions.parquet").column("digest").to_pylist()
+    rows = []
+    for at in range(0, len(digests), 64):
+        part = digests[at : at + 64]
+        photographs = [files[digest].read_bytes() for digest in part]
+        captioned = captioner.caption(photographs, beam=evaluation.beam, max_length=evaluation.max_length)
+        rows += [
+            {"digest": digest, "caption": item.caption, "log_probability": item.log_probability}
+            for digest, item in zip(part, captioned, strict=True)
+        ]
+    with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
+        path = Path(scratch) / "predictions.parquet"
+        write_predictions(rows, path)
+        vocabulary = read_vocabulary(work.upstream["tensorise"].path)
+        found = score(path, pictures_of(manifest, evaluation.split), vocabulary, evaluation)
+    return float(found["scores"][metric])
+
+
+def version_with_alias(client: MlflowClient, model: str, alias: str) -> ModelVersion | None:
+    """The version that bears an alias; None where there is none yet."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_model_version_by_alias(model, alias)
+    except MlflowException as error:
+        # A missing alias and a missing model are told apart by code, and differently by different stores.
+        if error.error_code in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
+            return None
+        raise
+
+
+def load_bundle(uri: str) -> Any:
+    """The Captioner of a registered model, by its own code; AttendError where the address names none."""
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    try:
+        model = mlflow.pyfunc.load_model(uri)
+    except (MlflowException, OSError) as error:
+        raise AttendError(f"{uri}: no such model in {mlflow.get_tracking_uri()}: {' '.join(str(error).split())[:160]}") from None
+    return model.unwrap_python_model()._captioner
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A registered model and who its champion is."""
+
+    name: str
+    champion: str | None
+
+
+def registered_models(client: MlflowClient) -> list[Registered]:
+    """The registered models, newest first."""
+    found = client.search_registered_models(order_by=["last_updated_timestamp DESC"])
+    return [Registered(model.name, client.get_registered_model(model.name).aliases.get("champion")) for model in found]
+
+
+def mlflow_ui(workspace: Path, port: int) -> None:
+    """Run MLflow's own server on the workspace's store until it is stopped."""
+    program = Path(sys.executable).with_name("mlflow")
+    if not program.exists():
+        raise AttendError(f"{program}: MLflow's program is not beside this Python: install `mlflow` in this environment")
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    uri = tracking_uri(workspace)
+    arguments = ["server", "--backend-store-uri", uri, "--host", "127.0.0.1", "--port", str(port)]
+    arguments += ["--artifacts-destination", (workspace / "mlartifacts").as_uri(), "--workers", "1"]
+    os.execve(program, [str(program), *arguments], environment)
