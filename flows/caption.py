@@ -53,7 +53,9 @@ def load_captioner(model: str | None, workspace: Path) -> Any:
     if model is None:
         found = [item for item in registry.registered_models(client) if item.champion is not None]
         if not found:
-            raise AttendError(f"{registry.tracking_uri(workspace)}: no champion is registered yet: run `attend run` first")
+            raise AttendError(
+                f"{registry.tracking_uri(workspace)}: no champion is registered yet: run `attend run` first"
+            )
         model = f"models:/{found[0].name}@champion"
         print(f"model: {model}", file=sys.stderr)
     return registry.load_bundle(model)

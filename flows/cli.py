@@ -175,7 +175,9 @@ def presets(
 
 
 @app.command()
-def ui(workspace: WorkspaceOption = Path("workspace"), port: Annotated[int, typer.Option(min=1, max=65535)] = 5000) -> None:
+def ui(
+    workspace: WorkspaceOption = Path("workspace"), port: Annotated[int, typer.Option(min=1, max=65535)] = 5000
+) -> None:
     """MLflow's UI on the store that `attend run` logs to."""
     from tasks.registry import mlflow_ui
 
@@ -240,7 +242,9 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
-            _fail(f"{error.filename or 'the workspace'}: the disk is full: make room and run again, what is done is kept")
+            _fail(
+                f"{error.filename or 'the workspace'}: the disk is full: make room and run again, what is done is kept"
+            )
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             _fail(f"{error.filename}: {error.strerror}: give another place or the right to write there")
         raise

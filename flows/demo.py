@@ -42,7 +42,9 @@ def show(config: Config) -> None:
     registration = json.loads((found["register"].path / "registration.json").read_text(encoding="utf-8"))
     place = "" if config.workspace == Path("workspace").absolute() else f" --workspace {_short(config.workspace)}"
     last = _short(manifest / GENERATED / names[predictions[_SHOWN - 1]["digest"]])
-    console.print(f"registered: [bold]models:/{registration['model']}@{registration['alias']}[/] = {registration['uri']}\n")
+    console.print(
+        f"registered: [bold]models:/{registration['model']}@{registration['alias']}[/] = {registration['uri']}\n"
+    )
     console.print("next:")
     for command in (
         f"attend caption {last} --attention attention.png{place}",
@@ -71,7 +73,11 @@ def _in_blocks(path: Path) -> Text:
         for x in range(_WIDTH):
             over, under = small.getpixel((x, y)), small.getpixel((x, y + 1))
             assert isinstance(over, tuple) and isinstance(under, tuple)
-            style = Style(color="#%02x%02x%02x" % over, bgcolor="#%02x%02x%02x" % under)
+            style = Style(color=_hex(over), bgcolor=_hex(under))
             text.append("▀", style)
         text.append("\n")
     return text
+
+
+def _hex(colour: tuple[int, ...]) -> str:
+    return "#" + "".join(f"{value:02x}" for value in colour)

@@ -43,9 +43,7 @@ def train(config: Config) -> Any:
     status = next(status for status in plan(config) if status.stage.name == "train")
     if status.fresh or status.key is None:
         return _told(run_stage(config, "train"))
-    params = registry.params_of(
-        data=config.data, grids=config.grids, decoder=config.decoder, training=config.training
-    )
+    params = registry.params_of(data=config.data, grids=config.grids, decoder=config.decoder, training=config.training)
     model = config.registry.model
     with registry.training_log(config.workspace, model, config.name, status.key, params) as log:
         return _told(run_stage(config, "train", epoch_done=log.epoch))
@@ -70,7 +68,7 @@ STAGE_TASKS = (ingest, extract, tensorise, train, evaluate, register)
 def pipeline(config: Config, until: str = "register") -> None:
     """Bring every stage up to date, in order, up to and including `until`."""
     for stage in STAGE_TASKS:
-        stage(config)
+        stage.submit(config).result()
         if stage.name == until:
             break
 

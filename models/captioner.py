@@ -1,7 +1,7 @@
 """Backbone + decoder + vocabulary: photograph in, caption out.
 
-A captioner is saved as a folder: config.json, vocabulary.json, backbone.safetensors, decoder.safetensors. Nothing in it is
-pickled. A registered model is such a folder with a copy of this package beside it.
+A captioner is saved as a folder: config.json, vocabulary.json, backbone.safetensors, decoder.safetensors;
+nothing in it is pickled. A registered model is such a folder with a copy of this package beside it.
 """
 
 from __future__ import annotations

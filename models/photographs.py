@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 Fit = Literal["squash", "crop"]
@@ -37,7 +37,7 @@ def decode(data: bytes) -> Image.Image:
             return _to_rgb(ImageOps.exif_transpose(image))
     except ValueError:
         raise
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise ValueError(f"is no picture of a known format ({', '.join(FORMATS)})") from None
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError, ...
         raise ValueError(f"cannot be decoded: {error}") from None

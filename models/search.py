@@ -124,7 +124,8 @@ class _Beams:
         scores, index = candidates.topk(self.beam, dim=1)
         parents, words = index // vocabulary, index % vocabulary
         self.words = torch.cat(
-            [self.words.gather(1, parents.unsqueeze(-1).expand(-1, -1, self.words.shape[-1])), words.unsqueeze(-1)], dim=-1
+            [self.words.gather(1, parents.unsqueeze(-1).expand(-1, -1, self.words.shape[-1])), words.unsqueeze(-1)],
+            dim=-1,
         )
         rank = torch.arange(self.beam, device=scores.device)
         scores = scores.masked_fill(rank >= self.places, -torch.inf)

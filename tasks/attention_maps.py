@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 _COLUMNS = 5
 
 
-def draw(
-    photograph: Image.Image, words: list[str], attention: npt.NDArray[np.float32], fit: str = "squash"
-) -> Figure:
+def draw(photograph: Image.Image, words: list[str], attention: npt.NDArray[np.float32], fit: str = "squash") -> Figure:
     """The photograph, then once a word with the word's map (words, h, w) laid over it."""
     from matplotlib.figure import Figure
 

@@ -5,11 +5,13 @@ The order of an epoch is a function of the seed and the epoch alone: a resumed r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -57,7 +59,7 @@ class Batches:
 
     def __len__(self) -> int:
         """Batches an epoch."""
-        return -(-len(self._pictures) // self._size)
+        return math.ceil(len(self._pictures) / self._size)
 
     @property
     def pictures(self) -> int:
@@ -75,7 +77,7 @@ class Batches:
                 ahead = pool.submit(self._read, places[place + 1]) if place + 1 < len(places) else None
                 yield batch
 
-    def _read(self, places: Sequence[int]) -> Batch:
+    def _read(self, places: npt.NDArray[np.int64]) -> Batch:
         pictures = [self._pictures[place] for place in places]
         grid = torch.from_numpy(self._grids.read([picture.digest for picture in pictures]))
         rows = max(len(picture.tokens) for picture in pictures)

@@ -11,7 +11,7 @@ import torch
 import models
 from models.captioner import Captioner
 from tasks.captions import read_vocabulary
-from tasks.config import DecoderConfig, EvaluationConfig, GridsConfig
+from tasks.config import EvaluationConfig, GridsConfig
 from tasks.ledger import Artifact, digest_of, digest_of_file
 from tasks.training import load_decoder
 from tasks.weights import load_backbone

@@ -37,9 +37,12 @@ def tensorise(captions: CaptionsConfig, machine: MachineConfig, work: Work) -> O
     """Build the vocabulary from the train split and write every split's captions as token ids."""
     tokenise = tokeniser(captions.tokeniser)
     manifest = work.upstream["ingest"]
-    splits = [split for split in ("train", "dev", "test") if split in manifest.products]
+    splits: list[str] = [split for split in ("train", "dev", "test") if split in manifest.products]
     words = {
-        split: [(picture.digest, [tokenise(text) for text in picture.captions]) for picture in pictures_of(manifest.path, split)]
+        split: [
+            (picture.digest, [tokenise(text) for text in picture.captions])
+            for picture in pictures_of(manifest.path, split)
+        ]
         for split in splits
     }
     vocabulary = build_vocabulary([text for _, texts in words["train"] for text in texts], captions)
@@ -66,7 +69,9 @@ def tensorise(captions: CaptionsConfig, machine: MachineConfig, work: Work) -> O
 def build_vocabulary(texts: list[list[str]], captions: CaptionsConfig) -> Vocabulary:
     """Words seen at least `min_count` times, by falling count, ties alphabetical."""
     counts = Counter(word for text in texts for word in text)
-    kept = sorted((word for word, count in counts.items() if count >= captions.min_count), key=lambda w: (-counts[w], w))
+    kept = sorted(
+        (word for word, count in counts.items() if count >= captions.min_count), key=lambda w: (-counts[w], w)
+    )
     settings = {"tokeniser": captions.tokeniser, "lower": True, "max_tokens": captions.max_tokens}
     return Vocabulary(tuple(kept), settings)
 

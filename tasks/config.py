@@ -80,7 +80,9 @@ class DecoderConfig(Section):
         None, ge=1, description="size of the additive attention's layer; only where the decoder has one (512)"
     )
     dropout_words: float = Field(0.0, ge=0, lt=1, description="dropout on the word embeddings")
+    dropout_grid: float = Field(0.0, ge=0, lt=1, description="dropout on the annotation vectors")
     dropout_output: float = Field(0.5, ge=0, lt=1, description="dropout before the output layer")
+    deep_output: bool = Field(False, description="the output layer also reads word and context (Xu et al., eq. 7)")
 
     @model_validator(mode="after")
     def _known(self) -> DecoderConfig:

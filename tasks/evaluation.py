@@ -111,9 +111,9 @@ def score(
         metric: Metric = getattr(importlib.import_module(f"tasks.metrics.{module}"), function)
         scores |= metric(corpus)
     counts = {len(item.references) for item in corpus}
-    references = str(counts.pop()) if len(counts) == 1 else f"{min(counts)}-{max(counts)}"
+    per_picture = str(counts.pop()) if len(counts) == 1 else f"{min(counts)}-{max(counts)}"
     signature = (
-        f"split:{evaluation.split}|pictures:{len(corpus)}|references:{references}"
+        f"split:{evaluation.split}|pictures:{len(corpus)}|references:{per_picture}"
         f"|tokeniser:nltk-{vocabulary.settings['tokeniser']}-lower-nopunct|beam:{evaluation.beam}"
         f"|length_normalisation:{evaluation.length_normalisation}|max_length:{evaluation.max_length}"
         f"|nltk:{metadata.version('nltk')}"

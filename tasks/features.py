@@ -22,7 +22,7 @@ from torch import Tensor
 
 from models.photographs import Fit, decode, resize
 from tasks.config import GridsConfig, MachineConfig
-from tasks.datasets import DatasetOptions
+from tasks.datasets.base import DatasetOptions
 from tasks.devices import device_of
 from tasks.errors import AttendError
 from tasks.grid_cache import GridReader, Grids, GridStore, Identity, Row
@@ -142,9 +142,7 @@ def _decoders(machine: MachineConfig) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(machine.decode_workers or os.cpu_count() or 1)
 
 
-def _decoded(
-    pool: ThreadPoolExecutor, wanted: list[tuple[str, Path]], grids: GridsConfig
-) -> Iterator[Decoded]:
+def _decoded(pool: ThreadPoolExecutor, wanted: list[tuple[str, Path]], grids: GridsConfig) -> Iterator[Decoded]:
     """The photographs in order, a few batches decoded ahead and no more."""
     waiting = iter(wanted)
     ahead = [pool.submit(_decode, *item, grids.image_size, grids.fit) for item in islice(waiting, 64)]

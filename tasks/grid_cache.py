@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,9 +31,7 @@ from tasks.ledger import FileRecord, canonical, digest_of, digest_of_file, flush
 
 FORMAT = 1
 _PAGE = 4096
-_INDEX = pa.schema(
-    [("digest", pa.string()), ("row", pa.int32()), ("width", pa.int32()), ("height", pa.int32())]
-)
+_INDEX = pa.schema([("digest", pa.string()), ("row", pa.int32()), ("width", pa.int32()), ("height", pa.int32())])
 Grids = npt.NDArray[np.float16]
 
 
@@ -273,4 +270,4 @@ def stores(grids: Path) -> Iterator[GridStore]:
 
 def bytes_in(folder: Path) -> int:
     """Bytes that the files below a folder take."""
-    return sum(os.stat(path).st_size for path in folder.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -110,9 +110,9 @@ class Artifact:
 class Work:
     """What a stage function is handed beside its config.
 
-    key: the stage's. upstream: the fresh artifacts of the stages before it. inputs: digests of what comes from outside, as
-    they are in its key. out: the folder to write to, empty, or as a killed run left it where the stage
-    is resumable.
+    key: the stage's. upstream: the fresh artifacts of the stages before it. inputs: digests of what comes
+    from outside, as they are in its key. out: the folder to write to, empty, or as a killed run left it
+    where the stage is resumable.
     """
 
     key: str
@@ -278,7 +278,7 @@ def _flat(parts: Mapping[str, Any]) -> dict[str, Any]:
     for section, values in parts.get("config", {}).items():
         flat |= {f"{section}.{name}": value for name, value in values.items()}
     flat |= {f"upstream {name}": value for name, value in parts.get("upstream", {}).items()}
-    flat |= {name: value for name, value in parts.get("inputs", {}).items()}
+    flat |= dict(parts.get("inputs", {}))
     return flat
 
 

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.config import Config, MachineConfig
-from tasks.datasets import DatasetOptions
-from tasks.datasets.base import Row, picture_files
+from tasks.datasets.base import DatasetOptions, Row, picture_files
 from tasks.digests import Digests
 from tasks.errors import AttendError
 from tasks.ledger import Outcome, Work, digest_of

@@ -55,7 +55,9 @@ class Bar:
     def advance(self, units: int = 1) -> None:
         self._done += units
         if self._bar:
-            self._bar.update(self._task, completed=self._done, note=self._note, rate=f"{self._rate():.1f} {self._unit}/s")
+            self._bar.update(
+                self._task, completed=self._done, note=self._note, rate=f"{self._rate():.1f} {self._unit}/s"
+            )
         elif time.monotonic() - self._last >= _LINE_SECONDS:
             self._line()
 

@@ -69,9 +69,7 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
     """A column `image` of encoded photographs in; one caption with its details a row out."""
 
     def load_context(self, context):
-        self._captioner = load_captioner(
-            context.artifacts["bundle"], "cuda" if torch.cuda.is_available() else "cpu"
-        )
+        self._captioner = load_captioner(context.artifacts["bundle"], "cuda" if torch.cuda.is_available() else "cpu")
 
     def predict(self, context, model_input, params=None):
         """A list of dicts: caption, tokens, log_probability, alternatives, attention, error."""

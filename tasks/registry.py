@@ -34,7 +34,7 @@ from tasks.config import (
     RegistryConfig,
     TrainingConfig,
 )
-from tasks.datasets import DatasetOptions
+from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
 from tasks.ledger import Outcome, Work, Workspace, digest_of
 
@@ -53,7 +53,7 @@ def tracking_uri(workspace: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace}/mlflow.db"
 
 
-def store_digests(config: Config) -> dict[str, str]:
+def store_digests(config: Config) -> dict[str, str]:  # noqa: ARG001 -- the shape of every `inputs`
     """What a registration depends on beside its model: the store it is in (credentials left out)."""
     given = os.environ.get("MLFLOW_TRACKING_URI")
     if not given:
@@ -137,7 +137,9 @@ class TrainingLog:
 
 
 @contextlib.contextmanager
-def training_log(workspace: Path, model: str, name: str, train_key: str, params: dict[str, Any]) -> Iterator[TrainingLog]:
+def training_log(
+    workspace: Path, model: str, name: str, train_key: str, params: dict[str, Any]
+) -> Iterator[TrainingLog]:
     """The run of the model with this train key, taken up again or made; its status says how the block ended."""
     client = connect(workspace)
     experiment = _experiment(client, workspace, model)
@@ -250,7 +252,9 @@ def _log_samples(log: TrainingLog, captioner: Any, work: Work, data: DatasetOpti
     for (digest, photograph), item in zip(photographs.items(), captioned, strict=True):
         if item.attention is not None and item.words:
             path = scratch / f"{digest[:12]}.png"
-            draw(decode(photograph), item.words, item.attention.numpy(), captioner.config["backbone"]["fit"]).savefig(path)
+            draw(decode(photograph), item.words, item.attention.numpy(), captioner.config["backbone"]["fit"]).savefig(
+                path
+            )
             log.client.log_artifact(log.run_id, str(path), "samples")
 
 
@@ -348,7 +352,10 @@ def _score_of(
     from tasks.evaluation import score, write_predictions
     from tasks.manifest import GENERATED, files_of, pictures_of
 
-    print(f"register: version {champion.version} was scored on other pictures or settings; scoring it on these", flush=True)
+    print(
+        f"register: version {champion.version} was scored on other pictures or settings; scoring it on these",
+        flush=True,
+    )
     captioner = load_bundle(f"models:/{champion.name}/{champion.version}")
     manifest = work.upstream["ingest"].path
     files = files_of(manifest, data.image_folder(manifest / GENERATED))
@@ -391,7 +398,9 @@ def load_bundle(uri: str) -> Any:
     try:
         model = mlflow.pyfunc.load_model(uri)
     except (MlflowException, OSError) as error:
-        raise AttendError(f"{uri}: no such model in {mlflow.get_tracking_uri()}: {' '.join(str(error).split())[:160]}") from None
+        raise AttendError(
+            f"{uri}: no such model in {mlflow.get_tracking_uri()}: {' '.join(str(error).split())[:160]}"
+        ) from None
     return model.unwrap_python_model()._captioner
 
 
@@ -413,7 +422,9 @@ def mlflow_ui(workspace: Path, port: int) -> None:
     """Run MLflow's own server on the workspace's store until it is stopped."""
     program = Path(sys.executable).with_name("mlflow")
     if not program.exists():
-        raise AttendError(f"{program}: MLflow's program is not beside this Python: install `mlflow` in this environment")
+        raise AttendError(
+            f"{program}: MLflow's program is not beside this Python: install `mlflow` in this environment"
+        )
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     environment.pop("MLFLOW_TRACKING_URI", None)
     uri = tracking_uri(workspace)

@@ -135,7 +135,7 @@ def _status(stage: Stage, config: Config, workspace: Workspace, found: dict[str,
         why = [f"{' and '.join(waiting)} must run first"]
         if last:
             changed = differences({"config": last.ledger.parts["config"]}, own)
-            why = changed + [f"{why[0]}; what comes out the same re-runs nothing"]
+            why = [*changed, f"{why[0]}; what comes out the same re-runs nothing"]
         return Status(stage, state, why)
 
     parts: dict[str, Any] = {"stage": stage.name, "version": stage.version, **own, "upstream": {}, "inputs": {}}
@@ -189,7 +189,6 @@ def run_stage(config: Config, name: str, **hooks: Callable[..., None]) -> Status
     Raises AttendError where an upstream stage is not fresh.
     """
     workspace = Workspace(config.workspace)
-    stage = BY_NAME[name]
     statuses = {item.stage.name: item for item in plan(config)}
     status = statuses[name]
     if status.key is None:
@@ -221,7 +220,9 @@ def _run(
     function = _resolve(stage.function)
     sections = {section: getattr(config, section) for section in (*stage.sections, *stage.places)}
     try:
-        outcome: Outcome = function(**sections, work=Work(status.key, upstream, status.parts["inputs"], partial), **hooks)
+        outcome: Outcome = function(
+            **sections, work=Work(status.key, upstream, status.parts["inputs"], partial), **hooks
+        )
         (partial / PROGRESS).unlink(missing_ok=True)
         workspace.publish(stage.name, status.key, status.parts, outcome, watch.seconds())
     except BaseException:
@@ -249,4 +250,3 @@ def _resolve(place: str) -> Callable[..., Any]:
     module, name = place.split(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return function
-

@@ -46,7 +46,11 @@ EpochDone = Callable[[dict[str, float]], None]
 
 
 def train(
-    decoder: DecoderConfig, training: TrainingConfig, machine: MachineConfig, work: Work, epoch_done: EpochDone | None = None
+    decoder: DecoderConfig,
+    training: TrainingConfig,
+    machine: MachineConfig,
+    work: Work,
+    epoch_done: EpochDone | None = None,
 ) -> Outcome:
     """Train, keep the weights with the best free-running dev BLEU-4, and write them.
 
@@ -62,7 +66,7 @@ def train(
     sizes = {"channels": grids.shape[2], "vocabulary": len(vocabulary)}
     shape = {"name": decoder.name, **sizes, "options": decoder.options()}
     fit = Fit(shape, training, machine, batches, work.out)
-    fit.run(dev, epoch_done or (lambda row: None))
+    fit.run(dev, epoch_done or _nobody)
     (work.out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
     fit.write()
     best = max(fit.history, key=lambda row: row["dev_bleu4"])
@@ -158,7 +162,8 @@ class Fit:
                 self.sums.seconds = spent + watch.seconds()
                 if not math.isfinite(loss):
                     raise AttendError(
-                        f"train: the loss is {loss} at step {self.step}: lower training.learning_rate or training.clip_norm"
+                        f"train: the loss is {loss} at step {self.step}: "
+                        "lower training.learning_rate or training.clip_norm"
                     )
                 bar.note(f"loss {self.sums.loss / self.sums.tokens:.3f}")
                 bar.advance()
@@ -268,6 +273,10 @@ class Fit:
         pq.write_table(pa.Table.from_pylist(self.history), self.out / HISTORY)
         for left in (_CHECKPOINT, f"{_CHECKPOINT}.tmp"):
             (self.out / left).unlink(missing_ok=True)
+
+
+def _nobody(row: dict[str, float]) -> None:  # noqa: ARG001 -- an EpochDone that tells no one
+    return
 
 
 def attention_penalty(alphas: Tensor, valid: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from tasks.digests import Digests
 from tasks.errors import AttendError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from models.backbones.base import Backbone
 
 _SUFFIXES = (".safetensors", ".pth", ".pt")
@@ -66,7 +68,7 @@ def _file(weights: str) -> Path:
     return path
 
 
-def _file_state(weights: str) -> dict[str, object]:
+def _file_state(weights: str) -> dict[str, Tensor]:
     import safetensors
     import safetensors.torch
     import torch
@@ -86,7 +88,7 @@ def _file_state(weights: str) -> dict[str, object]:
     return state
 
 
-def _torchvision_state(backbone: Backbone, architecture: str, name: str) -> dict[str, object]:
+def _torchvision_state(backbone: Backbone, architecture: str, name: str) -> dict[str, Tensor]:
     from urllib.error import URLError
 
     import torchvision.models

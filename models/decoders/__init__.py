@@ -15,9 +15,9 @@ class Member(NamedTuple):
     options: tuple[str, ...]
 
 
-_SIZES = ("embedding", "hidden", "dropout_words", "dropout_output")
+_SHARED = ("embedding", "hidden", "dropout_words", "dropout_grid", "dropout_output", "deep_output")
 
 DECODERS: dict[str, Member] = {
-    "show_attend_tell": Member("show_attend_tell", "ShowAttendTell", (*_SIZES, "attention")),
-    "attention_lstm": Member("attention_lstm", "AttentionLSTM", _SIZES),
+    "show_attend_tell": Member("show_attend_tell", "ShowAttendTell", (*_SHARED, "attention")),
+    "attention_lstm": Member("attention_lstm", "AttentionLSTM", _SHARED),
 }

@@ -26,7 +26,14 @@ class AttentionLSTM(Decoder):
         annotations = self.project(grid.flatten(1, 2))
         mean = annotations.float().mean(dim=1, keepdim=True)
         alphas = torch.zeros(len(grid), 1, annotations.shape[1], device=grid.device)
-        return State(annotations=annotations, keys=annotations, hidden=mean, cell=mean, alphas=alphas)
+        return State(
+            annotations=annotations,
+            keys=annotations,
+            hidden=mean,
+            cell=mean,
+            context=torch.zeros_like(mean),
+            alphas=alphas,
+        )
 
     def look(self, state: State) -> tuple[Tensor, Tensor]:
         context, alphas = self.attention(state.annotations, state.hidden)

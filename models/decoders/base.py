@@ -27,13 +27,15 @@ class State:
     """What a decoder carries from word to word.
 
     annotations (N, P, D) and keys (N, P, A): of the picture, the same for all its rows and steps.
-    hidden, cell (N, R, H). alphas (N, R, P), float32: where the last step looked; zeros before the first.
+    hidden, cell (N, R, H). context (N, R, D') and alphas (N, R, P), float32: what the last step drew from
+    the grid, and where it looked; zeros before the first.
     """
 
     annotations: Tensor
     keys: Tensor
     hidden: Tensor
     cell: Tensor
+    context: Tensor
     alphas: Tensor
 
     def expand(self, rows: int) -> Self:
@@ -50,7 +52,8 @@ class State:
         return kept._rows(lambda tensor: tensor[pictures])
 
     def _rows(self, change: Any) -> Self:
-        return replace(self, hidden=change(self.hidden), cell=change(self.cell), alphas=change(self.alphas))
+        names = ("hidden", "cell", "context", "alphas")
+        return replace(self, **{name: change(getattr(self, name)) for name in names})
 
 
 class Decoder(nn.Module, ABC):
@@ -58,6 +61,9 @@ class Decoder(nn.Module, ABC):
 
     What the families share: word embeddings, one LSTM cell over [word, context], dropout and an output layer. A
     family says how the grid becomes annotation vectors and first states, and what context a hidden state draws.
+
+    The output layer reads the hidden state, or with `deep_output` the word read, the hidden state and the context
+    (Xu et al. 2015, equation 7, with the tanh of the authors' code).
 
     The input weights of the cell are kept in two parts, for words and for context, so that the words' part is one
     product for a whole caption (teacher forcing) or a look-up (search).
@@ -70,17 +76,24 @@ class Decoder(nn.Module, ABC):
         embedding: int = 512,
         hidden: int = 512,
         dropout_words: float = 0.0,
+        dropout_grid: float = 0.0,
         dropout_output: float = 0.5,
+        deep_output: bool = False,
     ) -> None:
-        """context: size of the context vector. vocabulary: V. dropout: shares, in training only."""
+        """context: size D' of the context vector. vocabulary: V. dropout: shares, in training only."""
         super().__init__()
         self.embed = nn.Embedding(vocabulary, embedding, padding_idx=NULL)
         self.word_gates = nn.Linear(embedding, 4 * hidden)
         self.context_gates = nn.Linear(context, 4 * hidden, bias=False)
         self.hidden_gates = nn.Linear(hidden, 4 * hidden, bias=False)
         self.drop_words = nn.Dropout(dropout_words)
+        self.drop_grid = nn.Dropout(dropout_grid)
         self.drop_output = nn.Dropout(dropout_output)
-        self.output = nn.Linear(hidden, vocabulary)
+        self.deep_output = deep_output
+        if deep_output:
+            self.hidden_output = nn.Linear(hidden, embedding, bias=False)
+            self.context_output = nn.Linear(context, embedding, bias=False)
+        self.output = nn.Linear(embedding if deep_output else hidden, vocabulary)
         nn.init.uniform_(self.embed.weight, -0.1, 0.1)
         nn.init.zeros_(self.output.bias)
         with torch.no_grad():
@@ -98,12 +111,17 @@ class Decoder(nn.Module, ABC):
 
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
         """tokens (N, R), the words just read -> logits (N, R, V) of the next, and the state after them."""
-        state = self._read(state, self.word_gates(self.drop_words(self.embed(tokens))))
-        return self.logits(state.hidden), state
+        words = self.drop_words(self.embed(tokens))
+        state = self._read(state, self.word_gates(words))
+        return self.logits(words, state.hidden, state.context), state
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden (..., H) -> (..., V)."""
-        logits: Tensor = self.output(self.drop_output(hidden))
+    def logits(self, words: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
+        """words (..., E) just read, hidden (..., H) and context (..., D') after them -> logits (..., V)."""
+        features = self.drop_output(hidden)
+        if self.deep_output:
+            mixed = words + self.hidden_output(features) + self.context_output(context)
+            features = self.drop_output(torch.tanh(mixed))
+        logits: Tensor = self.output(features)
         return logits
 
     def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,14 +130,17 @@ class Decoder(nn.Module, ABC):
         grid (N, h, w, C). words (N, R, T) int64: the captions read, from START. valid (N, R, T) bool: the places
         whose next word counts. Returns logits (M, V) of the M valid places in order, and alphas (N, R, T, P).
         """
-        state = self.start(grid).expand(words.shape[1])
-        gates = self.word_gates(self.drop_words(self.embed(words)))  # the words' part, once for all steps
-        hidden, alphas = [], []
+        state = self.start(self.drop_grid(grid)).expand(words.shape[1])
+        embedded = self.drop_words(self.embed(words))
+        gates = self.word_gates(embedded)  # the words' part, once for all steps
+        states = []
         for time in range(words.shape[2]):
             state = self._read(state, gates[:, :, time])
-            hidden.append(state.hidden)
-            alphas.append(state.alphas)
-        return self.logits(torch.stack(hidden, dim=2)[valid]), torch.stack(alphas, dim=2)
+            states.append(state)
+        hidden, context, alphas = (
+            torch.stack([getattr(state, name) for state in states], dim=2) for name in ("hidden", "context", "alphas")
+        )
+        return self.logits(embedded[valid], hidden[valid], context[valid]), alphas
 
     def _read(self, state: State, word_gates: Tensor) -> State:
         """One step of the LSTM (Xu et al. 2015, equations 1 to 3); word_gates (N, R, 4H)."""
@@ -129,7 +150,7 @@ class Decoder(nn.Module, ABC):
         take, forget, give, candidate = gates.float().chunk(4, dim=-1)
         cell = torch.sigmoid(forget) * state.cell + torch.sigmoid(take) * torch.tanh(candidate)
         hidden = torch.sigmoid(give) * torch.tanh(cell)
-        return replace(state, hidden=hidden, cell=cell, alphas=alphas)
+        return replace(state, hidden=hidden, cell=cell, context=context.float(), alphas=alphas)
 
 
 def make(name: str, channels: int, vocabulary: int, options: dict[str, Any]) -> Decoder:

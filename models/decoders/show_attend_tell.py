@@ -31,6 +31,7 @@ class ShowAttendTell(Decoder):
             keys=self.attention.keys(annotations),
             hidden=torch.tanh(self.first_hidden(mean)).float(),
             cell=torch.tanh(self.first_cell(mean)).float(),
+            context=torch.zeros_like(mean, dtype=torch.float32),
             alphas=torch.zeros(len(grid), 1, annotations.shape[1], device=grid.device),
         )
 

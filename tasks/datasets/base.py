@@ -104,9 +104,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 def picture_files(folder: Path) -> list[Path]:
     """Every picture under a folder, by name, hidden files left out."""
     return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in PICTURE_SUFFIXES and not path.name.startswith(".")
+        path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES and not path.name.startswith(".")
     )
 
 

@@ -25,10 +25,12 @@ COLOURS = {
     "purple": (138, 56, 172),
     "white": (250, 250, 250),
 }
-SHAPES = ("circle", "square", "triangle", "cross")
-SIZES = {"small": 0.12, "large": 0.21}  # half a side, as a share of the picture's
+SHAPES = ("square", "triangle", "cross", "ring")
+SIZES = {"small": 0.11, "large": 0.16}  # half a side, as a share of the picture's
 OPPOSITE = {"above": "below", "below": "above", "left of": "right of", "right of": "left of"}
 _SAME_LINE = 0.10  # centres nearer than this along an axis are neither left nor right, above nor below
+_PLACES = [(column, row) for column in range(3) for row in range(3)]
+_JITTER = 0.02
 _BACKGROUNDS = ((24, 26, 32), (58, 62, 70), (92, 84, 76))
 
 Thing = dict[str, Any]
@@ -38,7 +40,7 @@ class Scenes(DatasetOptions):
     """Generated pictures of one to three shapes; nothing is downloaded or read."""
 
     adapter: Literal["scenes"] = "scenes"
-    path: Annotated[Path, Place()] = Field(Path("."), exclude=True, description="not used: the pictures are generated")
+    path: Annotated[Path, Place()] = Field(Path(), exclude=True, description="not used: the pictures are generated")
     pictures: int = Field(1000, ge=10, le=1_000_000)
     side: int = Field(96, ge=32, le=1024, description="side of a picture, px")
     seed: int = 0
@@ -60,19 +62,16 @@ class Scenes(DatasetOptions):
 
 
 def place_things(chance: random.Random) -> list[Thing]:
-    """One to three shapes that do not touch: size, colour, shape, centre (x, y in shares of the side)."""
+    """One to three different shapes on the places of a 3x3 lattice, a little off their middles.
+
+    Each has size, colour, shape, and centre x, y in shares of the picture's side.
+    """
     things: list[Thing] = []
-    wanted = chance.choice((1, 2, 2, 3))
-    for _ in range(200):
-        size = chance.choice(sorted(SIZES))
-        half = SIZES[size]
-        x, y = (round(chance.uniform(half + 0.02, 0.98 - half), 3) for _ in "xy")
-        if all(max(abs(x - t["x"]), abs(y - t["y"])) > half + SIZES[t["size"]] + 0.04 for t in things):
-            kind = {"colour": chance.choice(sorted(COLOURS)), "shape": chance.choice(SHAPES)}
-            if all((kind["colour"], kind["shape"]) != (t["colour"], t["shape"]) for t in things):
-                things.append({"size": size, **kind, "x": x, "y": y})
-        if len(things) == wanted:
-            break
+    kinds = [(colour, shape) for colour in sorted(COLOURS) for shape in SHAPES]
+    count = chance.choice((1, 2, 2, 3))
+    for (colour, shape), (column, row) in zip(chance.sample(kinds, count), chance.sample(_PLACES, count), strict=True):
+        x, y = (round((place + 0.5) / 3 + chance.uniform(-_JITTER, _JITTER), 3) for place in (column, row))
+        things.append({"size": chance.choice(sorted(SIZES)), "colour": colour, "shape": shape, "x": x, "y": y})
     return things
 
 
@@ -95,14 +94,14 @@ def draw(things: list[Thing], chance: random.Random, side: int) -> Image.Image:
     for thing in things:
         x, y, half = thing["x"] * scale, thing["y"] * scale, SIZES[thing["size"]] * scale
         fill = COLOURS[thing["colour"]]
-        if thing["shape"] == "circle":
-            pen.ellipse((x - half, y - half, x + half, y + half), fill=fill)
+        if thing["shape"] == "ring":
+            pen.ellipse((x - half, y - half, x + half, y + half), outline=fill, width=round(half / 3))
         elif thing["shape"] == "square":
             pen.rectangle((x - half, y - half, x + half, y + half), fill=fill)
         elif thing["shape"] == "triangle":
             pen.polygon(((x, y - half), (x + half, y + half), (x - half, y + half)), fill=fill)
         else:
-            arm = half / 3
+            arm = half / 4
             pen.rectangle((x - half, y - arm, x + half, y + arm), fill=fill)
             pen.rectangle((x - arm, y - half, x + arm, y + half), fill=fill)
     return image.resize((side, side), Image.Resampling.BOX)
@@ -130,7 +129,7 @@ def captions_of(things: list[Thing], chance: random.Random) -> list[str]:
         f"a {_full(one)} {relation} a {_full(other)} .",
         f"there is a {_plain(last)} {turned} a {_plain(before)} .",
         f"the {_plain(one)} is {one['size']} and the {_plain(last)} is {last['size']} .",
-        f"a picture of {_number(len(things))} shapes , one is a {_full(before)} .",
+        f"a picture of a {_full(before)} with a {_plain(last)} .",
         f"a {_full(last)} and a {_full(before)} are shown .",
     ]
 
@@ -141,7 +140,3 @@ def _full(thing: Thing) -> str:
 
 def _plain(thing: Thing) -> str:
     return f"{thing['colour']} {thing['shape']}"
-
-
-def _number(count: int) -> str:
-    return {2: "two", 3: "three"}[count]

@@ -10,9 +10,8 @@ from tasks.datasets.scenes import COLOURS, SHAPES, SIZES, relations
 from tasks.errors import AttendError
 from tasks.metrics import Scored
 
-_NUMBERS = {"one": 1, "two": 2, "three": 3}
 _RELATIONS = {("left", "of"): "left of", ("right", "of"): "right of", ("above",): "above", ("below",): "below"}
-_FILLER = {"a", "the", "there", "is", "in", "picture", "of", "and", "are", "shown", "only", "one", "shapes"}
+_FILLER = {"a", "the", "there", "is", "in", "picture", "of", "and", "are", "shown", "only", "one", "with"}
 Mention = dict[str, str]
 
 
@@ -33,8 +32,8 @@ def is_true(words: list[str], things: list[dict[str, Any]]) -> bool:
     parsed = _parse(words)
     if parsed is None:
         return False
-    mentions, links, count, alone = parsed
-    if not mentions or (count is not None and count != len(things)) or (alone and len(things) != 1):
+    mentions, links, alone = parsed
+    if not mentions or (alone and len(things) != 1):
         return False
     return any(
         all(_fits(mention, thing) for mention, thing in zip(mentions, chosen, strict=True))
@@ -47,16 +46,18 @@ def _fits(mention: Mention, thing: dict[str, Any]) -> bool:
     return all(thing[name] == value for name, value in mention.items())
 
 
-def _parse(words: list[str]) -> tuple[list[Mention], list[tuple[int, str, int]], int | None, bool] | None:
-    """(shapes named, (first, relation, second) links, number of shapes stated, whether `only` was said)."""
+def _parse(words: list[str]) -> tuple[list[Mention], list[tuple[int, str, int]], bool] | None:
+    """(shapes named, (first, relation, second) links, whether `only` was said)."""
     mentions: list[Mention] = []
     links: list[tuple[int, str, int]] = []
     adjectives: Mention = {}
-    count, pending, position = None, None, 0
+    pending, position = None, 0
     words = [word for word in words if word.isalpha()]
     while position < len(words):
         word = words[position]
-        relation = next((name for span, name in _RELATIONS.items() if tuple(words[position : position + len(span)]) == span), None)
+        relation = next(
+            (name for span, name in _RELATIONS.items() if tuple(words[position : position + len(span)]) == span), None
+        )
         if relation is not None:
             if adjectives or not mentions or pending is not None:
                 return None
@@ -76,9 +77,7 @@ def _parse(words: list[str]) -> tuple[list[Mention], list[tuple[int, str, int]],
             if name in holder:
                 return None
             holder[name] = word
-        elif word in _NUMBERS and words[position + 1 : position + 2] == ["shapes"]:
-            count = _NUMBERS[word]
         elif word not in _FILLER:
             return None
         position += 1
-    return None if adjectives or pending is not None else (mentions, links, count, "only" in words)
+    return None if adjectives or pending is not None else (mentions, links, "only" in words)

@@ -1,0 +1,42 @@
+"""Small real data sets and configs that the tests share: generated scenes, a tiny backbone, no network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tasks.config import Config, validate
+
+os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+os.environ.pop("MLFLOW_TRACKING_URI", None)
+os.environ.pop("ATTEND_WORKSPACE", None)
+
+
+def small(workspace: Path, **changes: object) -> Config:
+    """A whole config that runs in seconds; `changes` are dotted names with `__` for the dot."""
+    values: dict[str, dict[str, object] | str] = {
+        "name": "small",
+        "data": {"adapter": "scenes", "pictures": 60, "side": 48},
+        "grids": {"backbone": "tiny", "weights": "random:0", "image_size": 64},
+        "captions": {"min_count": 1},
+        "decoder": {"name": "show_attend_tell", "embedding": 16, "hidden": 24, "attention": 16},
+        "training": {"epochs": 2, "batch_pictures": 8, "learning_rate": 0.005, "warmup_steps": 2},
+        "evaluation": {"split": "test", "beam": 2, "metrics": ["bleu", "truth"]},
+        "machine": {"workspace": str(workspace), "shard_rows": 16, "device": "cpu"},
+    }
+    for name, value in changes.items():
+        if "__" not in name:
+            values[name] = value  # type: ignore[assignment]
+            continue
+        section, field = name.split("__")
+        inner = values.setdefault(section, {})
+        assert isinstance(inner, dict)
+        inner[field] = value
+    return validate(values, "test")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    return tmp_path / "workspace"
