@@ -15,7 +15,7 @@ from torch import Tensor
 
 Fit = Literal["squash", "crop"]
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "MPO")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 100_000_000
 # The statistics torchvision's ImageNet weights were trained with, of RGB in [0, 1].
 _MEAN = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1)

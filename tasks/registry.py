@@ -78,6 +78,7 @@ def connect(workspace: Path) -> MlflowClient:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     warnings.filterwarnings("ignore", module="mlflow")
     for name in ("mlflow", "alembic"):
@@ -85,8 +86,13 @@ def connect(workspace: Path) -> MlflowClient:
     import mlflow
 
     logging.getLogger("mlflow").setLevel(logging.ERROR)
+    given = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")}
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
+    for name, value in given.items():
+        # MLflow writes the address into the environment, where it would pass for one the user gave.
+        if value is None:
+            os.environ.pop(name, None)
     client = mlflow.MlflowClient()
     # Two processes that make the embedded database at the same moment break each other's migrations.
     with Workspace(workspace).lock("mlflow-store", "the MLflow store"):
@@ -276,7 +282,8 @@ def _log_model(run_id: str, bundle: Path) -> str:
             ]
         ),
     )
-    with mlflow.start_run(run_id=run_id):
+    with mlflow.start_run(run_id=run_id), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it advises type hints where a signature is given
         info = mlflow.pyfunc.log_model(
             name="captioner",
             python_model=str(Path(__file__).with_name("registered_model.py")),

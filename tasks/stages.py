@@ -128,27 +128,16 @@ def _status(stage: Stage, config: Config, workspace: Workspace, found: dict[str,
     last_key = workspace.last_keys(config.name).get(stage.name)
     last = workspace.find(stage.name, last_key) if last_key else None
     needs = [need.format(evaluation=config.evaluation) for need in stage.needs]
-    waiting = sorted({need.split(".")[0] for need in needs if not found[need.split(".")[0]].fresh})
     own = {"config": {name: getattr(config, name).key_part() for name in stage.sections}}
+    digests, waiting = _upstream(stage, needs, found, config.name)
     if waiting:
-        state: State = "stale" if last else "missing"
-        why = [f"{' and '.join(waiting)} must run first"]
-        if last:
-            changed = differences({"config": last.ledger.parts["config"]}, own)
-            why = [*changed, f"{why[0]}; what comes out the same re-runs nothing"]
-        return Status(stage, state, why)
+        if last is None:
+            return Status(stage, "missing", [f"{' and '.join(waiting)} must run first"])
+        changed = differences({"config": last.ledger.parts["config"]}, own)
+        after = f"{' and '.join(waiting)} must run first; what comes out the same re-runs nothing"
+        return Status(stage, "stale", [*changed, after])
 
-    parts: dict[str, Any] = {"stage": stage.name, "version": stage.version, **own, "upstream": {}, "inputs": {}}
-    for need in needs:
-        upstream, product = need.split(".")
-        artifact = found[upstream].artifact
-        assert artifact is not None
-        if product not in artifact.products:
-            raise AttendError(
-                f"{config.name}: the split {product!r} of the data set has no picture, and {stage.name} needs it"
-                + _split_hint(stage, artifact)
-            )
-        parts["upstream"][need] = artifact.products[product]
+    parts: dict[str, Any] = {"stage": stage.name, "version": stage.version, **own, "upstream": digests, "inputs": {}}
     if stage.inputs:
         parts["inputs"] = _resolve(stage.inputs)(config)
     key = digest_of(parts)
@@ -163,6 +152,28 @@ def _status(stage: Stage, config: Config, workspace: Workspace, found: dict[str,
     if last is None:
         return Status(stage, "missing", ["has not run yet"], key, parts)
     return Status(stage, "stale", differences(last.ledger.parts, parts), key, parts)
+
+
+def _upstream(stage: Stage, needs: list[str], found: dict[str, Status], run: str) -> tuple[dict[str, str], list[str]]:
+    """Digest of each upstream product, and the upstream stages that must run before they are known.
+
+    AttendError for a product that will never be there: a split of the data set without pictures.
+    """
+    digests: dict[str, str] = {}
+    waiting = set()
+    for need in needs:
+        upstream, product = need.split(".")
+        artifact = found[upstream].artifact
+        if artifact is None:
+            waiting.add(upstream)
+        elif product in artifact.products:
+            digests[need] = artifact.products[product]
+        else:
+            hint = _split_hint(stage, artifact)
+            raise AttendError(
+                f"{run}: the split {product!r} of the data set has no picture, and {stage.name} needs it{hint}"
+            )
+    return digests, [name for name in BY_NAME if name in waiting]
 
 
 def _how_far(partial: Path) -> str:

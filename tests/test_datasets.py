@@ -1,0 +1,310 @@
+"""Adapters on small files of the true shape; what is malformed is refused with file, line and field."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from tasks.config import Config
+from tasks.datasets import ADAPTERS
+from tasks.datasets.base import Row
+from tasks.errors import AttendError
+from tasks.ledger import Work
+from tasks.manifest import hashed_split, ingest, pictures_of
+from tests.conftest import small
+
+
+def picture(path: Path, shade: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (shade % 256, shade // 256, 90)).save(path)
+
+
+def rows_of(adapter: str, path: Path, **options: object) -> list[Row]:
+    return list(ADAPTERS[adapter].model_validate({"path": path, **options}).rows(path / "generated"))
+
+
+def flickr8k(folder: Path, splits: bool = True) -> Path:
+    names = [f"{n}_a1b2.jpg" for n in range(6)]
+    for shade, name in enumerate(names):
+        picture(folder / "images" / name, shade)
+    lines = [f"{name}#{k}\tA dog {k} , on grass .\n" for name in names for k in range(5)]
+    (folder / "Flickr8k.token.txt").write_text("".join(lines))
+    if splits:
+        for split, part in (("train", names[:4]), ("dev", names[4:5]), ("test", names[5:])):
+            (folder / f"Flickr_8k.{split}Images.txt").write_text("\n".join(part) + "\n")
+    return folder
+
+
+def test_flickr8k(tmp_path: Path) -> None:
+    rows = rows_of("flickr8k", flickr8k(tmp_path))
+    assert [row.split for row in rows] == ["train"] * 4 + ["dev", "test"]
+    assert rows[0].captions == tuple(f"A dog {k} , on grass ." for k in range(5))
+
+
+def test_flickr8k_without_split_files_has_no_splits(tmp_path: Path) -> None:
+    assert {row.split for row in rows_of("flickr8k", flickr8k(tmp_path, splits=False))} == {None}
+
+
+def test_flickr30k(tmp_path: Path) -> None:
+    (tmp_path / "results_20130124.token").write_text("1.jpg#0\tTwo men .\n1.jpg#1\tMen .\n2.jpg#0\tA cat .\n")
+    rows = rows_of("flickr30k", tmp_path)
+    assert [(row.name, row.captions, row.split) for row in rows] == [
+        ("1.jpg", ("Two men .", "Men ."), None),
+        ("2.jpg", ("A cat .",), None),
+    ]
+
+
+def karpathy(folder: Path) -> Path:
+    def image(name: str, split: str, **more: str) -> dict[str, object]:
+        sentences = [{"raw": f"{name} is here.", "tokens": [name, "is", "here"], "sentid": 1, "imgid": 0}]
+        return {"filename": name, "split": split, "sentences": sentences, "sentids": [1], "imgid": 0, **more}
+
+    images = [
+        image("a.jpg", "train", filepath="train2014"),
+        image("b.jpg", "restval", filepath="val2014"),
+        image("c.jpg", "val", filepath="val2014"),
+        image("d.jpg", "test"),
+    ]
+    (folder / "dataset_coco.json").write_text(json.dumps({"images": images, "dataset": "coco"}))
+    return folder
+
+
+def test_karpathy_restval_joins_train(tmp_path: Path) -> None:
+    rows = rows_of("karpathy", karpathy(tmp_path))
+    assert [(row.name, row.split) for row in rows] == [
+        ("train2014/a.jpg", "train"),
+        ("val2014/b.jpg", "train"),
+        ("val2014/c.jpg", "dev"),
+        ("d.jpg", "test"),
+    ]
+
+
+def coco(folder: Path) -> Path:
+    for split, identifier in (("train2017", 9), ("val2017", 7)):
+        name = f"{identifier:012d}.jpg"
+        document = {
+            "info": {},
+            "images": [{"id": identifier, "file_name": name, "height": 8, "width": 8}],
+            "annotations": [
+                {"image_id": identifier, "id": 50, "caption": "second"},
+                {"image_id": identifier, "id": 40, "caption": "first\n"},
+            ],
+        }
+        (folder / "annotations").mkdir(exist_ok=True)
+        (folder / "annotations" / f"captions_{split}.json").write_text(json.dumps(document))
+        picture(folder / split / name, identifier)
+    return folder
+
+
+def test_coco(tmp_path: Path) -> None:
+    rows = rows_of("coco", coco(tmp_path))
+    assert [(row.name, row.split, row.captions) for row in rows] == [
+        ("train2017/000000000009.jpg", "train", ("first", "second")),
+        ("val2017/000000000007.jpg", "dev", ("first", "second")),
+    ]
+
+
+RECORDS = [
+    {"image": "a.jpg", "caption": "one, two", "split": "train"},
+    {"image": "b.jpg", "caption": 'says "hi"', "split": "validation"},
+    {"image": "a.jpg", "caption": "three", "split": "train"},
+]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".txt", ".parquet"])
+def test_table(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"captions{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(RECORDS), path)
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(RECORDS[0]), delimiter="\t" if suffix == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(RECORDS)
+    rows = rows_of("table", path)
+    assert [(row.name, row.captions, row.split) for row in rows] == [
+        ("a.jpg", ("one, two", "three"), "train"),
+        ("b.jpg", ('says "hi"',), "dev"),
+    ]
+
+
+def test_kaggles_captions_txt(tmp_path: Path) -> None:
+    (tmp_path / "captions.txt").write_text('image,caption\n1.jpg,A child .\n1.jpg,"A girl , running ."\n')
+    (row,) = rows_of("table", tmp_path / "captions.txt")
+    assert (row.captions, row.split) == (("A child .", "A girl , running ."), None)
+
+
+def test_metadata_jsonl(tmp_path: Path) -> None:
+    lines = [{"file_name": "x.png", "text": "one"}, {"file_name": "y.png", "text": ["two", "three"], "split": "test"}]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    rows = rows_of("jsonl", tmp_path)
+    assert [(row.name, row.captions, row.split) for row in rows] == [
+        ("x.png", ("one",), None),
+        ("y.png", ("two", "three"), "test"),
+    ]
+
+
+Spoil = Callable[[Path], None]
+
+
+def text(name: str, content: str | bytes) -> Spoil:
+    def write(folder: Path) -> None:
+        data = content.encode() if isinstance(content, str) else content
+        (folder / name).write_bytes(data)
+
+    return write
+
+
+def changed(name: str, old: str, new: str) -> Spoil:
+    def write(folder: Path) -> None:
+        path = folder / name
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new, 1))
+
+    return write
+
+
+MALFORMED: list[tuple[str, str, Spoil, str]] = [
+    ("flickr8k", "", text("Flickr8k.token.txt", "a.jpg#0 no tab\n"), r"Flickr8k.token.txt:1: no tab"),
+    (
+        "flickr8k",
+        "",
+        text("Flickr8k.token.txt", "ok.jpg#0\tfine\na.jpg\tx\n"),
+        r"token.txt:2: picture: 'a.jpg' does not",
+    ),
+    ("flickr8k", "", text("Flickr8k.token.txt", "a.jpg#0\t  \n"), r"token.txt:1: caption: is empty"),
+    ("flickr8k", "", text("Flickr8k.token.txt", "a.jpg#0\tx\na.jpg#0\ty\n"), r"token.txt:2: picture: .* already"),
+    ("flickr8k", "", text("Flickr8k.token.txt", b"a.jpg#0\t\xff\xfe\n"), r"token.txt:1: is not UTF-8"),
+    ("flickr8k", "", text("Flickr_8k.devImages.txt", "0_a1b2.jpg\n"), r"devImages.txt:1: 0_a1b2.jpg is listed already"),
+    ("flickr8k", "", text("Flickr_8k.devImages.txt", "nobody.jpg\n"), r"devImages.txt:1: nobody.jpg has no caption"),
+    ("karpathy", "", text("dataset_coco.json", '{"images": [\n{]}'), r"dataset_coco.json:2: is not JSON"),
+    ("karpathy", "", text("dataset_coco.json", '{"dataset": 1}'), r"dataset_coco.json: images: is missing"),
+    ("karpathy", "", changed("dataset_coco.json", '"val"', '"vall"'), r"images\[2\]: split: 'vall' is none of"),
+    ("karpathy", "", changed("dataset_coco.json", '"raw"', '"row"'), r"images\[0\].sentences\[0\]: raw: is empty"),
+    (
+        "coco",
+        "",
+        changed("annotations/captions_val2017.json", '"file_name"', '"name"'),
+        r"images\[0\].file_name: is missing",
+    ),
+    (
+        "coco",
+        "",
+        changed("annotations/captions_val2017.json", '"image_id": 7', '"image_id": 8'),
+        r"annotations\[0\].image_id: 8",
+    ),
+    ("coco", "", changed("annotations/captions_val2017.json", '"second"', "3"), r"annotations\[0\]: caption: is 3"),
+    ("table", "t.csv", text("t.csv", "image,text\na.jpg,x\n"), r"t.csv:2: no column 'caption'; there are: image, text"),
+    ("table", "t.csv", text("t.csv", "image,caption\na.jpg,x,y\n"), r"t.csv:2: has 3 fields, the first line names 2"),
+    ("table", "t.csv", text("t.csv", "image,caption\na.jpg,\n"), r"t.csv:2: caption: is empty"),
+    ("table", "t.csv", text("t.csv", 'image,caption\na.jpg,"x\n'), r"t.csv:\d: is not well-formed"),
+    ("table", "t.csv", text("t.csv", b"image,caption\na.jpg,\xff\n"), r"t.csv:\d: is not UTF-8"),
+    ("table", "t.csv", text("t.csv", "image,caption,split\na,x,train\na,y,dev\n"), r"t.csv:3: split: a is in dev here"),
+    ("table", "t.csv", text("t.csv", "image,caption,split\na,x,trian\n"), r"t.csv:2: split: 'trian'"),
+    ("table", "t.parquet", text("t.parquet", "no"), r"t.parquet: is not a Parquet file"),
+    ("table", "t.xls", text("t.xls", "no"), r"a table ends in .csv"),
+    ("jsonl", "", text("metadata.jsonl", '{"file_name": "a"}\n'), r"metadata.jsonl:1: no column 'text'"),
+    ("jsonl", "", text("metadata.jsonl", '{"file_name": "a", "text": 3}\n'), r"metadata.jsonl:1: text: is 3"),
+    ("jsonl", "", text("metadata.jsonl", '{}\n{"a\n'), r"metadata.jsonl:\d"),
+    ("flickr30k", "", text("other.txt", ""), r"results_20130124.token: no such file"),
+]
+
+
+@pytest.mark.parametrize(("adapter", "file", "spoil", "message"), MALFORMED, ids=[case[3][:40] for case in MALFORMED])
+def test_malformed_is_refused_by_file_line_and_field(
+    tmp_path: Path, adapter: str, file: str, spoil: Spoil, message: str
+) -> None:
+    if adapter in ("flickr8k", "karpathy", "coco"):
+        {"flickr8k": flickr8k, "karpathy": karpathy, "coco": coco}[adapter](tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(AttendError, match=message) as caught:
+        rows_of(adapter, tmp_path / file)
+    assert "\n" not in str(caught.value)
+
+
+def manifest_of(config: Config, out: Path) -> dict[str, str]:
+    out.mkdir(parents=True, exist_ok=True)
+    return ingest(config.data, config.machine, Work("key", {}, {}, out)).products
+
+
+def tabled(folder: Path, count: int, workspace: Path) -> Config:
+    for shade in range(count):
+        picture(folder / f"{shade}.png", shade * 7)
+    lines = ["image,caption", *(f"{shade}.png,shade {shade}" for shade in range(count))]
+    (folder / "captions.csv").write_text("\n".join(lines))
+    return small(workspace, data={"adapter": "table", "path": folder / "captions.csv", "dev_share": 0.3})
+
+
+def splits_in(out: Path) -> dict[str, str]:
+    return {picture.digest: split for split in ("train", "dev", "test") for picture in pictures_of(out, split)}
+
+
+def test_hashed_splits_do_not_move_when_pictures_are_added(tmp_path: Path, workspace: Path) -> None:
+    manifest_of(tabled(tmp_path / "data", 30, workspace), tmp_path / "before")
+    manifest_of(tabled(tmp_path / "data", 60, workspace), tmp_path / "after")
+    before, after = splits_in(tmp_path / "before"), splits_in(tmp_path / "after")
+    assert len(before) == 30
+    assert before.items() <= after.items()
+    assert set(after.values()) == {"train", "dev", "test"}
+
+
+def test_hashed_shares_are_about_as_asked(workspace: Path) -> None:
+    data = small(workspace, data__dev_share=0.2, data__test_share=0.3).data
+    splits = [hashed_split(f"{n:064x}", data) for n in range(4000)]
+    assert splits.count("dev") / 4000 == pytest.approx(0.2, abs=0.03)
+    assert splits.count("test") / 4000 == pytest.approx(0.3, abs=0.03)
+
+
+def test_a_renamed_picture_changes_the_manifest_alone(tmp_path: Path, workspace: Path) -> None:
+    config = tabled(tmp_path / "data", 30, workspace)
+    before = manifest_of(config, tmp_path / "before")
+    (tmp_path / "data" / "3.png").rename(tmp_path / "data" / "zebra.png")
+    table = tmp_path / "data" / "captions.csv"
+    table.write_text(table.read_text().replace("\n3.png,", "\nzebra.png,"))
+    assert manifest_of(config, tmp_path / "after") == before
+
+
+def test_the_same_content_in_two_splits_is_reported(tmp_path: Path, workspace: Path) -> None:
+    folder = flickr8k(tmp_path / "data")
+    (folder / "images" / "5_a1b2.jpg").write_bytes((folder / "images" / "0_a1b2.jpg").read_bytes())
+    config = small(workspace, data={"adapter": "flickr8k", "path": folder})
+    (tmp_path / "out").mkdir()
+    outcome = ingest(config.data, config.machine, Work("key", {}, {}, tmp_path / "out"))
+    assert any("0_a1b2.jpg (train) = 5_a1b2.jpg (test)" in note for note in outcome.notes)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda f: (f / "images" / "2_a1b2.jpg").unlink(),
+            r"trainImages.txt:3: 2_a1b2.jpg is captioned, but there is no",
+        ),
+        (lambda f: (f / "Flickr_8k.devImages.txt").write_text(""), r"the split 'dev' is empty"),
+        (lambda f: (f / "images").rename(f / "pictures"), r"no image folder: looked for .*set data.images"),
+    ],
+)
+def test_data_that_does_not_fit_together_is_refused(
+    tmp_path: Path, workspace: Path, spoil: Callable[[Path], None], message: str
+) -> None:
+    folder = flickr8k(tmp_path / "data")
+    spoil(folder)
+    config = small(workspace, data={"adapter": "flickr8k", "path": folder})
+    with pytest.raises(AttendError, match=message):
+        manifest_of(config, tmp_path / "out")
+
+
+def test_a_picture_without_captions_is_refused(tmp_path: Path, workspace: Path) -> None:
+    folder = coco(tmp_path)
+    path = folder / "annotations" / "captions_val2017.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "annotations": []}))
+    config = small(workspace, data={"adapter": "coco", "path": folder})
+    with pytest.raises(AttendError, match=r"images\[0\]: val2017/000000000007.jpg has no caption"):
+        manifest_of(config, tmp_path / "out")

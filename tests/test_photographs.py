@@ -1,0 +1,124 @@
+"""Every kind of picture arrives as the upright RGB a person sees; what is none is refused with a reason."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from models.photographs import MAX_PIXELS, decode, normalise, resize
+
+
+def encoded(image: Image.Image, form: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def scene() -> Image.Image:
+    """A red half over a blue one, 16x8: upright or not can be told."""
+    image = Image.new("RGB", (16, 8), (200, 30, 30))
+    image.paste((30, 30, 200), (0, 4, 16, 8))
+    return image
+
+
+def near(image: Image.Image, colour: tuple[int, int, int], at: tuple[int, int], slack: int = 12) -> bool:
+    pixel = image.getpixel(at)
+    assert isinstance(pixel, tuple)
+    return all(abs(got - want) <= slack for got, want in zip(pixel, colour, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("JPEG", {"quality": 95, "subsampling": 0}),
+        ("PNG", {}),
+        ("WEBP", {"lossless": True}),
+        ("BMP", {}),
+        ("GIF", {}),
+        ("TIFF", {}),
+    ],
+)
+def test_formats(form: str, options: dict[str, object]) -> None:
+    image = decode(encoded(scene(), form, **options))
+    assert (image.mode, image.size) == ("RGB", (16, 8))
+    assert near(image, (200, 30, 30), (8, 1)) and near(image, (30, 30, 200), (8, 6))
+
+
+def test_grey_and_palette() -> None:
+    grey = decode(encoded(Image.new("L", (4, 4), 77), "PNG"))
+    assert grey.getpixel((0, 0)) == (77, 77, 77)
+    palette = decode(encoded(scene().quantize(4), "PNG"))
+    assert near(palette, (200, 30, 30), (8, 1))
+    two = decode(encoded(Image.new("1", (4, 4), 1), "PNG"))
+    assert two.getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_transparency_lies_over_white() -> None:
+    half = Image.new("RGBA", (4, 4), (0, 0, 0, 128))
+    assert near(decode(encoded(half, "PNG")), (127, 127, 127), (1, 1), 2)
+    clear = Image.new("LA", (4, 4), (0, 0))
+    assert decode(encoded(clear, "PNG")).getpixel((1, 1)) == (255, 255, 255)
+    palette = Image.new("P", (4, 4), 0)
+    palette.putpalette([10, 20, 30, 40, 50, 60])
+    assert decode(encoded(palette, "PNG", transparency=0)).getpixel((1, 1)) == (255, 255, 255)
+
+
+def test_cmyk() -> None:
+    image = decode(encoded(scene().convert("CMYK"), "JPEG", quality=95))
+    assert image.mode == "RGB"
+    assert near(image, (200, 30, 30), (8, 1), 30)
+
+
+def test_sixteen_bit_grey_keeps_its_range() -> None:
+    values = np.array([[0, 16384], [32768, 65535]], dtype=np.uint16)
+    image = decode(encoded(Image.fromarray(values), "PNG"))
+    assert [image.getpixel((x, y))[0] for y in (0, 1) for x in (0, 1)] == [0, 64, 128, 255]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(orientation: int) -> None:
+    turned = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Image.Transpose that EXIF asks to undo
+    stored = scene()
+    if orientation > 1:
+        undo = {0: 0, 1: 1, 3: 3, 5: 5, 6: 6, 2: 4, 4: 2}
+        method = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}[orientation]
+        stored = scene().transpose(Image.Transpose(undo[method]))
+        assert orientation in turned
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    upright = decode(encoded(stored, "PNG", exif=exif))
+    assert upright.size == (16, 8)
+    assert near(upright, (200, 30, 30), (8, 1)) and near(upright, (30, 30, 200), (8, 6))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "no picture of a known format"),
+        (b"hello, I am text", "no picture of a known format"),
+        (encoded(scene(), "JPEG")[:200], "cannot be decoded|no picture"),
+        (encoded(scene().resize((200, 100)), "PNG")[:-40], "cannot be decoded"),
+    ],
+)
+def test_what_is_no_picture_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        decode(data)
+
+
+def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    big = Image.new("1", (12_000, MAX_PIXELS // 12_000 + 1))
+    with pytest.raises(ValueError, match="over the limit"):
+        decode(encoded(big, "PNG"))
+
+
+def test_resize_and_normalise() -> None:
+    squashed, cropped = (resize(scene(), 8, fit) for fit in ("squash", "crop"))
+    assert squashed.shape == cropped.shape == (3, 8, 8)
+    assert squashed.dtype == torch.uint8
+    white = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
+    expected = torch.tensor([(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225])
+    torch.testing.assert_close(normalise(white)[0, :, 0, 0], expected)

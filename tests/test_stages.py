@@ -1,0 +1,356 @@
+"""The stages on real, small data: what is fresh stays, what changed runs, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import safetensors.torch
+import torch
+
+from models.vocabulary import END, NULL, START, UNK
+from tasks import training
+from tasks.captions import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
+from tasks.config import CaptionsConfig, Config
+from tasks.errors import AttendError
+from tasks.evaluation import predict, score
+from tasks.features import open_grids
+from tasks.grid_cache import GridReader
+from tasks.ledger import Ledger, Work
+from tasks.manifest import GENERATED, files_of, pictures_of
+from tasks.stages import STAGES, Status, artifacts, plan, run_stage
+from tests.conftest import small
+
+WITHOUT_MLFLOW = [stage.name for stage in STAGES if stage.name != "register"]
+
+
+def run_all(config: Config) -> dict[str, str]:
+    """Run every stage but register; stage -> its state before."""
+    return {name: run_stage(config, name).state for name in WITHOUT_MLFLOW}
+
+
+def states(config: Config) -> dict[str, Status]:
+    return {status.stage.name: status for status in plan(config)}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workspace = tmp_path_factory.mktemp("finished") / "workspace"
+    run_all(small(workspace))
+    return workspace
+
+
+@pytest.fixture
+def workspace(finished: Path, tmp_path: Path) -> Iterator[Path]:
+    """A copy of a workspace in which everything has run."""
+    copy = tmp_path / "workspace"
+    shutil.copytree(finished, copy)
+    return copy  # type: ignore[return-value]
+
+
+def test_a_second_run_does_nothing(workspace: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in workspace.rglob("*.parquet")}
+    assert set(run_all(small(workspace)).values()) == {"fresh"}
+    assert {path: path.stat().st_mtime_ns for path in workspace.rglob("*.parquet")} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "ran", "why"),
+    [
+        ({"evaluation__beam": 3}, {"evaluate"}, "evaluation.beam: 2 -> 3"),
+        ({"training__learning_rate": 0.01}, {"train", "evaluate"}, "training.learning_rate: 0.005 -> 0.01"),
+        (
+            {"decoder__name": "attention_lstm", "decoder__attention": None},
+            {"train", "evaluate"},
+            "decoder.name: show_attend_tell -> attention_lstm",
+        ),
+        ({"captions__max_tokens": 9}, {"tensorise", "train", "evaluate"}, "captions.max_tokens: 15 -> 9"),
+        ({"grids__image_size": 96}, {"extract", "train", "evaluate"}, "grids.image_size: 64 -> 96"),
+        ({"machine__shard_rows": 7, "machine__threads": 1}, set(), ""),
+    ],
+)
+def test_only_what_depends_on_a_setting_runs(
+    workspace: Path, change: dict[str, object], ran: set[str], why: str
+) -> None:
+    config = small(workspace, **change)
+    stale = [status for status in plan(config) if not status.fresh and status.stage.name != "register"]
+    assert {status.stage.name for status in stale} == ran
+    assert not ran or why in stale[0].why
+    assert {name for name, state in run_all(config).items() if state != "fresh"} == ran
+    assert set(run_all(small(workspace)).values()) == {"fresh"}  # switching back is free
+
+
+def test_added_pictures_alone_are_extracted(workspace: Path) -> None:
+    config = small(workspace, data__pictures=80)
+    run_stage(config, "ingest")
+    run_stage(config, "extract")
+    counts = artifacts(config)["extract"].ledger.counts
+    assert (counts["grids"], counts["extracted"]) == (80, 20)
+
+
+def test_new_test_pictures_do_not_retrain(tmp_path: Path, finished: Path) -> None:
+    """Held-out pictures that come later change the scores' data, not the model's."""
+    import csv
+
+    pictures = next((finished / "artifacts" / "ingest").iterdir()) / GENERATED
+    names = sorted(path.name for path in pictures.iterdir())
+
+    def config_with(tests: int) -> Config:
+        table = tmp_path / "captions.csv"
+        with table.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["image", "caption", "split"])
+            for place, name in enumerate(names[: 40 + tests]):
+                split = "test" if place >= 40 else "dev" if place >= 30 else "train"
+                writer.writerow([name, f"a picture with number {place % 3}", split])
+        data = {"adapter": "table", "path": table, "images": pictures}
+        return small(tmp_path / "workspace", data=data, evaluation__metrics=["bleu"])
+
+    run_all(config_with(5))
+    ran = run_all(config_with(15))
+    assert {name for name, state in ran.items() if state != "fresh"} == {"ingest", "extract", "tensorise", "evaluate"}
+
+
+def test_a_damaged_artifact_is_named_and_made_again(workspace: Path) -> None:
+    config = small(workspace)
+    weights = artifacts(config)["train"].path / training.WEIGHTS
+    original = weights.read_bytes()
+    weights.write_bytes(original[:100])
+    status = states(config)["train"]
+    assert status.state == "damaged"
+    assert f"has 100 bytes, {len(original)} are recorded" in status.why[0]
+    ran = run_all(config)
+    assert {name for name, state in ran.items() if state != "fresh"} == {"train"}  # the same weights came out: cut off
+    assert weights.read_bytes() == original
+
+
+def test_a_truncated_shard_is_extracted_again_and_nothing_else_runs(workspace: Path) -> None:
+    config = small(workspace)
+    shard = sorted(workspace.rglob("shard-*.h5"))[1]
+    shard.write_bytes(shard.read_bytes()[:5000])
+    assert "damaged" in states(config)["extract"].state
+    ran = run_all(config)
+    assert {name for name, state in ran.items() if state != "fresh"} == {"extract"}
+    assert artifacts(config)["extract"].ledger.counts["extracted"] == 16
+
+
+def test_verify_reads_the_digests(workspace: Path) -> None:
+    config = small(workspace)
+    path = artifacts(config)["evaluate"].path / "scores.json"
+    path.write_text(path.read_text().replace("bleu1", "bleu9"))
+    assert states(config)["evaluate"].fresh
+    found = {status.stage.name: status for status in plan(config, verify=True)}
+    assert found["evaluate"].state == "damaged"
+
+
+def test_no_ledger_no_artifact(workspace: Path) -> None:
+    config = small(workspace)
+    (artifacts(config)["tensorise"].path / "ledger.json").unlink()
+    assert states(config)["tensorise"].state == "missing"
+    assert {name for name, state in run_all(config).items() if state != "fresh"} == {"tensorise"}
+
+
+def test_the_ledger_tells_what_made_it(workspace: Path) -> None:
+    ledger = Ledger.read(artifacts(small(workspace))["train"].path)
+    assert ledger is not None
+    assert ledger.parts["config"]["training"]["learning_rate"] == 0.005
+    assert set(ledger.versions) == {"attend", "torch", "torchvision"}
+    assert set(ledger.files) == {"decoder.json", "history.parquet", "last.safetensors", "weights.safetensors"}
+
+
+def test_an_unreadable_picture_is_a_row_with_a_reason(tmp_path: Path, finished: Path) -> None:
+    config = picture_folder(tmp_path, finished, max_failed=0.5)
+    (tmp_path / "pictures" / "scene_000003.png").write_bytes(b"not a picture")
+    run_stage(config, "ingest")
+    run_stage(config, "extract")
+    extracted = artifacts(config)["extract"]
+    (row,) = pq.read_table(extracted.path / "failed.parquet").to_pylist()
+    assert row["path"].endswith("scene_000003.png") and "no picture" in row["reason"]
+    assert extracted.ledger.counts["grids"] == 59
+
+
+def test_too_many_unreadable_pictures_fail_the_stage(tmp_path: Path, finished: Path) -> None:
+    config = picture_folder(tmp_path, finished, max_failed=0.01)
+    (tmp_path / "pictures" / "scene_000003.png").write_bytes(b"not a picture")
+    run_stage(config, "ingest")
+    with pytest.raises(AttendError, match=r"1 of 60 pictures cannot be read, over grids.max_failed=0.01: .*000003.png"):
+        run_stage(config, "extract")
+    assert not list((tmp_path / "workspace").rglob("*.partial"))
+
+
+def picture_folder(tmp_path: Path, finished: Path, max_failed: float) -> Config:
+    shutil.copytree(next((finished / "artifacts" / "ingest").iterdir()) / GENERATED, tmp_path / "pictures")
+    lines = [
+        json.dumps({"file_name": path.name, "text": "a shape"}) for path in sorted((tmp_path / "pictures").iterdir())
+    ]
+    (tmp_path / "pictures" / "metadata.jsonl").write_text("\n".join(lines))
+    data = {"adapter": "jsonl", "path": tmp_path / "pictures"}
+    return small(tmp_path / "workspace", data=data, grids__max_failed=max_failed, evaluation__metrics=["bleu"])
+
+
+def test_an_empty_evaluation_split_is_told_before_training(tmp_path: Path) -> None:
+    config = small(tmp_path, data__test_share=0.0)
+    run_stage(config, "ingest")
+    with pytest.raises(
+        AttendError, match=r"split 'test' .* has no picture.*there are: train, dev.*evaluation.split=dev"
+    ):
+        plan(config)
+
+
+def test_cached_grids_are_those_of_the_raw_pictures(workspace: Path) -> None:
+    """Cached = raw: the captioner sees in a photograph what training saw in the cache."""
+    from tasks.bundle import make_captioner
+
+    config, found = small(workspace), artifacts(small(workspace))
+    captioner = make_captioner(config.grids, config.evaluation, found["tensorise"], found["train"])
+    files = files_of(found["ingest"].path, found["ingest"].path / GENERATED)
+    rows = pq.read_table(found["evaluate"].path / "predictions.parquet").to_pylist()
+    captioned = captioner.caption([files[row["digest"]].read_bytes() for row in rows])
+    assert [item.caption for item in captioned] == [row["caption"] for row in rows]
+
+
+class Killed(BaseException):
+    """As abrupt as a signal: nothing in the program catches it."""
+
+
+@pytest.mark.parametrize("steps", [1, 6, 7, 11])
+def test_a_killed_training_goes_on_with_the_same_curve(
+    finished: Path, tmp_path: Path, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resumed = uninterrupted, mid-epoch too: weights, averages, history, to the last bit."""
+    settings = {
+        "training__averaging": 0.9,
+        "training__unknown_words": 0.2,
+        "decoder__dropout_words": 0.3,
+        "machine__checkpoint_seconds": 0,
+    }
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for workspace in (whole, cut):
+        shutil.copytree(finished, workspace)
+    run_stage(small(whole, **settings), "train")
+
+    learn = training.Fit._learn
+    left = [steps]
+
+    def dies(fit: training.Fit, batch: object) -> tuple[float, int]:
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
+        return learn(fit, batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(training.Fit, "_learn", dies)
+    with pytest.raises(Killed):
+        run_stage(small(cut, **settings), "train")
+    status = states(small(cut, **settings))["train"]
+    assert status.state == "interrupted" and f"step {steps} of 14" in status.why[0]
+    monkeypatch.setattr(training.Fit, "_learn", learn)
+    run_stage(small(cut, **settings), "train")
+
+    one, two = (artifacts(small(workspace, **settings))["train"] for workspace in (whole, cut))
+    assert one.products == two.products
+    for name in (training.WEIGHTS, training.LAST):
+        first, second = (safetensors.torch.load_file(found.path / name) for found in (one, two))
+        assert all(torch.equal(first[key], second[key]) for key in first)
+    curves = [pq.read_table(found.path / training.HISTORY).drop_columns("seconds").to_pylist() for found in (one, two)]
+    assert curves[0] == curves[1]
+    assert not list(cut.rglob("*checkpoint*"))
+
+
+def test_a_killed_extraction_keeps_its_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.grid_cache import GridStore
+
+    config = small(tmp_path)
+    run_stage(config, "ingest")
+    write = GridStore.write
+    left = [2]
+
+    def dies(store: GridStore, *arguments: object) -> object:
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
+        return write(store, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(GridStore, "write", dies)
+    with pytest.raises(Killed):
+        run_stage(config, "extract")
+    monkeypatch.setattr(GridStore, "write", write)
+    run_stage(config, "extract")
+    counts = artifacts(config)["extract"].ledger.counts
+    assert (counts["grids"], counts["extracted"], counts["shards"]) == (60, 28, 4)
+
+
+def test_early_stopping_stops(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([10.0, 30.0, 20.0, 20.0, 40.0])
+    monkeypatch.setattr(training.Dev, "bleu4", lambda *arguments: next(scores))
+    config = small(workspace, training__epochs=5, training__patience=2)
+    run_stage(config, "train")
+    history = pq.read_table(artifacts(config)["train"].path / training.HISTORY).to_pylist()
+    assert [row["dev_bleu4"] for row in history] == [10.0, 30.0, 20.0, 20.0]
+
+
+def test_vocabulary_is_by_falling_count_ties_alphabetical_from_train_alone(workspace: Path) -> None:
+    texts = [["b", "a", "c"], ["b", "a"], ["d", "b", "c"]]
+    vocabulary = build_vocabulary(texts, CaptionsConfig(min_count=2))
+    assert vocabulary.words == ("b", "a", "c")
+    assert vocabulary.encode(["c", "never", "b"], 4) == [START, 6, UNK, 4, END, NULL]
+    assert vocabulary.encode(["b"] * 9, 4) == [START, 4, 4, 4, 4, END]
+    assert vocabulary.decode([START, 5, 6, END, 4]) == ["a", "c"]
+    found = artifacts(small(workspace))
+    seen = {
+        word
+        for picture in pictures_of(found["ingest"].path, "train")
+        for text in picture.captions
+        for word in text.lower().split()
+    }
+    assert set(read_vocabulary(found["tensorise"].path).words) == {word for word in seen if word.isalnum()}
+
+
+def test_captions_are_seventeen_long_int32_and_cover_every_caption(workspace: Path) -> None:
+    found = artifacts(small(workspace))
+    table = pq.read_table(found["tensorise"].path / CAPTIONS)
+    assert str(table.schema.field("tokens").type) == "fixed_size_list<element: int32>[17]"
+    assert table.num_rows == 300
+    pictures = read_captions(found["tensorise"].path, "train")
+    assert sum(len(picture.tokens) for picture in pictures) == 5 * found["ingest"].ledger.counts["train"]
+    for row in np.concatenate([picture.tokens for picture in pictures]):
+        length = list(row).index(END)
+        assert row[0] == START and (row[length + 1 :] == NULL).all() and (row[1:length] > END).all()
+
+
+def test_predictions_are_on_disk_and_scoring_them_again_gives_the_scores(workspace: Path) -> None:
+    config, found = small(workspace), artifacts(small(workspace))
+    told = json.loads((found["evaluate"].path / "scores.json").read_text())
+    pictures = pictures_of(found["ingest"].path, "test")
+    vocabulary = read_vocabulary(found["tensorise"].path)
+    assert score(found["evaluate"].path / "predictions.parquet", pictures, vocabulary, config.evaluation) == told
+    assert "tokeniser:nltk-treebank" in told["signature"] and "beam:2" in told["signature"]
+
+
+def test_batch_size_does_not_change_the_captions(workspace: Path, tmp_path: Path) -> None:
+    found = artifacts(small(workspace))
+    pictures = pictures_of(found["ingest"].path, "train")
+    captions = []
+    for size in (1, 7):
+        config = small(workspace, machine__decode_batch=size)
+        out = tmp_path / str(size)
+        out.mkdir()
+        predict(
+            pictures,
+            read_vocabulary(found["tensorise"].path),
+            config.evaluation,
+            config.machine,
+            Work("", found, {}, out),
+        )
+        captions.append(pq.read_table(out / "predictions.parquet").column("tokens").to_pylist())
+    assert captions[0] == captions[1]
+
+
+def test_training_reads_through_the_reader(workspace: Path) -> None:
+    config = small(workspace)
+    reader = open_grids(artifacts(config)["extract"], config.machine)
+    assert isinstance(reader, GridReader) and reader.shape == (2, 2, 512)
