@@ -155,17 +155,20 @@ class _Beams:
         return kept
 
     def results(self) -> list[list[Caption]]:
-        """The best captions of every picture; living ones only where none has ended."""
+        """The n_best captions of every picture: those that ended, and living ones only where these are too few."""
         living = {picture: place for place, picture in enumerate(self.alive.tolist())}
         captions = []
         for picture, ended in enumerate(self.ended):
-            ranked = sorted(ended, key=lambda item: -item[0])[: self.n_best]
-            if not ranked:
-                place = living[picture]
-                score, best = self.scores[place].max(dim=0)
-                ranked = [(0.0, Caption(self.words[place, best].tolist(), float(score), finished=False))]
-            captions.append([caption for _, caption in ranked])
+            best = [caption for _, caption in sorted(ended, key=lambda item: -item[0])][: self.n_best]
+            if len(best) < self.n_best and picture in living:
+                best += self._living(living[picture])[: self.n_best - len(best)]
+            captions.append(best)
         return captions
+
+    def _living(self, place: int) -> list[Caption]:
+        """The living hypotheses of a picture, best first. All are of one length, so alpha does not matter."""
+        ranked = sorted(zip(self.scores[place].tolist(), self.words[place].tolist(), strict=True), reverse=True)
+        return [Caption(words, score, finished=False) for score, words in ranked if score > -math.inf]
 
     def _to_beat(self, picture: int) -> float:
         scores = sorted((score for score, _ in self.ended[picture]), reverse=True)

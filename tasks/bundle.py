@@ -16,6 +16,8 @@ from tasks.ledger import Artifact, digest_of, digest_of_file
 from tasks.training import load_decoder
 from tasks.weights import load_backbone
 
+CODE = Path(models.__file__).parent
+
 
 def make_captioner(
     grids: GridsConfig,
@@ -43,10 +45,9 @@ def make_captioner(
     return Captioner(config, read_vocabulary(tensorised.path), load_backbone(grids), decoder)
 
 
-def write_bundle(captioner: Captioner, folder: Path) -> str:
-    """Save the captioner with the code it needs; returns the digest of all that is in the folder."""
+def write_bundle(captioner: Captioner, folder: Path, source: Path = CODE) -> str:
+    """Save the captioner with the code it needs, `source`; returns the digest of all that is in the folder."""
     captioner.save(folder)
-    source = Path(models.__file__).parent
     shutil.copytree(source, folder / "models", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     digest = digest_of([[path.relative_to(folder).as_posix(), digest_of_file(path)] for path in files])

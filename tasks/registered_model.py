@@ -20,6 +20,8 @@ import torch
 
 _LIMITS = {"beam_size": (1, 32), "max_length": (1, 100), "n_best": (1, 32)}
 _LOADING = threading.Lock()
+# MLflow advises type hints even where a signature is given.
+warnings.filterwarnings("ignore", message=r".*Add type hints to the `predict` method")
 
 
 def load_captioner(bundle, device="cpu"):
@@ -66,47 +68,40 @@ def _photograph(value):
         return value
 
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # MLflow advises type hints where a signature is given
+class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
+    """A column `image` of encoded photographs in; one caption with its details a row out."""
 
-    class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
-        """A column `image` of encoded photographs in; one caption with its details a row out."""
+    def load_context(self, context):
+        self._captioner = load_captioner(context.artifacts["bundle"], "cuda" if torch.cuda.is_available() else "cpu")
 
-        def load_context(self, context):
-            self._captioner = load_captioner(
-                context.artifacts["bundle"], "cuda" if torch.cuda.is_available() else "cpu"
-            )
-
-        def predict(self, context, model_input, params=None):
-            """A list of dicts: caption, tokens, log_probability, alternatives, attention, error."""
-            params = dict(params or {})
-            for name, (least, most) in _LIMITS.items():
-                value = params.get(name) or 0
-                # 0 stands for "as the model was evaluated": a signature's parameter needs a default of its type.
-                if value and not least <= value <= most:
-                    raise mlflow.exceptions.MlflowException.invalid_parameter_value(
-                        f"{name} is {value}: give {least} to {most}"
-                    )
-            captioned = self._captioner.caption(
-                photographs_of(model_input),
-                beam=params.get("beam_size") or None,
-                max_length=params.get("max_length") or None,
-                n_best=params.get("n_best") or 1,
-                attention=bool(params.get("return_attention", False)),
-            )
-            return [
-                {
-                    "caption": item.caption,
-                    "tokens": item.words,
-                    "log_probability": item.log_probability,
-                    "alternatives": [
-                        {"caption": " ".join(words), "log_probability": p} for words, p in item.alternatives
-                    ],
-                    "attention": item.attention.tolist() if item.attention is not None else [],
-                    "error": item.error,
-                }
-                for item in captioned
-            ]
+    def predict(self, context, model_input, params=None):
+        """A list of dicts: caption, tokens, log_probability, alternatives, attention, error."""
+        params = dict(params or {})
+        for name, (least, most) in _LIMITS.items():
+            value = params.get(name) or 0
+            # 0 stands for "as the model was evaluated": a signature's parameter needs a default of its type.
+            if value and not least <= value <= most:
+                raise mlflow.exceptions.MlflowException.invalid_parameter_value(
+                    f"{name} is {value}: give {least} to {most}"
+                )
+        captioned = self._captioner.caption(
+            photographs_of(model_input),
+            beam=params.get("beam_size") or None,
+            max_length=params.get("max_length") or None,
+            n_best=params.get("n_best") or 1,
+            attention=bool(params.get("return_attention", False)),
+        )
+        return [
+            {
+                "caption": item.caption,
+                "tokens": item.words,
+                "log_probability": item.log_probability,
+                "alternatives": [{"caption": " ".join(words), "log_probability": p} for words, p in item.alternatives],
+                "attention": item.attention.tolist() if item.attention is not None else [],
+                "error": item.error,
+            }
+            for item in captioned
+        ]
 
 
 mlflow.models.set_model(RegisteredCaptioner())

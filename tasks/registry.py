@@ -282,8 +282,7 @@ def _log_model(run_id: str, bundle: Path) -> str:
             ]
         ),
     )
-    with mlflow.start_run(run_id=run_id), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it advises type hints where a signature is given
+    with mlflow.start_run(run_id=run_id):
         info = mlflow.pyfunc.log_model(
             name="captioner",
             python_model=str(Path(__file__).with_name("registered_model.py")),

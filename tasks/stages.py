@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -141,17 +141,24 @@ def _status(stage: Stage, config: Config, workspace: Workspace, found: dict[str,
     if stage.inputs:
         parts["inputs"] = _resolve(stage.inputs)(config)
     key = digest_of(parts)
+    return _known(Status(stage, "missing", [], key, parts), workspace, last, verify)
+
+
+def _known(status: Status, workspace: Workspace, last: Artifact | None, verify: bool) -> Status:
+    """The state of a stage whose key is known."""
+    stage, key = status.stage, str(status.key)
     artifact = workspace.find(stage.name, key)
     if artifact is not None:
         damage = workspace.damage(artifact, verify)
-        state = "damaged" if damage else "fresh"
-        return Status(stage, state, [damage or _told(artifact)], key, parts, None if damage else artifact)
+        if damage:
+            return replace(status, state="damaged", why=[damage])
+        return replace(status, state="fresh", why=[_told(artifact)], artifact=artifact)
     partial = workspace.partial(stage.name, key)
     if partial.exists():
-        return Status(stage, "interrupted", [_how_far(partial)], key, parts)
+        return replace(status, state="interrupted", why=[_how_far(partial)])
     if last is None:
-        return Status(stage, "missing", ["has not run yet"], key, parts)
-    return Status(stage, "stale", differences(last.ledger.parts, parts), key, parts)
+        return replace(status, why=["has not run yet"])
+    return replace(status, state="stale", why=differences(last.ledger.parts, status.parts))
 
 
 def _upstream(stage: Stage, needs: list[str], found: dict[str, Status], run: str) -> tuple[dict[str, str], list[str]]:

@@ -98,12 +98,12 @@ def test_weights_that_do_not_fit_are_refused(
 
 @pytest.mark.parametrize("weights", ["missing.pth", "random:x", "imagenet", "torchvision:"])
 def test_weights_that_are_not_there_are_refused(tmp_path: Path, weights: str) -> None:
-    with pytest.raises(AttendError, match="grids.weights"):
+    with pytest.raises(AttendError, match=r"grids\.weights"):
         weight_digests(small(tmp_path, grids__weights=weights))
 
 
 def test_an_unknown_torchvision_name_is_refused() -> None:
-    with pytest.raises(AttendError, match="IMAGENET1K_V1"):
+    with pytest.raises(AttendError, match=r"IMAGENET1K_V1"):
         load_backbone(GridsConfig(backbone="resnet101", weights="torchvision:IMAGENET9", image_size=64))
 
 

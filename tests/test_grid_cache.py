@@ -107,7 +107,7 @@ def test_a_killed_writer_leaves_nothing_that_counts(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = store_with(tmp_path)
     before = sorted(store.folder.iterdir())
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    with pytest.raises(AttendError, match="the disk is full: .* run again, published shards are kept"):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000})())
+    with pytest.raises(AttendError, match=r"the disk is full: .* run again, published shards are kept"):
         store.write(np.zeros((1, 2, 3, 5), np.float16), ["x"], [(1, 1)])
     assert sorted(store.folder.iterdir()) == before

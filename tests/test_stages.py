@@ -206,12 +206,16 @@ def test_cached_grids_are_those_of_the_raw_pictures(workspace: Path) -> None:
     """Cached = raw: the captioner sees in a photograph what training saw in the cache."""
     from tasks.bundle import make_captioner
 
-    config, found = small(workspace), artifacts(small(workspace))
+    config = small(workspace, training__epochs=12, training__learning_rate=0.02, evaluation__split="train")
+    config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"metrics": ("bleu",)})})
+    run_all(config)
+    found = artifacts(config)
     captioner = make_captioner(config.grids, config.evaluation, found["tensorise"], found["train"])
     files = files_of(found["ingest"].path, found["ingest"].path / GENERATED)
     rows = pq.read_table(found["evaluate"].path / "predictions.parquet").to_pylist()
     captioned = captioner.caption([files[row["digest"]].read_bytes() for row in rows])
     assert [item.caption for item in captioned] == [row["caption"] for row in rows]
+    assert len({row["caption"] for row in rows}) > 5
 
 
 class Killed(BaseException):
@@ -286,7 +290,7 @@ def test_a_killed_extraction_keeps_its_shards(tmp_path: Path, monkeypatch: pytes
 
 def test_early_stopping_stops(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([10.0, 30.0, 20.0, 20.0, 40.0])
-    monkeypatch.setattr(training.Dev, "bleu4", lambda *arguments: next(scores))
+    monkeypatch.setattr(training.Dev, "bleu4", lambda *_: next(scores))
     config = small(workspace, training__epochs=5, training__patience=2)
     run_stage(config, "train")
     history = pq.read_table(artifacts(config)["train"].path / training.HISTORY).to_pylist()

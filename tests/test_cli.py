@@ -1,0 +1,233 @@
+"""The command line: each mistake ends in one line and leaves what was there; help answers at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from flows import cli
+from tasks.config import load, presets
+from tasks.errors import AttendError
+from tasks.stages import plan, run_stage
+from tests.conftest import small
+from tests.test_datasets import flickr8k
+
+Capture = pytest.CaptureFixture[str]
+
+
+def attend(monkeypatch: pytest.MonkeyPatch, capsys: Capture, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `attend ARGUMENTS`, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["attend", *arguments])
+    capsys.readouterr()
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: Capture, *arguments: str) -> str:
+    """The one line in which the command ends."""
+    code, _, err = attend(monkeypatch, capsys, *arguments)
+    lines = [line for line in err.splitlines() if line.startswith("attend: ")]
+    assert code == 1 and len(lines) == 1 and "Traceback" not in err
+    return lines[0]
+
+
+def written(tmp_path: Path, **changes: object) -> str:
+    """A YAML file of a small config."""
+    config = small(tmp_path / "workspace", **changes).model_dump(
+        mode="json", exclude={"data": {"path"}} if "data" not in changes else None
+    )
+    path = tmp_path / "small.yaml"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["run", "demmo"], "demmo: no such preset; did you mean 'demo'?"),
+        (["run", "other.yaml"], "other.yaml: no such file"),
+        (["run", "demo", "training.epoch=3"], "training.epoch: no such setting; did you mean 'epochs'?"),
+        (["run", "demo", "trainng.epochs=3"], "trainng: no such setting; did you mean 'training'?"),
+        (["run", "demo", "training.epochs=three"], "training.epochs: Input should be a valid integer"),
+        (["run", "demo", "training.epochs"], "an override reads section.field=value"),
+        (["run", "demo", "data.adapter=scene"], "unknown dataset adapter 'scene'; did you mean 'scenes'?"),
+        (["run", "demo", "data.columns=3"], "data.columns: no such setting"),
+        (["run", "demo", "decoder.name=lstm"], "unknown decoder 'lstm'; did you mean 'attention_lstm'?"),
+        (["run", "demo", "grids.backbone=resnet1O1"], "unknown backbone 'resnet1O1'; did you mean 'resnet101'?"),
+        (["run", "demo", "captions.tokeniser=treebnk"], "unknown tokeniser 'treebnk'; did you mean 'treebank'?"),
+        (["run", "demo", "evaluation.metrics=[blue]"], "unknown metric 'blue'; did you mean 'bleu'?"),
+        (["run", "demo", "decoder.name=attention_lstm"], "has no attention layer of its own: leave out `attention`"),
+        (["run", "demo", "--until", "trian"], "no such stage 'trian'; did you mean 'train'?"),
+        (["run", "flickr8k"], "data.path: is missing"),
+        (["run", "flickr8k", "data.path=/nowhere"], "data.path: /nowhere: no such folder"),
+        (["presets", "dem"], "dem: no such preset; did you mean 'demo'?"),
+        (["caption", "/nowhere.jpg"], "/nowhere.jpg: no such picture"),
+    ],
+)
+def test_mistakes_end_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, arguments: list[str], line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert line in refused(monkeypatch, capsys, *arguments)
+    assert not (tmp_path / "workspace").exists()
+
+
+def test_an_unwritable_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    (tmp_path / "file").write_text("in the way")
+    line = refused(monkeypatch, capsys, "run", "demo", f"machine.workspace={tmp_path}/file/workspace")
+    assert "the workspace cannot be written" in line and "machine.workspace=FOLDER" in line
+
+
+def test_a_server_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    line = refused(monkeypatch, capsys, "run", "demo", f"machine.workspace={tmp_path}/workspace")
+    assert "the MLflow server http://127.0.0.1:9 does not answer" in line
+    assert not list((tmp_path / "workspace").rglob("ledger.json"))
+
+
+def test_no_model_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    line = refused(monkeypatch, capsys, "caption", str(tmp_path / "a.png"), "--workspace", str(tmp_path / "none"))
+    assert "no model is registered there" in line
+    assert not (tmp_path / "none").exists()
+
+
+def test_status_json_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    path = written(tmp_path)
+    code, out, _ = attend(monkeypatch, capsys, "status", path, "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert [(row["stage"], row["state"]) for row in rows][0] == ("ingest", "missing")
+    run_stage(load(path), "ingest")
+    _, out, _ = attend(monkeypatch, capsys, "status", path)
+    assert out.splitlines()[0].split()[:2] == ["fresh", "ingest"]
+
+
+def test_cache_list_and_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    config = small(tmp_path / "workspace")
+    run_stage(config, "ingest")
+    run_stage(config, "extract")
+    place = ["--workspace", str(tmp_path / "workspace")]
+    _, out, _ = attend(monkeypatch, capsys, "cache", "list", "--json", *place)
+    (store,) = json.loads(out)
+    assert (store["backbone"], store["pictures"], store["shards"]) == ("tiny", 60, 4)
+    code, out, _ = attend(monkeypatch, capsys, "cache", "verify", *place)
+    assert (code, out.strip()) == (0, "4 of 4 shards are sound")
+    shard = next((tmp_path / "workspace").rglob("shard-00002.h5"))
+    data = bytearray(shard.read_bytes())
+    data[-5] ^= 4
+    shard.write_bytes(data)
+    code, out, err = attend(monkeypatch, capsys, "cache", "verify", *place)
+    assert code == 1 and "3 of 4 shards are sound" in out and "shard-00002.h5: does not match its digest" in err
+
+
+def test_datasets_and_presets_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    _, out, _ = attend(monkeypatch, capsys, "datasets")
+    for name in ("flickr8k", "flickr30k", "karpathy", "coco", "table", "jsonl", "scenes"):
+        assert f"\n{name} " in f"\n{out}"
+    _, out, _ = attend(monkeypatch, capsys, "presets", "--json")
+    assert set(json.loads(out)) == set(presets())
+    _, out, _ = attend(monkeypatch, capsys, "presets", "demo")
+    assert "adapter: scenes" in out
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_is_a_valid_config(name: str, tmp_path: Path) -> None:
+    overrides = [] if name == "demo" else [f"data.path={tmp_path}"]
+    config = load(name, overrides)
+    assert config.name == name and config.registry.model == name
+
+
+def test_a_file_may_build_on_a_preset(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("preset: demo\nname: mine\ntraining: {epochs: 3}\n")
+    config = load(str(tmp_path / "mine.yaml"), ["training.seed=4"])
+    assert (config.name, config.training.epochs, config.training.seed, config.data.adapter) == ("mine", 3, 4, "scenes")
+
+
+@pytest.mark.parametrize("text", ["- a list", "a: [", "preset: nothing\n"])
+def test_files_that_are_no_configs(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(AttendError, match=r"bad.yaml: .+"):
+        load(str(tmp_path / "bad.yaml"))
+
+
+def test_planning_loads_no_heavy_library(tmp_path: Path) -> None:
+    """Status and a fresh run answer at once only as long as nothing heavy is imported for them."""
+    path = written(tmp_path)
+    code = (
+        "import sys; from flows import cli; from tasks.config import load; from tasks.stages import plan; "
+        f"plan(load({path!r})); found = {{'torch', 'prefect', 'mlflow', 'nltk', 'h5py'}} & set(sys.modules); "
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def environment(**more: str) -> dict[str, str]:
+    hidden = ("MLFLOW_TRACKING_URI", "ATTEND_WORKSPACE", "PREFECT_API_URL", "PREFECT_HOME")
+    return {name: value for name, value in os.environ.items() if name not in hidden} | more
+
+
+def program(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    attend = Path(sys.executable).with_name("attend")
+    return subprocess.run([attend, *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
+
+
+def test_the_whole_program(tmp_path: Path) -> None:
+    """`attend run` through Prefect and MLflow, then again, then a caption: as a person would."""
+    path = written(tmp_path, training__epochs=4)
+    first = program("run", path, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "register: version 1 is champion" in first.stdout
+    assert "Traceback" not in first.stderr
+    start = time.monotonic()
+    second = program("run", path, cwd=tmp_path)
+    assert "nothing to do: every stage is fresh" in second.stdout and second.stdout.count("fresh ") == 6
+    assert "Prefect" not in second.stderr and time.monotonic() - start < 30
+    picture = next((tmp_path / "workspace").rglob("scene_000000.png"))
+    place = ["--workspace", str(tmp_path / "workspace")]
+    said = program("caption", str(picture), "--attention", "map.png", "--beam", "2", "--json", *place, cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert set(json.loads(said.stdout)[0]) == {"picture", "caption", "log_probability", "error"}
+    (tmp_path / "bad.jpg").write_bytes(b"no picture")
+    mixed = program("caption", str(tmp_path / "bad.jpg"), str(picture), *place, cwd=tmp_path)
+    assert mixed.returncode == 1
+    assert "bad.jpg: is no picture of a known format" in mixed.stderr and "scene_000000.png:" in mixed.stdout
+
+    spoilt = program("run", path, "grids.weights=missing.pth", cwd=tmp_path)
+    assert (spoilt.returncode, spoilt.stderr.strip()) == (1, "attend: grids.weights: missing.pth: no such file")
+    torch.save({"a": torch.zeros(1)}, tmp_path / "other.pth")
+    other = program("run", path, f"grids.weights={tmp_path}/other.pth", cwd=tmp_path)
+    lines = [line for line in other.stderr.splitlines() if line.startswith("attend: ")]
+    assert other.returncode == 1 and len(lines) == 1 and "weights of another architecture" in lines[0]
+    assert "Traceback" not in other.stderr and not list((tmp_path / "workspace").rglob("*.partial"))
+    assert all(status.fresh for status in plan(load(path)))  # nothing that was there is lost
+
+
+def test_broken_data_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    folder = flickr8k(tmp_path / "data")
+    path = written(tmp_path, data={"adapter": "flickr8k", "path": str(folder)}, evaluation__metrics=["bleu"])
+    (folder / "images" / "2_a1b2.jpg").unlink()
+    with pytest.raises(AttendError, match=r"trainImages.txt:3: 2_a1b2.jpg is captioned, but there is no such picture"):
+        run_stage(load(path), "ingest")
+    assert not list((tmp_path / "workspace").rglob("*.partial"))
+
+
+def test_a_full_disk_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device", "/disk/shard")
+
+    monkeypatch.setattr("tasks.config.load", full)
+    assert "/disk/shard: the disk is full: make room and run again" in refused(monkeypatch, capsys, "status", "demo")

@@ -1,0 +1,285 @@
+"""The registered model: found again, loaded where this project is not, each version running its own code."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from tasks import bundle, registry
+from tasks.config import Config
+from tasks.errors import AttendError
+from tasks.manifest import GENERATED
+from tasks.stages import STAGES, artifacts, plan, run_stage
+from tests.conftest import small
+
+HERE = Path(__file__).resolve().parents[1]
+
+
+def trained(workspace: Path, **changes: object) -> Config:
+    """A config whose captions say something."""
+    return small(workspace, **{"training__epochs": 12, "training__learning_rate": 0.02, **changes})
+
+
+def run_all(config: Config) -> dict[str, str]:
+    return {stage.name: run_stage(config, stage.name).state for stage in STAGES}
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with one registered version, champion."""
+    workspace = tmp_path_factory.mktemp("registry") / "workspace"
+    run_all(trained(workspace))
+    return workspace
+
+
+def pictures(workspace: Path) -> list[Path]:
+    return sorted(workspace.glob(f"artifacts/ingest/*/{GENERATED}/*.png"))
+
+
+def told(config: Config) -> dict[str, str]:
+    found: dict[str, str] = json.loads((artifacts(config)["register"].path / registry.REGISTRATION).read_text())
+    return found
+
+
+def outside(workspace: Path, code: str) -> str:
+    """Run code in a process that has the installed libraries, but not this project."""
+    prelude = f"""
+import sys
+sys.path = [place for place in sys.path if place not in ("", {str(HERE)!r})]
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__.lower()]
+for name in ("models", "tasks", "flows"):
+    try:
+        __import__(name)
+        raise SystemExit(name + " can be imported here: the test says nothing")
+    except ImportError:
+        pass
+import mlflow, pathlib
+mlflow.set_tracking_uri("sqlite:///{workspace}/mlflow.db")
+pictures = sorted(pathlib.Path({str(workspace)!r}).glob("artifacts/ingest/*/{GENERATED}/*.png"))
+"""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MLFLOW_TRACKING_URI")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + code],
+        cwd=workspace.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_model_captions_without_this_project(workspace: Path) -> None:
+    said = outside(
+        workspace,
+        """
+import json
+model = mlflow.pyfunc.load_model("models:/small@champion")
+rows = model.predict({"image": [path.read_bytes() for path in pictures[:20]]})
+print(json.dumps([row["caption"] for row in rows]))
+""",
+    )
+    captioner = registry_captioner(workspace)
+    expected = [item.caption for item in captioner.caption([path.read_bytes() for path in pictures(workspace)[:20]])]
+    assert json.loads(said.splitlines()[-1]) == expected
+    assert len(set(expected)) > 1
+
+
+def registry_captioner(workspace: Path):  # type: ignore[no-untyped-def]
+    config, found = trained(workspace), artifacts(trained(workspace))
+    return bundle.make_captioner(config.grids, config.evaluation, found["tensorise"], found["train"])
+
+
+def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_path: Path) -> None:
+    """The second version's code shouts; both are loaded beside a stranger's `models` package."""
+    shutil.copytree(bundle.CODE, tmp_path / "code")
+    source = tmp_path / "code" / "captioner.py"
+    assert 'return " ".join(self.words)' in source.read_text()
+    source.write_text(source.read_text().replace('return " ".join(self.words)', 'return " ".join(self.words).upper()'))
+    bundle.write_bundle(registry_captioner(workspace), tmp_path / "bundle", source=tmp_path / "code")
+    client = registry.connect(workspace)
+    run_id = client.create_run(registry._experiment(client, workspace, "other")).info.run_id
+    address = registry._log_model(run_id, tmp_path / "bundle")
+    said = outside(
+        workspace,
+        f"""
+import types
+sys.modules["models"] = types.ModuleType("models")
+one = mlflow.pyfunc.load_model("models:/small@champion")
+two = mlflow.pyfunc.load_model("{address}")
+data = {{"image": [pictures[0].read_bytes()]}}
+print(one.predict(data)[0]["caption"]); print(two.predict(data)[0]["caption"]); print(one.predict(data)[0]["caption"])
+""",
+    )
+    first, second, again = said.splitlines()[-3:]
+    assert first == again and second == first.upper() and second != first
+
+
+def test_inputs_in_every_form_and_a_bad_picture_among_good_ones(workspace: Path) -> None:
+    import mlflow
+
+    registry.connect(workspace)
+    model = mlflow.pyfunc.load_model("models:/small@champion")
+    photograph = pictures(workspace)[0].read_bytes()
+    expected = model.predict(pd.DataFrame({"image": [photograph]}))[0]
+    assert expected["caption"] and expected["error"] is None and expected["tokens"] == expected["caption"].split()
+    inner = model.unwrap_python_model()
+    for form in (
+        pd.DataFrame({"image": [base64.b64encode(photograph).decode()]}),
+        pd.DataFrame({"image": [base64.b64encode(photograph)]}),
+        {"image": [photograph]},
+        [photograph],
+        [base64.b64encode(photograph).decode()],
+        [{"image": photograph}],
+    ):
+        assert inner.predict(None, form)[0]["caption"] == expected["caption"]
+    rows = model.predict(pd.DataFrame({"image": [photograph, b"\xff\xd8 broken", photograph]}))
+    assert [row["error"] is None for row in rows] == [True, False, True]
+    assert rows[0]["caption"] == rows[2]["caption"] == expected["caption"]
+
+
+def test_parameters_are_bounded_and_work(workspace: Path) -> None:
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    registry.connect(workspace)
+    model = mlflow.pyfunc.load_model("models:/small@champion")
+    data = pd.DataFrame({"image": [pictures(workspace)[0].read_bytes()]})
+    (row,) = model.predict(data, params={"beam_size": 4, "n_best": 3, "max_length": 9, "return_attention": True})
+    assert len(row["tokens"]) <= 9 and len(row["alternatives"]) == 2
+    assert len(row["attention"]) == len(row["tokens"])
+    assert sum(map(sum, row["attention"][0])) == pytest.approx(1.0, abs=1e-5)
+    for params in ({"beam_size": 10**8}, {"max_length": -3}, {"n_best": 99}):
+        with pytest.raises(MlflowException, match="give 1 to"):
+            model.predict(data, params=params)
+
+
+def test_the_run_holds_params_curves_scores_files_and_samples(workspace: Path) -> None:
+    client = registry.connect(workspace)
+    run = client.get_run(told(trained(workspace))["run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["training.learning_rate"] == "0.02"
+    assert {"loss", "dev_bleu4", "bleu4", "truth"} <= set(run.data.metrics)
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "loss")] == list(
+        range(1, len(pq.read_table(artifacts(trained(workspace))["train"].path / "history.parquet")) + 1)
+    )
+    names = {item.path for item in client.list_artifacts(run.info.run_id)}
+    assert {
+        "predictions.parquet",
+        "scores.json",
+        "vocabulary.json",
+        "history.parquet",
+        "checkpoints",
+        "samples",
+    } <= names
+    assert all(item.path.endswith(".png") for item in client.list_artifacts(run.info.run_id, "samples"))
+
+
+def test_registering_again_makes_no_second_version(workspace: Path) -> None:
+    config = trained(workspace)
+    before = told(config)
+    shutil.rmtree(artifacts(config)["register"].path)
+    assert run_stage(config, "register").state != "fresh"
+    assert told(config)["version"] == before["version"]
+    client = registry.connect(workspace)
+    assert len(client.search_model_versions("name = 'small'")) == 1
+    assert len(client.search_runs([client.get_run(before["run_id"]).info.experiment_id])) == 1
+
+
+def test_only_a_better_one_on_the_same_pictures_becomes_champion(tmp_path: Path, workspace: Path) -> None:
+    copy = tmp_path / "workspace"
+    shutil.copytree(workspace, copy)
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{copy}/promotion.db"
+    try:
+        client = registry.connect(copy)
+        scores = iter([30.0, 20.0, 40.0])
+        aliases = []
+        for beam in (2, 3, 4):
+            config = trained(copy, evaluation__beam=beam, registry__promote_on="bleu4")
+            run_stage(config, "evaluate")
+            path = artifacts(config)["evaluate"].path / "scores.json"
+            found = json.loads(path.read_text())
+            found["signature"] = "the same settings"
+            found["scores"]["bleu4"] = next(scores)
+            path.write_text(json.dumps(found).ljust(path.stat().st_size))
+            status = next(item for item in plan(config) if item.stage.name == "evaluate")
+            if not status.fresh:  # the rewritten file is shorter or longer: make the ledger agree
+                ledger = path.with_name("ledger.json")
+                values = json.loads(ledger.read_text())
+                values["files"]["scores.json"]["size"] = path.stat().st_size
+                ledger.write_text(json.dumps(values))
+            run_stage(config, "register")
+            aliases.append(told(config)["alias"])
+        assert aliases == ["champion", "challenger", "champion"]
+        assert int(client.get_model_version_by_alias("small", "champion").version) == 3
+        assert int(client.get_model_version_by_alias("small", "previous").version) == 1
+        assert int(client.get_model_version_by_alias("small", "challenger").version) == 2
+    finally:
+        del os.environ["MLFLOW_TRACKING_URI"]
+
+
+def test_a_champion_scored_on_other_pictures_is_scored_anew(
+    tmp_path: Path, workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "workspace"
+    shutil.copytree(workspace, copy)
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{copy}/other.db"
+    try:
+        run_stage(trained(copy), "register")
+        config = trained(copy, evaluation__split="dev")
+        run_all(config)
+        printed = capsys.readouterr().out
+        assert "version 1 was scored on other pictures or settings; scoring it on these" in printed
+        # The same weights on the same pictures: no better than itself.
+        scores = json.loads((artifacts(config)["evaluate"].path / "scores.json").read_text())["scores"]
+        assert told(config)["alias"] == "challenger"
+        assert f"does not beat the {scores['bleu4']:.2f} of version 1" in told(config)["why"]
+    finally:
+        del os.environ["MLFLOW_TRACKING_URI"]
+
+
+def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9/")
+    with pytest.raises(AttendError, match=r"MLflow server http://127.0.0.1:9 does not answer") as caught:
+        registry.check_store(tmp_path)
+    assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_predictions_file_is_plain_parquet(workspace: Path) -> None:
+    path = artifacts(trained(workspace))["evaluate"].path / "predictions.parquet"
+    assert pq.read_schema(path).names == ["digest", "caption", "tokens", "log_probability", "finished"]
+
+
+@pytest.mark.slow
+def test_the_model_runs_in_an_environment_of_its_own_requirements(workspace: Path, tmp_path: Path) -> None:
+    """A fresh environment with nothing but what the model asks for."""
+    import mlflow
+
+    registry.connect(workspace)
+    requirements = mlflow.pyfunc.get_model_dependencies("models:/small@champion")
+    uv = Path(sys.executable).with_name("uv")
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "env"], check=True)
+    python = tmp_path / "env" / "bin" / "python"
+    subprocess.run([uv, "pip", "install", "--quiet", "--python", python, "-r", requirements], check=True)
+    code = f"""
+import mlflow, pathlib
+mlflow.set_tracking_uri("sqlite:///{workspace}/mlflow.db")
+model = mlflow.pyfunc.load_model("models:/small@champion")
+print(model.predict({{"image": [pathlib.Path({str(pictures(workspace)[0])!r}).read_bytes()]}})[0]["caption"])
+"""
+    done = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = registry_captioner(workspace).caption([pictures(workspace)[0].read_bytes()])[0].caption
+    assert done.stdout.splitlines()[-1] == expected
