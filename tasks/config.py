@@ -169,10 +169,17 @@ class Config(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _model_is_named_after_the_run(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "name" in values:
-            registry = {"model": values["name"], **(values.get("registry") or {})}
-            return {**values, "registry": registry}
+    def _complete(cls, values: Any) -> Any:
+        """Lay the values over those of their `preset`, and name the model after the run."""
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        preset = values.pop("preset", None)
+        if preset is not None:
+            _member(preset, "preset", presets())
+            values = _merged({"name": preset, **_read_yaml(presets()[preset])}, values)
+        if "name" in values:
+            values["registry"] = {"model": values["name"], **(values.get("registry") or {})}
         return values
 
     @property
@@ -200,18 +207,13 @@ def load(preset_or_file: str, overrides: list[str] | tuple[str, ...] = ()) -> Co
     known = presets()
     path = Path(preset_or_file)
     if preset_or_file in known:
-        path = known[preset_or_file]
+        values: dict[str, Any] = {"preset": preset_or_file}
     elif path.suffix not in (".yaml", ".yml"):
         raise AttendError(f"{preset_or_file}: no such preset{nearest(preset_or_file, known)} (or give a .yaml file)")
     elif not path.is_file():
         raise AttendError(f"{path}: no such file")
-    values = _read_yaml(path)
-    values.setdefault("name", path.stem)
-    base = values.pop("preset", None)
-    if base is not None:
-        if base not in known:
-            raise AttendError(f"{path}: preset: no such preset {base!r}{nearest(str(base), known)}")
-        values = _merged(_read_yaml(known[base]), values)
+    else:
+        values = {"name": path.stem, **_read_yaml(path)}
     for override in overrides:
         values = _merged(values, _parse_override(override))
     return validate(values, str(preset_or_file))

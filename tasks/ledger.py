@@ -196,7 +196,7 @@ class Workspace:
         """Stage -> key of the last artifact this run made or found; what `status` compares with."""
         try:
             values = json.loads((self.root / "runs" / f"{run}.json").read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
             return {}
         return {str(stage): str(key) for stage, key in values.items()}
 

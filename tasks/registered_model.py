@@ -11,7 +11,6 @@ import importlib.util
 import json
 import sys
 import threading
-import warnings
 from pathlib import Path
 
 import mlflow
@@ -20,8 +19,6 @@ import torch
 
 _LIMITS = {"beam_size": (1, 32), "max_length": (1, 100), "n_best": (1, 32)}
 _LOADING = threading.Lock()
-# MLflow advises type hints even where a signature is given.
-warnings.filterwarnings("ignore", message=r".*Add type hints to the `predict` method")
 
 
 def load_captioner(bundle, device="cpu"):
@@ -74,7 +71,7 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
     def load_context(self, context):
         self._captioner = load_captioner(context.artifacts["bundle"], "cuda" if torch.cuda.is_available() else "cpu")
 
-    def predict(self, context, model_input, params=None):
+    def predict(self, context, model_input: pd.DataFrame, params=None):
         """A list of dicts: caption, tokens, log_probability, alternatives, attention, error."""
         params = dict(params or {})
         for name, (least, most) in _LIMITS.items():

@@ -65,7 +65,7 @@ def written(tmp_path: Path, **changes: object) -> str:
         (["run", "demo", "training.epochs"], "an override reads section.field=value"),
         (["run", "demo", "data.adapter=scene"], "unknown dataset adapter 'scene'; did you mean 'scenes'?"),
         (["run", "demo", "data.columns=3"], "data.columns: no such setting"),
-        (["run", "demo", "decoder.name=lstm"], "unknown decoder 'lstm'; did you mean 'attention_lstm'?"),
+        (["run", "demo", "decoder.name=attend_lstm"], "unknown decoder 'attend_lstm'; did you mean 'attention_lstm'?"),
         (["run", "demo", "grids.backbone=resnet1O1"], "unknown backbone 'resnet1O1'; did you mean 'resnet101'?"),
         (["run", "demo", "captions.tokeniser=treebnk"], "unknown tokeniser 'treebnk'; did you mean 'treebank'?"),
         (["run", "demo", "evaluation.metrics=[blue]"], "unknown metric 'blue'; did you mean 'bleu'?"),
@@ -110,7 +110,7 @@ def test_status_json_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     code, out, _ = attend(monkeypatch, capsys, "status", path, "--json")
     rows = json.loads(out)
     assert code == 0
-    assert [(row["stage"], row["state"]) for row in rows][0] == ("ingest", "missing")
+    assert (rows[0]["stage"], rows[0]["state"]) == ("ingest", "missing")
     run_stage(load(path), "ingest")
     _, out, _ = attend(monkeypatch, capsys, "status", path)
     assert out.splitlines()[0].split()[:2] == ["fresh", "ingest"]

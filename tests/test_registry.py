@@ -157,8 +157,8 @@ def test_parameters_are_bounded_and_work(workspace: Path) -> None:
     registry.connect(workspace)
     model = mlflow.pyfunc.load_model("models:/small@champion")
     data = pd.DataFrame({"image": [pictures(workspace)[0].read_bytes()]})
-    (row,) = model.predict(data, params={"beam_size": 4, "n_best": 3, "max_length": 9, "return_attention": True})
-    assert len(row["tokens"]) <= 9 and len(row["alternatives"]) == 2
+    (row,) = model.predict(data, params={"beam_size": 2, "n_best": 2, "max_length": 12, "return_attention": True})
+    assert 0 < len(row["tokens"]) <= 12 and len(row["alternatives"]) == 1
     assert len(row["attention"]) == len(row["tokens"])
     assert sum(map(sum, row["attention"][0])) == pytest.approx(1.0, abs=1e-5)
     for params in ({"beam_size": 10**8}, {"max_length": -3}, {"n_best": 99}):
