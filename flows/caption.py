@@ -44,17 +44,17 @@ def caption_files(
 
 def load_captioner(model: str | None, workspace: Path) -> Any:
     """The captioner of an MLflow address; None for the champion registered last."""
-    from tasks import registry
+    from tasks import registry, tracking
 
     if model is not None and not model.startswith(("models:/", "runs:/")):
         raise AttendError(f"--model: {model}: an address reads models:/NAME@ALIAS or models:/NAME/VERSION")
-    registry.check_store(workspace, must_exist=True)
-    client = registry.connect(workspace)
+    tracking.check_store(workspace, must_exist=True)
+    client = tracking.connect(workspace)
     if model is None:
         found = [item for item in registry.registered_models(client) if item.champion is not None]
         if not found:
             raise AttendError(
-                f"{registry.tracking_uri(workspace)}: no champion is registered yet: run `attend run` first"
+                f"{tracking.tracking_uri(workspace)}: no champion is registered yet: run `attend run` first"
             )
         model = f"models:/{found[0].name}@champion"
         print(f"model: {model}", file=sys.stderr)

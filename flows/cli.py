@@ -179,7 +179,7 @@ def ui(
     workspace: WorkspaceOption = Path("workspace"), port: Annotated[int, typer.Option(min=1, max=65535)] = 5000
 ) -> None:
     """MLflow's UI on the store that `attend run` logs to."""
-    from tasks.registry import mlflow_ui
+    from tasks.tracking import mlflow_ui
 
     mlflow_ui(workspace.expanduser().absolute(), port)
 
@@ -187,8 +187,8 @@ def ui(
 def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
     from tasks.config import nearest
     from tasks.ledger import Workspace
-    from tasks.registry import check_store
     from tasks.stages import BY_NAME, plan
+    from tasks.tracking import check_store
 
     if until not in BY_NAME:
         raise AttendError(f"--until: no such stage {until!r}{nearest(until, BY_NAME)}")

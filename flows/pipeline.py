@@ -12,7 +12,7 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 
-from tasks import registry
+from tasks import tracking
 from tasks.config import Config
 from tasks.stages import Status, plan, run_stage
 
@@ -43,9 +43,9 @@ def train(config: Config) -> Any:
     status = next(status for status in plan(config) if status.stage.name == "train")
     if status.fresh or status.key is None:
         return _told(run_stage(config, "train"))
-    params = registry.params_of(data=config.data, grids=config.grids, decoder=config.decoder, training=config.training)
+    params = tracking.params_of(data=config.data, grids=config.grids, decoder=config.decoder, training=config.training)
     model = config.registry.model
-    with registry.training_log(config.workspace, model, config.name, status.key, params) as log:
+    with tracking.training_log(config.workspace, model, config.name, status.key, params) as log:
         return _told(run_stage(config, "train", epoch_done=log.epoch))
 
 

@@ -1,32 +1,22 @@
-"""Stage `register`, and all else that speaks to MLflow.
+"""Stage `register`, and the registered models. This file and tracking.py are the only ones that speak to MLflow.
 
-One MLflow run for each trained model, found again by its stage key: a resumed or repeated run logs into the
-same one. A registered version is a self-contained bundle (see bundle.py); `champion` is the alias of the best one,
-and is moved only by a better score on the same evaluation data.
+A registered version is a self-contained bundle (see bundle.py); `champion` is the alias of the best one, and is
+moved only by a better score on the same evaluation data.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import os
-import sys
 import tempfile
-import urllib.error
-import urllib.request
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import pyarrow.parquet as pq
 
 from tasks.config import (
-    Config,
     DecoderConfig,
     EvaluationConfig,
     GridsConfig,
@@ -37,146 +27,16 @@ from tasks.config import (
 from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
 from tasks.ledger import Outcome, Work, Workspace, digest_of
+from tasks.tracking import TRAIN_KEY, TrainingLog, params_of, tracking_uri, training_log
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
 REGISTRATION = "registration.json"
-_TRAIN_KEY, _KEY, _EPOCHS = "attend.train_key", "attend.key", "attend.epochs"
+_KEY = "attend.key"
 _SAMPLES = 4
 _REQUIREMENTS = ("mlflow", "torch", "torchvision", "safetensors", "pillow", "numpy", "pandas")
-
-
-def tracking_uri(workspace: Path) -> str:
-    """MLFLOW_TRACKING_URI where it is set, else an sqlite store embedded in the workspace."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace}/mlflow.db"
-
-
-def store_digests(config: Config) -> dict[str, str]:  # noqa: ARG001 -- the shape of every `inputs`
-    """What a registration depends on beside its model: the store it is in (credentials left out)."""
-    given = os.environ.get("MLFLOW_TRACKING_URI")
-    if not given:
-        return {"MLflow store": "embedded"}
-    parts = urlsplit(given)
-    return {"MLflow store": f"{parts.scheme}://{parts.hostname or ''}:{parts.port or ''}{parts.path}"}
-
-
-def check_store(workspace: Path, must_exist: bool = False) -> None:
-    """Refuse, before any work, a server that does not answer within 5 s; a store that must be there and is not."""
-    uri = tracking_uri(workspace)
-    if uri.startswith(("http://", "https://")):
-        _check_server(uri)
-    elif must_exist and uri.startswith("sqlite:") and not Path(uri.removeprefix("sqlite:///")).is_file():
-        raise AttendError(f"{workspace}: no model is registered there: run `attend run` first, or give --workspace")
-
-
-def connect(workspace: Path) -> MlflowClient:
-    """MLflow's client on the right store, which is made if it is the embedded one and not there yet."""
-    check_store(workspace)
-    uri = tracking_uri(workspace)
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-    warnings.filterwarnings("ignore", module="mlflow")
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    import mlflow
-
-    logging.getLogger("mlflow").setLevel(logging.ERROR)
-    given = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")}
-    mlflow.set_tracking_uri(uri)
-    mlflow.set_registry_uri(uri)
-    for name, value in given.items():
-        # MLflow writes the address into the environment, where it would pass for one the user gave.
-        if value is None:
-            os.environ.pop(name, None)
-    client = mlflow.MlflowClient()
-    # Two processes that make the embedded database at the same moment break each other's migrations.
-    with Workspace(workspace).lock("mlflow-store", "the MLflow store"):
-        client.search_experiments(max_results=1)
-    return client
-
-
-def _check_server(uri: str) -> None:
-    parts = urlsplit(uri)
-    shown = f"{parts.scheme}://{parts.hostname}:{parts.port or 80}"
-    try:
-        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5).close()
-    except urllib.error.HTTPError:
-        pass  # it answers; whether it lets us in is for the calls to come
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise AttendError(
-            f"MLFLOW_TRACKING_URI: the MLflow server {shown} does not answer ({reason}): start it, or unset the "
-            "variable to use the store in the workspace"
-        ) from None
-
-
-def _experiment(client: MlflowClient, workspace: Path, name: str) -> str:
-    with Workspace(workspace).lock("mlflow-store", "the MLflow store"):
-        found = client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
-        embedded = tracking_uri(workspace).startswith("sqlite:")
-        location = (workspace / "mlartifacts" / name).as_uri() if embedded else None
-        return str(client.create_experiment(name, artifact_location=location))
-
-
-class TrainingLog:
-    """The MLflow run of one trained model. Epochs logged already are not logged twice."""
-
-    def __init__(self, client: MlflowClient, run_id: str) -> None:
-        self.client, self.run_id = client, run_id
-
-    def epoch(self, row: dict[str, float]) -> None:
-        """Log a row of the training history."""
-        number = int(row["epoch"])
-        if number <= int(self.client.get_run(self.run_id).data.tags.get(_EPOCHS, 0)):
-            return
-        for name, value in row.items():
-            if name != "epoch":
-                self.client.log_metric(self.run_id, name, value, step=number)
-        self.client.set_tag(self.run_id, _EPOCHS, str(number))
-
-
-@contextlib.contextmanager
-def training_log(
-    workspace: Path, model: str, name: str, train_key: str, params: dict[str, Any]
-) -> Iterator[TrainingLog]:
-    """The run of the model with this train key, taken up again or made; its status says how the block ended."""
-    client = connect(workspace)
-    experiment = _experiment(client, workspace, model)
-    found = client.search_runs([experiment], f"tags.`{_TRAIN_KEY}` = '{train_key}'", max_results=1)
-    if found:
-        run_id = found[0].info.run_id
-        client.update_run(run_id, status="RUNNING")
-    else:
-        run = client.create_run(experiment, tags={_TRAIN_KEY: train_key}, run_name=f"{name}-{train_key[:8]}")
-        run_id = run.info.run_id
-        for key, value in params.items():
-            client.log_param(run_id, key, value)
-    try:
-        yield TrainingLog(client, run_id)
-    except KeyboardInterrupt:
-        client.set_terminated(run_id, "KILLED")
-        raise
-    except BaseException:
-        client.set_terminated(run_id, "FAILED")
-        raise
-    client.set_terminated(run_id, "FINISHED")
-
-
-def params_of(**sections: Any) -> dict[str, Any]:
-    """The config sections as flat `section.field` parameters."""
-    return {
-        f"{name}.{field}": value
-        for name, section in sections.items()
-        for field, value in section.key_part().items()
-        if value is not None
-    }
 
 
 def register(
@@ -302,7 +162,7 @@ def _create_version(
         log.client.create_registered_model(model)
     tags = {
         _KEY: work.key,
-        _TRAIN_KEY: work.upstream["train"].ledger.key,
+        TRAIN_KEY: work.upstream["train"].ledger.key,
         "attend.bundle": digest,
         "attend.data": scores["data"],
         "attend.signature": scores["signature"],
@@ -422,18 +282,3 @@ def registered_models(client: MlflowClient) -> list[Registered]:
     """The registered models, newest first."""
     found = client.search_registered_models(order_by=["last_updated_timestamp DESC"])
     return [Registered(model.name, client.get_registered_model(model.name).aliases.get("champion")) for model in found]
-
-
-def mlflow_ui(workspace: Path, port: int) -> None:
-    """Run MLflow's own server on the workspace's store until it is stopped."""
-    program = Path(sys.executable).with_name("mlflow")
-    if not program.exists():
-        raise AttendError(
-            f"{program}: MLflow's program is not beside this Python: install `mlflow` in this environment"
-        )
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    environment.pop("MLFLOW_TRACKING_URI", None)
-    uri = tracking_uri(workspace)
-    arguments = ["server", "--backend-store-uri", uri, "--host", "127.0.0.1", "--port", str(port)]
-    arguments += ["--artifacts-destination", (workspace / "mlartifacts").as_uri(), "--workers", "1"]
-    os.execve(program, [str(program), *arguments], environment)

@@ -92,7 +92,7 @@ STAGES = (
         needs=("extract.identity", "tensorise.vocabulary", "train.weights", "evaluate.scores"),
         function="tasks.registry:register",
         places=("data", "grids", "decoder", "training", "evaluation", "machine"),
-        inputs="tasks.registry:store_digests",
+        inputs="tasks.tracking:store_digests",
     ),
 )
 PROGRESS = "progress.txt"  # in a stage's partial folder: how far it came, in words

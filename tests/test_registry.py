@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from tasks import bundle, registry
+from tasks import bundle, registry, tracking
 from tasks.config import Config
 from tasks.errors import AttendError
 from tasks.manifest import GENERATED
@@ -109,8 +109,8 @@ def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_pat
     assert 'return " ".join(self.words)' in source.read_text()
     source.write_text(source.read_text().replace('return " ".join(self.words)', 'return " ".join(self.words).upper()'))
     bundle.write_bundle(registry_captioner(workspace), tmp_path / "bundle", source=tmp_path / "code")
-    client = registry.connect(workspace)
-    run_id = client.create_run(registry._experiment(client, workspace, "other")).info.run_id
+    client = tracking.connect(workspace)
+    run_id = client.create_run(tracking.experiment_of(client, workspace, "other")).info.run_id
     address = registry._log_model(run_id, tmp_path / "bundle")
     said = outside(
         workspace,
@@ -130,7 +130,7 @@ print(one.predict(data)[0]["caption"]); print(two.predict(data)[0]["caption"]); 
 def test_inputs_in_every_form_and_a_bad_picture_among_good_ones(workspace: Path) -> None:
     import mlflow
 
-    registry.connect(workspace)
+    tracking.connect(workspace)
     model = mlflow.pyfunc.load_model("models:/small@champion")
     photograph = pictures(workspace)[0].read_bytes()
     expected = model.predict(pd.DataFrame({"image": [photograph]}))[0]
@@ -154,7 +154,7 @@ def test_parameters_are_bounded_and_work(workspace: Path) -> None:
     import mlflow
     from mlflow.exceptions import MlflowException
 
-    registry.connect(workspace)
+    tracking.connect(workspace)
     model = mlflow.pyfunc.load_model("models:/small@champion")
     data = pd.DataFrame({"image": [pictures(workspace)[0].read_bytes()]})
     (row,) = model.predict(data, params={"beam_size": 2, "n_best": 2, "max_length": 12, "return_attention": True})
@@ -167,7 +167,7 @@ def test_parameters_are_bounded_and_work(workspace: Path) -> None:
 
 
 def test_the_run_holds_params_curves_scores_files_and_samples(workspace: Path) -> None:
-    client = registry.connect(workspace)
+    client = tracking.connect(workspace)
     run = client.get_run(told(trained(workspace))["run_id"])
     assert run.info.status == "FINISHED"
     assert run.data.params["training.learning_rate"] == "0.02"
@@ -193,7 +193,7 @@ def test_registering_again_makes_no_second_version(workspace: Path) -> None:
     shutil.rmtree(artifacts(config)["register"].path)
     assert run_stage(config, "register").state != "fresh"
     assert told(config)["version"] == before["version"]
-    client = registry.connect(workspace)
+    client = tracking.connect(workspace)
     assert len(client.search_model_versions("name = 'small'")) == 1
     assert len(client.search_runs([client.get_run(before["run_id"]).info.experiment_id])) == 1
 
@@ -203,7 +203,7 @@ def test_only_a_better_one_on_the_same_pictures_becomes_champion(tmp_path: Path,
     shutil.copytree(workspace, copy)
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{copy}/promotion.db"
     try:
-        client = registry.connect(copy)
+        client = tracking.connect(copy)
         scores = iter([30.0, 20.0, 40.0])
         aliases = []
         for beam in (2, 3, 4):
@@ -253,7 +253,7 @@ def test_a_champion_scored_on_other_pictures_is_scored_anew(
 def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9/")
     with pytest.raises(AttendError, match=r"MLflow server http://127.0.0.1:9 does not answer") as caught:
-        registry.check_store(tmp_path)
+        tracking.check_store(tmp_path)
     assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -267,7 +267,7 @@ def test_the_model_runs_in_an_environment_of_its_own_requirements(workspace: Pat
     """A fresh environment with nothing but what the model asks for."""
     import mlflow
 
-    registry.connect(workspace)
+    tracking.connect(workspace)
     requirements = mlflow.pyfunc.get_model_dependencies("models:/small@champion")
     uv = Path(sys.executable).with_name("uv")
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "env"], check=True)

@@ -1,0 +1,58 @@
+"""Captions from raw photographs through the registered model, beside those from the cached grids.
+
+    .venv/bin/python bench/raw_and_cached.py PRESET_OR_YAML [section.field=value ...]
+
+Takes the first 200 pictures of the evaluated split. Each difference is shown with how far the two grids lie apart, in
+units of float16's last place, and how close the two captions' log-probabilities are: a tie, or a fault.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+
+from models.photographs import decode, resize
+from tasks import registry, tracking
+from tasks.config import load
+from tasks.features import open_grids
+from tasks.manifest import GENERATED, files_of
+from tasks.stages import artifact, artifacts
+
+PICTURES = 200
+
+
+def main() -> None:
+    config = load(sys.argv[1], sys.argv[2:])
+    found = artifacts(config)
+    artifact(config, "register")
+    tracking.connect(config.workspace)
+    captioner = registry.load_bundle(f"models:/{config.registry.model}@champion")
+    grids = open_grids(found["extract"], config.machine)
+    files = files_of(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED))
+    rows = pq.read_table(found["evaluate"].path / "predictions.parquet").column("digest").to_pylist()
+    digests = rows[:PICTURES]
+
+    raw = captioner.caption([files[digest].read_bytes() for digest in digests])
+    cached = captioner.from_grid(torch.from_numpy(grids.read(digests)))
+    same = 0
+    for digest, one, other in zip(digests, raw, cached, strict=True):
+        if one.words == other.words:
+            same += 1
+            continue
+        spec = captioner.config["backbone"]
+        pixels = resize(decode(files[digest].read_bytes()), spec["image_size"], spec["fit"]).unsqueeze(0)
+        again = captioner.backbone.encode(pixels, spec["precision"])[0].cpu().numpy()
+        kept = grids.read([digest])[0]
+        apart = np.abs(again.view(np.int16).astype(int) - kept.view(np.int16).astype(int)).max()
+        print(f"{digest[:12]}: grids at most {apart} last places apart")
+        print(
+            f"    raw    {one.log_probability:.5f}  {one.caption}\n    cached {other.log_probability:.5f}  {other.caption}"
+        )
+    print(f"{same} of {len(digests)} captions are identical ({100 * same / len(digests):.1f} %)")
+
+
+if __name__ == "__main__":
+    main()
