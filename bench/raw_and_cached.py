@@ -48,9 +48,8 @@ def main() -> None:
         kept = grids.read([digest])[0]
         apart = np.abs(again.view(np.int16).astype(int) - kept.view(np.int16).astype(int)).max()
         print(f"{digest[:12]}: grids at most {apart} last places apart")
-        print(
-            f"    raw    {one.log_probability:.5f}  {one.caption}\n    cached {other.log_probability:.5f}  {other.caption}"
-        )
+        for name, item in (("raw", one), ("cached", other)):
+            print(f"    {name:<6} {item.log_probability:.5f}  {item.caption}")
     print(f"{same} of {len(digests)} captions are identical ({100 * same / len(digests):.1f} %)")
 
 

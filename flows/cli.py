@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tasks.errors import AttendError
+from tasks.errors import AttendError, is_disk_full
 
 if TYPE_CHECKING:
     from tasks.config import Config
@@ -240,12 +240,11 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
-            _fail(
-                f"{error.filename or 'the workspace'}: the disk is full: make room and run again, what is done is kept"
-            )
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    except Exception as error:
+        if is_disk_full(error):
+            place = getattr(error, "filename", None) or "the workspace"
+            _fail(f"{place}: the disk is full: make room and run again; what is done is kept")
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             _fail(f"{error.filename}: {error.strerror}: give another place or the right to write there")
         raise
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tasks.config import Config
-from tasks.errors import AttendError
+from tasks.errors import AttendError, is_disk_full
 from tasks.ledger import Artifact, Outcome, Stopwatch, Work, Workspace, differences, digest_of
 
 State = Literal["fresh", "stale", "missing", "damaged", "interrupted"]
@@ -243,9 +243,13 @@ def _run(
         )
         (partial / PROGRESS).unlink(missing_ok=True)
         workspace.publish(stage.name, status.key, status.parts, outcome, watch.seconds())
-    except BaseException:
+    except BaseException as error:
         if not stage.resumable:
             shutil.rmtree(partial, ignore_errors=True)
+        if is_disk_full(error):
+            raise AttendError(
+                f"{workspace.root}: the disk is full ({stage.name}): make room and run again; what is done is kept"
+            ) from None
         raise
     for note in outcome.notes:
         print(f"{stage.name}: {note}", flush=True)
