@@ -8,6 +8,7 @@ units of float16's last place, and how close the two captions' log-probabilities
 
 from __future__ import annotations
 
+import json
 import sys
 
 import numpy as np
@@ -27,9 +28,9 @@ PICTURES = 200
 def main() -> None:
     config = load(sys.argv[1], sys.argv[2:])
     found = artifacts(config)
-    artifact(config, "register")
+    registered = json.loads((artifact(config, "register").path / registry.REGISTRATION).read_text(encoding="utf-8"))
     tracking.connect(config.workspace)
-    captioner = registry.load_bundle(f"models:/{config.registry.model}@champion")
+    captioner = registry.load_bundle(registered["uri"])
     grids = open_grids(found["extract"], config.machine)
     files = files_of(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED))
     rows = pq.read_table(found["evaluate"].path / "predictions.parquet").column("digest").to_pylist()

@@ -24,6 +24,8 @@ def caption_files(
     files = _files(pictures)
     if attention is not None and len(files) != 1:
         raise AttendError(f"--attention: draws one picture, {len(files)} are given")
+    if attention is not None and attention.suffix != ".png":
+        raise AttendError(f"--attention: {attention}: is written as PNG: give a name ending in .png")
     if attention is not None and not attention.parent.is_dir():
         raise AttendError(f"--attention: {attention.parent}: no such folder")
     captioner = load_captioner(model, workspace)

@@ -47,9 +47,12 @@ def run(preset: Preset, overrides: Overrides = None, until: Until = "register", 
     from tasks.config import load
 
     config = load(preset, overrides or [])
-    statuses = _run(config, until, quiet=as_json)
+    before = _run(config, until, quiet=as_json)
     if as_json:
-        _print_json([_as_json(status) for status in statuses])
+        from tasks.stages import plan
+
+        after = plan(config, until=until)
+        _print_json([{**_as_json(now), "ran": not was.fresh} for was, now in zip(before, after, strict=True)])
 
 
 @app.command()
@@ -71,7 +74,7 @@ def demo(workspace: WorkspaceOption = Path("workspace")) -> None:
     from flows.demo import show
     from tasks.config import load
 
-    config = load("demo", [f"machine.workspace={workspace}"])
+    config = load("demo", [f"machine.workspace={json.dumps(str(workspace))}"])
     _run(config, "register")
     show(config)
 
@@ -120,18 +123,21 @@ def cache_list(workspace: WorkspaceOption = Path("workspace"), as_json: Json = F
 
 @cache_app.command("verify")
 def cache_verify(workspace: WorkspaceOption = Path("workspace")) -> None:
-    """Read every shard and check it against its digest; exit code 1 where one is damaged."""
+    """Read every shard and check it against its digest; a damaged one is set aside, and the exit code is 1."""
     from tasks.grid_cache import stores
     from tasks.ledger import Workspace
 
-    damages, checked = [], 0
+    found: list[str] = []
+    checked = 0
     for store in stores(Workspace(workspace.expanduser().absolute()).grids):
         for shard in store.shards():
             checked += 1
-            damages.append(shard.damage(verify=True))
-    found = [damage for damage in damages if damage is not None]
-    for damage in found:
-        typer.echo(f"{damage}: `attend run` extracts its pictures again", err=True)
+            damage = shard.damage(verify=True)
+            if damage is not None:
+                shard.set_aside()
+                found.append(f"{damage}: set aside; `attend run` extracts its pictures again")
+    for line in found:
+        typer.echo(line, err=True)
     typer.echo(f"{checked - len(found)} of {checked} shards are sound")
     if found:
         raise typer.Exit(1)
@@ -192,8 +198,7 @@ def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
 
     if until not in BY_NAME:
         raise AttendError(f"--until: no such stage {until!r}{nearest(until, BY_NAME)}")
-    wanted = list(BY_NAME)[: list(BY_NAME).index(until) + 1]
-    statuses = [status for status in plan(config) if status.stage.name in wanted]
+    statuses = plan(config, until=until)
     if not quiet:
         _print_plan(statuses)
     if all(status.fresh for status in statuses):
@@ -244,6 +249,8 @@ def main() -> None:
         if is_disk_full(error):
             place = getattr(error, "filename", None) or "the workspace"
             _fail(f"{place}: the disk is full: make room and run again; what is done is kept")
+        if type(error).__module__.startswith("mlflow."):
+            _fail(f"MLflow: {error}")
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             _fail(f"{error.filename}: {error.strerror}: give another place or the right to write there")
         raise

@@ -14,51 +14,51 @@ from prefect.states import Completed
 
 from tasks import tracking
 from tasks.config import Config
-from tasks.stages import Status, plan, run_stage
+from tasks.stages import Inputs, Status, inputs_of, plan, run_stage
 
 _stage = task(cache_policy=NO_CACHE, persist_result=False)
 
 
 @_stage
-def ingest(config: Config) -> Any:
+def ingest(config: Config, inputs: Inputs) -> Any:
     """Data set -> manifest."""
-    return _told(run_stage(config, "ingest"))
+    return _told(run_stage(config, "ingest", inputs))
 
 
 @_stage
-def extract(config: Config) -> Any:
+def extract(config: Config, inputs: Inputs) -> Any:
     """Photographs -> grids, once a picture."""
-    return _told(run_stage(config, "extract"))
+    return _told(run_stage(config, "extract", inputs))
 
 
 @_stage
-def tensorise(config: Config) -> Any:
+def tensorise(config: Config, inputs: Inputs) -> Any:
     """Captions -> vocabulary and token ids."""
-    return _told(run_stage(config, "tensorise"))
+    return _told(run_stage(config, "tensorise", inputs))
 
 
 @_stage
-def train(config: Config) -> Any:
+def train(config: Config, inputs: Inputs) -> Any:
     """Grids and captions -> a decoder's weights, each epoch logged to MLflow."""
-    status = next(status for status in plan(config) if status.stage.name == "train")
+    status = plan(config, until="train", inputs=inputs)[-1]
     if status.fresh or status.key is None:
-        return _told(run_stage(config, "train"))
-    params = tracking.params_of(data=config.data, grids=config.grids, decoder=config.decoder, training=config.training)
-    model = config.registry.model
-    with tracking.training_log(config.workspace, model, config.name, status.key, params) as log:
-        return _told(run_stage(config, "train", epoch_done=log.epoch))
+        return _told(run_stage(config, "train", inputs))
+    sections = {name: getattr(config, name) for name in ("data", "grids", "captions", "decoder", "training")}
+    params = tracking.params_of(sections, inputs["extract"]["weights"])
+    with tracking.training_log(config.workspace, config.registry.model, status.key, params) as log:
+        return _told(run_stage(config, "train", inputs, epoch_done=log.epoch_if_it_answers))
 
 
 @_stage
-def evaluate(config: Config) -> Any:
+def evaluate(config: Config, inputs: Inputs) -> Any:
     """Held-out pictures -> captions -> scores."""
-    return _told(run_stage(config, "evaluate"))
+    return _told(run_stage(config, "evaluate", inputs))
 
 
 @_stage
-def register(config: Config) -> Any:
+def register(config: Config, inputs: Inputs) -> Any:
     """Everything -> a version in MLflow's registry, champion or challenger."""
-    return _told(run_stage(config, "register"))
+    return _told(run_stage(config, "register", inputs))
 
 
 STAGE_TASKS = (ingest, extract, tensorise, train, evaluate, register)
@@ -67,8 +67,10 @@ STAGE_TASKS = (ingest, extract, tensorise, train, evaluate, register)
 @flow(name="attend")
 def pipeline(config: Config, until: str = "register") -> None:
     """Bring every stage up to date, in order, up to and including `until`."""
+    inputs = inputs_of(config, until)  # one state of the world for the whole run
     for stage in STAGE_TASKS:
-        stage.submit(config).result()
+        _: Any = stage(config, inputs)
+        plan(config, until=until, inputs=inputs)  # refuses, before hours of work, a split that has no picture
         if stage.name == until:
             break
 

@@ -86,27 +86,18 @@ class Captioner:
             state = {key: value.contiguous().cpu() for key, value in module.state_dict().items()}
             safetensors.torch.save_file(state, folder / f"{name}.safetensors")
 
-    def caption(
-        self,
-        photographs: Sequence[bytes],
-        beam: int | None = None,
-        max_length: int | None = None,
-        n_best: int = 1,
-        attention: bool = False,
-    ) -> list[Captioned]:
+    def caption(self, photographs: Sequence[bytes], **decoding: Any) -> list[Captioned]:
         """A caption for each encoded photograph (JPEG, PNG, WebP, ...), in order.
 
-        beam, max_length: those the model was evaluated with, unless given. A photograph that cannot be decoded
-        gets its reason as `error`, and the others their captions.
+        decoding: as in `from_grid`. A photograph that cannot be decoded gets its reason as `error`, and the
+        others their captions.
         """
         results: list[Captioned] = []
         for at in range(0, len(photographs), _BATCH):
-            results += self._batch(photographs[at : at + _BATCH], beam, max_length, n_best, attention)
+            results += self._batch(photographs[at : at + _BATCH], decoding)
         return results
 
-    def _batch(
-        self, photographs: Sequence[bytes], beam: int | None, max_length: int | None, n_best: int, attention: bool
-    ) -> list[Captioned]:
+    def _batch(self, photographs: Sequence[bytes], decoding: dict[str, Any]) -> list[Captioned]:
         spec = self.config["backbone"]
         results: list[Captioned | None] = []
         pixels = []
@@ -118,7 +109,7 @@ class Captioner:
                 results.append(Captioned(error=str(error)))
         if pixels:
             grid = self.backbone.encode(torch.stack(pixels), spec["precision"])
-            captions = iter(self.from_grid(grid, beam, max_length, n_best, attention))
+            captions = iter(self.from_grid(grid, **decoding))
             results = [next(captions) if result is None else result for result in results]
         return [result for result in results if result is not None]
 
@@ -127,18 +118,23 @@ class Captioner:
         grid: Tensor,
         beam: int | None = None,
         max_length: int | None = None,
+        length_normalisation: float | None = None,
         n_best: int = 1,
         attention: bool = False,
     ) -> list[Captioned]:
-        """The same from cached grids, (N, h, w, C) float16."""
-        decoding = self.config["decoding"]
+        """A caption for each cached grid of (N, h, w, C) float16.
+
+        beam, max_length, length_normalisation: those the model was evaluated with, unless given. n_best: how
+        many captions, the best and its alternatives; at most `beam`. attention: also where it looked.
+        """
+        decoding: dict[str, Any] = self.config["decoding"]
         values = grid.to(self.device).float()
         found = beam_search(
             self.decoder,
             values,
             beam or decoding["beam"],
             max_length or decoding["max_length"],
-            decoding["length_normalisation"],
+            decoding["length_normalisation"] if length_normalisation is None else length_normalisation,
             n_best,
         )
         maps = self.attention(values, [best[0] for best in found]) if attention else [None] * len(found)

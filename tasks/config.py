@@ -49,7 +49,9 @@ class GridsConfig(Section):
         None, ge=1, le=64, description="side the grid is average-pooled to; none keeps the backbone's own"
     )
     precision: Literal["float32", "bfloat16"] = "float32"
-    max_failed: float = Field(0.01, ge=0, le=1, description="share of unreadable pictures that fails the stage")
+    max_failed: Annotated[float, Place()] = Field(
+        0.01, ge=0, le=1, description="share of unreadable pictures that fails the stage"
+    )
 
     @model_validator(mode="after")
     def _known(self) -> GridsConfig:
@@ -122,7 +124,7 @@ class EvaluationConfig(Section):
     beam: int = Field(3, ge=1, le=64)
     max_length: int = Field(20, ge=1, le=200)
     length_normalisation: float = Field(0.0, ge=0, le=2, description="alpha: log-probability / length ** alpha")
-    metrics: tuple[str, ...] = ("bleu",)
+    metrics: tuple[str, ...] = Field(("bleu",), min_length=1)
 
     @model_validator(mode="after")
     def _known(self) -> EvaluationConfig:
@@ -181,6 +183,20 @@ class Config(BaseModel):
         if "name" in values:
             values["registry"] = {"model": values["name"], **(values.get("registry") or {})}
         return values
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        scores = [score for name in self.evaluation.metrics for score in METRICS[name].scores]
+        if self.registry.promote_on not in scores:
+            raise ValueError(
+                f"registry.promote_on: {self.registry.promote_on!r} is no score of evaluation.metrics; "
+                f"these give: {', '.join(scores)}"
+            )
+        if "truth" in self.evaluation.metrics and not self.data.has_facts:
+            raise ValueError("evaluation.metrics: `truth` needs a data set that keeps its facts: only `scenes` does")
+        if self.data.dev_share + self.data.test_share >= 1:
+            raise ValueError("data.dev_share and data.test_share: together they leave nothing to train on")
+        return self
 
     @property
     def workspace(self) -> Path:
@@ -241,7 +257,7 @@ def _first_refusal(error: ValidationError) -> str:
         return f"{field}: is missing"
     message = first["msg"].removeprefix("Value error, ")
     given = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
-    return f"{field}: {message}{given}"
+    return f"{field}: {message}{given}" if field else message
 
 
 def _fields(place: list[str], location: tuple[int | str, ...]) -> list[str]:

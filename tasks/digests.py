@@ -53,8 +53,12 @@ class Digests:
     def _known(self) -> dict[str, tuple[int, int, str]]:
         if not self._file.exists():
             return {}
-        with self._connect() as connection:
-            rows = connection.execute("select path, size, mtime_ns, sha256 from digest").fetchall()
+        try:
+            with self._connect() as connection:
+                rows = connection.execute("select path, size, mtime_ns, sha256 from digest").fetchall()
+        except sqlite3.DatabaseError:  # damaged: begin again
+            self._file.unlink(missing_ok=True)
+            return {}
         return {path: (size, mtime, digest) for path, size, mtime, digest in rows}
 
     def _remember(self, stats: list[tuple[Path, int, int]], digests: dict[Path, str]) -> None:
@@ -63,5 +67,5 @@ class Digests:
         try:
             with self._connect() as connection:
                 connection.executemany("insert or replace into digest values (?, ?, ?, ?)", rows)
-        except (sqlite3.OperationalError, OSError):
+        except (sqlite3.DatabaseError, OSError):
             pass  # a read-only workspace still answers, only slower

@@ -16,5 +16,5 @@ def is_disk_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     told = str(error)
-    # The last is torch.save's: it writes through a stream that does not say why it failed.
-    return any(words in told for words in ("No space left on device", "disk is full", "PytorchStreamWriter failed"))
+    # The last is torch.save's: its writer tells where it failed, not why.
+    return any(words in told for words in ("No space left on device", "disk is full", "inline_container"))

@@ -107,8 +107,8 @@ def score(
         corpus.append(Scored(row["caption"].split(), references, picture.facts))
     scores: dict[str, float] = {}
     for name in evaluation.metrics:
-        module, function = METRICS[name]
-        metric: Metric = getattr(importlib.import_module(f"tasks.metrics.{module}"), function)
+        member = METRICS[name]
+        metric: Metric = getattr(importlib.import_module(f"tasks.metrics.{member.module}"), member.function)
         scores |= metric(corpus)
     counts = {len(item.references) for item in corpus}
     per_picture = str(counts.pop()) if len(counts) == 1 else f"{min(counts)}-{max(counts)}"

@@ -6,6 +6,7 @@ index for one manifest, `index.parquet` (digest, shard, row), and `failed.parque
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -28,8 +29,8 @@ from tasks.errors import AttendError
 from tasks.grid_cache import GridReader, Grids, GridStore, Identity, Row
 from tasks.ledger import Artifact, Outcome, Stopwatch, Work, Workspace, digest_of
 from tasks.manifest import GENERATED, files_of
-from tasks.progress import Bar
-from tasks.stages import PROGRESS
+from tasks.progress import Bar, say
+from tasks.stages import BY_NAME, PROGRESS
 from tasks.weights import load_backbone
 
 INDEX, FAILED, IDENTITY = "index.parquet", "failed.parquet", "identity.json"
@@ -61,7 +62,7 @@ def extract(grids: GridsConfig, data: DatasetOptions, machine: MachineConfig, wo
         store.open()
         notes = [f"{damage}; set aside, its pictures are extracted again" for damage in store.clean()]
         for note in notes:
-            print(f"extract: {note}", flush=True)
+            say(f"extract: {note}")
         rows, _ = store.rows()
         missing = sorted(digest for digest in files if digest not in rows)
         failed: list[Decoded] = []
@@ -96,7 +97,8 @@ def extract(grids: GridsConfig, data: DatasetOptions, machine: MachineConfig, wo
 
 def identity_of(grids: GridsConfig, weights: str) -> Identity:
     """The identity of the grids that this config asks for; weights: their digest."""
-    return Identity(grids.backbone, weights, grids.image_size, grids.fit, grids.grid, grids.precision)
+    version = BY_NAME["extract"].version
+    return Identity(grids.backbone, weights, grids.image_size, grids.fit, grids.grid, grids.precision, version)
 
 
 def _fill(
@@ -153,7 +155,10 @@ def _decoded(pool: ThreadPoolExecutor, wanted: list[tuple[str, Path]], grids: Gr
 
 def _decode(digest: str, path: Path, size: int, fit: Fit) -> Decoded:
     try:
-        image = decode(path.read_bytes())
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise AttendError(f"{path}: was changed while the run was going on: run again")
+        image = decode(data)
         return Decoded(digest, path, resize(image, size, fit), image.size)
     except (ValueError, OSError) as error:
         return Decoded(digest, path, reason=str(error))

@@ -45,6 +45,7 @@ class Identity:
     fit: str
     grid: int | None
     precision: str
+    version: int  # of the extract stage: how photographs are decoded, resized and encoded
     dtype: str = "float16"
     format: int = FORMAT
 
@@ -74,6 +75,12 @@ class Shard:
     @property
     def index_path(self) -> Path:
         return self.path.with_suffix(".parquet")
+
+    def set_aside(self) -> None:
+        """Rename it to `.damaged`: it does not count any more, and is not lost."""
+        for path in (self.index_path, self.path):
+            with contextlib.suppress(FileNotFoundError):
+                path.rename(path.with_name(path.name + ".damaged"))
 
     def damage(self, verify: bool = False) -> str | None:
         """What is wrong with the HDF5 file, in words; None where it is as recorded."""
@@ -171,9 +178,7 @@ class GridStore:
             damage = shard.damage()
             if damage is not None:
                 found.append(damage)
-                for path in (shard.index_path, shard.path):
-                    with contextlib.suppress(FileNotFoundError):
-                        path.rename(path.with_name(path.name + ".damaged"))
+                shard.set_aside()
         return found
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import filelock
 
 from tasks.errors import AttendError
+from tasks.progress import say
 
 LEDGER = "ledger.json"
 FORMAT = 1
@@ -163,12 +164,15 @@ class Workspace:
         return None
 
     def publish(self, stage: str, key: str, parts: dict[str, Any], outcome: Outcome, seconds: float) -> Artifact:
-        """Rename the stage's partial folder into place, its ledger written last inside it."""
+        """Rename the stage's partial folder into place, its ledger written last inside it.
+
+        Files whose names begin with a dot are the stage's own (checkpoints): dropped once all is in place.
+        """
         partial, folder = self.partial(stage, key), self.folder(stage, key)
         files = {
             path.relative_to(partial).as_posix(): FileRecord(path.stat().st_size, digest_of_file(path))
             for path in sorted(partial.rglob("*"))
-            if path.is_file()
+            if path.is_file() and not path.name.startswith(".")
         }
         ledger = Ledger(
             stage=stage,
@@ -190,6 +194,8 @@ class Workspace:
             shutil.rmtree(folder)
         partial.rename(folder)
         flush(folder.parent)
+        for path in folder.glob(".*"):  # what a killed run would have gone on from: not needed any more
+            path.unlink()
         return Artifact(folder, ledger)
 
     def last_keys(self, run: str) -> dict[str, str]:
@@ -222,23 +228,21 @@ class Workspace:
             ) from None
 
     @contextlib.contextmanager
-    def lock(self, name: str, doing: str) -> Iterator[bool]:
-        """Hold the lock `name`; yields True where another process had it first and was waited for.
+    def lock(self, name: str, doing: str) -> Iterator[None]:
+        """Hold the lock `name`, waiting for another process that has it.
 
         The kernel frees it when its holder dies, however it dies.
         """
         path = self.root / "locks" / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(path)
-        waited = False
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            print(f"{doing}: another run is at it; waiting until it has finished", flush=True)
-            waited = True
+            say(f"{doing}: another run is at it; waiting until it has finished")
             lock.acquire()
         try:
-            yield waited
+            yield
         finally:
             lock.release()
 

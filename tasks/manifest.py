@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.config import Config, MachineConfig
-from tasks.datasets.base import DatasetOptions, Row, picture_files
+from tasks.datasets.base import PICTURE_SUFFIXES, DatasetOptions, Row, picture_files
 from tasks.digests import Digests
 from tasks.errors import AttendError
 from tasks.ledger import Outcome, Work, digest_of
@@ -44,21 +44,21 @@ class Picture:
     facts: dict[str, Any] | None
 
 
-def _digests(machine: MachineConfig) -> Digests:
-    return Digests(machine.workspace.expanduser().absolute() / "digests.sqlite")
-
-
 def source_digests(config: Config) -> dict[str, str]:
     """Content digests of a data set's annotation files and of all pictures in its folder, by name."""
-    data = config.data
+    return _source_digests(config.data, config.machine)
+
+
+def _source_digests(data: DatasetOptions, machine: MachineConfig) -> dict[str, str]:
     files = data.annotation_files()
     if not files:
         return {}
     folder = data.image_folder(Path())
-    pictures = picture_files(folder)
-    digests = _digests(config.machine).of([*files, *pictures])
+    workspace = machine.workspace.expanduser().absolute()
+    pictures = picture_files(folder, without=workspace)
+    digests = Digests(workspace / "digests.sqlite").of([*files, *pictures])
     return {
-        "annotations": digest_of([digests[path] for path in files]),
+        "annotations": digest_of([[path.name, digests[path]] for path in files]),
         "photographs": digest_of([[path.relative_to(folder).as_posix(), digests[path]] for path in pictures]),
     }
 
@@ -68,9 +68,13 @@ def ingest(data: DatasetOptions, machine: MachineConfig, work: Work) -> Outcome:
     out = work.out
     rows = list(data.rows(out / GENERATED))
     folder = data.image_folder(out / GENERATED)
-    _check(rows, folder, data)
+    workspace = machine.workspace.expanduser().absolute()
+    generated = not data.annotation_files()
+    _check(rows, folder, data, set(picture_files(folder, without=None if generated else workspace)))
     paths = [folder / row.name for row in rows]
-    digests = _digests(machine).of(paths) if data.annotation_files() else _direct(paths)
+    digests = _direct(paths) if generated else Digests(workspace / "digests.sqlite").of(paths)
+    if _source_digests(data, machine) != work.inputs:
+        raise AttendError(f"{data.path}: was changed while it was read: run again")
     splits = [row.split or hashed_split(digests[path], data) for row, path in zip(rows, paths, strict=True)]
     records = sorted(
         (
@@ -111,7 +115,7 @@ def _direct(paths: list[Path]) -> dict[Path, str]:
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def _check(rows: list[Row], folder: Path, data: DatasetOptions) -> None:
+def _check(rows: list[Row], folder: Path, data: DatasetOptions, pictures: set[Path]) -> None:
     if not rows:
         raise AttendError(f"{data.path}: the data set names no picture")
     seen: dict[str, str] = {}
@@ -123,6 +127,11 @@ def _check(rows: list[Row], folder: Path, data: DatasetOptions) -> None:
             raise AttendError(f"{row.where}: {row.name} has no caption: caption it or take it out")
         if not (folder / row.name).is_file():
             raise AttendError(f"{row.where}: {row.name} is captioned, but there is no such picture in {folder}")
+        if folder / row.name not in pictures:
+            raise AttendError(
+                f"{row.where}: {row.name} is no picture of {folder}: give its path in that folder, "
+                f"ending in {', '.join(sorted(PICTURE_SUFFIXES))}"
+            )
 
 
 def hashed_split(digest: str, data: DatasetOptions) -> str:

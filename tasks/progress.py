@@ -82,3 +82,8 @@ def track(items: Iterable[Item], total: int, label: str, unit: str = "") -> Iter
         for item in items:
             yield item
             bar.advance()
+
+
+def say(text: str) -> None:
+    """A line for the person who waits. Standard output is kept for what a command answers."""
+    print(text, file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from tasks.config import (
+    CaptionsConfig,
     DecoderConfig,
     EvaluationConfig,
     GridsConfig,
@@ -27,6 +28,7 @@ from tasks.config import (
 from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
 from tasks.ledger import Outcome, Work, Workspace, digest_of
+from tasks.progress import say
 from tasks.tracking import TRAIN_KEY, TrainingLog, params_of, tracking_uri, training_log
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def register(
     registry: RegistryConfig,
     data: DatasetOptions,
     grids: GridsConfig,
+    captions: CaptionsConfig,
     decoder: DecoderConfig,
     training: TrainingConfig,
     evaluation: EvaluationConfig,
@@ -55,15 +58,11 @@ def register(
     workspace = machine.workspace.expanduser().absolute()
     trained, evaluated = work.upstream["train"], work.upstream["evaluate"]
     scores = json.loads((evaluated.path / "scores.json").read_text(encoding="utf-8"))
-    if registry.promote_on not in scores["scores"]:
-        raise AttendError(
-            f"registry.promote_on: {registry.promote_on!r} is no score of this evaluation; "
-            f"there are: {', '.join(scores['scores'])}"
-        )
-    params = params_of(data=data, grids=grids, decoder=decoder, training=training)
+    sections = {"data": data, "grids": grids, "captions": captions, "decoder": decoder, "training": training}
+    params = params_of(sections, work.upstream["extract"].ledger.parts["inputs"]["weights"])
     with (
         Workspace(workspace).lock(f"registry-{registry.model}", f"registration of {registry.model}"),
-        training_log(workspace, registry.model, registry.model, trained.ledger.key, params) as log,
+        training_log(workspace, registry.model, trained.ledger.key, params) as log,
         tempfile.TemporaryDirectory(prefix="attend-") as scratch,
     ):
         for row in pq.read_table(trained.path / "history.parquet").to_pylist():
@@ -166,7 +165,7 @@ def _create_version(
         "attend.bundle": digest,
         "attend.data": scores["data"],
         "attend.signature": scores["signature"],
-        **{f"score.{name}": f"{value:.6f}" for name, value in scores["scores"].items()},
+        **{f"score.{name}": repr(value) for name, value in scores["scores"].items()},
     }
     return log.client.create_model_version(
         model, source, log.run_id, tags=tags, model_id=source.removeprefix("models:/")
@@ -212,16 +211,14 @@ def _score_of(
 ) -> float:
     """The champion's score on the same pictures and settings: as recorded, or else taken now, from photographs."""
     tags = champion.tags
-    if tags.get("attend.data") == scores["data"] and tags.get("attend.signature") == scores["signature"]:
+    same = tags.get("attend.data") == scores["data"] and tags.get("attend.signature") == scores["signature"]
+    if same and f"score.{metric}" in tags:
         return float(tags[f"score.{metric}"])
     from tasks.captions import read_vocabulary
     from tasks.evaluation import score, write_predictions
     from tasks.manifest import GENERATED, files_of, pictures_of
 
-    print(
-        f"register: version {champion.version} was scored on other pictures or settings; scoring it on these",
-        flush=True,
-    )
+    say(f"register: version {champion.version} was scored on other pictures or settings; scoring it on these")
     captioner = load_bundle(f"models:/{champion.name}/{champion.version}")
     manifest = work.upstream["ingest"].path
     files = files_of(manifest, data.image_folder(manifest / GENERATED))
@@ -230,7 +227,12 @@ def _score_of(
     for at in range(0, len(digests), 64):
         part = digests[at : at + 64]
         photographs = [files[digest].read_bytes() for digest in part]
-        captioned = captioner.caption(photographs, beam=evaluation.beam, max_length=evaluation.max_length)
+        captioned = captioner.caption(
+            photographs,
+            beam=evaluation.beam,
+            max_length=evaluation.max_length,
+            length_normalisation=evaluation.length_normalisation,
+        )
         rows += [
             {"digest": digest, "caption": item.caption, "log_probability": item.log_probability}
             for digest, item in zip(part, captioned, strict=True)

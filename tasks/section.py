@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Place:
-    """Marks a field that says where something lies, not what it is: it never enters a key."""
+    """Marks a field that changes nothing that is kept, such as where a file lies: it never enters a key."""
 
 
 class Section(BaseModel):

@@ -16,7 +16,9 @@ from typing import Any, Literal
 from tasks.config import Config
 from tasks.errors import AttendError, is_disk_full
 from tasks.ledger import Artifact, Outcome, Stopwatch, Work, Workspace, differences, digest_of
+from tasks.progress import say
 
+Inputs = dict[str, dict[str, str]]
 State = Literal["fresh", "stale", "missing", "damaged", "interrupted"]
 
 
@@ -26,7 +28,8 @@ class Stage:
 
     version: raised by hand when what the stage computes changes. needs: upstream products, `stage.product`.
     function, inputs: `module:name`, imported only when used. inputs gives the digests of what comes from
-    outside (photographs, weights). resumable: what a killed run left in its folder is kept for the next.
+    outside (photographs, weights). check: says what is wrong with what the stage made elsewhere. resumable:
+    what a killed run left in its folder is kept for the next.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Stage:
     function: str
     places: tuple[str, ...] = ("machine",)
     inputs: str | None = None
+    check: str | None = None
     resumable: bool = False
 
 
@@ -91,11 +95,12 @@ STAGES = (
         sections=("registry",),
         needs=("extract.identity", "tensorise.vocabulary", "train.weights", "evaluate.scores"),
         function="tasks.registry:register",
-        places=("data", "grids", "decoder", "training", "evaluation", "machine"),
+        places=("data", "grids", "captions", "decoder", "training", "evaluation", "machine"),
         inputs="tasks.tracking:store_digests",
+        check="tasks.tracking:lost_registration",
     ),
 )
-PROGRESS = "progress.txt"  # in a stage's partial folder: how far it came, in words
+PROGRESS = ".progress.txt"  # in a stage's partial folder: how far it came, in words
 BY_NAME = {stage.name: stage for stage in STAGES}
 
 
@@ -115,16 +120,33 @@ class Status:
         return self.state == "fresh"
 
 
-def plan(config: Config, verify: bool = False) -> list[Status]:
-    """The state of every stage, found from ledgers and file sizes alone (digests too with `verify`)."""
+def plan(
+    config: Config, verify: bool = False, until: str = STAGES[-1].name, inputs: Inputs | None = None
+) -> list[Status]:
+    """The state of every stage up to `until`, from ledgers and file sizes alone (digests too with `verify`).
+
+    inputs: what `inputs_of` gave when the run began, so that all its stages work on one state of the world.
+    """
     workspace = Workspace(config.workspace)
+    inputs = inputs_of(config, until) if inputs is None else inputs
     found: dict[str, Status] = {}
-    for stage in STAGES:
-        found[stage.name] = _status(stage, config, workspace, found, verify)
+    for stage in _up_to(until):
+        found[stage.name] = _status(stage, config, workspace, found, inputs, verify)
     return list(found.values())
 
 
-def _status(stage: Stage, config: Config, workspace: Workspace, found: dict[str, Status], verify: bool) -> Status:
+def inputs_of(config: Config, until: str = STAGES[-1].name) -> Inputs:
+    """Stage -> digests of what comes to it from outside (photographs, weights), up to `until`."""
+    return {stage.name: _resolve(stage.inputs)(config) for stage in _up_to(until) if stage.inputs}
+
+
+def _up_to(name: str) -> tuple[Stage, ...]:
+    return STAGES[: STAGES.index(BY_NAME[name]) + 1]
+
+
+def _status(
+    stage: Stage, config: Config, workspace: Workspace, found: dict[str, Status], inputs: Inputs, verify: bool
+) -> Status:
     last_key = workspace.last_keys(config.name).get(stage.name)
     last = workspace.find(stage.name, last_key) if last_key else None
     needs = [need.format(evaluation=config.evaluation) for need in stage.needs]
@@ -138,8 +160,7 @@ def _status(stage: Stage, config: Config, workspace: Workspace, found: dict[str,
         return Status(stage, "stale", [*changed, after])
 
     parts: dict[str, Any] = {"stage": stage.name, "version": stage.version, **own, "upstream": digests, "inputs": {}}
-    if stage.inputs:
-        parts["inputs"] = _resolve(stage.inputs)(config)
+    parts["inputs"] = inputs.get(stage.name, {})
     key = digest_of(parts)
     return _known(Status(stage, "missing", [], key, parts), workspace, last, verify)
 
@@ -150,6 +171,8 @@ def _known(status: Status, workspace: Workspace, last: Artifact | None, verify: 
     artifact = workspace.find(stage.name, key)
     if artifact is not None:
         damage = workspace.damage(artifact, verify)
+        if damage is None and stage.check:
+            damage = _resolve(stage.check)(artifact, workspace)
         if damage:
             return replace(status, state="damaged", why=[damage])
         return replace(status, state="fresh", why=[_told(artifact)], artifact=artifact)
@@ -201,22 +224,22 @@ def _told(artifact: Artifact) -> str:
     return counts or "nothing changed"
 
 
-def run_stage(config: Config, name: str, **hooks: Callable[..., None]) -> Status:
+def run_stage(config: Config, name: str, inputs: Inputs | None = None, **hooks: Callable[..., None]) -> Status:
     """Bring one stage up to date, its upstream stages being fresh; returns its status before.
 
-    Raises AttendError where an upstream stage is not fresh.
+    inputs: as in `plan`. Raises AttendError where an upstream stage is not fresh.
     """
     workspace = Workspace(config.workspace)
-    statuses = {item.stage.name: item for item in plan(config)}
-    status = statuses[name]
+    inputs = inputs_of(config, name) if inputs is None else inputs
+    status = plan(config, until=name, inputs=inputs)[-1]
     if status.key is None:
         raise AttendError(f"{name}: {status.why[-1]}")
     if not status.fresh:
-        with workspace.lock(f"{name}-{status.key[:20]}", f"{name} of {config.name}") as waited:
-            done = workspace.find(name, status.key) if waited else None
-            if done is None or workspace.damage(done):
-                upstream = {other: item.artifact for other, item in statuses.items() if item.artifact is not None}
-                _run(config, workspace, status, upstream, hooks)
+        with workspace.lock(f"{name}-{status.key[:20]}", f"{name} of {config.name}"):
+            statuses = plan(config, until=name, inputs=inputs)  # another process may have made it meanwhile
+            if not statuses[-1].fresh:
+                upstream = {item.stage.name: item.artifact for item in statuses if item.artifact is not None}
+                _run(config, workspace, statuses[-1], upstream, hooks)
     workspace.remember(config.name, name, status.key)
     return status
 
@@ -241,7 +264,6 @@ def _run(
         outcome: Outcome = function(
             **sections, work=Work(status.key, upstream, status.parts["inputs"], partial), **hooks
         )
-        (partial / PROGRESS).unlink(missing_ok=True)
         workspace.publish(stage.name, status.key, status.parts, outcome, watch.seconds())
     except BaseException as error:
         if not stage.resumable:
@@ -252,7 +274,7 @@ def _run(
             ) from None
         raise
     for note in outcome.notes:
-        print(f"{stage.name}: {note}", flush=True)
+        say(f"{stage.name}: {note}")
 
 
 def artifacts(config: Config) -> dict[str, Artifact]:

@@ -6,20 +6,24 @@ One run for each trained model, found again by its stage key: a resumed or repea
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
+import sqlite3
 import sys
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tasks.config import Config
 from tasks.errors import AttendError
-from tasks.ledger import Workspace
+from tasks.ledger import Artifact, Workspace
+from tasks.progress import say
+from tasks.section import Section
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -38,8 +42,27 @@ def store_digests(config: Config) -> dict[str, str]:  # noqa: ARG001 -- the shap
     given = os.environ.get("MLFLOW_TRACKING_URI")
     if not given:
         return {"MLflow store": "embedded"}
-    parts = urlsplit(given)
-    return {"MLflow store": f"{parts.scheme}://{parts.hostname or ''}:{parts.port or ''}{parts.path}"}
+    return {"MLflow store": _without_credentials(given)}
+
+
+def _without_credentials(uri: str) -> str:
+    parts = urlsplit(uri)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
+    """What is wrong where the embedded store does not hold the version that `register` made; None if it does."""
+    told = json.loads((artifact.path / "registration.json").read_text(encoding="utf-8"))
+    database = workspace.root / "mlflow.db"
+    if not told["store"].startswith("sqlite:") or os.environ.get("MLFLOW_TRACKING_URI"):
+        return None  # a server's to say, when it is asked
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            query = "select 1 from model_versions where name = ? and version = ?"
+            found = connection.execute(query, (told["model"], int(told["version"]))).fetchone()
+    except sqlite3.Error:
+        found = None
+    return None if found else f"{told['uri']} is not in {database.name} any more"
 
 
 def check_store(workspace: Path, must_exist: bool = False) -> None:
@@ -81,8 +104,7 @@ def connect(workspace: Path) -> MlflowClient:
 
 
 def _check_server(uri: str) -> None:
-    parts = urlsplit(uri)
-    shown = f"{parts.scheme}://{parts.hostname}:{parts.port or 80}"
+    shown = _without_credentials(uri).rstrip("/")
     try:
         urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5).close()
     except urllib.error.HTTPError:
@@ -121,11 +143,18 @@ class TrainingLog:
                 self.client.log_metric(self.run_id, name, value, step=number)
         self.client.set_tag(self.run_id, _EPOCHS, str(number))
 
+    def epoch_if_it_answers(self, row: dict[str, float]) -> None:
+        """The same while training goes on, which a store out of reach must not stop: `register` logs the row again."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.epoch(row)
+        except MlflowException as error:
+            say(f"train: MLflow did not take epoch {row['epoch']:.0f} ({' '.join(str(error).split())[:120]}); later")
+
 
 @contextlib.contextmanager
-def training_log(
-    workspace: Path, model: str, name: str, train_key: str, params: dict[str, Any]
-) -> Iterator[TrainingLog]:
+def training_log(workspace: Path, model: str, train_key: str, params: dict[str, Any]) -> Iterator[TrainingLog]:
     """The run of the model with this train key, taken up again or made; its status says how the block ended."""
     client = connect(workspace)
     experiment = experiment_of(client, workspace, model)
@@ -134,7 +163,7 @@ def training_log(
         run_id = found[0].info.run_id
         client.update_run(run_id, status="RUNNING")
     else:
-        run = client.create_run(experiment, tags={TRAIN_KEY: train_key}, run_name=f"{name}-{train_key[:8]}")
+        run = client.create_run(experiment, tags={TRAIN_KEY: train_key}, run_name=f"{model}-{train_key[:8]}")
         run_id = run.info.run_id
         for key, value in params.items():
             client.log_param(run_id, key, value)
@@ -149,18 +178,24 @@ def training_log(
     client.set_terminated(run_id, "FINISHED")
 
 
-def params_of(**sections: Any) -> dict[str, Any]:
-    """The config sections as flat `section.field` parameters."""
-    return {
+def params_of(sections: Mapping[str, Section], weights: str) -> dict[str, Any]:
+    """All that made a model, as flat `section.field` parameters; the weights by name or digest."""
+    named = {
         f"{name}.{field}": value
         for name, section in sections.items()
         for field, value in section.key_part().items()
         if value is not None
     }
+    return {**named, "grids.weights": weights}
 
 
 def mlflow_ui(workspace: Path, port: int) -> None:
     """Run MLflow's own server on the workspace's store until it is stopped."""
+    if tracking_uri(workspace).startswith(("http://", "https://")):
+        raise AttendError(
+            f"MLFLOW_TRACKING_URI names a server: its page is at {_without_credentials(tracking_uri(workspace))}"
+        )
+    check_store(workspace, must_exist=True)
     program = Path(sys.executable).with_name("mlflow")
     if not program.exists():
         raise AttendError(

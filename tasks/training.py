@@ -1,7 +1,7 @@
 """Stage `train`: fit a decoder to the cached grids by teacher forcing.
 
 Writes weights.safetensors (best on dev), last.safetensors, decoder.json and history.parquet (a row an epoch).
-While it runs, its partial folder holds `checkpoint.pt` (weights and optimiser state, `weights_only`), from
+While it runs, its partial folder holds `.checkpoint.pt` (weights and optimiser state, `weights_only`), from
 which a killed run goes on mid-epoch with the same curve: batches, dropout and replaced words are functions
 of the seed and the step's number.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,16 +33,16 @@ from tasks.devices import device_of
 from tasks.errors import AttendError
 from tasks.features import open_grids
 from tasks.grid_cache import GridReader
-from tasks.ledger import Outcome, Stopwatch, Work, digest_of, digest_of_file
+from tasks.ledger import Outcome, Stopwatch, Work, digest_of, digest_of_file, flush
 from tasks.manifest import Picture, pictures_of
 from tasks.metrics import Scored
 from tasks.metrics.bleu import bleu
-from tasks.progress import Bar
+from tasks.progress import Bar, say
 from tasks.stages import PROGRESS
 from tasks.tokenisers import tokeniser
 
 WEIGHTS, LAST, DECODER, HISTORY = "weights.safetensors", "last.safetensors", "decoder.json", "history.parquet"
-_CHECKPOINT, _BEST = "checkpoint.pt", ".best.safetensors"
+_CHECKPOINT, _BEST = ".checkpoint.pt", ".best.safetensors"
 EpochDone = Callable[[dict[str, float]], None]
 
 
@@ -92,7 +93,7 @@ class Dev:
         digests = [picture.digest for picture in self.pictures]
         scored: list[Scored] = []
         for _, grid in grids_in_order(digests, self._grids, self._machine.decode_batch):
-            for caption in greedy(decoder, grid.to(device)):
+            for caption in greedy(decoder, grid.to(device), self._vocabulary.settings["max_tokens"] + 1):
                 words = self._vocabulary.decode(caption.tokens)
                 scored.append(Scored(words, self._references[len(scored)]))
         return bleu(scored)["bleu4"]
@@ -142,10 +143,9 @@ class Fit:
             if row["dev_bleu4"] >= max(item["dev_bleu4"] for item in self.history):
                 _save_weights(self.weights(), self.out / _BEST)
             self.checkpoint()
-            print(
+            say(
                 f"train: epoch {epoch + 1}/{self.training.epochs}  loss {row['loss']:.3f}  "
-                f"dev BLEU-4 {row['dev_bleu4']:.2f} (greedy)  {row['seconds']:.0f} s",
-                flush=True,
+                f"dev BLEU-4 {row['dev_bleu4']:.2f} (greedy)  {row['seconds']:.0f} s"
             )
             epoch_done(row)
 
@@ -251,6 +251,7 @@ class Fit:
         }
         temporary = self.out / f"{_CHECKPOINT}.tmp"
         torch.save(state, temporary)
+        flush(temporary)
         temporary.replace(self.out / _CHECKPOINT)
         told = f"step {self.step:,} of {self.steps:,}, {len(self.history)} of {self.training.epochs} epochs done"
         (self.out / PROGRESS).write_text(told, encoding="utf-8")
@@ -264,15 +265,13 @@ class Fit:
         self.average = state["average"]
         self.optimiser.load_state_dict(state["optimiser"])
         self.step, self.sums, self.history = state["step"], Sums(**state["sums"]), state["history"]
-        print(f"train: goes on at step {self.step:,} of {self.steps:,}", flush=True)
+        say(f"train: goes on at step {self.step:,} of {self.steps:,}")
 
     def write(self) -> None:
-        """Leave the finished artifact's files, and no others, in the folder."""
+        """Write the finished artifact's files. The checkpoint stays until they are published."""
         _save_weights(self.weights(), self.out / LAST)
-        (self.out / _BEST).replace(self.out / WEIGHTS)
+        shutil.copyfile(self.out / _BEST, self.out / WEIGHTS)
         pq.write_table(pa.Table.from_pylist(self.history), self.out / HISTORY)
-        for left in (_CHECKPOINT, f"{_CHECKPOINT}.tmp"):
-            (self.out / left).unlink(missing_ok=True)
 
 
 def _nobody(row: dict[str, float]) -> None:  # noqa: ARG001 -- an EpochDone that tells no one

@@ -52,7 +52,7 @@ def _check(weights: str) -> int:
     kind, _, rest = weights.partition(":")
     if kind == "random" and not rest.isdigit():
         raise AttendError(f"grids.weights: {weights}: a seed is a whole number, as in random:0")
-    if kind == "torchvision" and not rest:
+    if kind == "torchvision" and rest in ("", "DEFAULT"):  # what DEFAULT means changes with torchvision
         raise AttendError(f"grids.weights: {weights}: name the weights, as in torchvision:IMAGENET1K_V1")
     return int(rest) if kind == "random" else 0
 

@@ -34,6 +34,10 @@ def small(workspace: Path, **changes: object) -> Config:
         inner = values.setdefault(section, {})
         assert isinstance(inner, dict)
         inner[field] = value
+    data = values["data"]
+    assert isinstance(data, dict)
+    if data["adapter"] != "scenes" and "evaluation__metrics" not in changes and "evaluation" not in changes:
+        values["evaluation"]["metrics"] = ["bleu"]  # type: ignore[index]
     return validate(values, "test")
 
 

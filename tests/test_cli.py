@@ -190,7 +190,7 @@ def test_the_whole_program(tmp_path: Path) -> None:
     path = written(tmp_path, training__epochs=4)
     first = program("run", path, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    assert "register: version 1 is champion" in first.stdout
+    assert "register: version 1 is champion" in first.stderr
     assert "Traceback" not in first.stderr
     start = time.monotonic()
     second = program("run", path, cwd=tmp_path)

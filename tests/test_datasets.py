@@ -17,7 +17,7 @@ from tasks.datasets import ADAPTERS
 from tasks.datasets.base import Row
 from tasks.errors import AttendError
 from tasks.ledger import Work
-from tasks.manifest import hashed_split, ingest, pictures_of
+from tasks.manifest import hashed_split, ingest, pictures_of, source_digests
 from tests.conftest import small
 
 
@@ -231,7 +231,7 @@ def test_malformed_is_refused_by_file_line_and_field(
 
 def manifest_of(config: Config, out: Path) -> dict[str, str]:
     out.mkdir(parents=True, exist_ok=True)
-    return ingest(config.data, config.machine, Work("key", {}, {}, out)).products
+    return ingest(config.data, config.machine, Work("key", {}, source_digests(config), out)).products
 
 
 def tabled(folder: Path, count: int, workspace: Path) -> Config:
@@ -276,7 +276,7 @@ def test_the_same_content_in_two_splits_is_reported(tmp_path: Path, workspace: P
     (folder / "images" / "5_a1b2.jpg").write_bytes((folder / "images" / "0_a1b2.jpg").read_bytes())
     config = small(workspace, data={"adapter": "flickr8k", "path": folder})
     (tmp_path / "out").mkdir()
-    outcome = ingest(config.data, config.machine, Work("key", {}, {}, tmp_path / "out"))
+    outcome = ingest(config.data, config.machine, Work("key", {}, source_digests(config), tmp_path / "out"))
     assert any("0_a1b2.jpg (train) = 5_a1b2.jpg (test)" in note for note in outcome.notes)
 
 

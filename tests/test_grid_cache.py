@@ -13,7 +13,7 @@ import pytest
 from tasks.errors import AttendError
 from tasks.grid_cache import GridReader, GridStore, Identity
 
-IDENTITY = Identity("tiny", "random:0", 64, "squash", None, "float32")
+IDENTITY = Identity("tiny", "random:0", 64, "squash", None, "float32", 1)
 
 
 def store_with(folder: Path, shards: int = 2, rows: int = 3) -> tuple[GridStore, dict[str, np.ndarray]]:
@@ -79,7 +79,7 @@ def test_a_flipped_bit_is_found_by_verifying(tmp_path: Path) -> None:
 
 def test_grids_of_another_identity_are_refused(tmp_path: Path) -> None:
     store, _ = store_with(tmp_path)
-    other = GridStore(tmp_path, Identity("tiny", "random:1", 64, "squash", None, "float32"))
+    other = GridStore(tmp_path, Identity("tiny", "random:1", 64, "squash", None, "float32", 1))
     other.open()
     for suffix in (".h5", ".parquet"):
         (other.folder / f"shard-00000{suffix}").write_bytes((store.folder / f"shard-00000{suffix}").read_bytes())

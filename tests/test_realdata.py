@@ -31,7 +31,7 @@ def test_flickr8k_as_published(tmp_path: Path) -> None:
         (folder / f"Flickr_8k.{split}Images.txt").write_text("\n".join(lines[names]))
     grids = {"backbone": "mobilenet_v2", "weights": WEIGHTS, "image_size": 224}
     data = {"adapter": "flickr8k", "path": folder}
-    config = small(tmp_path / "ws", data=data, grids=grids, evaluation={"split": "dev"})
+    config = small(tmp_path / "ws", data=data, grids=grids, evaluation={"split": "dev", "beam": 3})
     for stage in ("ingest", "extract", "tensorise", "train", "evaluate"):
         run_stage(config, stage)
     found = artifacts(config)

@@ -240,7 +240,7 @@ def test_a_champion_scored_on_other_pictures_is_scored_anew(
         run_stage(trained(copy), "register")
         config = trained(copy, evaluation__split="dev")
         run_all(config)
-        printed = capsys.readouterr().out
+        printed = capsys.readouterr().err
         assert "version 1 was scored on other pictures or settings; scoring it on these" in printed
         # The same weights on the same pictures: no better than itself.
         scores = json.loads((artifacts(config)["evaluate"].path / "scores.json").read_text())["scores"]

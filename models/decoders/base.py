@@ -66,7 +66,7 @@ class Decoder(nn.Module, ABC):
     (Xu et al. 2015, equation 7, with the tanh of the authors' code).
 
     The input weights of the cell are kept in two parts, for words and for context, so that the words' part is one
-    product for a whole caption (teacher forcing) or a look-up (search).
+    product for a whole caption under teacher forcing.
     """
 
     def __init__(

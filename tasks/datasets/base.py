@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -44,6 +45,8 @@ class Row:
 
 class DatasetOptions(Section, ABC):
     """What the adapters have in common; each adds its `adapter` name, its own fields and `rows`."""
+
+    has_facts: ClassVar[bool] = False  # whether what is true of each picture is known
 
     path: Annotated[Path, Place()] = Field(description="folder of the data set, or its caption file")
     images: Annotated[Path | None, Place()] = Field(None, description="image folder, where it is elsewhere")
@@ -101,11 +104,14 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line
 
 
-def picture_files(folder: Path) -> list[Path]:
-    """Every picture under a folder, by name, hidden files left out."""
-    return sorted(
-        path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES and not path.name.startswith(".")
-    )
+def picture_files(folder: Path, without: Path | None = None) -> list[Path]:
+    """Every picture under a folder, by name; links are followed, hidden files and the folder `without` left out."""
+    found: list[Path] = []
+    for place, folders, files in os.walk(folder, followlinks=True):
+        here = Path(place)
+        folders[:] = [name for name in folders if not name.startswith(".") and (here / name).absolute() != without]
+        found += [here / name for name in files if not name.startswith(".")]
+    return sorted(path for path in found if path.suffix.lower() in PICTURE_SUFFIXES)
 
 
 def needs_text(value: object, where: str, field: str) -> str:

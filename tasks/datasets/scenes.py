@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from PIL import Image, ImageDraw
 from pydantic import Field
@@ -39,6 +39,7 @@ Thing = dict[str, Any]
 class Scenes(DatasetOptions):
     """Generated pictures of one to three shapes; nothing is downloaded or read."""
 
+    has_facts: ClassVar[bool] = True
     adapter: Literal["scenes"] = "scenes"
     path: Annotated[Path, Place()] = Field(Path(), exclude=True, description="not used: the pictures are generated")
     pictures: int = Field(1000, ge=10, le=1_000_000)

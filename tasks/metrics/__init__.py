@@ -6,7 +6,7 @@ so that configs are checked without loading nltk.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,15 @@ class Metric(Protocol):
     def __call__(self, corpus: Sequence[Scored]) -> dict[str, float]: ...
 
 
-# name -> (module of this package, function in it)
-METRICS: dict[str, tuple[str, str]] = {
-    "bleu": ("bleu", "bleu"),
-    "truth": ("truth", "truth"),
+class Member(NamedTuple):
+    """Where a metric is, and the names of the scores it gives."""
+
+    module: str
+    function: str
+    scores: tuple[str, ...]
+
+
+METRICS: dict[str, Member] = {
+    "bleu": Member("bleu", "bleu", ("bleu1", "bleu2", "bleu3", "bleu4")),
+    "truth": Member("truth", "truth", ("truth",)),
 }
