@@ -73,6 +73,12 @@ def written(tmp_path: Path, **changes: object) -> str:
         (["run", "demo", "--until", "trian"], "no such stage 'trian'; did you mean 'train'?"),
         (["run", "flickr8k"], "data.path: is missing"),
         (["run", "flickr8k", "data.path=/nowhere"], "data.path: /nowhere: no such folder"),
+        (["run", "demo", "registry.promote_on=cider"], "'cider' is no score of evaluation.metrics; these give: bleu1"),
+        (
+            ["run", "flickr8k", "data.path=.", "evaluation.metrics=[truth]", "registry.promote_on=truth"],
+            "only `scenes`",
+        ),
+        (["run", "demo", "data.dev_share=0.6", "data.test_share=0.5"], "together they leave nothing to train on"),
         (["presets", "dem"], "dem: no such preset; did you mean 'demo'?"),
         (["caption", "/nowhere.jpg"], "/nowhere.jpg: no such picture"),
     ],
@@ -132,6 +138,10 @@ def test_cache_list_and_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     shard.write_bytes(data)
     code, out, err = attend(monkeypatch, capsys, "cache", "verify", *place)
     assert code == 1 and "3 of 4 shards are sound" in out and "shard-00002.h5: does not match its digest" in err
+    assert plan(config)[1].state == "damaged"
+    run_stage(config, "extract")
+    code, out, _ = attend(monkeypatch, capsys, "cache", "verify", *place)
+    assert (code, out.strip()) == (0, "4 of 4 shards are sound")
 
 
 def test_datasets_and_presets_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -250,6 +250,16 @@ def test_a_champion_scored_on_other_pictures_is_scored_anew(
         del os.environ["MLFLOW_TRACKING_URI"]
 
 
+def test_a_registration_that_the_store_lost_is_made_again(tmp_path: Path, workspace: Path) -> None:
+    copy = tmp_path / "workspace"
+    shutil.copytree(workspace, copy)
+    (copy / "mlflow.db").unlink()
+    status = plan(trained(copy))[-1]
+    assert status.state == "damaged" and "models:/small/1 is not in mlflow.db any more" in status.why
+    run_stage(trained(copy), "register")
+    assert plan(trained(copy))[-1].fresh
+
+
 def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9/")
     with pytest.raises(AttendError, match=r"MLflow server http://127.0.0.1:9 does not answer") as caught:

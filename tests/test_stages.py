@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,9 @@ from tasks.errors import AttendError
 from tasks.evaluation import predict, score
 from tasks.features import open_grids
 from tasks.grid_cache import GridReader
-from tasks.ledger import Ledger, Work
+from tasks.ledger import Ledger, Work, Workspace
 from tasks.manifest import GENERATED, files_of, pictures_of
-from tasks.stages import STAGES, Status, artifacts, plan, run_stage
+from tasks.stages import BY_NAME, STAGES, Inputs, Status, artifacts, inputs_of, plan, run_stage
 from tests.conftest import small
 
 WITHOUT_MLFLOW = [stage.name for stage in STAGES if stage.name != "register"]
@@ -358,3 +359,83 @@ def test_training_reads_through_the_reader(workspace: Path) -> None:
     config = small(workspace)
     reader = open_grids(artifacts(config)["extract"], config.machine)
     assert isinstance(reader, GridReader) and reader.shape == (2, 2, 512)
+
+
+def test_killed_between_writing_and_publishing_loses_no_step(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "workspace"
+    shutil.copytree(finished, copy)
+    config = small(copy, training__seed=8)
+
+    def dies(*_: object) -> None:
+        raise Killed
+
+    publish = Workspace.publish
+    monkeypatch.setattr(Workspace, "publish", dies)
+    with pytest.raises(Killed):
+        run_stage(config, "train")
+    monkeypatch.setattr(Workspace, "publish", publish)
+    monkeypatch.setattr(training.Fit, "_learn", dies)  # no step may be taken again
+    run_stage(config, "train")
+    found = artifacts(config)["train"]
+    assert sorted(path.name for path in found.path.iterdir()) == sorted([*found.ledger.files, "ledger.json"])
+
+
+def test_a_run_works_on_the_state_it_began_with(tmp_path: Path, finished: Path) -> None:
+    """A picture that arrives while a run goes on is the next run's."""
+    config = picture_folder(tmp_path, finished, max_failed=0.01)
+    inputs = inputs_of(config)
+    run_stage(config, "ingest", inputs)
+    run_stage(config, "extract", inputs)
+    shutil.copy(tmp_path / "pictures" / "scene_000001.png", tmp_path / "pictures" / "later.png")
+    run_stage(config, "tensorise", inputs)
+    assert artifacts_of(config, inputs) == {"ingest", "extract", "tensorise"}
+    assert not states(config)["ingest"].fresh
+
+
+def artifacts_of(config: Config, inputs: Inputs) -> set[str]:
+    return {status.stage.name for status in plan(config, inputs=inputs) if status.fresh}
+
+
+def test_a_picture_changed_after_it_was_ingested_never_enters_the_cache(tmp_path: Path, finished: Path) -> None:
+    config = picture_folder(tmp_path, finished, max_failed=1.0)
+    inputs = inputs_of(config)
+    run_stage(config, "ingest", inputs)
+    pictures = tmp_path / "pictures"
+    (pictures / "scene_000004.png").write_bytes((pictures / "scene_000005.png").read_bytes())
+    with pytest.raises(AttendError, match=r"scene_000004.png: was changed while the run was going on: run again"):
+        run_stage(config, "extract", inputs)
+
+
+def test_raising_the_extract_version_makes_new_grids(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(workspace)
+    raised = replace(BY_NAME["extract"], version=99)
+    monkeypatch.setitem(BY_NAME, "extract", raised)
+    monkeypatch.setattr("tasks.stages.STAGES", tuple(raised if s.name == "extract" else s for s in STAGES))
+    run_stage(config, "extract")
+    assert artifacts(config)["extract"].ledger.counts["extracted"] == 60
+    assert not states(config)["train"].fresh
+
+
+def test_a_workspace_inside_the_data_set_is_no_part_of_it(tmp_path: Path, finished: Path) -> None:
+    config = picture_folder(tmp_path, finished, max_failed=0.01)
+    inside = config.model_copy(
+        update={"machine": config.machine.model_copy(update={"workspace": tmp_path / "pictures" / "ws"})}
+    )
+    before = inputs_of(inside, "ingest")
+    (tmp_path / "pictures" / "ws").mkdir(exist_ok=True)
+    shutil.copy(tmp_path / "pictures" / "scene_000001.png", tmp_path / "pictures" / "ws" / "sample.png")
+    assert inputs_of(inside, "ingest") == before
+
+
+@pytest.mark.parametrize("words", ["No space left on device (os error 28)", "database or disk is full"])
+def test_a_full_disk_is_told_whoever_finds_it(workspace: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(training, "_save_weights", full)
+    config = small(workspace, training__seed=3)
+    with pytest.raises(AttendError, match=r"the disk is full \(train\): make room and run again"):
+        run_stage(config, "train")
+    assert states(config)["train"].state == "interrupted"
