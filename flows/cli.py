@@ -214,7 +214,10 @@ def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
         typer.echo("starting Prefect's local server", err=True)
     from flows.pipeline import pipeline
 
-    pipeline(config, until)
+    try:
+        pipeline(config, until)
+    except KeyboardInterrupt:  # caught here: Typer would end in its own, silent way
+        _fail("stopped; run the same command again to go on where it stood", 130)
     return statuses
 
 
@@ -240,8 +243,6 @@ def main() -> None:
         app()
     except AttendError as error:
         _fail(str(error))
-    except KeyboardInterrupt:
-        _fail("stopped; run the same command again to go on where it stood", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
