@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
+from models.captioner import key_of_digest
 from models.photographs import decode, resize
 from tasks import registry, tracking
 from tasks.config import load
@@ -37,10 +38,10 @@ def main() -> None:
     digests = rows[:PICTURES]
 
     raw = captioner.caption([files[digest].read_bytes() for digest in digests])
-    cached = captioner.from_grid(torch.from_numpy(grids.read(digests)))
+    cached = captioner.from_grid(torch.from_numpy(grids.read(digests)), [key_of_digest(digest) for digest in digests])
     same = 0
     for digest, one, other in zip(digests, raw, cached, strict=True):
-        if one.words == other.words:
+        if one.tokens == other.tokens:
             same += 1
             continue
         spec = captioner.config["backbone"]

@@ -34,7 +34,10 @@ def caption_files(
         for at in range(0, len(files), _BATCH):
             part = files[at : at + _BATCH]
             photographs = [file.read_bytes() for file in part]
-            captioned = captioner.caption(photographs, beam=beam, attention=attention is not None)
+            try:
+                captioned = captioner.caption(photographs, beam=beam, attention=attention is not None)
+            except ValueError as error:
+                raise AttendError(str(error)) from None
             for file, photograph, item in zip(part, photographs, captioned, strict=True):
                 rows.append(_row(file, item))
                 if attention is not None and item.error is None:
@@ -90,7 +93,7 @@ def _draw(photograph: bytes, item: Any, captioner: Any, out: Path) -> None:
     from models.photographs import decode
     from tasks.attention_maps import draw
 
-    draw(decode(photograph), item.words, item.attention.numpy(), captioner.config["backbone"]["fit"]).savefig(out)
+    draw(decode(photograph), item.tokens, item.attention.numpy(), captioner.config["backbone"]["fit"]).savefig(out)
 
 
 def _print(rows: list[dict[str, Any]], as_json: bool) -> None:

@@ -8,13 +8,34 @@ computed once by `keys` and shared by all rows and steps.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
+from .decoders import Attentions
 
-class AdditiveAttention(nn.Module):
-    """Bahdanau et al. 2015; the f_att of Xu et al. 2015, equations 4 to 6."""
+
+class Attention(nn.Module, ABC):
+    """Scores every position against the hidden state; alphas are their softmax over positions."""
+
+    @abstractmethod
+    def keys(self, annotations: Tensor) -> Tensor:
+        """(N, P, D) -> (N, P, A): what of the annotation vectors is compared."""
+
+    @abstractmethod
+    def scores(self, keys: Tensor, hidden: Tensor) -> Tensor:
+        """keys (N, P, A), hidden (N, R, H) -> (N, R, P)."""
+
+    def forward(self, annotations: Tensor, keys: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """annotations (N, P, D), keys (N, P, A), hidden (N, R, H) -> context (N, R, D), alphas (N, R, P) float32."""
+        alphas = torch.softmax(self.scores(keys, hidden).float(), dim=-1)
+        return alphas.to(annotations.dtype) @ annotations, alphas
+
+
+class AdditiveAttention(Attention):
+    """score = v . tanh(W_a a + W_h h): Bahdanau et al. 2015; the f_att of Xu et al. 2015, equations 4 to 6."""
 
     def __init__(self, channels: int, hidden: int, size: int) -> None:
         super().__init__()
@@ -23,29 +44,43 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Linear(size, 1, bias=False)
 
     def keys(self, annotations: Tensor) -> Tensor:
-        """(N, P, D) -> (N, P, A)."""
         projected: Tensor = self.key(annotations)
         return projected
 
-    def forward(self, annotations: Tensor, keys: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """annotations (N, P, D), keys (N, P, A), hidden (N, R, H) -> context (N, R, D), alphas (N, R, P)."""
+    def scores(self, keys: Tensor, hidden: Tensor) -> Tensor:
         mixed = torch.tanh(keys.unsqueeze(1) + self.query(hidden).unsqueeze(2))  # (N, R, P, A)
-        return _attend(self.score(mixed).squeeze(-1), annotations)
+        score: Tensor = self.score(mixed)
+        return score.squeeze(-1)
 
 
-class ScaledDotAttention(nn.Module):
-    """Scaled dot-product (Vaswani et al. 2017, equation 1) of the hidden state with the annotation vectors.
+class DotAttention(Attention):
+    """score = h . k, over sqrt(H) where `scaled` (Vaswani et al. 2017, equation 1).
 
-    The annotation vectors are as wide as the hidden state: they are their own keys.
+    projected: the keys are k = W a + b, the `general` score of Luong et al. 2015, equation 8, with a bias.
+    Otherwise an annotation vector is its own key, the `dot` of the same equation, and has to be H wide.
     """
 
-    def forward(self, annotations: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """annotations (N, P, H), hidden (N, R, H) -> context (N, R, H), alphas (N, R, P)."""
-        scores = hidden.to(annotations.dtype) @ annotations.transpose(1, 2) / math.sqrt(annotations.shape[-1])
-        return _attend(scores, annotations)
+    def __init__(self, channels: int, hidden: int, scaled: bool, projected: bool) -> None:
+        super().__init__()
+        if not projected and channels != hidden:
+            raise ValueError(
+                f"dot-product attention compares annotation vectors of {channels} channels with a hidden state of "
+                f"{hidden}: set decoder.hidden={channels}, or decoder.attention=general, which projects them"
+            )
+        self.key = nn.Linear(channels, hidden) if projected else None
+        self.scale = 1 / math.sqrt(hidden) if scaled else 1.0
+
+    def keys(self, annotations: Tensor) -> Tensor:
+        return annotations if self.key is None else self.key(annotations)
+
+    def scores(self, keys: Tensor, hidden: Tensor) -> Tensor:
+        return hidden.to(keys.dtype) @ keys.transpose(1, 2) * self.scale
 
 
-def _attend(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """scores (N, R, P) and values (N, P, D) -> context (N, R, D) and alphas (N, R, P), float32."""
-    alphas = torch.softmax(scores.float(), dim=-1)
-    return alphas.to(values.dtype) @ values, alphas
+def make_attention(kind: Attentions, channels: int, hidden: int, size: int = 512) -> Attention:
+    """channels: D. hidden: H. size: of the additive attention's layer. ValueError where the sizes cannot meet."""
+    if kind not in get_args(Attentions):
+        raise ValueError(f"unknown attention {kind!r}; known: {', '.join(get_args(Attentions))}")
+    if kind == "additive":
+        return AdditiveAttention(channels, hidden, size)
+    return DotAttention(channels, hidden, scaled="scaled" in kind, projected="general" in kind)

@@ -6,9 +6,10 @@ nothing in it is pickled. A registered model is such a folder with a copy of thi
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch import Tensor
 from .backbones import base as backbones
 from .decoders import base as decoders
 from .photographs import decode, resize
-from .search import Caption, beam_search
+from .search import Caption, Decoding
+from .search import decode as decode_captions
 from .vocabulary import START, Vocabulary
 
 _BATCH = 32
@@ -29,27 +31,24 @@ _BATCH = 32
 class Captioned:
     """What the captioner says of one photograph.
 
-    words: of the best caption. log_probability: natural logarithm, END counted. alternatives: (words,
-    log-probability) of the next best. attention: (words, h, w) float32, where it looked for each word, each
-    map summing to 1; None where not asked for. error: why there is no caption, else None.
+    tokens: of the caption, its words or byte pairs. log_probability: natural logarithm, END counted. alternatives:
+    (caption, log-probability) of the next best. attention: (tokens, h, w) float32, where it looked for each token,
+    each map summing to 1; None where not asked for. error: why there is no caption, else None.
     """
 
-    words: list[str] = field(default_factory=list)
+    caption: str = ""
+    tokens: list[str] = field(default_factory=list)
     log_probability: float = 0.0
-    alternatives: list[tuple[list[str], float]] = field(default_factory=list)
+    alternatives: list[tuple[str, float]] = field(default_factory=list)
     attention: Tensor | None = None
     error: str | None = None
-
-    @property
-    def caption(self) -> str:
-        return " ".join(self.words)
 
 
 class Captioner:
     """Captions encoded photographs. Holds no state between calls: threads may share it.
 
-    config: `backbone` (name, image_size, fit, grid, precision), `decoder` (its shape) and `decoding` (beam,
-    max_length, length_normalisation) as saved.
+    config: `backbone` (name, image_size, fit, grid, precision), `decoder` (its shape) and `decoding` (the fields of
+    search.Decoding) as saved.
     """
 
     def __init__(
@@ -61,10 +60,12 @@ class Captioner:
         device: torch.device | str = "cpu",
     ) -> None:
         self.config = config
+        self.decoding = Decoding(**config["decoding"])
         self.vocabulary = vocabulary
         self.device = torch.device(device)
         self.backbone = backbone.to(self.device).to(memory_format=torch.channels_last).eval()
         self.decoder = decoder.to(self.device).eval()
+        self.attends = decoder.attends
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = "cpu") -> Captioner:
@@ -109,53 +110,56 @@ class Captioner:
                 results.append(Captioned(error=str(error)))
         if pixels:
             grid = self.backbone.encode(torch.stack(pixels), spec["precision"])
-            captions = iter(self.from_grid(grid, **decoding))
+            sound = [key_of(data) for data, result in zip(photographs, results, strict=True) if result is None]
+            captions = iter(self.from_grid(grid, sound, **decoding))
             results = [next(captions) if result is None else result for result in results]
         return [result for result in results if result is not None]
 
     def from_grid(
-        self,
-        grid: Tensor,
-        beam: int | None = None,
-        max_length: int | None = None,
-        length_normalisation: float | None = None,
-        n_best: int = 1,
-        attention: bool = False,
+        self, grid: Tensor, keys: Sequence[int] | None = None, attention: bool = False, **decoding: Any
     ) -> list[Captioned]:
         """A caption for each cached grid of (N, h, w, C) float16.
 
-        beam, max_length, length_normalisation: those the model was evaluated with, unless given. n_best: how
-        many captions, the best and its alternatives; at most `beam`. attention: also where it looked.
+        keys: `key_of` each photograph, which sampling draws by. attention: also where it looked; ValueError for a
+        decoder that does not look. decoding: fields of search.Decoding; what is not given, or None, is as the model
+        was evaluated.
         """
-        decoding: dict[str, Any] = self.config["decoding"]
+        chosen = replace(self.decoding, **{name: value for name, value in decoding.items() if value is not None})
         values = grid.to(self.device).float()
-        found = beam_search(
-            self.decoder,
-            values,
-            beam or decoding["beam"],
-            max_length or decoding["max_length"],
-            decoding["length_normalisation"] if length_normalisation is None else length_normalisation,
-            n_best,
-        )
+        found = decode_captions(self.decoder, values, chosen, keys)
         maps = self.attention(values, [best[0] for best in found]) if attention else [None] * len(found)
         return [self._told(best, alphas) for best, alphas in zip(found, maps, strict=True)]
 
     @torch.inference_mode()
     def attention(self, grid: Tensor, captions: Sequence[Caption]) -> list[Tensor]:
-        """Where the decoder looked for each word of each caption: (words, h, w) float32 a caption.
+        """Where the decoder looked for each token of each caption: (tokens, h, w) float32 a caption.
 
-        The captions are read back by teacher forcing, which repeats the search's own steps.
+        The captions are read back by teacher forcing, which repeats the search's own steps. ValueError for a
+        decoder that does not look at the grid while it speaks.
         """
+        if not self.attends:
+            raise ValueError(f"{self.config['decoder']['name']} has no attention: there are no maps of it")
         longest = max(len(caption.tokens) for caption in captions)
         words = torch.full((len(captions), 1, longest + 1), START, device=self.device)
         for row, caption in enumerate(captions):
             words[row, 0, 1 : len(caption.tokens) + 1] = torch.tensor(caption.tokens, device=self.device)
         nothing = torch.zeros_like(words, dtype=torch.bool)
-        _, alphas = self.decoder(grid, words, nothing)
-        maps = alphas[:, 0].unflatten(-1, grid.shape[1:3]).cpu()
+        _, read = self.decoder(grid, words, nothing)
+        maps = read.alphas[:, 0].unflatten(-1, grid.shape[1:3]).cpu()
         return [maps[row, : len(caption.tokens)] for row, caption in enumerate(captions)]
 
     def _told(self, found: list[Caption], attention: Tensor | None) -> Captioned:
-        words = [self.vocabulary.decode(caption.tokens) for caption in found]
-        others = [(text, caption.log_probability) for text, caption in zip(words[1:], found[1:], strict=True)]
-        return Captioned(words[0], found[0].log_probability, others, attention)
+        texts = [" ".join(self.vocabulary.decode(caption.tokens)) for caption in found]
+        others = [(text, caption.log_probability) for text, caption in zip(texts[1:], found[1:], strict=True)]
+        tokens = self.vocabulary.tokens(found[0].tokens)
+        return Captioned(texts[0], tokens, found[0].log_probability, others, attention)
+
+
+def key_of(photograph: bytes) -> int:
+    """The number that stands for a photograph in sampling: of its content, so that no run or batch changes it."""
+    return key_of_digest(hashlib.sha256(photograph).hexdigest())
+
+
+def key_of_digest(digest: str) -> int:
+    """`key_of` a photograph whose SHA-256 (hex) is known."""
+    return int(digest[:12], 16)

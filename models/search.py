@@ -1,17 +1,19 @@
-"""Decoding: greedy and beam search over any decoder.
+"""Decoding: greedy, beam search and sampling over any decoder.
 
-Knows only `start`, `step`, logits and token ids. Many pictures at once; each keeps `beam` rows.
+Knows only `start`, `step`, logits and token ids. Many pictures at once; each keeps as many rows as it needs.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from .decoders import Searches
 from .vocabulary import END, NULL, START, UNK
 
 _FORBIDDEN = (NULL, START, UNK)
@@ -48,48 +50,127 @@ class Caption:
     finished: bool
 
 
+@dataclass(frozen=True)
+class Decoding:
+    """How captions are found.
+
+    search: `beam` for the likeliest that `beam` hypotheses find (1 is greedy), ranked by
+    log-probability / length ** length_normalisation; `sample` for captions drawn word by word, by temperature, among
+    the top_k likeliest words (0 for all) that make up the share top_p (Holtzman et al. 2020, section 3.1).
+    max_length: words and END at most. min_length: words before END may come. no_repeat: n-grams of this size come
+    once (0 for no such rule). n_best: captions a picture, best first. seed: of sampling.
+    """
+
+    search: Searches = "beam"
+    beam: int = 3
+    length_normalisation: float = 0.0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    max_length: int = 20
+    min_length: int = 0
+    no_repeat: int = 0
+    n_best: int = 1
+
+
+def decode(
+    decoder: Steps[StateT], grid: Tensor, decoding: Decoding, keys: Sequence[int] | None = None
+) -> list[list[Caption]]:
+    """The `n_best` captions of each picture of grid (N, h, w, C), best first.
+
+    keys: a whole number that stands for each picture (its content), which sampling needs: what is drawn for a
+    picture depends on the seed and its key alone, not on its neighbours. 0, 1, ... unless given.
+    """
+    if decoding.search == "sample":
+        return sample(decoder, grid, decoding, range(len(grid)) if keys is None else keys)
+    return beam_search(decoder, grid, decoding)
+
+
 @torch.no_grad()
-def greedy(decoder: Steps[StateT], grid: Tensor, max_length: int = 20) -> list[Caption]:
-    """The likeliest next word until END, for each picture of grid (N, h, w, C); `max_length` steps at most."""
+def greedy(decoder: Steps[StateT], grid: Tensor, decoding: Decoding = Decoding()) -> list[Caption]:
+    """The likeliest next word until END, for each picture of grid (N, h, w, C)."""
     state = decoder.start(grid)
-    last = torch.full((len(grid), 1), START, device=grid.device)
+    words = torch.full((len(grid), 1, 1), START, device=grid.device)
     total = torch.zeros(len(grid), device=grid.device)
     going = torch.ones(len(grid), dtype=torch.bool, device=grid.device)
-    words = []
-    for _ in range(max_length):
-        logits, state = decoder.step(state, last)
-        best, last = _log_probabilities(logits).max(dim=-1)
+    for _ in range(decoding.max_length):
+        logits, state = decoder.step(state, words[:, :, -1])
+        best, last = _rule_out(_log_probabilities(logits), words[:, :, 1:], decoding).max(dim=-1)
         total += torch.where(going, best[:, 0], 0.0)
-        words.append(torch.where(going, last[:, 0], NULL))
+        words = torch.cat([words, torch.where(going.unsqueeze(1), last, NULL).unsqueeze(-1)], dim=-1)
         going = going & (last[:, 0] != END)
         if not bool(going.any()):
             break
-    rows = torch.stack(words, dim=1).tolist()
-    return [_caption(row, score) for row, score in zip(rows, total.tolist(), strict=True)]
+    return [_caption(row, score) for row, score in zip(words[:, 0, 1:].tolist(), total.tolist(), strict=True)]
 
 
 @torch.no_grad()
-def beam_search(
-    decoder: Steps[StateT],
-    grid: Tensor,
-    beam: int = 3,
-    max_length: int = 20,
-    length_normalisation: float = 0.0,
-    n_best: int = 1,
-) -> list[list[Caption]]:
+def sample(decoder: Steps[StateT], grid: Tensor, decoding: Decoding, keys: Sequence[int]) -> list[list[Caption]]:
+    """`n_best` captions of each picture, drawn independently and ordered by the decoder's own log-probability.
+
+    That log-probability is of the words as the decoder gave them, before temperature, top_k and top_p.
+    """
+    rows, device = decoding.n_best, grid.device
+    draws = torch.stack([_draws(decoding.seed, key, (rows, decoding.max_length)) for key in keys]).to(device)
+    state = decoder.start(grid).expand(rows)
+    words = torch.full((len(grid), rows, 1), START, device=device)
+    total = torch.zeros(len(grid), rows, device=device)
+    going = torch.ones(len(grid), rows, dtype=torch.bool, device=device)
+    for time in range(decoding.max_length):
+        logits, state = decoder.step(state, words[:, :, -1])
+        own = _log_probabilities(logits)
+        allowed = _truncated(_rule_out(own, words[:, :, 1:], decoding), decoding)
+        # By the inverse of the distribution function: one uniform number a word.
+        shares = allowed.softmax(dim=-1).cumsum(dim=-1)
+        last = torch.searchsorted(shares, draws[:, :, time : time + 1] * shares[..., -1:], right=True)
+        last = last.clamp_max(shares.shape[-1] - 1)
+        total += torch.where(going, own.gather(-1, last).squeeze(-1), 0.0)
+        words = torch.cat([words, torch.where(going.unsqueeze(-1), last, NULL)], dim=-1)
+        going = going & (last.squeeze(-1) != END)
+        if not bool(going.any()):
+            break
+    found = [
+        [_caption(row, score) for row, score in zip(*picture, strict=True)]
+        for picture in zip(words[:, :, 1:].tolist(), total.tolist(), strict=True)
+    ]
+    return [sorted(captions, key=lambda caption: -caption.log_probability) for captions in found]
+
+
+def _draws(seed: int, key: int, shape: tuple[int, int]) -> Tensor:
+    """Uniform numbers of [0, 1) that are a function of the seed and the key."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + key) % 2**63)
+    return torch.rand(shape, generator=generator)
+
+
+def _truncated(scores: Tensor, decoding: Decoding) -> Tensor:
+    """scores (N, k, V) by temperature, with all but the likeliest words at -inf."""
+    scores = scores / decoding.temperature
+    if decoding.top_k:
+        least = scores.topk(min(decoding.top_k, scores.shape[-1]), dim=-1).values[..., -1:]
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    if decoding.top_p < 1:
+        ranked, order = scores.sort(dim=-1, descending=True)
+        before = ranked.softmax(dim=-1).cumsum(dim=-1) - ranked.softmax(dim=-1)
+        out = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, before >= decoding.top_p)
+        scores = scores.masked_fill(out, -torch.inf)
+    return scores
+
+
+@torch.no_grad()
+def beam_search(decoder: Steps[StateT], grid: Tensor, decoding: Decoding = Decoding()) -> list[list[Caption]]:
     """The `n_best` best captions of each picture of grid (N, h, w, C), best first.
 
-    Each picture keeps `beam` hypotheses; one that ends gives up its place. Hypotheses are ranked by
-    log-probability / length ** length_normalisation, END counted in the length. A picture is done when no
-    living hypothesis can still beat its n_best ended ones: the bound is exact, because log-probabilities
+    Each picture keeps `beam` hypotheses; one that ends gives up its place. A length counts END. A picture is done
+    when no living hypothesis can still beat its n_best ended ones: the bound is exact, because log-probabilities
     only fall and no length exceeds `max_length`. Where END never came, the best living one is returned.
     """
-    search = _Beams(len(grid), beam, max_length, length_normalisation, n_best, grid.device)
-    state = decoder.start(grid).expand(beam)
-    last = torch.full((len(grid), beam), START, device=grid.device)
-    for _ in range(max_length):
+    search = _Beams(len(grid), decoding, grid.device)
+    state = decoder.start(grid).expand(decoding.beam)
+    last = torch.full((len(grid), decoding.beam), START, device=grid.device)
+    for _ in range(decoding.max_length):
         logits, state = decoder.step(state, last)
-        parents, last = search.advance(_log_probabilities(logits))
+        parents, last = search.advance(_rule_out(_log_probabilities(logits), search.words, decoding))
         if search.done():
             break
         state = state.select(parents)
@@ -106,10 +187,10 @@ class _Beams:
     for a place given up. words (N', k, t): their tokens. ended: of all pictures, what has ended.
     """
 
-    def __init__(
-        self, pictures: int, beam: int, max_length: int, alpha: float, n_best: int, device: torch.device
-    ) -> None:
-        self.beam, self.max_length, self.alpha, self.n_best = beam, max_length, alpha, min(n_best, beam)
+    def __init__(self, pictures: int, decoding: Decoding, device: torch.device) -> None:
+        beam = self.beam = decoding.beam
+        self.max_length, self.alpha = decoding.max_length, decoding.length_normalisation
+        self.n_best = min(decoding.n_best, beam)
         self.alive = torch.arange(pictures, device=device)
         self.scores = torch.full((pictures, beam), -torch.inf, device=device)
         self.scores[:, 0] = 0.0  # one hypothesis to begin with: the others would repeat it
@@ -192,3 +273,26 @@ def _log_probabilities(logits: Tensor) -> Tensor:
     scores = torch.log_softmax(logits.float(), dim=-1)
     scores[..., _FORBIDDEN] = -torch.inf
     return scores
+
+
+def _rule_out(scores: Tensor, words: Tensor, decoding: Decoding) -> Tensor:
+    """scores (N, k, V) after words (N, k, t), with the words that `decoding` forbids at -inf.
+
+    Where that would leave no word at all, END stays.
+    """
+    length = words.shape[-1]
+    size = decoding.no_repeat
+    if length >= decoding.min_length and not 0 < size <= length:
+        return scores
+    ruled = scores.clone()
+    if length < decoding.min_length:
+        ruled[..., END] = -torch.inf
+    if 0 < size <= length:
+        grams = words.unfold(-1, size, 1)  # (N, k, t - size + 1, size)
+        begun = words[..., length - size + 1 :].unsqueeze(-2)
+        repeated = (grams[..., :-1] == begun).all(dim=-1)
+        last = torch.where(repeated, grams[..., -1], NULL)  # NULL never comes anyway
+        ruled.scatter_(-1, last, -torch.inf)
+    stuck = ruled.max(dim=-1).values == -torch.inf
+    ruled[..., END] = torch.where(stuck, scores[..., END], ruled[..., END])
+    return ruled

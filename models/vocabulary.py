@@ -9,11 +9,15 @@ from typing import Any
 
 NULL, START, END, UNK = range(4)
 SPECIAL = ("<NULL>", "<START>", "<END>", "<UNK>")
+WORD_END = "</w>"  # what a byte pair that ends a word ends in
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Special tokens 0 to 3, then `words` in order. settings: the tokeniser's name and what it was told."""
+    """Special tokens 0 to 3, then `words` in order: words, or byte pairs where settings["units"] is `bpe`.
+
+    settings: the tokeniser's name and what it was told.
+    """
 
     words: tuple[str, ...]
     settings: dict[str, Any] = field(default_factory=dict)
@@ -35,13 +39,20 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """The words of the ids up to END, without START and NULL; UNK reads `<UNK>`."""
-        words = []
+        tokens = self.tokens(ids)
+        if self.settings.get("units") != "bpe":
+            return tokens
+        return "".join(tokens).replace(WORD_END, " ").split()
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """As `decode`, but byte pairs are left as they are."""
+        found = []
         for index in ids:
             if index == END:
                 break
             if index not in (NULL, START):
-                words.append(SPECIAL[index] if index < len(SPECIAL) else self.words[index - len(SPECIAL)])
-        return words
+                found.append(SPECIAL[index] if index < len(SPECIAL) else self.words[index - len(SPECIAL)])
+        return found
 
     def to_json(self) -> str:
         return json.dumps({"settings": self.settings, "special": SPECIAL, "words": self.words}, ensure_ascii=False)

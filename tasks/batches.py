@@ -77,6 +77,15 @@ class Batches:
                 ahead = pool.submit(self._read, places[place + 1]) if place + 1 < len(places) else None
                 yield batch
 
+    def gram(self) -> Tensor:
+        """The sum of a a^T over all annotation vectors of the split, float64 (C, C)."""
+        digests = [picture.digest for picture in self._pictures]
+        total = torch.zeros(self._grids.shape[2], self._grids.shape[2], dtype=torch.float64)
+        for _, grid in grids_in_order(digests, self._grids, 64):
+            vectors = grid.flatten(0, 2).double()
+            total += vectors.T @ vectors
+        return total
+
     def _read(self, places: npt.NDArray[np.int64]) -> Batch:
         pictures = [self._pictures[place] for place in places]
         grid = torch.from_numpy(self._grids.read([picture.digest for picture in pictures]))

@@ -36,11 +36,7 @@ def make_captioner(
             "precision": grids.precision,
         },
         "decoder": shape,
-        "decoding": {
-            "beam": evaluation.beam,
-            "max_length": evaluation.max_length,
-            "length_normalisation": evaluation.length_normalisation,
-        },
+        "decoding": evaluation.decoding(),
     }
     return Captioner(config, read_vocabulary(tensorised.path), load_backbone(grids), decoder)
 

@@ -20,7 +20,7 @@ from models.vocabulary import Vocabulary
 from tasks.config import CaptionsConfig, MachineConfig
 from tasks.ledger import Outcome, Work, digest_of
 from tasks.manifest import pictures_of
-from tasks.tokenisers import tokeniser
+from tasks.tokenisers import BytePairs, tokeniser
 
 VOCABULARY, CAPTIONS = "vocabulary.json", "captions.parquet"
 
@@ -35,16 +35,21 @@ class CaptionedPicture:
 
 def tensorise(captions: CaptionsConfig, machine: MachineConfig, work: Work) -> Outcome:
     """Build the vocabulary from the train split and write every split's captions as token ids."""
-    tokenise = tokeniser(captions.tokeniser)
+    split_words = tokeniser(captions.tokeniser)
     manifest = work.upstream["ingest"]
     splits: list[str] = [split for split in ("train", "dev", "test") if split in manifest.products]
     words = {
         split: [
-            (picture.digest, [tokenise(text) for text in picture.captions])
+            (picture.digest, [split_words(text) for text in picture.captions])
             for picture in pictures_of(manifest.path, split)
         ]
         for split in splits
     }
+    if captions.units == "bpe":
+        pairs = BytePairs([text for _, texts in words["train"] for text in texts], captions)
+        words = {
+            split: [(digest, [pairs(text) for text in texts]) for digest, texts in words[split]] for split in splits
+        }
     vocabulary = build_vocabulary([text for _, texts in words["train"] for text in texts], captions)
     rows = [
         (digest, split, vocabulary.encode(text, captions.max_tokens))
@@ -67,12 +72,17 @@ def tensorise(captions: CaptionsConfig, machine: MachineConfig, work: Work) -> O
 
 
 def build_vocabulary(texts: list[list[str]], captions: CaptionsConfig) -> Vocabulary:
-    """Words seen at least `min_count` times, by falling count, ties alphabetical."""
+    """Words (or byte pairs) seen at least `min_count` times, by falling count, ties alphabetical."""
     counts = Counter(word for text in texts for word in text)
     kept = sorted(
         (word for word, count in counts.items() if count >= captions.min_count), key=lambda w: (-counts[w], w)
     )
-    settings = {"tokeniser": captions.tokeniser, "lower": True, "max_tokens": captions.max_tokens}
+    settings = {
+        "tokeniser": captions.tokeniser,
+        "lower": True,
+        "units": captions.units,
+        "max_tokens": captions.max_tokens,
+    }
     return Vocabulary(tuple(kept), settings)
 
 

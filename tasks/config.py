@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from models.backbones import BACKBONES
-from models.decoders import DECODERS
+from models.decoders import DECODERS, Attentions, FirstStates, Heads, Outputs, Searches
 from tasks.datasets import ADAPTERS, Dataset
 from tasks.errors import AttendError
 from tasks.metrics import METRICS
@@ -63,7 +63,9 @@ class CaptionsConfig(Section):
     """How captions become token ids (stage `tensorise`)."""
 
     tokeniser: str = "treebank"
-    min_count: int = Field(5, ge=1, description="a word seen less often in the train split is UNK")
+    units: Literal["words", "bpe"] = Field("words", description="whole words, or byte-pair encoding within words")
+    merges: int = Field(4000, ge=1, description="size of the byte-pair vocabulary, learnt from the train split")
+    min_count: int = Field(5, ge=1, description="a word, or pair, seen less often in the train split is none")
     max_tokens: int = Field(15, ge=1, le=200, description="longer captions are clamped to this many tokens")
 
     @model_validator(mode="after")
@@ -73,24 +75,40 @@ class CaptionsConfig(Section):
 
 
 class DecoderConfig(Section):
-    """The shape of the decoder."""
+    """The shape of the decoder. A field that is None leaves the decoder's own choice, or does not concern it."""
 
     name: str
     embedding: int = Field(512, ge=1, description="size of a word's embedding")
-    hidden: int = Field(512, ge=1, description="size of the LSTM's hidden state")
-    attention: int | None = Field(
-        None, ge=1, description="size of the additive attention's layer; only where the decoder has one (512)"
+    hidden: int = Field(512, ge=1, description="size of the cell's hidden state")
+    attention: Attentions | None = Field(None, description="how positions are scored against the hidden state")
+    attention_size: int | None = Field(None, ge=1, description="size of the additive attention's layer (512)")
+    gate: bool | None = Field(None, description="scale the context by beta (Xu et al., section 4.2.1)")
+    first_state: FirstStates = Field("grid", description="what the cell begins with")
+    output: Outputs = Field("hidden", description="what the head reads: hidden state; Xu et al., eq. 7; an MLP of all")
+    output_size: int = Field(512, ge=1, description="size of the `mlp` output")
+    head: Heads = Field("full", description="how the output becomes logits")
+    bottleneck: int = Field(256, ge=1, description="size of the `bottleneck` head")
+    tie_weights: bool = Field(False, description="the head's weights are the word embeddings'")
+    reduce: int | None = Field(None, ge=1, description="channels left by an SVD of the train split's grids")
+    word_vectors: Annotated[Path | None, Place()] = Field(
+        None, description="word embeddings to begin with, in GloVe's text format; the file's digest is in the key"
     )
+    freeze_words: bool = Field(False, description="keep the word embeddings as they begin")
     dropout_words: float = Field(0.0, ge=0, lt=1, description="dropout on the word embeddings")
     dropout_grid: float = Field(0.0, ge=0, lt=1, description="dropout on the annotation vectors")
     dropout_output: float = Field(0.5, ge=0, lt=1, description="dropout before the output layer")
-    deep_output: bool = Field(False, description="the output layer also reads word and context (Xu et al., eq. 7)")
+    reinforce: float | None = Field(None, ge=0, description="lambda_r of hard attention (1.0)")
+    entropy: float | None = Field(None, ge=0, description="lambda_e of hard attention (0.002)")
+    baseline_decay: float | None = Field(None, ge=0, lt=1, description="of hard attention's baseline (0.9)")
+    expected_share: float | None = Field(None, ge=0, le=1, description="pictures looked at softly (0.5)")
 
     @model_validator(mode="after")
     def _known(self) -> DecoderConfig:
         _member(self.name, "decoder", DECODERS)
-        if self.attention is not None and "attention" not in DECODERS[self.name].options:
-            raise ValueError(f"decoder {self.name} has no attention layer of its own: leave out `attention`")
+        for name in type(self).model_fields:
+            mine = name in ("name", "word_vectors", "freeze_words") or name in DECODERS[self.name].options
+            if not mine and getattr(self, name) is not None:
+                raise ValueError(f"decoder {self.name} has no `{name}`: leave it out")
         return self
 
     def options(self) -> dict[str, Any]:
@@ -110,7 +128,7 @@ class TrainingConfig(Section):
     clip_norm: float = Field(5.0, gt=0)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     unknown_words: float = Field(0.0, ge=0, lt=1, description="share of input words replaced by UNK")
-    doubly_stochastic: float = Field(1.0, ge=0, description="lambda of Xu et al. 2015, equation 14")
+    doubly_stochastic: float = Field(0.0, ge=0, description="lambda of Xu et al. 2015, equation 14")
     averaging: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights; 0 for none")
     patience: int = Field(5, ge=1, description="epochs without a better dev BLEU-4 before it stops")
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -121,16 +139,32 @@ class EvaluationConfig(Section):
     """How held-out pictures are captioned and scored (stage `evaluate`)."""
 
     split: Split = "test"
+    search: Searches = Field("beam", description="the likeliest caption found by beams (1 is greedy), or one drawn")
     beam: int = Field(3, ge=1, le=64)
-    max_length: int = Field(20, ge=1, le=200)
     length_normalisation: float = Field(0.0, ge=0, le=2, description="alpha: log-probability / length ** alpha")
+    temperature: float = Field(1.0, gt=0, le=10, description="of sampling: below 1 sharpens")
+    top_k: int = Field(0, ge=0, description="sample among the k likeliest words; 0 for all")
+    top_p: float = Field(1.0, gt=0, le=1, description="sample among the likeliest words that make this share")
+    seed: int = Field(0, ge=0, description="of sampling; a picture's draws depend on it and the picture alone")
+    max_length: int = Field(20, ge=1, le=200)
+    min_length: int = Field(0, ge=0, le=200, description="words before a caption may end")
+    no_repeat: int = Field(0, ge=0, le=10, description="n-grams of this size never come twice; 0 allows them")
+    n_best: int = Field(1, ge=1, le=64, description="captions kept a picture, the best and its alternatives")
     metrics: tuple[str, ...] = Field(("bleu",), min_length=1)
 
     @model_validator(mode="after")
     def _known(self) -> EvaluationConfig:
         for name in self.metrics:
             _member(name, "metric", METRICS)
+        if self.search == "beam" and self.n_best > self.beam:
+            raise ValueError(f"n_best: {self.n_best} captions cannot come of a beam of {self.beam}")
+        if self.min_length > self.max_length:
+            raise ValueError(f"min_length: {self.min_length} is over max_length, {self.max_length}")
         return self
+
+    def decoding(self) -> dict[str, Any]:
+        """The fields of models.search.Decoding."""
+        return self.model_dump(exclude={"split", "metrics"})
 
 
 class RegistryConfig(Section):
@@ -194,6 +228,8 @@ class Config(BaseModel):
             )
         if "truth" in self.evaluation.metrics and not self.data.has_facts:
             raise ValueError("evaluation.metrics: `truth` needs a data set that keeps its facts: only `scenes` does")
+        if self.training.doubly_stochastic and not DECODERS[self.decoder.name].attends:
+            raise ValueError(f"training.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
         if self.data.dev_share + self.data.test_share >= 1:
             raise ValueError("data.dev_share and data.test_share: together they leave nothing to train on")
         return self

@@ -1,7 +1,7 @@
 """Stage `evaluate`: caption the held-out pictures freely, write predictions.parquet, then score what was written.
 
-predictions.parquet: digest, caption, tokens, log_probability, finished. scores.json: the scores in percent, and the
-signature of the settings they were taken with.
+predictions.parquet: digest, caption, tokens, log_probability, finished, alternatives (the next best captions).
+scores.json: the scores in percent, and the signature of the settings they were taken with.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.search import Caption, beam_search
+from models.captioner import key_of_digest
+from models.search import Caption, Decoding, decode
 from models.vocabulary import Vocabulary
 from tasks.batches import grids_in_order
 from tasks.captions import read_vocabulary
@@ -38,6 +39,7 @@ _SCHEMA = pa.schema(
         ("tokens", pa.list_(pa.int32())),
         ("log_probability", pa.float64()),
         ("finished", pa.bool_()),
+        ("alternatives", pa.list_(pa.string())),
     ]
 )
 
@@ -69,12 +71,12 @@ def predict(
     if not digests:
         raise AttendError(f"evaluate: no picture of the split {evaluation.split!r} could be read")
     rows: list[dict[str, Any]] = []
-    with Bar(len(digests), f"captions, beam {evaluation.beam}", "pictures") as bar:
+    decoding = Decoding(**evaluation.decoding())
+    label = f"captions, beam {decoding.beam}" if decoding.search == "beam" else "captions, sampled"
+    with Bar(len(digests), label, "pictures") as bar:
         for part, grid in grids_in_order(digests, grids, machine.decode_batch):
-            found = beam_search(
-                decoder, grid.to(device), evaluation.beam, evaluation.max_length, evaluation.length_normalisation
-            )
-            rows += [_row(digest, best[0], vocabulary) for digest, best in zip(part, found, strict=True)]
+            found = decode(decoder, grid.to(device), decoding, [key_of_digest(digest) for digest in part])
+            rows += [_row(digest, best, vocabulary) for digest, best in zip(part, found, strict=True)]
             bar.advance(len(part))
     write_predictions(rows, work.out / PREDICTIONS)
 
@@ -84,13 +86,15 @@ def write_predictions(rows: list[dict[str, Any]], path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), path)
 
 
-def _row(digest: str, caption: Caption, vocabulary: Vocabulary) -> dict[str, Any]:
+def _row(digest: str, captions: list[Caption], vocabulary: Vocabulary) -> dict[str, Any]:
+    texts = [" ".join(vocabulary.decode(caption.tokens)) for caption in captions]
     return {
         "digest": digest,
-        "caption": " ".join(vocabulary.decode(caption.tokens)),
-        "tokens": caption.tokens,
-        "log_probability": caption.log_probability,
-        "finished": caption.finished,
+        "caption": texts[0],
+        "tokens": captions[0].tokens,
+        "log_probability": captions[0].log_probability,
+        "finished": captions[0].finished,
+        "alternatives": texts[1:],
     }
 
 
@@ -114,9 +118,19 @@ def score(
     per_picture = str(counts.pop()) if len(counts) == 1 else f"{min(counts)}-{max(counts)}"
     signature = (
         f"split:{evaluation.split}|pictures:{len(corpus)}|references:{per_picture}"
-        f"|tokeniser:nltk-{vocabulary.settings['tokeniser']}-lower-nopunct|beam:{evaluation.beam}"
-        f"|length_normalisation:{evaluation.length_normalisation}|max_length:{evaluation.max_length}"
+        f"|tokeniser:nltk-{vocabulary.settings['tokeniser']}-lower-nopunct|{_told(evaluation)}"
         f"|nltk:{metadata.version('nltk')}"
     )
     data = digest_of([[digest, by_digest[digest].captions] for digest in sorted(by_digest)])
     return {"scores": scores, "signature": signature, "pictures": len(corpus), "data": data}
+
+
+def _told(evaluation: EvaluationConfig) -> str:
+    """The settings of the search that ran, for the signature: those of the other one say nothing."""
+    settings = evaluation.decoding()
+    used = {
+        "beam": ("beam", "length_normalisation"),
+        "sample": ("search", "temperature", "top_k", "top_p", "seed", "n_best"),
+    }[evaluation.search]
+    rules = [name for name in ("min_length", "no_repeat") if settings[name]]
+    return "|".join(f"{name}:{settings[name]}" for name in (*used, "max_length", *rules))

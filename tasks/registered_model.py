@@ -91,9 +91,9 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
         return [
             {
                 "caption": item.caption,
-                "tokens": item.words,
+                "tokens": item.tokens,
                 "log_probability": item.log_probability,
-                "alternatives": [{"caption": " ".join(words), "log_probability": p} for words, p in item.alternatives],
+                "alternatives": [{"caption": text, "log_probability": p} for text, p in item.alternatives],
                 "attention": item.attention.tolist() if item.attention is not None else [],
                 "error": item.error,
             }

@@ -113,11 +113,11 @@ def _log_samples(log: TrainingLog, captioner: Any, work: Work, data: DatasetOpti
     files = files_of(manifest, data.image_folder(manifest / GENERATED))
     digests = pq.read_table(work.upstream["evaluate"].path / "predictions.parquet").column("digest").to_pylist()
     photographs = {digest: files[digest].read_bytes() for digest in digests[:_SAMPLES]}
-    captioned = captioner.caption(list(photographs.values()), attention=True)
+    captioned = captioner.caption(list(photographs.values()), attention=captioner.attends)
     for (digest, photograph), item in zip(photographs.items(), captioned, strict=True):
-        if item.attention is not None and item.words:
+        if item.tokens and item.attention is not None:
             path = scratch / f"{digest[:12]}.png"
-            draw(decode(photograph), item.words, item.attention.numpy(), captioner.config["backbone"]["fit"]).savefig(
+            draw(decode(photograph), item.tokens, item.attention.numpy(), captioner.config["backbone"]["fit"]).savefig(
                 path
             )
             log.client.log_artifact(log.run_id, str(path), "samples")
@@ -227,12 +227,7 @@ def _score_of(
     for at in range(0, len(digests), 64):
         part = digests[at : at + 64]
         photographs = [files[digest].read_bytes() for digest in part]
-        captioned = captioner.caption(
-            photographs,
-            beam=evaluation.beam,
-            max_length=evaluation.max_length,
-            length_normalisation=evaluation.length_normalisation,
-        )
+        captioned = captioner.caption(photographs, **evaluation.decoding())
         rows += [
             {"digest": digest, "caption": item.caption, "log_probability": item.log_probability}
             for digest, item in zip(part, captioned, strict=True)

@@ -74,6 +74,7 @@ STAGES = (
         sections=("decoder", "training"),
         needs=("extract.identity", "extract.failed", "tensorise.vocabulary", "tensorise.train", "ingest.dev"),
         function="tasks.training:train",
+        inputs="tasks.word_vectors:vector_digests",
         resumable=True,
     ),
     Stage(

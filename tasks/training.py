@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.decoders.base import Decoder, make
-from models.search import greedy
+from models.search import Decoding, greedy
 from models.vocabulary import UNK, Vocabulary
 from tasks.batches import Batch, Batches, grids_in_order
 from tasks.captions import read_captions, read_vocabulary
@@ -40,6 +40,7 @@ from tasks.metrics.bleu import bleu
 from tasks.progress import Bar, say
 from tasks.stages import PROGRESS
 from tasks.tokenisers import tokeniser
+from tasks.word_vectors import load_word_vectors
 
 WEIGHTS, LAST, DECODER, HISTORY = "weights.safetensors", "last.safetensors", "decoder.json", "history.parquet"
 _CHECKPOINT, _BEST = ".checkpoint.pt", ".best.safetensors"
@@ -66,7 +67,7 @@ def train(
         raise AttendError("train: no picture of the train or dev split could be read: see extract's failed.parquet")
     sizes = {"channels": grids.shape[2], "vocabulary": len(vocabulary)}
     shape = {"name": decoder.name, **sizes, "options": decoder.options()}
-    fit = Fit(shape, training, machine, batches, work.out)
+    fit = Fit(_first_decoder(shape, decoder, training, batches, vocabulary), training, machine, batches, work.out)
     fit.run(dev, epoch_done or _nobody)
     (work.out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
     fit.write()
@@ -74,6 +75,24 @@ def train(
     counts: dict[str, int | float] = {"epochs": len(fit.history), "dev_bleu4": round(best["dev_bleu4"], 3)}
     products = {"weights": digest_of([digest_of_file(work.out / WEIGHTS), shape])}
     return Outcome(products, counts)
+
+
+def _first_decoder(
+    shape: dict[str, Any], decoder: DecoderConfig, training: TrainingConfig, batches: Batches, vocabulary: Vocabulary
+) -> Decoder:
+    """The decoder before its first step: a function of the seed, the train split and the word vectors' file."""
+    torch.manual_seed(training.seed)
+    try:
+        first = make(**shape)
+    except ValueError as error:
+        raise AttendError(f"decoder: {error}") from None
+    if decoder.reduce is not None:
+        first.fit_basis(batches.gram())
+    if decoder.word_vectors is not None:
+        with torch.no_grad():
+            load_word_vectors(decoder.word_vectors, vocabulary, first.embed.weight)
+    first.embed.weight.requires_grad_(not decoder.freeze_words)
+    return first
 
 
 class Dev:
@@ -92,8 +111,9 @@ class Dev:
         decoder.eval()
         digests = [picture.digest for picture in self.pictures]
         scored: list[Scored] = []
+        decoding = Decoding(max_length=self._vocabulary.settings["max_tokens"] + 1)
         for _, grid in grids_in_order(digests, self._grids, self._machine.decode_batch):
-            for caption in greedy(decoder, grid.to(device), self._vocabulary.settings["max_tokens"] + 1):
+            for caption in greedy(decoder, grid.to(device), decoding):
                 words = self._vocabulary.decode(caption.tokens)
                 scored.append(Scored(words, self._references[len(scored)]))
         return bleu(scored)["bleu4"]
@@ -112,16 +132,14 @@ class Fit:
     """The training loop and everything it carries from step to step."""
 
     def __init__(
-        self, shape: dict[str, Any], training: TrainingConfig, machine: MachineConfig, batches: Batches, out: Path
+        self, decoder: Decoder, training: TrainingConfig, machine: MachineConfig, batches: Batches, out: Path
     ) -> None:
         self.training, self.machine, self.batches, self.out = training, machine, batches, out
         self.device = device_of(machine)
-        torch.manual_seed(training.seed)
-        self.decoder = make(**shape).to(self.device)
+        self.decoder = decoder.to(self.device)
         self.average = _copied(self.decoder.state_dict()) if training.averaging else None
-        self.optimiser = torch.optim.Adam(
-            self.decoder.parameters(), training.learning_rate, weight_decay=training.weight_decay
-        )
+        learnt = [parameter for parameter in self.decoder.parameters() if parameter.requires_grad]
+        self.optimiser = torch.optim.Adam(learnt, training.learning_rate, weight_decay=training.weight_decay)
         self.step = 0
         self.sums = Sums()
         self.history: list[dict[str, float]] = []
@@ -179,11 +197,15 @@ class Fit:
             group["lr"] = self.learning_rate()
         words, valid = self._with_unknown(batch.words), batch.valid
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.precision == "bfloat16"):
-            logits, alphas = self.decoder(batch.grid, words, valid)
-        cross_entropy = functional.cross_entropy(
-            logits.float(), batch.targets[valid], label_smoothing=self.training.label_smoothing
-        )
-        loss = cross_entropy + self.training.doubly_stochastic * attention_penalty(alphas, valid)
+            logits, read = self.decoder(batch.grid, words, valid)
+        targets = batch.targets[valid]
+        cross_entropy = functional.cross_entropy(logits.float(), targets, label_smoothing=self.training.label_smoothing)
+        loss = cross_entropy
+        if self.training.doubly_stochastic:
+            loss = loss + self.training.doubly_stochastic * attention_penalty(read.alphas, valid)
+        own = self.decoder.penalty(read, logits, targets, valid)
+        if own is not None:
+            loss = loss + own
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.training.clip_norm)

@@ -21,7 +21,7 @@ def small(workspace: Path, **changes: object) -> Config:
         "data": {"adapter": "scenes", "pictures": 60, "side": 48},
         "grids": {"backbone": "tiny", "weights": "random:0", "image_size": 64},
         "captions": {"min_count": 1},
-        "decoder": {"name": "show_attend_tell", "embedding": 16, "hidden": 24, "attention": 16},
+        "decoder": {"name": "show_attend_tell", "embedding": 16, "hidden": 24, "attention_size": 16},
         "training": {"epochs": 2, "batch_pictures": 8, "learning_rate": 0.005, "warmup_steps": 2},
         "evaluation": {"split": "test", "beam": 2, "metrics": ["bleu", "truth"]},
         "machine": {"workspace": str(workspace), "shard_rows": 16, "device": "cpu"},

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.attention import AdditiveAttention, ScaledDotAttention
+from models.attention import make_attention
 from models.decoders import DECODERS
 from models.decoders.base import Decoder, make
 from models.search import greedy
 from models.vocabulary import END, NULL, START
 from tasks.training import attention_penalty
 
-CHANNELS, VOCABULARY = 6, 12
-VARIANTS = [(name, deep) for name in DECODERS for deep in (False, True)]
+CHANNELS, VOCABULARY, HIDDEN = 6, 12, 8
+ATTENDING = [name for name, member in DECODERS.items() if member.attends]
+# Every decoder, then every option across the decoders it stands on.
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in DECODERS),
+    *((name, {"output": "deep"}) for name in DECODERS),
+    *((name, {"output": "mlp", "output_size": 7}) for name in DECODERS),
+    *((name, {"first_state": "zeros", "reduce": 4}) for name in ATTENDING),
+    ("attention_lstm", {"attention": "additive", "attention_size": 4}),
+    ("attention_lstm", {"attention": "dot"}),
+    ("show_attend_tell", {"attention": "general", "gate": False}),
+    ("show_attend_tell", {"attention": "scaled_general"}),
+    ("show_attend_tell", {"attention": "scaled_dot", "hidden": CHANNELS}),
+    ("lstm", {"head": "bottleneck", "bottleneck": 3}),
+    ("show_attend_tell", {"head": "adaptive"}),
+    ("show_attend_tell", {"head": "bottleneck", "bottleneck": 5, "tie_weights": True}),
+    ("show_attend_tell", {"output": "deep", "tie_weights": True}),
+]
 
 
-def decoder_of(name: str, deep: bool = False, **options: object) -> Decoder:
+def decoder_of(name: str, options: dict[str, Any] | None = None) -> Decoder:
     torch.manual_seed(3)
-    sizes = {"embedding": 5, "hidden": 8, "dropout_words": 0.0, "dropout_output": 0.0, "deep_output": deep}
-    return make(name, CHANNELS, VOCABULARY, {**sizes, **options}).eval()
+    sizes = {"embedding": 5, "hidden": HIDDEN, "dropout_output": 0.0}
+    return make(name, CHANNELS, VOCABULARY, {**sizes, **(options or {})}).eval()
 
 
 def captions(*rows: list[int]) -> Tensor:
@@ -38,24 +56,24 @@ def example() -> tuple[Tensor, Tensor]:
     return grid, torch.stack([first, second])
 
 
-@pytest.mark.parametrize(("name", "deep"), VARIANTS)
-def test_step_is_forward(name: str, deep: bool) -> None:
-    decoder = decoder_of(name, deep)
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_step_is_forward(name: str, options: dict[str, Any]) -> None:
+    decoder = decoder_of(name, options)
     grid, tokens = example()
     words = tokens[:, :, :-1]
     everywhere = torch.ones_like(words, dtype=torch.bool)
-    logits, alphas = decoder(grid, words, everywhere)
+    logits, read = decoder(grid, words, everywhere)
     logits = logits.view(*words.shape, VOCABULARY)
     state = decoder.start(grid).expand(words.shape[1])
     for time in range(words.shape[2]):
         stepped, state = decoder.step(state, words[:, :, time])
         torch.testing.assert_close(stepped, logits[:, :, time], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(state.alphas, alphas[:, :, time], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(state.alphas, read.alphas[:, :, time], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "deep"), VARIANTS)
-def test_rows_of_a_picture_are_independent(name: str, deep: bool) -> None:
-    decoder = decoder_of(name, deep)
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_rows_of_a_picture_are_independent(name: str, options: dict[str, Any]) -> None:
+    decoder = decoder_of(name, options)
     grid, tokens = example()
     valid = tokens[:, :, 1:] != NULL
     together, _ = decoder(grid, tokens[:, :, :-1], valid)
@@ -67,41 +85,66 @@ def test_rows_of_a_picture_are_independent(name: str, deep: bool) -> None:
     torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_alphas_sum_to_one_over_the_grid(name: str) -> None:
     decoder = decoder_of(name)
     grid, tokens = example()
-    _, alphas = decoder(grid, tokens[:, :, :-1], tokens[:, :, 1:] != NULL)
-    assert alphas.shape == (2, 3, 4, 6)
-    torch.testing.assert_close(alphas.sum(dim=-1), torch.ones(2, 3, 4))
+    _, read = decoder(grid, tokens[:, :, :-1], tokens[:, :, 1:] != NULL)
+    assert read.alphas.shape == (2, 3, 4, 6)
+    torch.testing.assert_close(read.alphas.sum(dim=-1), torch.ones(2, 3, 4))
     # Over any other axis they do not, so a softmax over the wrong one fails here.
     for axis in (0, 1, 2):
-        assert (alphas.sum(dim=axis) - 1).abs().min() > 0.05
-    assert (alphas >= 0).all()
+        assert (read.alphas.sum(dim=axis) - 1).abs().min() > 0.05
+    assert (read.alphas >= 0).all()
 
 
-@pytest.mark.parametrize("kind", ["additive", "scaled dot"])
-def test_attention_weighs_positions(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["additive", "dot", "scaled_dot", "general", "scaled_general"])
+def test_attention_weighs_positions(kind: Any) -> None:
     """The context is the alphas' mean of the annotation vectors of the same picture: computed here by loops."""
     torch.manual_seed(0)
     annotations, hidden = torch.randn(2, 5, 4), torch.randn(2, 3, 4)
-    if kind == "additive":
-        additive = AdditiveAttention(4, 4, 7)
-        context, alphas = additive(annotations, additive.keys(annotations), hidden)
-    else:
-        context, alphas = ScaledDotAttention()(annotations, hidden)
+    attention: Any = make_attention(kind, 4, 4, 7)
+    context, alphas = attention(annotations, attention.keys(annotations), hidden)
     for n in range(2):
         for r in range(3):
-            if kind == "additive":
-                scores = [
-                    additive.score(torch.tanh(additive.key(annotations[n, p]) + additive.query(hidden[n, r])))[0]
-                    for p in range(5)
-                ]
-            else:
-                scores = [annotations[n, p] @ hidden[n, r] / 2.0 for p in range(5)]
+            scores = []
+            for p in range(5):
+                a, h = annotations[n, p], hidden[n, r]
+                if kind == "additive":
+                    mixed = attention.key.weight @ a + attention.key.bias + attention.query.weight @ h
+                    scores.append(attention.score.weight[0] @ torch.tanh(mixed))
+                    continue
+                key = attention.key.weight @ a + attention.key.bias if "general" in kind else a
+                scores.append(h @ key / (2.0 if "scaled" in kind else 1.0))
             weights = torch.stack(scores).exp() / torch.stack(scores).exp().sum()
             torch.testing.assert_close(alphas[n, r], weights)
             torch.testing.assert_close(context[n, r], (weights.unsqueeze(-1) * annotations[n]).sum(0))
+
+
+def test_keys_are_made_once_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ATTENDING:
+        decoder = decoder_of(name)
+        calls: list[int] = []
+        attention: Any = decoder.attention
+        made = attention.keys
+        monkeypatch.setattr(attention, "keys", lambda a, made=made, calls=calls: (calls.append(1), made(a))[1])
+        grid, tokens = example()
+        decoder(grid, tokens[:, :, :-1], tokens[:, :, 1:] != NULL)
+        assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("show_attend_tell", {"attention": "dot"}, "set decoder.hidden=6, or decoder.attention=general"),
+        ("lstm", {"tie_weights": True}, "set decoder.embedding=8, or decoder.output=deep"),
+        ("lstm", {"tie_weights": True, "head": "adaptive"}, "use head full or bottleneck"),
+        ("show_attend_tell", {"reduce": 7}, "7 channels cannot be left of a grid of 6"),
+    ],
+)
+def test_sizes_that_clash_are_told(name: str, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        decoder_of(name, options)
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -113,28 +156,43 @@ def test_null_positions_change_nothing(name: str) -> None:
     for ids in (tokens, longer):
         decoder.zero_grad()
         valid = ids[:, :, 1:] != NULL
-        logits, alphas = decoder(grid, ids[:, :, :-1], valid)
-        loss = functional.cross_entropy(logits, ids[:, :, 1:][valid]) + attention_penalty(alphas, valid)
+        targets = ids[:, :, 1:][valid]
+        logits, read = decoder(grid, ids[:, :, :-1], valid)
+        loss = functional.cross_entropy(logits, targets)
+        if decoder.attends:
+            loss = loss + attention_penalty(read.alphas, valid)
+        own = decoder.penalty(read, logits, targets, valid)
+        loss = loss if own is None else loss + own
         loss.backward()
         results.append([loss.detach(), *[p.grad.clone() for p in decoder.parameters() if p.grad is not None]])
     for short, padded in zip(*results, strict=True):
         torch.testing.assert_close(short, padded)
 
 
-@pytest.mark.parametrize("name", DECODERS)
-def test_overfits_eight_captions_exactly(name: str) -> None:
+OVERFITTED: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in DECODERS),
+    ("show_attend_tell", {"head": "adaptive"}),
+    ("show_attend_tell", {"head": "bottleneck", "bottleneck": 16, "tie_weights": True}),
+    ("lstm", {"output": "mlp"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OVERFITTED)
+def test_overfits_eight_captions_exactly(name: str, options: dict[str, Any]) -> None:
     torch.manual_seed(1)
-    decoder = make(name, 16, 20, {"embedding": 16, "hidden": 32, "dropout_output": 0.0})
+    decoder = make(name, 16, 20, {"embedding": 16, "hidden": 32, "dropout_output": 0.0, **options})
     grid = torch.randn(8, 2, 2, 16)
     texts = [[START, *torch.randint(4, 20, (3 + n % 4,)).tolist(), END] for n in range(8)]
     tokens = captions(*texts).unsqueeze(1)
     valid = tokens[:, :, 1:] != NULL
+    targets = tokens[:, :, 1:][valid]
     optimiser = torch.optim.Adam(decoder.parameters(), 0.01)
     for _ in range(250):
-        logits, _ = decoder(grid, tokens[:, :, :-1], valid)
-        loss = functional.cross_entropy(logits, tokens[:, :, 1:][valid])
+        logits, read = decoder(grid, tokens[:, :, :-1], valid)
+        loss = functional.cross_entropy(logits, targets)
+        own = decoder.penalty(read, logits, targets, valid)
         optimiser.zero_grad()
-        loss.backward()
+        (loss if own is None else loss + own).backward()
         optimiser.step()
     found = [caption.tokens for caption in greedy(decoder.eval(), grid)]
     assert found == [text[1:-1] for text in texts]
@@ -151,8 +209,65 @@ def test_the_grid_matters(name: str) -> None:
     assert not torch.allclose(first, other)
 
 
+def test_the_basis_loses_least_of_the_annotation_vectors() -> None:
+    torch.manual_seed(2)
+    vectors = torch.randn(200, 3, dtype=torch.float64) @ torch.randn(3, CHANNELS, dtype=torch.float64)
+    vectors += 0.01 * torch.randn(200, CHANNELS, dtype=torch.float64)
+    decoder = decoder_of("show_attend_tell", {"reduce": 3})
+    decoder.fit_basis(vectors.T @ vectors)
+    assert decoder.basis is not None
+    basis = decoder.basis.double()
+    torch.testing.assert_close(basis @ basis.T, torch.eye(3, dtype=torch.float64), atol=1e-6, rtol=0)
+    lost = float(((vectors - vectors @ basis.T @ basis) ** 2).sum())
+    singular = torch.linalg.svdvals(vectors)
+    assert lost == pytest.approx(float((singular[3:] ** 2).sum()), rel=1e-4)
+
+
 def test_attention_penalty_is_equation_14() -> None:
     alphas = torch.tensor([[[[0.5, 0.5], [1.0, 0.0], [0.3, 0.7]]]])
     valid = torch.tensor([[[True, True, False]]])
     # Attended: 1.5 and 0.5; (1 - 1.5)^2 = (1 - 0.5)^2 = 0.25.
     assert attention_penalty(alphas, valid).item() == pytest.approx(0.25)
+
+
+def test_hard_attention_looks_at_one_place() -> None:
+    decoder: Any = decoder_of("hard_attention", {"gate": False})
+    grid, tokens = example()
+    annotations = grid.flatten(1, 2)
+    _, read = decoder(grid, tokens[:, :, :-1], tokens[:, :, 1:] != NULL)
+    for n in range(2):
+        for r in range(3):
+            for t in range(4):
+                torch.testing.assert_close(read.context[n, r, t], annotations[n, read.alphas[n, r, t].argmax()])
+
+
+def test_hard_attention_estimates_the_gradient_of_the_expected_likelihood() -> None:
+    """REINFORCE is unbiased: over many draws its mean gradient is that of the exactly enumerated expectation."""
+    torch.manual_seed(0)
+    options = {"expected_share": 0.0, "entropy": 0.0, "gate": False, "embedding": 3, "hidden": 4}
+    decoder: Any = make("hard_attention", 3, 6, {**options, "dropout_output": 0.0})
+    grid = torch.randn(1, 1, 3, 3) * 2
+    tokens = torch.tensor([[[START, 4]]])
+    words, valid, targets = tokens[:, :, :1], torch.ones(1, 1, 1, dtype=torch.bool), torch.tensor([4])
+    weight = decoder.attention.query.weight
+
+    state = decoder.start(grid)
+    alphas = decoder.attention(state.annotations, state.keys, state.hidden)[1][0, 0]
+    likelihoods = []
+    for place in range(3):
+        context = state.annotations[:, place : place + 1]
+        gates = decoder.word_gates(decoder.embed(words[:, :, 0])) + decoder.hidden_gates(state.hidden)
+        take, forget, give, new = (gates + decoder.context_gates(context)).chunk(4, dim=-1)
+        cell = forget.sigmoid() * state.cell + take.sigmoid() * new.tanh()
+        logits = decoder.logits(decoder.embed(words[:, :, 0]), give.sigmoid() * cell.tanh(), context)
+        likelihoods.append(torch.log_softmax(logits[0, 0], dim=-1)[4].detach())
+    (expected,) = torch.autograd.grad(-(alphas * torch.stack(likelihoods)).sum(), weight)
+
+    decoder.train()
+    total = torch.zeros_like(weight)
+    draws = 3000
+    for _ in range(draws):
+        logits, read = decoder(grid, words, valid)
+        (estimate,) = torch.autograd.grad(decoder.penalty(read, logits, targets, valid), weight)
+        total += estimate
+    assert float((total / draws - expected).norm() / expected.norm()) < 0.15

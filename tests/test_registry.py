@@ -106,8 +106,9 @@ def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_pat
     """The second version's code shouts; both are loaded beside a stranger's `models` package."""
     shutil.copytree(bundle.CODE, tmp_path / "code")
     source = tmp_path / "code" / "captioner.py"
-    assert 'return " ".join(self.words)' in source.read_text()
-    source.write_text(source.read_text().replace('return " ".join(self.words)', 'return " ".join(self.words).upper()'))
+    quiet, loud = "return Captioned(texts[0], ", "return Captioned(texts[0].upper(), "
+    assert quiet in source.read_text()
+    source.write_text(source.read_text().replace(quiet, loud))
     bundle.write_bundle(registry_captioner(workspace), tmp_path / "bundle", source=tmp_path / "code")
     client = tracking.connect(workspace)
     run_id = client.create_run(tracking.experiment_of(client, workspace, "other")).info.run_id
@@ -269,7 +270,7 @@ def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeyp
 
 def test_predictions_file_is_plain_parquet(workspace: Path) -> None:
     path = artifacts(trained(workspace))["evaluate"].path / "predictions.parquet"
-    assert pq.read_schema(path).names == ["digest", "caption", "tokens", "log_probability", "finished"]
+    assert pq.read_schema(path).names == [*"digest caption tokens log_probability finished alternatives".split()]
 
 
 @pytest.mark.slow

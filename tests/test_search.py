@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.decoders import DECODERS
 from models.decoders.base import make
-from models.search import beam_search, greedy
+from models.search import Decoding, beam_search, decode, greedy, sample
 from models.vocabulary import END, NULL, START, UNK
 
 V = 6  # NULL, START, END, UNK and two words
@@ -74,7 +74,11 @@ def brute_force(table: Tensor, length: int, alpha: float) -> tuple[list[int], fl
 @pytest.mark.parametrize("seed", range(4))
 def test_beam_of_one_is_greedy_on_tables(seed: int) -> None:
     grid = tables(20, seed)
-    for one, beams in zip(greedy(Markov(), grid, 7), beam_search(Markov(), grid, 1, 7), strict=True):
+    for one, beams in zip(
+        greedy(Markov(), grid, Decoding(max_length=7)),
+        beam_search(Markov(), grid, Decoding(beam=1, max_length=7)),
+        strict=True,
+    ):
         assert beams[0].tokens == one.tokens
         assert beams[0].finished == one.finished
         assert beams[0].log_probability == pytest.approx(one.log_probability, abs=1e-5)
@@ -85,10 +89,10 @@ def test_beam_of_one_is_greedy_on_decoders(name: str) -> None:
     torch.manual_seed(0)
     decoder = make(name, 8, 40, {"embedding": 16, "hidden": 16}).eval()
     with torch.no_grad():
-        decoder.output.weight *= 8
+        decoder.head.weight *= 8
     grid = torch.randn(30, 3, 3, 8)
     ones = [caption.tokens for caption in greedy(decoder, grid)]
-    beams = [found[0].tokens for found in beam_search(decoder, grid, 1)]
+    beams = [found[0].tokens for found in beam_search(decoder, grid, Decoding(beam=1))]
     assert ones == beams
     assert len({tuple(tokens) for tokens in ones}) > 5
 
@@ -98,7 +102,7 @@ def test_beam_of_one_is_greedy_on_decoders(name: str) -> None:
 def test_a_wide_beam_is_brute_force(seed: int, alpha: float) -> None:
     length = 5
     grid = tables(8, seed)
-    found = beam_search(Markov(), grid, 2**length * 2, length, alpha)
+    found = beam_search(Markov(), grid, Decoding(beam=2**length * 2, max_length=length, length_normalisation=alpha))
     for picture, captions in enumerate(found):
         tokens, score, finished = brute_force(grid[picture], length, alpha)
         assert captions[0].tokens == tokens
@@ -108,7 +112,7 @@ def test_a_wide_beam_is_brute_force(seed: int, alpha: float) -> None:
 
 def test_a_wider_beam_never_finds_less_on_these_tables() -> None:
     grid = tables(30, 9)
-    narrow, wide = (beam_search(Markov(), grid, beam, 6) for beam in (1, 64))
+    narrow, wide = (beam_search(Markov(), grid, Decoding(beam=beam, max_length=6)) for beam in (1, 64))
     pairs = [(a[0], b[0]) for a, b in zip(narrow, wide, strict=True) if a[0].finished]
     gains = [b.log_probability - a.log_probability for a, b in pairs]
     assert min(gains) > -1e-5
@@ -117,15 +121,16 @@ def test_a_wider_beam_never_finds_less_on_these_tables() -> None:
 
 def test_pictures_do_not_disturb_each_other() -> None:
     grid = tables(25, 4)
-    together = beam_search(Markov(), grid, 3, 8, 0.7, n_best=3)
-    alone = [beam_search(Markov(), grid[n : n + 1], 3, 8, 0.7, n_best=3)[0] for n in range(25)]
+    decoding = Decoding(beam=3, max_length=8, length_normalisation=0.7, n_best=3)
+    together = beam_search(Markov(), grid, decoding)
+    alone = [beam_search(Markov(), grid[n : n + 1], decoding)[0] for n in range(25)]
     assert [[c.tokens for c in found] for found in together] == [[c.tokens for c in found] for found in alone]
 
 
 def test_n_best_are_ranked_distinct_and_begin_with_the_best() -> None:
     grid = tables(10, 2)
-    best = beam_search(Markov(), grid, 4, 8)
-    for one, several in zip(best, beam_search(Markov(), grid, 4, 8, n_best=4), strict=True):
+    best = beam_search(Markov(), grid, Decoding(beam=4, max_length=8))
+    for one, several in zip(best, beam_search(Markov(), grid, Decoding(beam=4, max_length=8, n_best=4)), strict=True):
         assert several[0].tokens == one[0].tokens
         scores = [caption.log_probability for caption in several]
         assert scores == sorted(scores, reverse=True)
@@ -135,7 +140,7 @@ def test_n_best_are_ranked_distinct_and_begin_with_the_best() -> None:
 def test_without_end_the_best_living_caption_comes_back() -> None:
     grid = tables(5, 1, end=-torch.inf)
     for beam in (1, 3):
-        for found in beam_search(Markov(), grid, beam, 6):
+        for found in beam_search(Markov(), grid, Decoding(beam=beam, max_length=6)):
             assert len(found[0].tokens) == 6
             assert not found[0].finished
 
@@ -143,5 +148,101 @@ def test_without_end_the_best_living_caption_comes_back() -> None:
 def test_forbidden_words_never_come() -> None:
     grid = tables(20, 3)
     grid[..., [NULL, START, UNK]] += 50.0
-    for found in beam_search(Markov(), grid, 3, 8):
+    for found in beam_search(Markov(), grid, Decoding(max_length=8)):
         assert not {NULL, START, UNK} & set(found[0].tokens)
+
+
+SAMPLING = Decoding(search="sample", max_length=8, n_best=3, seed=7)
+
+
+def test_sampling_draws_by_the_decoders_own_probabilities() -> None:
+    """The first word of many draws has the distribution of the table's first row."""
+    grid = tables(1, 5)
+    grid[..., [NULL, START, UNK]] = -torch.inf
+    draws = 4000
+    found = sample(Markov(), grid, Decoding(search="sample", max_length=1, n_best=draws), [3])[0]
+    expected = torch.softmax(grid[0, 0, START], dim=-1)
+    for word in (4, 5):
+        share = sum(caption.tokens == [word] for caption in found) / draws
+        assert share == pytest.approx(float(expected[word]), abs=0.03)
+    assert sum(caption.tokens == [] for caption in found) / draws == pytest.approx(float(expected[END]), abs=0.03)
+
+
+def test_what_is_sampled_depends_on_seed_and_picture_alone() -> None:
+    grid = tables(12, 6)
+    keys = [100 + n for n in range(12)]
+    together = decode(Markov(), grid, SAMPLING, keys)
+    alone = [decode(Markov(), grid[n : n + 1], SAMPLING, keys[n : n + 1])[0] for n in range(12)]
+    assert [[c.tokens for c in found] for found in together] == [[c.tokens for c in found] for found in alone]
+    other = decode(Markov(), grid, Decoding(search="sample", max_length=8, n_best=3, seed=8), keys)
+    assert [[c.tokens for c in found] for found in together] != [[c.tokens for c in found] for found in other]
+
+
+def test_sampled_captions_tell_the_decoders_log_probability() -> None:
+    grid = tables(6, 8)
+    log = _log_of(grid)
+    decoding = Decoding(search="sample", max_length=6, n_best=4, temperature=0.5, top_k=3)
+    for picture, found in enumerate(sample(Markov(), grid, decoding, range(6))):
+        for caption in found:
+            ids = [START, *caption.tokens, *([END] if caption.finished else [])]
+            places = range(1, len(ids))
+            told = sum(float(log[picture, ids[n - 2] if n > 1 else 0, ids[n - 1], ids[n]]) for n in places)
+            assert caption.log_probability == pytest.approx(told, abs=1e-4)
+        scores = [caption.log_probability for caption in found]
+        assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("narrowed", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}])
+def test_sampling_narrowed_to_one_word_is_greedy(narrowed: dict[str, float]) -> None:
+    grid = tables(15, 10)
+    ones = [caption.tokens for caption in greedy(Markov(), grid, Decoding(max_length=8))]
+    found = sample(Markov(), grid, Decoding(search="sample", max_length=8, **narrowed), range(15))  # type: ignore[arg-type]
+    assert [captions[0].tokens for captions in found] == ones
+
+
+def test_top_p_keeps_the_smallest_set_that_makes_the_share() -> None:
+    grid = torch.full((1, V, V, V), -torch.inf)
+    grid[..., [END, 4, 5]] = torch.tensor([0.2, 0.5, 0.3]).log()
+    kept = {}
+    for share in (0.4, 0.6, 0.9):
+        found = sample(Markov(), grid, Decoding(search="sample", max_length=1, n_best=300, top_p=share), [0])[0]
+        kept[share] = {tuple(caption.tokens) for caption in found}
+    assert kept == {0.4: {(4,)}, 0.6: {(4,), (5,)}, 0.9: {(4,), (5,), ()}}
+
+
+SEARCHES = [Decoding(beam=1), Decoding(beam=4, n_best=4), SAMPLING]
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_ngram_comes_twice(search: Decoding, size: int) -> None:
+    grid = tables(30, 11, end=-2.0)
+    plain = [c for found in decode(Markov(), grid, replace(search, max_length=12)) for c in found]
+    ruled = [c for found in decode(Markov(), grid, replace(search, max_length=12, no_repeat=size)) for c in found]
+    assert any(_repeats(caption.tokens, size) for caption in plain)
+    assert not any(_repeats(caption.tokens, size) for caption in ruled)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_no_caption_ends_before_its_least_length(search: Decoding) -> None:
+    grid = tables(30, 12, end=1.0)
+    plain = [c for found in decode(Markov(), grid, search) for c in found]
+    ruled = [c for found in decode(Markov(), grid, replace(search, min_length=5)) for c in found]
+    assert min(len(caption.tokens) for caption in plain) < 5
+    assert min(len(caption.tokens) for caption in ruled) >= 5
+
+
+def test_rules_hold_for_greedy_as_for_a_beam_of_one() -> None:
+    grid = tables(20, 13, end=-1.0)
+    ruled = Decoding(beam=1, max_length=9, min_length=3, no_repeat=2)
+    ones = [caption.tokens for caption in greedy(Markov(), grid, ruled)]
+    assert ones == [found[0].tokens for found in beam_search(Markov(), grid, ruled)]
+
+
+def _log_of(grid: Tensor) -> Tensor:
+    return torch.log_softmax(grid, dim=-1)
+
+
+def _repeats(tokens: list[int], size: int) -> bool:
+    grams = [tuple(tokens[n : n + size]) for n in range(len(tokens) - size + 1)]
+    return len(set(grams)) < len(grams)

@@ -4,20 +4,56 @@ Adding one: a file with a class that keeps the contract of `base.Decoder`, and a
 imports nothing, so that configs are checked without loading torch.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+# The choices that options leave, here because configs are checked without torch; what they mean stands in
+# attention.py, heads.py, output.py, base.py and search.py.
+Attentions = Literal["additive", "dot", "scaled_dot", "general", "scaled_general"]
+Heads = Literal["full", "bottleneck", "adaptive"]
+Outputs = Literal["hidden", "deep", "mlp"]
+FirstStates = Literal["grid", "zeros"]
+Searches = Literal["beam", "sample"]
 
 
 class Member(NamedTuple):
-    """Where a decoder is, and which options its class takes beside the sizes of grid and vocabulary."""
+    """Where a decoder is, and which options its class takes beside the sizes of grid and vocabulary.
+
+    module: of this package, or with its package's name before it. fixed: options that the name itself settles.
+    attends: whether it looks at the grid while it speaks.
+    """
 
     module: str
     name: str
     options: tuple[str, ...]
+    fixed: Mapping[str, Any] = {}
+    attends: bool = True
 
 
-_SHARED = ("embedding", "hidden", "dropout_words", "dropout_grid", "dropout_output", "deep_output")
+_SHARED = (
+    "embedding",
+    "hidden",
+    "dropout_words",
+    "dropout_grid",
+    "dropout_output",
+    "first_state",
+    "output",
+    "output_size",
+    "head",
+    "bottleneck",
+    "tie_weights",
+    "reduce",
+)
+_SOFT = (*_SHARED, "attention", "attention_size", "gate")
 
 DECODERS: dict[str, Member] = {
-    "show_attend_tell": Member("show_attend_tell", "ShowAttendTell", (*_SHARED, "attention")),
-    "attention_lstm": Member("attention_lstm", "AttentionLSTM", _SHARED),
+    "rnn": Member("captioning_rnn", "CaptioningRNN", _SHARED, {"cell_type": "rnn"}, attends=False),
+    "lstm": Member("captioning_rnn", "CaptioningRNN", _SHARED, {"cell_type": "lstm"}, attends=False),
+    "attention_lstm": Member(
+        "captioning_rnn", "CaptioningRNN", (*_SHARED, "attention", "attention_size"), {"cell_type": "attn"}
+    ),
+    "show_attend_tell": Member("show_attend_tell", "ShowAttendTell", _SOFT),
+    "hard_attention": Member(
+        "hard_attention", "HardAttention", (*_SOFT, "reinforce", "entropy", "baseline_decay", "expected_share")
+    ),
 }

@@ -12,14 +12,19 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from ..heads import make_head
+from ..output import make_output
 from ..vocabulary import NULL
-from . import DECODERS
+from . import DECODERS, FirstStates, Heads, Outputs
+
+_OF_THE_PICTURE = ("annotations", "keys")
 
 
 @dataclass(frozen=True)
@@ -51,19 +56,27 @@ class State:
         kept = replace(self, annotations=self.annotations[pictures], keys=self.keys[pictures])
         return kept._rows(lambda tensor: tensor[pictures])
 
-    def _rows(self, change: Any) -> Self:
-        names = ("hidden", "cell", "context", "alphas")
-        return replace(self, **{name: change(getattr(self, name)) for name in names})
+    @classmethod
+    def stack(cls, states: Sequence[Self]) -> Self:
+        """The states of T steps in one: what has rows becomes (N, R, T, ...)."""
+        names = _row_fields(states[0])
+        stacked = {name: torch.stack([getattr(state, name) for state in states], dim=2) for name in names}
+        return replace(states[0], **stacked)
+
+    def _rows(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return replace(self, **{name: change(getattr(self, name)) for name in _row_fields(self)})
+
+
+def _row_fields(state: State) -> list[str]:
+    return [field.name for field in fields(state) if field.name not in _OF_THE_PICTURE]
 
 
 class Decoder(nn.Module, ABC):
-    """An LSTM that looks at the grid before each word.
+    """A recurrent cell that may look at the grid before each word.
 
-    What the families share: word embeddings, one LSTM cell over [word, context], dropout and an output layer. A
-    family says how the grid becomes annotation vectors and first states, and what context a hidden state draws.
-
-    The output layer reads the hidden state, or with `deep_output` the word read, the hidden state and the context
-    (Xu et al. 2015, equation 7, with the tanh of the authors' code).
+    What the families share: word embeddings, one cell over [word, context], dropout, an output (output.py) and a
+    head (heads.py). A family says how the grid becomes annotation vectors, keys and first states, and what context
+    a hidden state draws. A family without attention has a context of size 0.
 
     The input weights of the cell are kept in two parts, for words and for context, so that the words' part is one
     product for a whole caption under teacher forcing.
@@ -71,43 +84,75 @@ class Decoder(nn.Module, ABC):
 
     def __init__(
         self,
+        channels: int,
         context: int,
         vocabulary: int,
         embedding: int = 512,
         hidden: int = 512,
+        cell: Literal["rnn", "lstm"] = "lstm",
         dropout_words: float = 0.0,
         dropout_grid: float = 0.0,
         dropout_output: float = 0.5,
-        deep_output: bool = False,
+        first_state: FirstStates = "grid",
+        output: Outputs = "hidden",
+        output_size: int = 512,
+        head: Heads = "full",
+        bottleneck: int = 256,
+        tie_weights: bool = False,
+        reduce: int | None = None,
     ) -> None:
-        """context: size D' of the context vector. vocabulary: V. dropout: shares, in training only."""
+        """channels: C of the grid. context: size D' of the context vector. vocabulary: V.
+
+        dropout: shares, in training only. output_size: of the `mlp` output. bottleneck: of that head. reduce: the
+        annotation vectors are first projected to so many channels by a fixed basis; see `fit_basis`.
+        Raises ValueError where the sizes do not go together.
+        """
         super().__init__()
+        if reduce is not None and reduce > channels:
+            raise ValueError(f"reduce: {reduce} channels cannot be left of a grid of {channels}")
+        gates = {"rnn": 1, "lstm": 4}[cell]
+        self.cell_type = cell
+        self.first_state = first_state
+        self.basis: Tensor | None
+        self.register_buffer("basis", None if reduce is None else torch.eye(channels)[:reduce].clone())
         self.embed = nn.Embedding(vocabulary, embedding, padding_idx=NULL)
-        self.word_gates = nn.Linear(embedding, 4 * hidden)
-        self.context_gates = nn.Linear(context, 4 * hidden, bias=False)
-        self.hidden_gates = nn.Linear(hidden, 4 * hidden, bias=False)
+        self.word_gates = nn.Linear(embedding, gates * hidden)
+        self.context_gates = nn.Linear(context, gates * hidden, bias=False) if context else None
+        self.hidden_gates = nn.Linear(hidden, gates * hidden, bias=False)
         self.drop_words = nn.Dropout(dropout_words)
         self.drop_grid = nn.Dropout(dropout_grid)
-        self.drop_output = nn.Dropout(dropout_output)
-        self.deep_output = deep_output
-        if deep_output:
-            self.hidden_output = nn.Linear(hidden, embedding, bias=False)
-            self.context_output = nn.Linear(context, embedding, bias=False)
-        self.output = nn.Linear(embedding if deep_output else hidden, vocabulary)
+        self.output = make_output(output, embedding, hidden, context, output_size, dropout_output)
+        tied = self.embed if tie_weights else None
+        self.head = make_head(head, self.output.width, vocabulary, bottleneck, tied)
         nn.init.uniform_(self.embed.weight, -0.1, 0.1)
-        nn.init.zeros_(self.output.bias)
         with torch.no_grad():
             self.embed.weight[NULL] = 0.0
-            # Remember by default: the forget gate starts open (Jozefowicz et al. 2015).
-            self.word_gates.bias[hidden : 2 * hidden] = 1.0
+            if cell == "lstm":
+                # Remember by default: the forget gate starts open (Jozefowicz et al. 2015).
+                self.word_gates.bias[hidden : 2 * hidden] = 1.0
+
+    @property
+    def attends(self) -> bool:
+        """Whether it looks at the grid while it speaks; where not, its alphas have no positions."""
+        return self.context_gates is not None
 
     @abstractmethod
+    def begin(self, annotations: Tensor) -> State:
+        """Annotation vectors (N, P, D), float -> the state before the first word, R = 1."""
+
+    @abstractmethod
+    def look(self, state: State) -> State:
+        """The state with the context that its hidden state draws from the grid, and the alphas it looks by."""
+
     def start(self, grid: Tensor) -> State:
         """grid (N, h, w, C), float -> the state before the first word, R = 1."""
-
-    @abstractmethod
-    def look(self, state: State) -> tuple[Tensor, Tensor]:
-        """The context that the hidden state draws from the grid: (N, R, D'), and alphas (N, R, P)."""
+        annotations = grid.flatten(1, 2)
+        if self.basis is not None:
+            annotations = annotations @ self.basis.to(annotations.dtype).T
+        state = self.begin(annotations)
+        if self.first_state == "zeros":
+            return replace(state, hidden=torch.zeros_like(state.hidden), cell=torch.zeros_like(state.cell))
+        return state
 
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
         """tokens (N, R), the words just read -> logits (N, R, V) of the next, and the state after them."""
@@ -117,18 +162,15 @@ class Decoder(nn.Module, ABC):
 
     def logits(self, words: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
         """words (..., E) just read, hidden (..., H) and context (..., D') after them -> logits (..., V)."""
-        features = self.drop_output(hidden)
-        if self.deep_output:
-            mixed = words + self.hidden_output(features) + self.context_output(context)
-            features = self.drop_output(torch.tanh(mixed))
-        logits: Tensor = self.output(features)
+        logits: Tensor = self.head(self.output(words, hidden, context))
         return logits
 
-    def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, State]:
         """Teacher forcing: the logits after each true word.
 
         grid (N, h, w, C). words (N, R, T) int64: the captions read, from START. valid (N, R, T) bool: the places
-        whose next word counts. Returns logits (M, V) of the M valid places in order, and alphas (N, R, T, P).
+        whose next word counts. Returns logits (M, V) of the M valid places in order, and the states after each
+        word, stacked: alphas (N, R, T, P).
         """
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
         embedded = self.drop_words(self.embed(words))
@@ -137,25 +179,51 @@ class Decoder(nn.Module, ABC):
         for time in range(words.shape[2]):
             state = self._read(state, gates[:, :, time])
             states.append(state)
-        hidden, context, alphas = (
-            torch.stack([getattr(state, name) for state in states], dim=2) for name in ("hidden", "context", "alphas")
-        )
-        return self.logits(embedded[valid], hidden[valid], context[valid]), alphas
+        read = State.stack(states)
+        return self.logits(embedded[valid], read.hidden[valid], read.context[valid]), read
+
+    def penalty(self, read: State, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor | None:
+        """What a family adds to the cross-entropy in training, in nats a token; None for nothing.
+
+        logits (M, V) and read: what `forward` returned for valid (N, R, T). targets (M,): the true words.
+        """
+        return None
+
+    def fit_basis(self, gram: Tensor) -> None:
+        """Set `reduce`'s basis from the Gram matrix (C, C) of annotation vectors, the sum of a a^T over all of them.
+
+        The basis is the leading right singular vectors of the matrix whose rows are those vectors: no projection
+        to so few channels loses less of them in squares (Eckart and Young 1936). Signs are set so that each one's
+        largest component is positive.
+        """
+        assert self.basis is not None
+        _, vectors = torch.linalg.eigh(gram.double())
+        leading = vectors.flip(1)[:, : len(self.basis)].T
+        signs = leading.gather(1, leading.abs().argmax(dim=1, keepdim=True)).sign()
+        self.basis.copy_(leading * signs)
 
     def _read(self, state: State, word_gates: Tensor) -> State:
-        """One step of the LSTM (Xu et al. 2015, equations 1 to 3); word_gates (N, R, 4H)."""
-        context, alphas = self.look(state)
-        gates = word_gates + self.context_gates(context) + self.hidden_gates(state.hidden)
+        """One step of the cell; word_gates (N, R, 4H), or (N, R, H) for an RNN.
+
+        LSTM: Xu et al. 2015, equations 1 to 3. RNN: Elman 1990, h = tanh(W_x x + W_h h + b).
+        """
+        state = self.look(state)
+        gates = word_gates + self.hidden_gates(state.hidden)
+        if self.context_gates is not None:
+            gates = gates + self.context_gates(state.context)
+        if self.cell_type == "rnn":
+            return replace(state, hidden=torch.tanh(gates.float()))
         # The cell adds up over time: kept in float32 under autocast.
         take, forget, give, candidate = gates.float().chunk(4, dim=-1)
         cell = torch.sigmoid(forget) * state.cell + torch.sigmoid(take) * torch.tanh(candidate)
-        hidden = torch.sigmoid(give) * torch.tanh(cell)
-        return replace(state, hidden=hidden, cell=cell, context=context.float(), alphas=alphas)
+        return replace(state, hidden=torch.sigmoid(give) * torch.tanh(cell), cell=cell)
 
 
 def make(name: str, channels: int, vocabulary: int, options: dict[str, Any]) -> Decoder:
-    """The decoder `name` for grids of `channels` channels and `vocabulary` words."""
+    """The decoder `name` for grids of `channels` channels and `vocabulary` words; ValueError for sizes that clash."""
     member = DECODERS[name]
-    module = importlib.import_module(f".{member.module}", __package__)
-    decoder: Decoder = getattr(module, member.name)(channels, vocabulary, **options)
+    place = member.module if "." in member.module else f"{__package__}.{member.module}"
+    decoder: Decoder = getattr(importlib.import_module(place), member.name)(
+        channels, vocabulary, **member.fixed, **options
+    )
     return decoder

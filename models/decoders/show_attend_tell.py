@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from ..attention import AdditiveAttention
+from ..attention import make_attention
+from . import Attentions
 from .base import Decoder, State
 
 
 class ShowAttendTell(Decoder):
-    """Additive attention over the raw annotation vectors, its context scaled by a sigmoid gate beta.
+    """Attention over the raw annotation vectors, its context scaled by a sigmoid gate beta.
 
     h0 and c0 are perceptrons of the mean annotation vector (section 3.1.2); the gate is section 4.2.1.
     """
 
-    def __init__(self, channels: int, vocabulary: int, attention: int = 512, hidden: int = 512, **sizes: float) -> None:
-        """channels: C of the grid. attention: size of the additive attention's layer."""
-        super().__init__(channels, vocabulary, hidden=hidden, **sizes)  # type: ignore[arg-type]
-        self.attention = AdditiveAttention(channels, hidden, attention)
-        self.gate = nn.Linear(hidden, channels)
-        self.first_hidden = nn.Linear(channels, hidden)
-        self.first_cell = nn.Linear(channels, hidden)
+    def __init__(
+        self,
+        channels: int,
+        vocabulary: int,
+        hidden: int = 512,
+        attention: Attentions = "additive",
+        attention_size: int = 512,
+        gate: bool = True,
+        reduce: int | None = None,
+        **options: Any,
+    ) -> None:
+        """channels: C of the grid. attention_size: of the additive attention's layer. gate: whether there is beta."""
+        width = reduce or channels
+        super().__init__(channels, width, vocabulary, hidden=hidden, reduce=reduce, **options)
+        self.attention = make_attention(attention, width, hidden, attention_size)
+        self.gate = nn.Linear(hidden, width) if gate else None
+        self.first_hidden = nn.Linear(width, hidden)
+        self.first_cell = nn.Linear(width, hidden)
 
-    def start(self, grid: Tensor) -> State:
-        annotations = grid.flatten(1, 2)
+    def begin(self, annotations: Tensor) -> State:
         mean = annotations.mean(dim=1, keepdim=True)
         return State(
             annotations=annotations,
@@ -32,9 +46,13 @@ class ShowAttendTell(Decoder):
             hidden=torch.tanh(self.first_hidden(mean)).float(),
             cell=torch.tanh(self.first_cell(mean)).float(),
             context=torch.zeros_like(mean, dtype=torch.float32),
-            alphas=torch.zeros(len(grid), 1, annotations.shape[1], device=grid.device),
+            alphas=torch.zeros(len(mean), 1, annotations.shape[1], device=mean.device),
         )
 
-    def look(self, state: State) -> tuple[Tensor, Tensor]:
+    def look(self, state: State) -> State:
         context, alphas = self.attention(state.annotations, state.keys, state.hidden)
-        return torch.sigmoid(self.gate(state.hidden)) * context, alphas
+        return replace(state, context=self.gated(context, state.hidden), alphas=alphas)
+
+    def gated(self, context: Tensor, hidden: Tensor) -> Tensor:
+        """beta * context, beta = sigmoid(f_beta(h)); float32."""
+        return (context if self.gate is None else torch.sigmoid(self.gate(hidden)) * context).float()

@@ -1,0 +1,65 @@
+"""One family of three cells: a plain RNN and an LSTM told of the picture once, and an LSTM that keeps looking."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import make_attention
+from . import Attentions
+from .base import Decoder, State
+
+
+class CaptioningRNN(Decoder):
+    """h0 is the mean annotation vector, projected to the hidden size.
+
+    `rnn`: h = tanh(W_x x + W_h h + b) (Karpathy and Fei-Fei 2015, section 3.2, with the picture in h0).
+    `lstm`: an LSTM, c0 = 0 (Vinyals et al. 2015, section 3.1, with the picture in h0).
+    `attn`: gates = W_x x + W_h h + W_attn x_attn + b, with x_attn drawn from the grid projected to the hidden size by
+    scaled dot-product attention (Vaswani et al. 2017, equation 1) with the previous hidden state as its query;
+    c0 = h0, the mean of the projected grid.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        vocabulary: int,
+        cell_type: Literal["rnn", "lstm", "attn"],
+        hidden: int = 512,
+        attention: Attentions = "scaled_dot",
+        attention_size: int = 512,
+        reduce: int | None = None,
+        **options: Any,
+    ) -> None:
+        """channels: C of the grid. attention: of `attn`, over annotation vectors of the hidden state's size."""
+        super().__init__(
+            channels,
+            hidden if cell_type == "attn" else 0,
+            vocabulary,
+            hidden=hidden,
+            cell="rnn" if cell_type == "rnn" else "lstm",
+            reduce=reduce,
+            **options,
+        )
+        self.project = nn.Linear(reduce or channels, hidden)
+        self.attention = make_attention(attention, hidden, hidden, attention_size) if cell_type == "attn" else None
+
+    def begin(self, annotations: Tensor) -> State:
+        if self.attention is None:
+            hidden = self.project(annotations.mean(dim=1, keepdim=True)).float()
+            nothing = hidden.new_zeros(len(hidden), 1, 0)
+            return State(nothing, nothing, hidden, torch.zeros_like(hidden), context=nothing, alphas=nothing)
+        projected = self.project(annotations)
+        mean = projected.float().mean(dim=1, keepdim=True)
+        alphas = mean.new_zeros(len(mean), 1, annotations.shape[1])
+        keys = self.attention.keys(projected)
+        return State(projected, keys, mean, mean, context=torch.zeros_like(mean), alphas=alphas)
+
+    def look(self, state: State) -> State:
+        if self.attention is None:
+            return state
+        context, alphas = self.attention(state.annotations, state.keys, state.hidden)
+        return replace(state, context=context.float(), alphas=alphas)

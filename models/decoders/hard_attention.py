@@ -1,0 +1,83 @@
+"""Show, Attend and Tell with stochastic ('hard') attention (Xu et al. 2015, section 4.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .base import State
+from .show_attend_tell import ShowAttendTell
+
+
+@dataclass(frozen=True)
+class HardState(State):
+    """log_drawn (N, R, 1): log-probability of the position drawn at the last step; 0 where none was.
+
+    soft (N, R, 1) bool: whether this picture is looked at by expectation. The same for all its rows.
+    """
+
+    log_drawn: Tensor
+    soft: Tensor
+
+
+class HardAttention(ShowAttendTell):
+    """Looks at one position a word: drawn from the alphas in training, the likeliest one afterwards.
+
+    What trains the alphas is REINFORCE with the caption's log-likelihood as the reward (equations 11 and 12), a
+    moving average of it as the baseline (section 4.1), and the alphas' entropy; for a share of the pictures, half of
+    them in the paper, the position drawn is replaced by its expected value, the soft context.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        vocabulary: int,
+        reinforce: float = 1.0,
+        entropy: float = 0.002,
+        baseline_decay: float = 0.9,
+        expected_share: float = 0.5,
+        **options: Any,
+    ) -> None:
+        """reinforce, entropy: lambda_r and lambda_e of equation 12. baseline_decay: of the moving average."""
+        super().__init__(channels, vocabulary, **options)
+        self.reinforce, self.entropy = reinforce, entropy
+        self.baseline_decay, self.expected_share = baseline_decay, expected_share
+        self.baseline: Tensor
+        self.register_buffer("baseline", torch.zeros(()))
+
+    def begin(self, annotations: Tensor) -> State:
+        soft = super().begin(annotations)
+        nothing = torch.zeros_like(soft.hidden[..., :1])
+        expected = torch.rand_like(nothing) < self.expected_share if self.training else nothing.bool()
+        return HardState(**vars(soft), log_drawn=nothing, soft=expected)
+
+    def look(self, state: State) -> State:
+        assert isinstance(state, HardState)
+        expected, alphas = self.attention(state.annotations, state.keys, state.hidden)
+        if self.training:
+            place = torch.multinomial(alphas.flatten(0, 1), 1).view(*alphas.shape[:2], 1)
+        else:
+            place = alphas.argmax(dim=-1, keepdim=True)
+        drawn = state.annotations.gather(1, place.expand(-1, -1, state.annotations.shape[-1]))
+        context = torch.where(state.soft, expected, drawn)
+        log_drawn = alphas.gather(-1, place).clamp_min(1e-20).log().masked_fill(state.soft, 0.0)
+        return replace(state, context=self.gated(context, state.hidden), alphas=alphas, log_drawn=log_drawn)
+
+    def penalty(self, read: State, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+        """The REINFORCE and entropy terms of equation 12, negated to be minimised, over the number of tokens."""
+        assert isinstance(read, HardState)
+        likelihood = -functional.cross_entropy(logits.detach().float(), targets, reduction="none")
+        reward = likelihood.new_zeros(valid.shape).masked_scatter(valid, likelihood).sum(dim=2)  # (N, R)
+        there = valid.any(dim=2)
+        advantage = (reward - self.baseline).masked_fill(~there, 0.0)
+        drawn = read.log_drawn.squeeze(-1).masked_fill(~valid, 0.0).sum(dim=2)
+        entropy = torch.special.entr(read.alphas).sum(dim=-1).masked_fill(~valid, 0.0)
+        if self.training:
+            self.baseline.lerp_(reward[there].mean(), 1 - self.baseline_decay)
+        objective = self.reinforce * (advantage * drawn).sum() + self.entropy * entropy.sum()
+        loss: Tensor = -objective / valid.sum()
+        return loss

@@ -1,0 +1,60 @@
+"""Word embeddings to begin with, from a file in GloVe's text format: a word and its numbers a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.config import Config
+from tasks.digests import Digests
+from tasks.errors import AttendError
+from tasks.progress import say
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.vocabulary import Vocabulary
+
+
+def vector_digests(config: Config) -> dict[str, str]:
+    """The SHA-256 of the file that `decoder.word_vectors` names; nothing where it names none."""
+    if config.decoder.word_vectors is None:
+        return {}
+    path = _file(config.decoder.word_vectors)
+    return {"word_vectors": Digests(config.workspace / "digests.sqlite").of([path])[path]}
+
+
+def load_word_vectors(path: Path, vocabulary: Vocabulary, embeddings: Tensor) -> None:
+    """Overwrite rows of embeddings (V, E) with the file's vectors; words that it lacks keep theirs.
+
+    AttendError names the first line that has not E numbers, and a file that knows no word of the vocabulary.
+    """
+    import torch
+
+    size, found = embeddings.shape[1], 0
+    special = len(vocabulary) - len(vocabulary.words)
+    places = {word: place for place, word in enumerate(vocabulary.words, special)}
+    with _file(path).open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            word, *numbers = line.rstrip().rsplit(" ", size)
+            if len(numbers) != size:
+                raise AttendError(
+                    f"{path}: line {number}: {len(line.split()) - 1} numbers for {word[:40]!r}, decoder.embedding is "
+                    f"{size}: give a file of that size, or set decoder.embedding"
+                )
+            if word in places:
+                try:
+                    embeddings[places[word]] = torch.tensor([float(value) for value in numbers])
+                except ValueError:
+                    raise AttendError(f"{path}: line {number}: not all of {word[:40]!r}'s values are numbers") from None
+                found += 1
+    if not found:
+        raise AttendError(f"{path}: holds no word of the vocabulary: is it of this language, and lower-case?")
+    say(f"train: {found:,} of {len(vocabulary.words):,} words begin with vectors of {path.name}")
+
+
+def _file(path: Path) -> Path:
+    path = path.expanduser()
+    if not path.is_file():
+        raise AttendError(f"decoder.word_vectors: {path}: no such file")
+    return path
