@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import torch
 
 from models.captioner import key_of_digest
-from models.photographs import decode, resize
 from tasks import registry, tracking
 from tasks.config import load
 from tasks.features import open_grids
@@ -44,9 +43,7 @@ def main() -> None:
         if one.tokens == other.tokens:
             same += 1
             continue
-        spec = captioner.config["backbone"]
-        pixels = resize(decode(files[digest].read_bytes()), spec["image_size"], spec["fit"]).unsqueeze(0)
-        again = captioner.backbone.encode(pixels, spec["precision"])[0].cpu().numpy()
+        again = captioner.grids([files[digest].read_bytes()])[0].cpu().numpy()
         kept = grids.read([digest])[0]
         apart = np.abs(again.view(np.int16).astype(int) - kept.view(np.int16).astype(int)).max()
         print(f"{digest[:12]}: grids at most {apart} last places apart")

@@ -99,21 +99,30 @@ class Captioner:
         return results
 
     def _batch(self, photographs: Sequence[bytes], decoding: dict[str, Any]) -> list[Captioned]:
-        spec = self.config["backbone"]
         results: list[Captioned | None] = []
         pixels = []
         for photograph in photographs:
             try:
-                pixels.append(resize(decode(photograph), spec["image_size"], spec["fit"]))
+                pixels.append(self._pixels(photograph))
                 results.append(None)
             except ValueError as error:
                 results.append(Captioned(error=str(error)))
         if pixels:
-            grid = self.backbone.encode(torch.stack(pixels), spec["precision"])
             sound = [key_of(data) for data, result in zip(photographs, results, strict=True) if result is None]
-            captions = iter(self.from_grid(grid, sound, **decoding))
+            captions = iter(self.from_grid(self._encoded(pixels), sound, **decoding))
             results = [next(captions) if result is None else result for result in results]
         return [result for result in results if result is not None]
+
+    def grids(self, photographs: Sequence[bytes]) -> Tensor:
+        """The grids (N, h, w, C) float16 of encoded photographs; ValueError for one that cannot be decoded."""
+        return self._encoded([self._pixels(photograph) for photograph in photographs])
+
+    def _encoded(self, pixels: list[Tensor]) -> Tensor:
+        return self.backbone.encode(torch.stack(pixels), self.config["backbone"]["precision"])
+
+    def _pixels(self, photograph: bytes) -> Tensor:
+        spec = self.config["backbone"]
+        return resize(decode(photograph), spec["image_size"], spec["fit"], self.backbone.declared.interpolation)
 
     def from_grid(
         self, grid: Tensor, keys: Sequence[int] | None = None, attention: bool = False, **decoding: Any

@@ -14,12 +14,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 Fit = Literal["squash", "crop"]
+Interpolation = Literal["bilinear", "bicubic"]
+# Mean and standard deviation of RGB in [0, 1] that a network was trained with.
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALVES: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 100_000_000
-# The statistics torchvision's ImageNet weights were trained with, of RGB in [0, 1].
-_MEAN = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1)
-_STD = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)
 
 
 def decode(data: bytes) -> Image.Image:
@@ -56,19 +58,17 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def resize(image: Image.Image, size: int, fit: Fit) -> Tensor:
+def resize(image: Image.Image, size: int, fit: Fit, interpolation: Interpolation = "bilinear") -> Tensor:
     """An RGB picture -> uint8 (3, size, size), antialiased.
 
     `squash` shows the whole photograph in the square; `crop` keeps proportions and cuts the middle out.
     """
-    if fit == "crop":
-        resized = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-    else:
-        resized = image.resize((size, size), Image.Resampling.BILINEAR)
+    kernel = Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR
+    resized = ImageOps.fit(image, (size, size), kernel) if fit == "crop" else image.resize((size, size), kernel)
     return torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous()
 
 
-def normalise(photographs: Tensor) -> Tensor:
-    """uint8 (N, 3, H, W) -> float32 of the same shape, as ImageNet backbones expect it."""
-    scaled = photographs.to(torch.float32).div(255.0)
-    return (scaled - _MEAN.to(scaled.device)) / _STD.to(scaled.device)
+def normalise(photographs: Tensor, statistics: Statistics = IMAGENET) -> Tensor:
+    """uint8 (N, 3, H, W) -> float32 of the same shape, with mean 0 and deviation 1 by the statistics given."""
+    mean, deviation = (torch.tensor(values, device=photographs.device).view(1, 3, 1, 1) for values in statistics)
+    return (photographs.to(torch.float32).div(255.0) - mean) / deviation

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from models.backbones import BACKBONES
+from models.backbones import BACKBONES, LIBRARIES
 from models.decoders import DECODERS, Attentions, FirstStates, Heads, Outputs, Searches
 from tasks.datasets import ADAPTERS, Dataset
 from tasks.errors import AttendError
@@ -37,9 +37,10 @@ def _member(value: str, kind: str, registry: dict[str, Any]) -> str:
 class GridsConfig(Section):
     """Which grid of which backbone a photograph becomes (stage `extract`)."""
 
-    backbone: str
+    backbone: str = Field(description="a name of models/backbones, `torchvision:MODEL` or `timm:MODEL`")
     weights: Annotated[str, Place()] = Field(
-        description="`torchvision:NAME`, a .safetensors or .pth file, or `random:SEED`; its digest is the key"
+        description="`torchvision:NAME`, `timm:pretrained`, a .safetensors or .pth file, or `random:SEED`; "
+        "its digest is in the key"
     )
     image_size: int = Field(ge=32, le=2048, description="side of the square the photograph is resized to, px")
     fit: Literal["squash", "crop"] = Field(
@@ -55,7 +56,9 @@ class GridsConfig(Section):
 
     @model_validator(mode="after")
     def _known(self) -> GridsConfig:
-        _member(self.backbone, "backbone", BACKBONES)
+        library, colon, name = self.backbone.partition(":")
+        if not (colon and name and library in LIBRARIES):
+            _member(self.backbone, "backbone", BACKBONES)
         return self
 
 

@@ -6,6 +6,7 @@ index for one manifest, `index.parquet` (digest, shard, row), and `failed.parque
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from models.photographs import Fit, decode, resize
+from models.photographs import Fit, Interpolation, decode, resize
 from tasks.config import GridsConfig, MachineConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.devices import device_of
@@ -111,10 +112,14 @@ def _fill(
 ) -> list[Decoded]:
     device = device_of(machine)
     backbone = load_backbone(grids).to(device).to(memory_format=torch.channels_last)
+    try:
+        backbone.check(grids.image_size)
+    except ValueError as error:
+        raise AttendError(f"grids.image_size: {grids.backbone} {error}") from None
     failed: list[Decoded] = []
     done = 0
     with Bar(len(wanted), f"grids of {grids.backbone}", "pictures") as bar, _decoders(machine) as pool:
-        decoded = _decoded(pool, wanted, grids)
+        decoded = _decoded(pool, wanted, grids, backbone.declared.interpolation)
         while done < len(wanted):
             shard: list[Decoded] = []
             values: list[Grids] = []
@@ -144,22 +149,25 @@ def _decoders(machine: MachineConfig) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(machine.decode_workers or os.cpu_count() or 1)
 
 
-def _decoded(pool: ThreadPoolExecutor, wanted: list[tuple[str, Path]], grids: GridsConfig) -> Iterator[Decoded]:
+def _decoded(
+    pool: ThreadPoolExecutor, wanted: list[tuple[str, Path]], grids: GridsConfig, interpolation: Interpolation
+) -> Iterator[Decoded]:
     """The photographs in order, a few batches decoded ahead and no more."""
     waiting = iter(wanted)
-    ahead = [pool.submit(_decode, *item, grids.image_size, grids.fit) for item in islice(waiting, 64)]
+    task = functools.partial(_decode, size=grids.image_size, fit=grids.fit, interpolation=interpolation)
+    ahead = [pool.submit(task, *item) for item in islice(waiting, 64)]
     while ahead:
         yield ahead.pop(0).result()
-        ahead += [pool.submit(_decode, *item, grids.image_size, grids.fit) for item in islice(waiting, 1)]
+        ahead += [pool.submit(task, *item) for item in islice(waiting, 1)]
 
 
-def _decode(digest: str, path: Path, size: int, fit: Fit) -> Decoded:
+def _decode(digest: str, path: Path, size: int, fit: Fit, interpolation: Interpolation) -> Decoded:
     try:
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:
             raise AttendError(f"{path}: was changed while the run was going on: run again")
         image = decode(data)
-        return Decoded(digest, path, resize(image, size, fit), image.size)
+        return Decoded(digest, path, resize(image, size, fit, interpolation), image.size)
     except (ValueError, OSError) as error:
         return Decoded(digest, path, reason=str(error))
 

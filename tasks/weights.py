@@ -1,6 +1,6 @@
 """Where a backbone's weights come from: torchvision by name, a local file, or a seed. Never a fallback.
 
-`torchvision:IMAGENET1K_V2`, `random:0`, or the path of a .safetensors, .pth or .pt file.
+`torchvision:IMAGENET1K_V2`, `timm:pretrained`, `random:0`, or the path of a .safetensors, .pth or .pt file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SUFFIXES = (".safetensors", ".pth", ".pt")
 def weight_digests(config: Config) -> dict[str, str]:
     """What identifies the weights: a file's SHA-256, torchvision's name for them, or the seed."""
     weights = config.grids.weights
-    if weights.startswith(("torchvision:", "random:")):
+    if weights.startswith(("torchvision:", "random:", "timm:")):
         _check(weights)
         return {"weights": weights}
     digests = Digests(config.workspace / "digests.sqlite")
@@ -37,10 +37,19 @@ def load_backbone(grids: GridsConfig) -> Backbone:
     import models.backbones.base as backbones
 
     kind, _, name = grids.weights.partition(":")
+    seed = _check(grids.weights) if kind == "random" else None
+    try:
+        backbone = backbones.make(grids.backbone, grids.grid, seed)
+    except ValueError as error:
+        raise AttendError(f"grids.backbone: {error}") from None
     if kind == "random":
-        return backbones.make(grids.backbone, grids.grid, seed=_check(grids.weights))
-    backbone = backbones.make(grids.backbone, grids.grid)
-    state = _torchvision_state(backbone, grids.backbone, name) if kind == "torchvision" else _file_state(grids.weights)
+        return backbone
+    if kind == "torchvision":
+        state = _torchvision_state(backbone, grids.backbone, name)
+    elif kind == "timm":
+        state = _timm_state(backbone, grids.backbone)
+    else:
+        state = _file_state(grids.weights)
     try:
         backbone.load(state)
     except ValueError as error:
@@ -52,6 +61,8 @@ def _check(weights: str) -> int:
     kind, _, rest = weights.partition(":")
     if kind == "random" and not rest.isdigit():
         raise AttendError(f"grids.weights: {weights}: a seed is a whole number, as in random:0")
+    if kind == "timm" and rest != "pretrained":
+        raise AttendError(f"grids.weights: {weights}: timm's own weights are `timm:pretrained`")
     if kind == "torchvision" and rest in ("", "DEFAULT"):  # what DEFAULT means changes with torchvision
         raise AttendError(f"grids.weights: {weights}: name the weights, as in torchvision:IMAGENET1K_V1")
     return int(rest) if kind == "random" else 0
@@ -93,9 +104,9 @@ def _torchvision_state(backbone: Backbone, architecture: str, name: str) -> dict
 
     import torchvision.models
 
-    if backbone.torchvision_weights is None:
+    if backbone.published is None or backbone.published.startswith("timm:"):
         raise AttendError(f"grids.weights: torchvision has no weights for {architecture}")
-    enum = getattr(torchvision.models, backbone.torchvision_weights)
+    enum = getattr(torchvision.models, backbone.published)
     if name not in enum.__members__:
         raise AttendError(f"grids.weights: torchvision:{name}: {architecture} has {', '.join(enum.__members__)}")
     try:
@@ -103,4 +114,21 @@ def _torchvision_state(backbone: Backbone, architecture: str, name: str) -> dict
     except (URLError, OSError, RuntimeError) as error:
         raise AttendError(
             f"grids.weights: torchvision:{name} cannot be downloaded ({error}): give a local file instead"
+        ) from None
+
+
+def _timm_state(backbone: Backbone, architecture: str) -> dict[str, Tensor]:
+    if backbone.published is None or not backbone.published.startswith("timm:"):
+        raise AttendError(f"grids.weights: timm:pretrained is for timm's models, {architecture} is none")
+    name = backbone.published.removeprefix("timm:")
+    if "." not in name:  # what a name without a tag means changes with timm
+        raise AttendError(f"grids.backbone: {architecture}: name the weights' tag, as in timm:resnet18.a1_in1k")
+    import timm
+
+    try:
+        return dict(timm.create_model(name, pretrained=True, num_classes=0).state_dict())
+    except Exception as error:  # the hub's client, its HTTP library and the sockets below raise their own
+        raise AttendError(
+            f"grids.weights: {architecture} cannot be downloaded ({' '.join(str(error).split())[:120]}): "
+            "give a local file instead"
         ) from None

@@ -69,7 +69,10 @@ def written(tmp_path: Path, **changes: object) -> str:
         (["run", "demo", "grids.backbone=resnet1O1"], "unknown backbone 'resnet1O1'; did you mean 'resnet101'?"),
         (["run", "demo", "captions.tokeniser=treebnk"], "unknown tokeniser 'treebnk'; did you mean 'treebank'?"),
         (["run", "demo", "evaluation.metrics=[blue]"], "unknown metric 'blue'; did you mean 'bleu'?"),
-        (["run", "demo", "decoder.name=attention_lstm"], "has no attention layer of its own: leave out `attention`"),
+        (
+            ["run", "demo", "decoder.name=attention_lstm", "decoder.gate=true"],
+            "attention_lstm has no `gate`: leave it out",
+        ),
         (["run", "demo", "--until", "trian"], "no such stage 'trian'; did you mean 'train'?"),
         (["run", "flickr8k"], "data.path: is missing"),
         (["run", "flickr8k", "data.path=/nowhere"], "data.path: /nowhere: no such folder"),

@@ -270,7 +270,7 @@ def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeyp
 
 def test_predictions_file_is_plain_parquet(workspace: Path) -> None:
     path = artifacts(trained(workspace))["evaluate"].path / "predictions.parquet"
-    assert pq.read_schema(path).names == [*"digest caption tokens log_probability finished alternatives".split()]
+    assert pq.read_schema(path).names == ["digest", "caption", "tokens", "log_probability", "finished", "alternatives"]
 
 
 @pytest.mark.slow

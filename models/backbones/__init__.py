@@ -4,10 +4,28 @@ Adding one: a file with a builder, and a line here. The registry imports nothing
 checked without loading torch.
 """
 
-# name -> (module of this package, builder in it)
-BACKBONES: dict[str, tuple[str, str]] = {
-    "resnet101": ("resnet", "resnet101"),
-    "regnet_x_400mf": ("regnet", "regnet_x_400mf"),
-    "mobilenet_v2": ("mobilenet", "mobilenet_v2"),
-    "tiny": ("tiny", "tiny"),
+from typing import NamedTuple
+
+
+class Member(NamedTuple):
+    """Where a backbone is built: a module of this package, or one with its package's name before it."""
+
+    module: str
+    builder: str
+
+
+BACKBONES: dict[str, Member] = {
+    "resnet101": Member("resnet", "resnet101"),
+    "vgg16": Member("vgg", "vgg16"),
+    "vgg16_conv5": Member("vgg", "vgg16_conv5"),
+    "googlenet": Member("googlenet", "googlenet"),
+    "regnet_x_400mf": Member("regnet", "regnet_x_400mf"),
+    "mobilenet_v2": Member("mobilenet", "mobilenet_v2"),
+    "tiny": Member("tiny", "tiny"),
+}
+
+# Whole libraries of classifiers, as `library:NAME`; the builder is given the name.
+LIBRARIES: dict[str, Member] = {
+    "torchvision": Member("torchvision_models", "torchvision_model"),
+    "timm": Member("timm_models", "timm_model"),
 }

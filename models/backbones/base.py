@@ -4,48 +4,77 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..photographs import normalise
-from . import BACKBONES
+from ..photographs import IMAGENET, Interpolation, Statistics, normalise
+from . import BACKBONES, LIBRARIES
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a backbone promises.
+
+    channels: C; None where only the network itself tells. stride: pixels a grid position stands for: a photograph of
+    S px becomes S / stride positions a side, rounded up or down as its padding has it. statistics, interpolation: of
+    the photographs that its published weights were trained on.
+    """
+
+    channels: int | None
+    stride: int = 32
+    statistics: Statistics = IMAGENET
+    interpolation: Interpolation = "bilinear"
+
+    def sides(self, size: int) -> tuple[int, int]:
+        """The fewest and the most grid positions a side for a photograph of `size` px."""
+        return size // self.stride, -(-size // self.stride)
 
 
 class Backbone(nn.Module):
-    """A frozen CNN: photographs, normalised float32 (N, 3, H, W) -> grid of annotation vectors (N, h, w, C).
+    """A frozen network: photographs, normalised float32 (N, 3, H, W) -> grid of annotation vectors (N, h, w, C).
 
-    features: the CNN up to its last spatial map (N, C, h, w). channels: C. head: prefixes of weights that
-    belong to the classifier behind it, which a weight file may hold and we do not use.
-    torchvision_weights: name of torchvision's weight enum, where it has one. grid: side the map is
-    average-pooled to (adaptive); None keeps the backbone's own.
+    features: the network up to its last spatial map (N, C, h, w). head: prefixes of weights that belong to the
+    classifier behind it, which a weight file may hold and we do not use. prefix: what names of weights in such a
+    file begin with. published: name of torchvision's weight enum, or `timm:MODEL`, where it has any. grid: side the
+    map is average-pooled to (adaptive); None keeps the backbone's own.
     """
 
     def __init__(
         self,
         features: nn.Module,
-        channels: int,
+        declared: Declared,
         head: tuple[str, ...] = (),
         prefix: str = "",
-        torchvision_weights: str | None = None,
+        published: str | None = None,
     ) -> None:
         super().__init__()
         self.features = features
-        self.channels = channels
+        self.declared = declared
         self.head = head
         self.prefix = prefix
-        self.torchvision_weights = torchvision_weights
+        self.published = published
         self.grid: int | None = None
         self.eval()
         self.requires_grad_(False)
 
     def forward(self, photographs: Tensor) -> Tensor:
         """(N, 3, H, W) -> (N, h, w, C)."""
-        maps: Tensor = self.features(photographs)
+        maps = self.maps(photographs)
         if self.grid is not None:
             maps = functional.adaptive_avg_pool2d(maps, self.grid)
         return maps.permute(0, 2, 3, 1)
+
+    def maps(self, photographs: Tensor) -> Tensor:
+        """(N, 3, H, W) -> the network's own map (N, C, h, w)."""
+        found: Tensor = self.features(photographs)
+        return found
+
+    def normalised(self, photographs: Tensor) -> Tensor:
+        """uint8 (N, 3, S, S) -> what `forward` takes, as the published weights expect it."""
+        return normalise(photographs, self.declared.statistics).contiguous(memory_format=torch.channels_last)
 
     @torch.inference_mode()
     def encode(self, photographs: Tensor, precision: str = "float32") -> Tensor:
@@ -54,14 +83,27 @@ class Backbone(nn.Module):
         precision: `float32`, or `bfloat16` for autocast. Values beyond float16 are clamped to its largest.
         """
         device = next(self.parameters()).device
-        inputs = normalise(photographs.to(device)).contiguous(memory_format=torch.channels_last)
+        inputs = self.normalised(photographs.to(device))
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
             grid: Tensor = self(inputs)
         limit = torch.finfo(torch.float16).max
         return grid.float().clamp(-limit, limit).to(torch.float16)
 
+    def check(self, size: int) -> None:
+        """ValueError where a photograph of `size` px does not become the grid declared."""
+        sides = self.declared.sides(size) if self.grid is None else (self.grid, self.grid)
+        try:
+            shape = self.encode(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
+        except Exception as error:  # torch and its libraries assert sizes in ways of their own
+            raise ValueError(f"takes no pictures of {size} px: {' '.join(str(error).split())[:160]}") from None
+        if shape[0] != shape[1] or shape[0] not in sides or self.declared.channels not in (None, shape[2]):
+            channels = self.declared.channels or shape[2]
+            raise ValueError(
+                f"made a grid of {tuple(shape)} of {size} px, {(sides[1], sides[1], channels)} is declared"
+            )
+
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Load a state dict in torchvision's layout; the classifier's weights may be there or not.
+        """Load a state dict in the layout of its library; the classifier's weights may be there or not.
 
         Raises ValueError that names the first weight that is missing, unknown or of another shape.
         """
@@ -90,11 +132,14 @@ class Backbone(nn.Module):
 
 def make(name: str, grid: int | None = None, seed: int | None = None) -> Backbone:
     """The backbone `name` with random weights (by `seed`), ready for `load`; ValueError for an unknown name."""
-    if name not in BACKBONES:
+    library, colon, model = name.partition(":")
+    member = LIBRARIES.get(library) if colon else BACKBONES.get(name)
+    if member is None:
         raise ValueError(f"unknown backbone {name!r}; known: {', '.join(sorted(BACKBONES))}")
-    module, builder = BACKBONES[name]
+    place = member.module if "." in member.module else f"{__package__}.{member.module}"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0 if seed is None else seed)
-        backbone: Backbone = getattr(importlib.import_module(f".{module}", __package__), builder)()
+        build = getattr(importlib.import_module(place), member.builder)
+        backbone: Backbone = build(model) if colon else build()
     backbone.grid = grid
     return backbone.eval()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torchvision.models import mobilenetv2
 
-from .base import Backbone
+from .base import Backbone, Declared
 
 
 def mobilenet_v2() -> Backbone:
     """MobileNetV2: 1280 channels; 224 px -> 7x7, 417 px -> 14x14."""
     return Backbone(
         mobilenetv2.mobilenet_v2().features,
-        1280,
+        Declared(1280),
         head=("classifier.",),
         prefix="features.",
-        torchvision_weights="MobileNet_V2_Weights",
+        published="MobileNet_V2_Weights",
     )

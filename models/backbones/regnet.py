@@ -7,11 +7,11 @@ from collections import OrderedDict
 from torch import nn
 from torchvision.models import regnet
 
-from .base import Backbone
+from .base import Backbone, Declared
 
 
 def regnet_x_400mf() -> Backbone:
     """RegNetX-400MF: 400 channels; 112 px -> 4x4."""
     full = regnet.regnet_x_400mf()
     layers = OrderedDict((name, layer) for name, layer in full.named_children() if name not in ("avgpool", "fc"))
-    return Backbone(nn.Sequential(layers), 400, head=("fc.",), torchvision_weights="RegNet_X_400MF_Weights")
+    return Backbone(nn.Sequential(layers), Declared(400), head=("fc.",), published="RegNet_X_400MF_Weights")

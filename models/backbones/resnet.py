@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import nn
 from torchvision.models import resnet
 
-from .base import Backbone
+from .base import Backbone, Declared
 
 
 def resnet101() -> Backbone:
@@ -15,4 +15,4 @@ def resnet101() -> Backbone:
     full = resnet.resnet101()
     # By name, so that a state dict of torchvision's whole network fits.
     layers = OrderedDict((name, layer) for name, layer in full.named_children() if name not in ("avgpool", "fc"))
-    return Backbone(nn.Sequential(layers), 2048, head=("fc.",), torchvision_weights="ResNet101_Weights")
+    return Backbone(nn.Sequential(layers), Declared(2048), head=("fc.",), published="ResNet101_Weights")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import Backbone
+from .base import Backbone, Declared
 
 _CHANNELS = 512
 _CALIBRATION = 128
@@ -27,7 +27,7 @@ def tiny() -> Backbone:
     features = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.AvgPool2d(4), norm)
     with torch.no_grad():
         features.train()(_rectangles(_CALIBRATION))
-    return Backbone(features, _CHANNELS)
+    return Backbone(features, Declared(_CHANNELS))
 
 
 def _rectangles(count: int, side: int = 96) -> Tensor:

@@ -1,0 +1,63 @@
+"""Any torchvision classifier with a spatial map, cut there by torchvision's feature extraction: `torchvision:NAME`."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torchvision.models
+from torch import Tensor
+from torchvision.models import feature_extraction
+
+from ..photographs import Interpolation
+from .base import Backbone, Declared
+
+# What a model's name begins with -> the node of its last spatial map. `encoder` gives tokens, not a map.
+_NODES = {
+    "convnext": "features",
+    "densenet": "relu",
+    "efficientnet": "features",
+    "maxvit": "blocks",
+    "mnasnet": "layers",
+    "mobilenet_v": "features",
+    "regnet": "trunk_output",
+    "resnet": "layer4",
+    "resnext": "layer4",
+    "shufflenet": "conv5",
+    "swin_": "permute",
+    "vgg": "features",
+    "vit_": "encoder",
+    "wide_resnet": "layer4",
+}
+# Those whose published weights were trained on pictures resized by cubic interpolation.
+_BICUBIC = ("swin_", "efficientnet_b", "maxvit")
+
+
+class CutClassifier(Backbone):
+    """A classifier that ends at the node `maps`; a vision transformer's patch tokens become a map again."""
+
+    def maps(self, photographs: Tensor) -> Tensor:
+        found: Tensor = self.features(photographs)["maps"]
+        if found.ndim == 3:  # (N, 1 + patches, C), the class token first
+            side = math.isqrt(found.shape[1] - 1)
+            return found[:, 1:].transpose(1, 2).reshape(len(found), -1, side, side)
+        return found
+
+
+def torchvision_model(name: str) -> Backbone:
+    """The classifier `name` of torchvision up to its last spatial map; ValueError where there is none."""
+    family = next((family for family in sorted(_NODES, key=len, reverse=True) if name.startswith(family)), None)
+    if family is None or name not in torchvision.models.list_models(module=torchvision.models):
+        raise ValueError(
+            f"unknown backbone 'torchvision:{name}': torchvision's classifiers of these families are known: "
+            f"{', '.join(family.rstrip('_') for family in _NODES)}"
+        )
+    full = torchvision.models.get_model(name, weights=None).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that training mode has other nodes: ours is always frozen
+        cut = feature_extraction.create_feature_extractor(full, {_NODES[family]: "maps"})
+    head = tuple(sorted(set(full.state_dict()) - set(cut.state_dict())))
+    stride = int(full.patch_size) if family == "vit_" else 32
+    interpolation: Interpolation = "bicubic" if name.startswith(_BICUBIC) else "bilinear"
+    declared = Declared(None, stride, interpolation=interpolation)
+    return CutClassifier(cut, declared, head, published=torchvision.models.get_model_weights(name).__name__)

@@ -1,0 +1,29 @@
+"""VGG (Simonyan and Zisserman 2015): the last convolutional map before or after its pooling."""
+
+from __future__ import annotations
+
+from torchvision.models import vgg
+
+from .base import Backbone, Declared
+
+
+def vgg16() -> Backbone:
+    """VGG-16 to its last max-pooling: 512 channels; 224 px -> 7x7."""
+    return Backbone(
+        vgg.vgg16(init_weights=False).features,
+        Declared(512, stride=32),
+        head=("classifier.",),
+        prefix="features.",
+        published="VGG16_Weights",
+    )
+
+
+def vgg16_conv5() -> Backbone:
+    """VGG-16 to conv5_3, as in Xu et al. 2015: 512 channels; 224 px -> 14x14."""
+    return Backbone(
+        vgg.vgg16(init_weights=False).features[:-1],
+        Declared(512, stride=16),
+        head=("classifier.",),
+        prefix="features.",
+        published="VGG16_Weights",
+    )
