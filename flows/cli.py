@@ -143,6 +143,27 @@ def cache_verify(workspace: WorkspaceOption = Path("workspace")) -> None:
         raise typer.Exit(1)
 
 
+@cache_app.command("import")
+def cache_import(
+    grids: Annotated[Path, typer.Argument(help=".npy, .npz or HDF5 file with one 4-D array of grids")],
+    config: Annotated[str, typer.Argument(help="a preset or YAML file with grids.backbone=imported")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.field=value")] = None,
+    ids: Annotated[Path | None, typer.Option(help="ids of the grids: .npy, .json or a line each")] = None,
+    layout: Annotated[str | None, typer.Option(help="nchw or nhwc, where the shape does not tell")] = None,
+) -> None:
+    """Take grids that others extracted; their ids name pictures of the config's data set."""
+    from tasks.config import load
+    from tasks.grid_import import import_grids
+    from tasks.ledger import Workspace
+
+    if layout not in (None, "nchw", "nhwc"):
+        raise AttendError(f"--layout: {layout}: is nchw or nhwc")
+    found = load(config, overrides or [])
+    Workspace(found.workspace).prepare()
+    count = import_grids(found, grids, ids, layout)  # type: ignore[arg-type]
+    typer.echo(f"{count:,} grids of {grids.name} are in the cache as {found.grids.weights}")
+
+
 @app.command()
 def datasets(as_json: Json = False) -> None:
     """The data set formats that can be read, and the settings of each."""

@@ -14,7 +14,9 @@ from prefect.states import Completed
 
 from tasks import tracking
 from tasks.config import Config
+from tasks.errors import AttendError
 from tasks.stages import Inputs, Status, inputs_of, plan, run_stage
+from tasks.weights import IMPORTED
 
 _stage = task(cache_policy=NO_CACHE, persist_result=False)
 
@@ -67,6 +69,8 @@ STAGE_TASKS = (ingest, extract, tensorise, train, evaluate, register)
 @flow(name="attend")
 def pipeline(config: Config, until: str = "register") -> None:
     """Bring every stage up to date, in order, up to and including `until`."""
+    if until == "register" and config.grids.backbone == IMPORTED:  # before hours of training
+        raise AttendError("imported grids have no backbone to caption photographs with: add --until evaluate")
     inputs = inputs_of(config, until)  # one state of the world for the whole run
     for stage in STAGE_TASKS:
         _: Any = stage(config, inputs)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.vocabulary import Vocabulary
+from models.vocabulary import SPECIAL, Vocabulary
 from tasks.config import CaptionsConfig, MachineConfig
 from tasks.ledger import Outcome, Work, digest_of
 from tasks.manifest import pictures_of
@@ -73,7 +73,7 @@ def tensorise(captions: CaptionsConfig, machine: MachineConfig, work: Work) -> O
 
 def build_vocabulary(texts: list[list[str]], captions: CaptionsConfig) -> Vocabulary:
     """Words (or byte pairs) seen at least `min_count` times, by falling count, ties alphabetical."""
-    counts = Counter(word for text in texts for word in text)
+    counts = Counter(word for text in texts for word in text if word not in SPECIAL)
     kept = sorted(
         (word for word, count in counts.items() if count >= captions.min_count), key=lambda w: (-counts[w], w)
     )

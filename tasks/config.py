@@ -57,7 +57,7 @@ class GridsConfig(Section):
     @model_validator(mode="after")
     def _known(self) -> GridsConfig:
         library, colon, name = self.backbone.partition(":")
-        if not (colon and name and library in LIBRARIES):
+        if self.backbone != "imported" and not (colon and name and library in LIBRARIES):
             _member(self.backbone, "backbone", BACKBONES)
         return self
 

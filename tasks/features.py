@@ -32,7 +32,7 @@ from tasks.ledger import Artifact, Outcome, Stopwatch, Work, Workspace, digest_o
 from tasks.manifest import GENERATED, files_of
 from tasks.progress import Bar, say
 from tasks.stages import BY_NAME, PROGRESS
-from tasks.weights import load_backbone
+from tasks.weights import IMPORTED, load_backbone
 
 INDEX, FAILED, IDENTITY = "index.parquet", "failed.parquet", "identity.json"
 _FAILED = pa.schema([("digest", pa.string()), ("path", pa.string()), ("reason", pa.string())])
@@ -68,7 +68,9 @@ def extract(grids: GridsConfig, data: DatasetOptions, machine: MachineConfig, wo
         missing = sorted(digest for digest in files if digest not in rows)
         failed: list[Decoded] = []
         seconds = {"read": 0.0, "compute": 0.0, "write": 0.0}
-        if missing:
+        if missing and grids.backbone == IMPORTED:
+            failed = [Decoded(digest, files[digest], reason="is not among the imported grids") for digest in missing]
+        elif missing:
             wanted = [(digest, files[digest]) for digest in missing]
             failed = _fill(store, grids, machine, wanted, seconds, work.out / PROGRESS)
         rows, _ = store.rows()

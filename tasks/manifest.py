@@ -53,10 +53,14 @@ def _source_digests(data: DatasetOptions, machine: MachineConfig) -> dict[str, s
     files = data.annotation_files()
     if not files:
         return {}
-    folder = data.image_folder(Path())
     workspace = machine.workspace.expanduser().absolute()
+    store = Digests(workspace / "digests.sqlite")
+    if data.unpacks:
+        digests = store.of(files)
+        return {"annotations": digest_of([[path.name, digests[path]] for path in files])}
+    folder = data.image_folder(Path())
     pictures = picture_files(folder, without=workspace)
-    digests = Digests(workspace / "digests.sqlite").of([*files, *pictures])
+    digests = store.of([*files, *pictures])
     return {
         "annotations": digest_of([[path.name, digests[path]] for path in files]),
         "photographs": digest_of([[path.relative_to(folder).as_posix(), digests[path]] for path in pictures]),
@@ -69,10 +73,9 @@ def ingest(data: DatasetOptions, machine: MachineConfig, work: Work) -> Outcome:
     rows = list(data.rows(out / GENERATED))
     folder = data.image_folder(out / GENERATED)
     workspace = machine.workspace.expanduser().absolute()
-    generated = not data.annotation_files()
-    _check(rows, folder, data, set(picture_files(folder, without=None if generated else workspace)))
+    _check(rows, folder, data, set(picture_files(folder, without=None if data.unpacks else workspace)))
     paths = [folder / row.name for row in rows]
-    digests = _direct(paths) if generated else Digests(workspace / "digests.sqlite").of(paths)
+    digests = _direct(paths) if data.unpacks else Digests(workspace / "digests.sqlite").of(paths)
     if _source_digests(data, machine) != work.inputs:
         raise AttendError(f"{data.path}: was changed while it was read: run again")
     splits = [row.split or hashed_split(digests[path], data) for row, path in zip(rows, paths, strict=True)]

@@ -278,14 +278,15 @@ def _run(
         say(f"{stage.name}: {note}")
 
 
-def artifacts(config: Config) -> dict[str, Artifact]:
-    """The fresh artifacts of a config, by stage."""
-    return {status.stage.name: status.artifact for status in plan(config) if status.artifact is not None}
+def artifacts(config: Config, until: str = STAGES[-1].name) -> dict[str, Artifact]:
+    """The fresh artifacts of a config up to `until`, by stage."""
+    found = plan(config, until=until)
+    return {status.stage.name: status.artifact for status in found if status.artifact is not None}
 
 
-def artifact(config: Config, name: str) -> Artifact:
-    """One fresh artifact; AttendError where it is not."""
-    found = artifacts(config).get(name)
+def artifact(config: Config, name: str, until: str | None = None) -> Artifact:
+    """One fresh artifact; AttendError where it is not. until: how far to look; the last stage."""
+    found = artifacts(config, until or STAGES[-1].name).get(name)
     if found is None:
         raise AttendError(f"{config.name}: the stage {name} is not fresh: run `attend run` first")
     return found

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from models.vocabulary import WORD_END
+from models.vocabulary import SPECIAL, UNK, WORD_END
 
 if TYPE_CHECKING:
     from tasks.config import CaptionsConfig
@@ -27,13 +27,20 @@ TOKENISERS: dict[str, str] = {
 
 @functools.cache
 def tokeniser(name: str) -> Tokeniser:
-    """The tokeniser `name`: lower-cases, splits, and drops tokens without a letter or digit."""
+    """The tokeniser `name`: lower-cases, splits, and drops tokens without a letter or digit.
+
+    A caption that holds `<UNK>`, as published id tensors do, keeps it whole: it never becomes a word.
+    """
     import nltk.tokenize
 
     split = getattr(nltk.tokenize, TOKENISERS[name])().tokenize
 
     def tokenise(text: str) -> list[str]:
-        return [token for token in split(text.lower()) if any(map(str.isalnum, token))]
+        known = [split(part.lower()) for part in text.split(SPECIAL[UNK])]
+        tokens = [token for token in known[0] if any(map(str.isalnum, token))]
+        for part in known[1:]:
+            tokens += [SPECIAL[UNK], *(token for token in part if any(map(str.isalnum, token)))]
+        return tokens
 
     return tokenise
 
@@ -56,8 +63,12 @@ class BytePairs:
             end_of_word_suffix=WORD_END,
             show_progress=False,
         )
-        self._tokenizer.train_from_iterator((" ".join(words) for words in texts), trainer)
+        known = (word for words in texts for word in words if word != SPECIAL[UNK])
+        self._tokenizer.train_from_iterator(known, trainer)
+        self._of_word: dict[str, list[str]] = {SPECIAL[UNK]: [SPECIAL[UNK]]}
 
     def __call__(self, words: list[str]) -> list[str]:
-        pairs: list[str] = self._tokenizer.encode(" ".join(words)).tokens
-        return pairs
+        for word in words:
+            if word not in self._of_word:
+                self._of_word[word] = self._tokenizer.encode(word).tokens
+        return [pair for word in words for pair in self._of_word[word]]

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
     from models.backbones.base import Backbone
 
+IMPORTED = "imported"  # the backbone of grids that others extracted: see tasks/grid_import.py
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 
 
 def weight_digests(config: Config) -> dict[str, str]:
     """What identifies the weights: a file's SHA-256, torchvision's name for them, or the seed."""
     weights = config.grids.weights
-    if weights.startswith(("torchvision:", "random:", "timm:")):
+    if (config.grids.backbone == IMPORTED) != weights.startswith("imported:"):
+        raise AttendError("grids: imported grids have backbone=imported and weights=imported:NAME, both or neither")
+    if weights.startswith(("torchvision:", "random:", "timm:", "imported:")):
         _check(weights)
         return {"weights": weights}
     digests = Digests(config.workspace / "digests.sqlite")
@@ -36,6 +39,8 @@ def load_backbone(grids: GridsConfig) -> Backbone:
     """The backbone of the config with its weights; AttendError where they do not fit or cannot be had."""
     import models.backbones.base as backbones
 
+    if grids.backbone == IMPORTED:
+        raise AttendError("grids.backbone: imported grids have no backbone that could make one of a photograph")
     kind, _, name = grids.weights.partition(":")
     seed = _check(grids.weights) if kind == "random" else None
     try:

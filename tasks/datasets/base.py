@@ -47,6 +47,7 @@ class DatasetOptions(Section, ABC):
     """What the adapters have in common; each adds its `adapter` name, its own fields and `rows`."""
 
     has_facts: ClassVar[bool] = False  # whether what is true of each picture is known
+    unpacks: ClassVar[bool] = False  # whether `rows` writes the pictures itself, generated or out of its files
 
     path: Annotated[Path, Place()] = Field(description="folder of the data set, or its caption file")
     images: Annotated[Path | None, Place()] = Field(None, description="image folder, where it is elsewhere")
@@ -59,7 +60,7 @@ class DatasetOptions(Section, ABC):
 
     @abstractmethod
     def image_folder(self, generated: Path) -> Path:
-        """Where the pictures are. generated: the folder for pictures that an adapter makes itself."""
+        """Where the pictures are. generated: the folder for pictures that an adapter writes itself."""
 
     @abstractmethod
     def rows(self, generated: Path) -> Iterator[Row]:
@@ -127,3 +128,12 @@ def first_folder(candidates: list[Path], field: str) -> Path:
         if folder.is_dir():
             return folder
     raise AttendError(f"{field}: no image folder: looked for {', '.join(map(str, candidates))}; set data.images=FOLDER")
+
+
+class UnpackedOptions(DatasetOptions):
+    """An adapter of files that hold the pictures themselves: they are written into the manifest's artifact."""
+
+    unpacks: ClassVar[bool] = True
+
+    def image_folder(self, generated: Path) -> Path:
+        return generated

@@ -40,6 +40,7 @@ class Scenes(DatasetOptions):
     """Generated pictures of one to three shapes; nothing is downloaded or read."""
 
     has_facts: ClassVar[bool] = True
+    unpacks: ClassVar[bool] = True
     adapter: Literal["scenes"] = "scenes"
     path: Annotated[Path, Place()] = Field(Path(), exclude=True, description="not used: the pictures are generated")
     pictures: int = Field(1000, ge=10, le=1_000_000)

@@ -1,0 +1,95 @@
+"""`coco.pt`: 10,500 COCO pictures of 112 px as one tensor, their captions as token ids, and the vocabulary of those."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from models.vocabulary import END, NULL, SPECIAL, START, UNK
+from tasks.datasets.base import Row, UnpackedOptions, existing_file
+from tasks.errors import AttendError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SPLITS = {"train": "train", "val": "dev", "test": "test"}
+
+
+class CocoPt(UnpackedOptions):
+    """A file of tensors `{train,val}_images` and `{train,val}_captions` and a `vocab`, read with `weights_only`.
+
+    Its captions are already clamped, and words that its vocabulary lacks read <UNK>, which stays unknown here.
+    """
+
+    adapter: Literal["coco_pt"] = "coco_pt"
+
+    def annotation_files(self) -> list[Path]:
+        return [existing_file(self.path, "data.path")]
+
+    def rows(self, generated: Path) -> Iterator[Row]:
+        from PIL import Image
+
+        path = self.annotation_files()[0]
+        document = _load(path)
+        words = _words(document, path)
+        generated.mkdir(parents=True, exist_ok=True)
+        for part, split in _SPLITS.items():
+            if f"{part}_images" not in document:
+                continue
+            images = _tensor(document, f"{part}_images", 4, path)
+            captions = _tensor(document, f"{part}_captions", 2, path)
+            if len(images) != len(captions) or images.shape[1] != 3 or str(images.dtype) != "torch.uint8":
+                raise AttendError(
+                    f"{path}: {part}_images is {tuple(images.shape)} {images.dtype} and {part}_captions "
+                    f"{tuple(captions.shape)}: (N, 3, H, W) uint8 and (N, T) are needed"
+                )
+            for number, (pixels, ids) in enumerate(zip(images, captions.tolist(), strict=True)):
+                name = f"{part}-{number:06d}.png"
+                Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(generated / name, compress_level=1)
+                where = f"{path}: {part}_captions[{number}]"
+                yield Row(name, (_text(ids, words, where),), split, where)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    import torch
+
+    try:
+        document = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise AttendError(f"{path}: not readable as tensors: {' '.join(str(error).split())[:160]}") from None
+    if not isinstance(document, dict) or "train_images" not in document:
+        raise AttendError(f"{path}: holds no train_images: is it a coco.pt?")
+    return document
+
+
+def _tensor(document: dict[str, Any], field: str, dimensions: int, path: Path) -> Tensor:
+    import torch
+
+    value = document.get(field)
+    if not isinstance(value, torch.Tensor) or value.ndim != dimensions:
+        raise AttendError(f"{path}: {field}: is {'missing' if value is None else 'no tensor of the shape expected'}")
+    return value
+
+
+def _words(document: dict[str, Any], path: Path) -> list[str]:
+    vocabulary = document.get("vocab")
+    words = vocabulary.get("idx_to_token") if isinstance(vocabulary, dict) else None
+    if isinstance(words, dict):
+        words = [words[index] for index in sorted(words)]
+    if not isinstance(words, list) or tuple(words[: len(SPECIAL)]) != SPECIAL:
+        raise AttendError(f"{path}: vocab.idx_to_token: a list that begins with {', '.join(SPECIAL)} is needed")
+    return words
+
+
+def _text(ids: list[int], words: list[str], where: str) -> str:
+    found = []
+    for index in ids:
+        if index == END:
+            break
+        if not 0 <= index < len(words):
+            raise AttendError(f"{where}: {index} is no id of its vocabulary of {len(words)} words")
+        if index not in (NULL, START):
+            found.append(words[index] if index != UNK else SPECIAL[UNK])
+    return " ".join(found)

@@ -1,0 +1,82 @@
+"""A Hugging Face data set as `save_to_disk` writes it. Needs the optional extra `huggingface`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from tasks.datasets.base import Row, UnpackedOptions, existing_folder, needs_text, split_named
+from tasks.errors import AttendError
+
+_SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"RI": ".webp", b"GI": ".gif", b"BM": ".bmp"}
+
+
+class HuggingFace(UnpackedOptions):
+    """A folder written by `save_to_disk`: one data set, or a dictionary of splits."""
+
+    adapter: Literal["huggingface"] = "huggingface"
+    image_column: str = "image"
+    caption_column: str = Field("caption", description="a text, or a list of texts")
+
+    def annotation_files(self) -> list[Path]:
+        folder = existing_folder(self.path, "data.path")
+        found = sorted(path for path in folder.rglob("*") if path.suffix in (".arrow", ".json") and path.is_file())
+        if not any(path.suffix == ".arrow" for path in found):
+            raise AttendError(f"data.path: {folder}: no .arrow file in it: give a folder that save_to_disk wrote")
+        return found
+
+    def rows(self, generated: Path) -> Iterator[Row]:
+        generated.mkdir(parents=True, exist_ok=True)
+        for split, rows in self._splits():
+            for column in (self.image_column, self.caption_column):
+                if column not in rows.column_names:
+                    raise AttendError(
+                        f"{self.path}: no column {column!r}; there are: {', '.join(rows.column_names)}: "
+                        "set data.image_column and data.caption_column"
+                    )
+            for number, record in enumerate(self._undecoded(rows)):
+                yield self._row(split, number, record, generated)
+
+    def _row(self, split: str | None, number: int, record: dict[str, Any], generated: Path) -> Row:
+        where = f"{self.path}: {split + ' ' if split else ''}row {number}"
+        image = record[self.image_column]
+        data = image.get("bytes") if isinstance(image, dict) else image
+        if data is None and isinstance(image, dict) and image.get("path"):
+            data = _read(Path(image["path"]), where)
+        if not isinstance(data, bytes) or not data:
+            raise AttendError(f"{where}: {self.image_column}: holds no encoded picture")
+        texts = record[self.caption_column]
+        texts = texts if isinstance(texts, list) else [texts]
+        captions = [needs_text(text, where, self.caption_column) for text in texts]
+        name = f"{split or 'row'}-{number:08d}{_SUFFIXES.get(data[:2], '.tif')}"
+        (generated / name).write_bytes(data)
+        return Row(name, tuple(captions), split_named(split, where) if split else None, where)
+
+    def _splits(self) -> list[tuple[str | None, Any]]:
+        try:
+            import datasets
+        except ImportError:
+            raise AttendError("data.adapter: huggingface needs uv pip install 'attend[huggingface]'") from None
+        try:
+            found = datasets.load_from_disk(str(existing_folder(self.path, "data.path")))
+        except Exception as error:  # datasets, pyarrow and json each raise their own for a damaged folder
+            raise AttendError(f"data.path: {self.path}: not readable: {' '.join(str(error).split())[:160]}") from None
+        return list(found.items()) if isinstance(found, datasets.DatasetDict) else [(None, found)]
+
+    def _undecoded(self, rows: Any) -> Any:
+        """The rows with pictures as the bytes that they were stored as: decoding is the extract stage's."""
+        import datasets
+
+        if isinstance(rows.features[self.image_column], datasets.Image):
+            return rows.cast_column(self.image_column, datasets.Image(decode=False))
+        return rows
+
+
+def _read(path: Path, where: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise AttendError(f"{where}: {path}: {error.strerror}") from None
