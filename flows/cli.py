@@ -212,13 +212,10 @@ def ui(
 
 
 def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
-    from tasks.config import nearest
     from tasks.ledger import Workspace
-    from tasks.stages import BY_NAME, plan
+    from tasks.stages import plan
     from tasks.tracking import check_store
 
-    if until not in BY_NAME:
-        raise AttendError(f"--until: no such stage {until!r}{nearest(until, BY_NAME)}")
     statuses = plan(config, until=until)
     if not quiet:
         _print_plan(statuses)
@@ -243,11 +240,12 @@ def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
 
 
 def _print_plan(statuses: list[Status]) -> None:
+    width = max(len(item.stage.name) for item in statuses)
     for item in statuses:
         typer.secho(f"{item.state:<12}", fg=_STATE_COLOURS[item.state], nl=False)
-        typer.echo(f"{item.stage.name:<10} {item.why[0] if item.why else ''}")
+        typer.echo(f"{item.stage.name:<{width}} {item.why[0] if item.why else ''}")
         for reason in item.why[1:]:
-            typer.echo(f"{'':<23}{reason}")
+            typer.echo(f"{'':<{width + 13}}{reason}")
 
 
 def _as_json(item: Status) -> dict[str, Any]:

@@ -8,62 +8,70 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import flow, task
+from prefect import Task, flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 
 from tasks import tracking
 from tasks.config import Config
 from tasks.errors import AttendError
-from tasks.stages import Inputs, Status, inputs_of, plan, run_stage
-from tasks.weights import IMPORTED
+from tasks.stages import Inputs, Status, inputs_of, plan, run_stage, up_to
+from tasks.weights import IMPORTED, weight_digests
 
 _stage = task(cache_policy=NO_CACHE, persist_result=False)
 
 
 @_stage
-def ingest(config: Config, inputs: Inputs) -> Any:
+def ingest(config: Config, inputs: Inputs, name: str) -> Any:
     """Data set -> manifest."""
-    return _told(run_stage(config, "ingest", inputs))
+    return _told(run_stage(config, name, inputs))
 
 
 @_stage
-def extract(config: Config, inputs: Inputs) -> Any:
+def extract(config: Config, inputs: Inputs, name: str) -> Any:
     """Photographs -> grids, once a picture."""
-    return _told(run_stage(config, "extract", inputs))
+    return _told(run_stage(config, name, inputs))
 
 
 @_stage
-def tensorise(config: Config, inputs: Inputs) -> Any:
+def tensorise(config: Config, inputs: Inputs, name: str) -> Any:
     """Captions -> vocabulary and token ids."""
-    return _told(run_stage(config, "tensorise", inputs))
+    return _told(run_stage(config, name, inputs))
 
 
 @_stage
-def train(config: Config, inputs: Inputs) -> Any:
+def train(config: Config, inputs: Inputs, name: str) -> Any:
     """Grids and captions -> a decoder's weights, each epoch logged to MLflow."""
-    status = plan(config, until="train", inputs=inputs)[-1]
+    status = plan(config, until=name, inputs=inputs)[-1]
     if status.fresh or status.key is None:
-        return _told(run_stage(config, "train", inputs))
-    sections = {name: getattr(config, name) for name in ("data", "grids", "captions", "decoder", "training")}
-    params = tracking.params_of(sections, inputs["extract"]["weights"])
+        return _told(run_stage(config, name, inputs))
+    sections = {section: getattr(config, section) for section in ("data", "grids", "captions", "decoder", "training")}
+    params = tracking.params_of(sections, weight_digests(config)["weights"])
     with tracking.training_log(config.workspace, config.registry.model, status.key, params) as log:
-        return _told(run_stage(config, "train", inputs, epoch_done=log.epoch_if_it_answers))
+        return _told(run_stage(config, name, inputs, epoch_done=log.epoch_if_it_answers))
 
 
 @_stage
-def evaluate(config: Config, inputs: Inputs) -> Any:
+def tune(config: Config, inputs: Inputs, name: str) -> Any:
+    """Photographs and captions -> a backbone of a new identity (only where `tuning` is set)."""
+    return _told(run_stage(config, name, inputs))
+
+
+@_stage
+def evaluate(config: Config, inputs: Inputs, name: str) -> Any:
     """Held-out pictures -> captions -> scores."""
-    return _told(run_stage(config, "evaluate", inputs))
+    return _told(run_stage(config, name, inputs))
 
 
 @_stage
-def register(config: Config, inputs: Inputs) -> Any:
+def register(config: Config, inputs: Inputs, name: str) -> Any:
     """Everything -> a version in MLflow's registry, champion or challenger."""
-    return _told(run_stage(config, "register", inputs))
+    return _told(run_stage(config, name, inputs))
 
 
-STAGE_TASKS = (ingest, extract, tensorise, train, evaluate, register)
+TASKS: dict[str, Task[..., Any]] = {
+    task.name: task for task in (ingest, extract, tensorise, train, tune, evaluate, register)
+}
 
 
 @flow(name="attend")
@@ -72,11 +80,9 @@ def pipeline(config: Config, until: str = "register") -> None:
     if until == "register" and config.grids.backbone == IMPORTED:  # before hours of training
         raise AttendError("imported grids have no backbone to caption photographs with: add --until evaluate")
     inputs = inputs_of(config, until)  # one state of the world for the whole run
-    for stage in STAGE_TASKS:
-        _: Any = stage(config, inputs)
+    for stage in up_to(config, until):
+        _: Any = TASKS[stage.kind].with_options(name=stage.name)(config, inputs, stage.name)
         plan(config, until=until, inputs=inputs)  # refuses, before hours of work, a split that has no picture
-        if stage.name == until:
-            break
 
 
 def _told(status: Status) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,14 +20,9 @@ from tasks.weights import load_backbone
 CODE = Path(models.__file__).parent
 
 
-def make_captioner(
-    grids: GridsConfig,
-    evaluation: EvaluationConfig,
-    tensorised: Artifact,
-    trained: Artifact,
-) -> Captioner:
-    """The captioner of a config's fresh artifacts, on the CPU."""
-    decoder, shape = load_decoder(trained.path, torch.device("cpu"))
+def make_captioner(grids: GridsConfig, evaluation: EvaluationConfig, made: Mapping[str, Artifact]) -> Captioner:
+    """The captioner of a config's fresh artifacts, by stage, on the CPU."""
+    decoder, shape = load_decoder(made["train"].path, torch.device("cpu"))
     config = {
         "backbone": {
             "name": grids.backbone,
@@ -38,7 +34,7 @@ def make_captioner(
         "decoder": shape,
         "decoding": evaluation.decoding(),
     }
-    return Captioner(config, read_vocabulary(tensorised.path), load_backbone(grids), decoder)
+    return Captioner(config, read_vocabulary(made["tensorise"].path), load_backbone(grids, made.get("tune")), decoder)
 
 
 def write_bundle(captioner: Captioner, folder: Path, source: Path = CODE) -> str:

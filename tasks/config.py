@@ -138,6 +138,17 @@ class TrainingConfig(Section):
     seed: int = 0
 
 
+class TuningConfig(TrainingConfig):
+    """How the backbone is fine-tuned, from the decoder trained on its frozen grids (stage `tune`)."""
+
+    epochs: int = Field(5, ge=1)
+    learning_rate: float = Field(1e-4, gt=0, description="of the decoder")
+    backbone_learning_rate: float = Field(2e-5, gt=0, description="of the backbone's tuned blocks")
+    first_block: int = Field(2, ge=1, le=8, description="the first of the backbone's blocks that is tuned")
+    crop: float = Field(0.85, gt=0, le=1, description="least share of a photograph's sides that a random crop keeps")
+    flip: bool = Field(True, description="mirror half of the photographs, but none whose captions tell left or right")
+
+
 class EvaluationConfig(Section):
     """How held-out pictures are captioned and scored (stage `evaluate`)."""
 
@@ -202,6 +213,7 @@ class Config(BaseModel):
     captions: CaptionsConfig = CaptionsConfig()
     decoder: DecoderConfig
     training: TrainingConfig = TrainingConfig()
+    tuning: TuningConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
     registry: RegistryConfig
     machine: MachineConfig = MachineConfig()
@@ -233,6 +245,10 @@ class Config(BaseModel):
             raise ValueError("evaluation.metrics: `truth` needs a data set that keeps its facts: only `scenes` does")
         if self.training.doubly_stochastic and not DECODERS[self.decoder.name].attends:
             raise ValueError(f"training.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
+        if self.tuning is not None and self.grids.backbone == "imported":
+            raise ValueError("tuning: imported grids have no backbone to tune: leave it out")
+        if self.tuning is not None and self.tuning.doubly_stochastic and not DECODERS[self.decoder.name].attends:
+            raise ValueError(f"tuning.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
         if self.data.dev_share + self.data.test_share >= 1:
             raise ValueError("data.dev_share and data.test_share: together they leave nothing to train on")
         return self

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from models.backbones.base import Backbone
 from models.photographs import Fit, Interpolation, decode, resize
 from tasks.config import GridsConfig, MachineConfig
 from tasks.datasets.base import DatasetOptions
@@ -57,7 +58,8 @@ def extract(grids: GridsConfig, data: DatasetOptions, machine: MachineConfig, wo
     manifest = work.upstream["ingest"].path
     files = files_of(manifest, data.image_folder(manifest / GENERATED))
     workspace = Workspace(machine.workspace.expanduser().absolute())
-    identity = identity_of(grids, work.inputs["weights"])
+    tuned = work.upstream.get("tune")
+    identity = identity_of(grids, tuned.products["backbone"] if tuned else work.inputs["weights"])
     store = GridStore(workspace.grids, identity)
     with workspace.lock(f"grids-{identity.digest[:20]}", f"grids of {identity.backbone}"):
         store.open()
@@ -72,7 +74,7 @@ def extract(grids: GridsConfig, data: DatasetOptions, machine: MachineConfig, wo
             failed = [Decoded(digest, files[digest], reason="is not among the imported grids") for digest in missing]
         elif missing:
             wanted = [(digest, files[digest]) for digest in missing]
-            failed = _fill(store, grids, machine, wanted, seconds, work.out / PROGRESS)
+            failed = _fill(store, load_backbone(grids, tuned), grids, machine, wanted, seconds, work.out / PROGRESS)
         rows, _ = store.rows()
     _check_failures(failed, len(files), grids.max_failed)
     used = {digest: rows[digest] for digest in sorted(files) if digest in rows}
@@ -106,6 +108,7 @@ def identity_of(grids: GridsConfig, weights: str) -> Identity:
 
 def _fill(
     store: GridStore,
+    backbone: Backbone,
     grids: GridsConfig,
     machine: MachineConfig,
     wanted: list[tuple[str, Path]],
@@ -113,14 +116,14 @@ def _fill(
     progress: Path,
 ) -> list[Decoded]:
     device = device_of(machine)
-    backbone = load_backbone(grids).to(device).to(memory_format=torch.channels_last)
+    backbone = backbone.to(device).to(memory_format=torch.channels_last)
     try:
         backbone.check(grids.image_size)
     except ValueError as error:
         raise AttendError(f"grids.image_size: {grids.backbone} {error}") from None
     failed: list[Decoded] = []
     done = 0
-    with Bar(len(wanted), f"grids of {grids.backbone}", "pictures") as bar, _decoders(machine) as pool:
+    with Bar(len(wanted), f"grids of {grids.backbone}", "pictures") as bar, decoders(machine) as pool:
         decoded = _decoded(pool, wanted, grids, backbone.declared.interpolation)
         while done < len(wanted):
             shard: list[Decoded] = []
@@ -147,7 +150,8 @@ def _fill(
     return failed
 
 
-def _decoders(machine: MachineConfig) -> ThreadPoolExecutor:
+def decoders(machine: MachineConfig) -> ThreadPoolExecutor:
+    """The threads that decode photographs."""
     return ThreadPoolExecutor(machine.decode_workers or os.cpu_count() or 1)
 
 

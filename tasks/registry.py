@@ -69,7 +69,7 @@ def register(
             log.epoch(row)
         version = _version_with_key(log.client, registry.model, work.key)
         if version is None:
-            captioner = make_captioner(grids, evaluation, work.upstream["tensorise"], trained)
+            captioner = make_captioner(grids, evaluation, work.upstream)
             bundle = Path(scratch) / "bundle"
             digest = write_bundle(captioner, bundle)
             _log_files(log, work, scores)
@@ -97,8 +97,11 @@ def _log_files(log: TrainingLog, work: Work, scores: dict[str, Any]) -> None:
         "train": (("weights.safetensors", "checkpoints"), ("last.safetensors", "checkpoints"), ("history.parquet", "")),
         "evaluate": (("predictions.parquet", ""), ("scores.json", "")),
         "tensorise": (("vocabulary.json", ""),),
+        "tune": (("history.parquet", "tune"),),
     }
     for stage, files in places.items():
+        if stage not in work.upstream:
+            continue
         for file, folder in files:
             log.client.log_artifact(log.run_id, str(work.upstream[stage].path / file), folder or None)
 

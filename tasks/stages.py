@@ -1,4 +1,7 @@
-"""The six stages in order, what each depends on, and the one way to plan and to run them.
+"""The stages in order, what each depends on, and the one way to plan and to run them.
+
+There are six. Where the backbone is tuned there are nine: extraction and training on the frozen grids come first, then
+`tune` makes a backbone of a new identity, and extraction and training go on with that.
 
 A stage function gets the config sections that are in its key, the sections that only say where things lie,
 the upstream artifacts, and an empty folder to write to. It cannot depend on anything else.
@@ -8,12 +11,12 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.config import Config
+from tasks.config import Config, nearest
 from tasks.errors import AttendError, is_disk_full
 from tasks.ledger import Artifact, Outcome, Stopwatch, Work, Workspace, differences, digest_of
 from tasks.progress import say
@@ -26,10 +29,11 @@ State = Literal["fresh", "stale", "missing", "damaged", "interrupted"]
 class Stage:
     """One row of the pipeline.
 
-    version: raised by hand when what the stage computes changes. needs: upstream products, `stage.product`.
-    function, inputs: `module:name`, imported only when used. inputs gives the digests of what comes from
-    outside (photographs, weights). check: says what is wrong with what the stage made elsewhere. resumable:
-    what a killed run left in its folder is kept for the next.
+    kind: what its keys, artifacts and function are named by: the name, but for a stage that comes twice. version:
+    raised by hand when what the stage computes changes. needs: upstream products, `stage.product`. function, inputs:
+    `module:name`, imported only when used. inputs gives the digests of what comes from outside (photographs, weights).
+    check: says what is wrong with what the stage made elsewhere. resumable: what a killed run left in its folder is
+    kept for the next.
     """
 
     name: str
@@ -41,6 +45,10 @@ class Stage:
     inputs: str | None = None
     check: str | None = None
     resumable: bool = False
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", self.kind or self.name)
 
 
 STAGES = (
@@ -101,8 +109,30 @@ STAGES = (
         check="tasks.tracking:lost_registration",
     ),
 )
+TUNE = Stage(
+    "tune",
+    version=1,
+    sections=("grids", "tuning"),
+    needs=("extract.identity", "train.weights", "tensorise.vocabulary", "tensorise.train", "ingest.dev"),
+    function="tasks.fine_tuning:tune",
+    places=("data", "machine"),
+    inputs="tasks.weights:weight_digests",
+    resumable=True,
+)
+FROZEN = "-frozen"  # what the names of the stages before `tune` end in
 PROGRESS = ".progress.txt"  # in a stage's partial folder: how far it came, in words
 BY_NAME = {stage.name: stage for stage in STAGES}
+
+
+def stages_of(config: Config) -> tuple[Stage, ...]:
+    """The rows of this config's pipeline, in order."""
+    if config.tuning is None:
+        return STAGES
+    ingest, extract, tensorise, train, evaluate, register = STAGES
+    # Their keys are those of the same config without `tuning`, so that both share one artifact.
+    frozen = [replace(stage, name=stage.name + FROZEN, kind=stage.kind) for stage in (extract, train)]
+    tuned = [replace(stage, needs=(*stage.needs, "tune.backbone")) for stage in (extract, register)]
+    return (ingest, frozen[0], tensorise, frozen[1], TUNE, tuned[0], train, evaluate, tuned[1])
 
 
 @dataclass(frozen=True)
@@ -131,25 +161,35 @@ def plan(
     workspace = Workspace(config.workspace)
     inputs = inputs_of(config, until) if inputs is None else inputs
     found: dict[str, Status] = {}
-    for stage in _up_to(until):
+    for stage in up_to(config, until):
         found[stage.name] = _status(stage, config, workspace, found, inputs, verify)
     return list(found.values())
 
 
 def inputs_of(config: Config, until: str = STAGES[-1].name) -> Inputs:
     """Stage -> digests of what comes to it from outside (photographs, weights), up to `until`."""
-    return {stage.name: _resolve(stage.inputs)(config) for stage in _up_to(until) if stage.inputs}
+    return {stage.name: _resolve(stage.inputs)(config) for stage in up_to(config, until) if stage.inputs}
 
 
-def _up_to(name: str) -> tuple[Stage, ...]:
-    return STAGES[: STAGES.index(BY_NAME[name]) + 1]
+def up_to(config: Config, name: str) -> tuple[Stage, ...]:
+    """The rows up to and including the one so named; AttendError for a name that none has."""
+    stages = stages_of(config)
+    names = [stage.name for stage in stages]
+    if name not in names:
+        raise AttendError(f"no such stage {name!r}{nearest(name, names)}")
+    return stages[: names.index(name) + 1]
+
+
+def _upstream_of(found: Iterable[Status]) -> dict[str, Artifact]:
+    """Kind -> artifact; of a stage that came twice, the later one's."""
+    return {status.stage.kind: status.artifact for status in found if status.artifact is not None}
 
 
 def _status(
     stage: Stage, config: Config, workspace: Workspace, found: dict[str, Status], inputs: Inputs, verify: bool
 ) -> Status:
     last_key = workspace.last_keys(config.name).get(stage.name)
-    last = workspace.find(stage.name, last_key) if last_key else None
+    last = workspace.find(stage.kind, last_key) if last_key else None
     needs = [need.format(evaluation=config.evaluation) for need in stage.needs]
     own = {"config": {name: getattr(config, name).key_part() for name in stage.sections}}
     digests, waiting = _upstream(stage, needs, found, config.name)
@@ -160,7 +200,7 @@ def _status(
         after = f"{' and '.join(waiting)} must run first; what comes out the same re-runs nothing"
         return Status(stage, "stale", [*changed, after])
 
-    parts: dict[str, Any] = {"stage": stage.name, "version": stage.version, **own, "upstream": digests, "inputs": {}}
+    parts: dict[str, Any] = {"stage": stage.kind, "version": stage.version, **own, "upstream": digests, "inputs": {}}
     parts["inputs"] = inputs.get(stage.name, {})
     key = digest_of(parts)
     return _known(Status(stage, "missing", [], key, parts), workspace, last, verify)
@@ -169,7 +209,7 @@ def _status(
 def _known(status: Status, workspace: Workspace, last: Artifact | None, verify: bool) -> Status:
     """The state of a stage whose key is known."""
     stage, key = status.stage, str(status.key)
-    artifact = workspace.find(stage.name, key)
+    artifact = workspace.find(stage.kind, key)
     if artifact is not None:
         damage = workspace.damage(artifact, verify)
         if damage is None and stage.check:
@@ -177,7 +217,7 @@ def _known(status: Status, workspace: Workspace, last: Artifact | None, verify: 
         if damage:
             return replace(status, state="damaged", why=[damage])
         return replace(status, state="fresh", why=[_told(artifact)], artifact=artifact)
-    partial = workspace.partial(stage.name, key)
+    partial = workspace.partial(stage.kind, key)
     if partial.exists():
         return replace(status, state="interrupted", why=[_how_far(partial)])
     if last is None:
@@ -192,11 +232,12 @@ def _upstream(stage: Stage, needs: list[str], found: dict[str, Status], run: str
     """
     digests: dict[str, str] = {}
     waiting = set()
+    latest = {status.stage.kind: status for status in found.values()}
     for need in needs:
         upstream, product = need.split(".")
-        artifact = found[upstream].artifact
+        artifact = latest[upstream].artifact
         if artifact is None:
-            waiting.add(upstream)
+            waiting.add(latest[upstream].stage.name)
         elif product in artifact.products:
             digests[need] = artifact.products[product]
         else:
@@ -204,7 +245,7 @@ def _upstream(stage: Stage, needs: list[str], found: dict[str, Status], run: str
             raise AttendError(
                 f"{run}: the split {product!r} of the data set has no picture, and {stage.name} needs it{hint}"
             )
-    return digests, [name for name in BY_NAME if name in waiting]
+    return digests, [name for name in found if name in waiting]
 
 
 def _how_far(partial: Path) -> str:
@@ -236,11 +277,10 @@ def run_stage(config: Config, name: str, inputs: Inputs | None = None, **hooks: 
     if status.key is None:
         raise AttendError(f"{name}: {status.why[-1]}")
     if not status.fresh:
-        with workspace.lock(f"{name}-{status.key[:20]}", f"{name} of {config.name}"):
+        with workspace.lock(f"{status.stage.kind}-{status.key[:20]}", f"{name} of {config.name}"):
             statuses = plan(config, until=name, inputs=inputs)  # another process may have made it meanwhile
             if not statuses[-1].fresh:
-                upstream = {item.stage.name: item.artifact for item in statuses if item.artifact is not None}
-                _run(config, workspace, statuses[-1], upstream, hooks)
+                _run(config, workspace, statuses[-1], _upstream_of(statuses[:-1]), hooks)
     workspace.remember(config.name, name, status.key)
     return status
 
@@ -254,7 +294,7 @@ def _run(
 ) -> None:
     assert status.key is not None
     stage = status.stage
-    partial = workspace.partial(stage.name, status.key)
+    partial = workspace.partial(stage.kind, status.key)
     if not stage.resumable:
         shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True, exist_ok=True)
@@ -265,7 +305,7 @@ def _run(
         outcome: Outcome = function(
             **sections, work=Work(status.key, upstream, status.parts["inputs"], partial), **hooks
         )
-        workspace.publish(stage.name, status.key, status.parts, outcome, watch.seconds())
+        workspace.publish(stage.kind, status.key, status.parts, outcome, watch.seconds())
     except BaseException as error:
         if not stage.resumable:
             shutil.rmtree(partial, ignore_errors=True)
@@ -279,9 +319,8 @@ def _run(
 
 
 def artifacts(config: Config, until: str = STAGES[-1].name) -> dict[str, Artifact]:
-    """The fresh artifacts of a config up to `until`, by stage."""
-    found = plan(config, until=until)
-    return {status.stage.name: status.artifact for status in found if status.artifact is not None}
+    """The fresh artifacts of a config up to `until`, by kind of stage; of two of a kind, the later one."""
+    return _upstream_of(plan(config, until=until))
 
 
 def artifact(config: Config, name: str, until: str | None = None) -> Artifact:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from models.decoders.base import Decoder, make
 from models.search import Decoding, greedy
 from models.vocabulary import UNK, Vocabulary
-from tasks.batches import Batch, Batches, grids_in_order
+from tasks.batches import Batch, Batches, GridBatches, grids_in_order
 from tasks.captions import read_captions, read_vocabulary
 from tasks.config import DecoderConfig, MachineConfig, TrainingConfig
 from tasks.devices import device_of
@@ -61,13 +62,14 @@ def train(
     grids = open_grids(work.upstream["extract"], machine)
     vocabulary = read_vocabulary(work.upstream["tensorise"].path)
     pictures = read_captions(work.upstream["tensorise"].path, "train")
-    batches = Batches(pictures, grids, training.batch_pictures, training.seed)
-    dev = Dev(pictures_of(work.upstream["ingest"].path, "dev"), grids, vocabulary, machine)
-    if not batches.pictures or not dev.pictures:
+    batches = GridBatches(pictures, grids, training.batch_pictures, training.seed)
+    dev = GridDev(pictures_of(work.upstream["ingest"].path, "dev"), grids, vocabulary, machine)
+    if not batches.captioned or not dev.pictures:
         raise AttendError("train: no picture of the train or dev split could be read: see extract's failed.parquet")
     sizes = {"channels": grids.shape[2], "vocabulary": len(vocabulary)}
     shape = {"name": decoder.name, **sizes, "options": decoder.options()}
-    fit = Fit(_first_decoder(shape, decoder, training, batches, vocabulary), training, machine, batches, work.out)
+    first = _first_decoder(shape, decoder, training, batches, vocabulary)
+    fit = Fit(first, {training.learning_rate: list(first.parameters())}, training, machine, batches, work.out)
     fit.run(dev, epoch_done or _nobody)
     (work.out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
     fit.write()
@@ -78,7 +80,11 @@ def train(
 
 
 def _first_decoder(
-    shape: dict[str, Any], decoder: DecoderConfig, training: TrainingConfig, batches: Batches, vocabulary: Vocabulary
+    shape: dict[str, Any],
+    decoder: DecoderConfig,
+    training: TrainingConfig,
+    batches: GridBatches,
+    vocabulary: Vocabulary,
 ) -> Decoder:
     """The decoder before its first step: a function of the seed, the train split and the word vectors' file."""
     torch.manual_seed(training.seed)
@@ -95,28 +101,47 @@ def _first_decoder(
     return first
 
 
-class Dev:
+class Dev(ABC):
     """The dev pictures, captioned freely after each epoch."""
+
+    def __init__(self, pictures: list[Picture], vocabulary: Vocabulary, machine: MachineConfig) -> None:
+        tokenise = tokeniser(vocabulary.settings["tokeniser"])
+        self.pictures = pictures
+        self.machine = machine
+        self._references = [[tokenise(text) for text in picture.captions] for picture in pictures]
+        self._vocabulary = vocabulary
+
+    @abstractmethod
+    def seen(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
+        """The model's decoder, and the grids of the pictures, a batch at a time, in order."""
+
+    def bleu4(self, model: nn.Module) -> float:
+        """Corpus BLEU-4 of greedy captions: free-running, never teacher-forced."""
+        model.eval()
+        scored: list[Scored] = []
+        decoding = Decoding(max_length=self._vocabulary.settings["max_tokens"] + 1)
+        decoder, grids = self.seen(model)
+        for grid in grids:
+            for caption in greedy(decoder, grid, decoding):
+                words = self._vocabulary.decode(caption.tokens)
+                scored.append(Scored(words, self._references[len(scored)]))
+        return bleu(scored)["bleu4"]
+
+
+class GridDev(Dev):
+    """The dev pictures by their cached grids; those without one are left out."""
 
     def __init__(
         self, pictures: list[Picture], grids: GridReader, vocabulary: Vocabulary, machine: MachineConfig
     ) -> None:
-        tokenise = tokeniser(vocabulary.settings["tokeniser"])
-        self.pictures = [picture for picture in pictures if picture.digest in grids]
-        self._references = [[tokenise(text) for text in picture.captions] for picture in self.pictures]
-        self._grids, self._vocabulary, self._machine = grids, vocabulary, machine
+        super().__init__([picture for picture in pictures if picture.digest in grids], vocabulary, machine)
+        self._grids = grids
 
-    def bleu4(self, decoder: Decoder, device: torch.device) -> float:
-        """Corpus BLEU-4 of greedy captions: free-running, never teacher-forced."""
-        decoder.eval()
-        digests = [picture.digest for picture in self.pictures]
-        scored: list[Scored] = []
-        decoding = Decoding(max_length=self._vocabulary.settings["max_tokens"] + 1)
-        for _, grid in grids_in_order(digests, self._grids, self._machine.decode_batch):
-            for caption in greedy(decoder, grid.to(device), decoding):
-                words = self._vocabulary.decode(caption.tokens)
-                scored.append(Scored(words, self._references[len(scored)]))
-        return bleu(scored)["bleu4"]
+    def seen(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
+        assert isinstance(model, Decoder)
+        device, digests = next(model.parameters()).device, [picture.digest for picture in self.pictures]
+        parts = grids_in_order(digests, self._grids, self.machine.decode_batch)
+        return model, (grid.to(device) for _, grid in parts)
 
 
 @dataclass
@@ -132,14 +157,23 @@ class Fit:
     """The training loop and everything it carries from step to step."""
 
     def __init__(
-        self, decoder: Decoder, training: TrainingConfig, machine: MachineConfig, batches: Batches, out: Path
+        self,
+        model: nn.Module,
+        rates: dict[float, list[nn.Parameter]],
+        training: TrainingConfig,
+        machine: MachineConfig,
+        batches: Batches,
+        out: Path,
+        name: str = "train",
     ) -> None:
-        self.training, self.machine, self.batches, self.out = training, machine, batches, out
+        """name: of the stage. model: a Decoder, or an EndToEnd. rates: learning rate at its peak -> the weights it is for."""
+        self.name, self.training, self.machine, self.batches, self.out = name, training, machine, batches, out
         self.device = device_of(machine)
-        self.decoder = decoder.to(self.device)
-        self.average = _copied(self.decoder.state_dict()) if training.averaging else None
-        learnt = [parameter for parameter in self.decoder.parameters() if parameter.requires_grad]
-        self.optimiser = torch.optim.Adam(learnt, training.learning_rate, weight_decay=training.weight_decay)
+        self.model: Any = model.to(self.device)
+        self.average = _copied(self.model.state_dict()) if training.averaging else None
+        learnt = {rate: [weight for weight in weights if weight.requires_grad] for rate, weights in rates.items()}
+        groups = [{"params": weights, "peak": rate} for rate, weights in learnt.items() if weights]
+        self.optimiser = torch.optim.Adam(groups, training.learning_rate, weight_decay=training.weight_decay)
         self.step = 0
         self.sums = Sums()
         self.history: list[dict[str, float]] = []
@@ -162,7 +196,7 @@ class Fit:
                 _save_weights(self.weights(), self.out / _BEST)
             self.checkpoint()
             say(
-                f"train: epoch {epoch + 1}/{self.training.epochs}  loss {row['loss']:.3f}  "
+                f"{self.name}: epoch {epoch + 1}/{self.training.epochs}  loss {row['loss']:.3f}  "
                 f"dev BLEU-4 {row['dev_bleu4']:.2f} (greedy)  {row['seconds']:.0f} s"
             )
             epoch_done(row)
@@ -170,7 +204,7 @@ class Fit:
     def _epoch(self, epoch: int) -> None:
         start = self.step - epoch * len(self.batches)
         watch, spent, saved = Stopwatch(), self.sums.seconds, Stopwatch()
-        self.decoder.train()
+        self.model.train()
         label = f"epoch {epoch + 1}/{self.training.epochs}"
         with Bar(len(self.batches), label, "batches", done=start) as bar:
             for batch in self.batches.epoch(epoch, start):
@@ -180,7 +214,7 @@ class Fit:
                 self.sums.seconds = spent + watch.seconds()
                 if not math.isfinite(loss):
                     raise AttendError(
-                        f"train: the loss is {loss} at step {self.step}: "
+                        f"{self.name}: the loss is {loss} at step {self.step}: "
                         "lower training.learning_rate or training.clip_norm"
                     )
                 bar.note(f"loss {self.sums.loss / self.sums.tokens:.3f}")
@@ -194,33 +228,36 @@ class Fit:
         # Dropout and word replacement are drawn from the step's number: nothing random is carried over.
         torch.manual_seed(self.training.seed * 1_000_003 + self.step)
         for group in self.optimiser.param_groups:
-            group["lr"] = self.learning_rate()
+            group["lr"] = group["peak"] * self.schedule()
         words, valid = self._with_unknown(batch.words), batch.valid
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.precision == "bfloat16"):
-            logits, read = self.decoder(batch.grid, words, valid)
+            logits, read = self.model(batch.pictures, words, valid)
         targets = batch.targets[valid]
         cross_entropy = functional.cross_entropy(logits.float(), targets, label_smoothing=self.training.label_smoothing)
         loss = cross_entropy
         if self.training.doubly_stochastic:
             loss = loss + self.training.doubly_stochastic * attention_penalty(read.alphas, valid)
-        own = self.decoder.penalty(read, logits, targets, valid)
+        own = self.model.penalty(read, logits, targets, valid)
         if own is not None:
             loss = loss + own
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.training.clip_norm)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm)
         self.optimiser.step()
         self.step += 1
         self._update_average()
         return float(cross_entropy.detach()), int(valid.sum())
 
-    def learning_rate(self) -> float:
-        """Linear warm-up, then a cosine down to nothing at the last step (Loshchilov and Hutter 2017)."""
+    def schedule(self) -> float:
+        """The share of its peak that a learning rate has at this step.
+
+        Linear warm-up, then a cosine down to nothing at the last step (Loshchilov and Hutter 2017).
+        """
         warm = self.training.warmup_steps
         if self.step < warm:
-            return self.training.learning_rate * (self.step + 1) / warm
+            return (self.step + 1) / warm
         share = (self.step - warm) / max(self.steps - warm, 1)
-        return self.training.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
+        return 0.5 * (1 + math.cos(math.pi * share))
 
     def _with_unknown(self, words: Tensor) -> Tensor:
         """A share of the words read replaced by UNK, START and NULL left alone."""
@@ -234,23 +271,24 @@ class Fit:
         if self.average is not None:
             # Young averages forget faster, so that the first ones are not held back by random weights.
             decay = min(self.training.averaging, self.step / (self.step + 10))
-            for name, value in self.decoder.state_dict().items():
-                self.average[name].lerp_(value, 1 - decay)
+            for name, value in self.model.state_dict().items():
+                if value.is_floating_point():
+                    self.average[name].lerp_(value, 1 - decay)
 
     def weights(self) -> dict[str, Tensor]:
         """The weights that are validated and kept: averaged where `averaging` is set."""
-        return self.average if self.average is not None else self.decoder.state_dict()
+        return self.average if self.average is not None else self.model.state_dict()
 
     def _validate(self, dev: Dev) -> dict[str, float]:
-        learned = _copied(self.decoder.state_dict())
-        self.decoder.load_state_dict(self.weights())
-        score = dev.bleu4(self.decoder, self.device)
-        self.decoder.load_state_dict(learned)
+        learned = _copied(self.model.state_dict())
+        self.model.load_state_dict(self.weights())
+        score = dev.bleu4(self.model)
+        self.model.load_state_dict(learned)
         row = {
             "epoch": float(len(self.history) + 1),
             "step": float(self.step),
             "loss": self.sums.loss / self.sums.tokens,
-            "learning_rate": self.learning_rate(),
+            "learning_rate": self.training.learning_rate * self.schedule(),
             "seconds": self.sums.seconds,
             "dev_bleu4": score,
         }
@@ -264,7 +302,7 @@ class Fit:
     def checkpoint(self) -> None:
         """Save everything the next step depends on, atomically."""
         state = {
-            "decoder": self.decoder.state_dict(),
+            "model": self.model.state_dict(),
             "average": self.average,
             "optimiser": self.optimiser.state_dict(),
             "step": self.step,
@@ -283,17 +321,25 @@ class Fit:
         if not path.exists():
             return
         state = torch.load(path, map_location=self.device, weights_only=True)
-        self.decoder.load_state_dict(state["decoder"])
+        self.model.load_state_dict(state["model"])
         self.average = state["average"]
         self.optimiser.load_state_dict(state["optimiser"])
         self.step, self.sums, self.history = state["step"], Sums(**state["sums"]), state["history"]
-        say(f"train: goes on at step {self.step:,} of {self.steps:,}")
+        say(f"{self.name}: goes on at step {self.step:,} of {self.steps:,}")
 
     def write(self) -> None:
         """Write the finished artifact's files. The checkpoint stays until they are published."""
         _save_weights(self.weights(), self.out / LAST)
         shutil.copyfile(self.out / _BEST, self.out / WEIGHTS)
+        self.write_history()
+
+    def write_history(self) -> None:
+        """history.parquet, a row an epoch."""
         pq.write_table(pa.Table.from_pylist(self.history), self.out / HISTORY)
+
+    def best(self) -> dict[str, Tensor]:
+        """The weights with the best dev BLEU-4 so far, on the CPU."""
+        return dict(safetensors.torch.load_file(self.out / _BEST))
 
 
 def _nobody(row: dict[str, float]) -> None:  # noqa: ARG001 -- an EpochDone that tells no one

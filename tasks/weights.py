@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from models.backbones.base import Backbone
+    from tasks.ledger import Artifact
 
 IMPORTED = "imported"  # the backbone of grids that others extracted: see tasks/grid_import.py
+TUNED = "backbone.safetensors"  # in a tune artifact: the whole backbone
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 
 
@@ -35,8 +37,13 @@ def weight_digests(config: Config) -> dict[str, str]:
     return {"weights": digests.of([path])[path]}
 
 
-def load_backbone(grids: GridsConfig) -> Backbone:
-    """The backbone of the config with its weights; AttendError where they do not fit or cannot be had."""
+def load_backbone(grids: GridsConfig, tuned: Artifact | None = None) -> Backbone:
+    """The backbone of the config with its weights, or with those that the stage `tune` made.
+
+    AttendError where they do not fit or cannot be had.
+    """
+    import safetensors.torch
+
     import models.backbones.base as backbones
 
     if grids.backbone == IMPORTED:
@@ -47,6 +54,9 @@ def load_backbone(grids: GridsConfig) -> Backbone:
         backbone = backbones.make(grids.backbone, grids.grid, seed)
     except ValueError as error:
         raise AttendError(f"grids.backbone: {error}") from None
+    if tuned is not None:
+        backbone.load_state_dict(safetensors.torch.load_file(tuned.path / TUNED))
+        return backbone
     if kind == "random":
         return backbone
     if kind == "torchvision":

@@ -99,7 +99,7 @@ print(json.dumps([row["caption"] for row in rows]))
 
 def registry_captioner(workspace: Path):  # type: ignore[no-untyped-def]
     config, found = trained(workspace), artifacts(trained(workspace))
-    return bundle.make_captioner(config.grids, config.evaluation, found["tensorise"], found["train"])
+    return bundle.make_captioner(config.grids, config.evaluation, found)
 
 
 def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ class Backbone(nn.Module):
 
     features: the network up to its last spatial map (N, C, h, w). head: prefixes of weights that belong to the
     classifier behind it, which a weight file may hold and we do not use. prefix: what names of weights in such a
-    file begin with. published: name of torchvision's weight enum, or `timm:MODEL`, where it has any. grid: side the
+    file begin with. published: name of torchvision's weight enum, or `timm:MODEL`, where it has any. blocks: what the
+    names of each block's weights begin with, in order; the stem belongs to none. grid: side the
     map is average-pooled to (adaptive); None keeps the backbone's own.
     """
 
@@ -49,6 +50,7 @@ class Backbone(nn.Module):
         head: tuple[str, ...] = (),
         prefix: str = "",
         published: str | None = None,
+        blocks: tuple[tuple[str, ...], ...] = (),
     ) -> None:
         super().__init__()
         self.features = features
@@ -56,6 +58,7 @@ class Backbone(nn.Module):
         self.head = head
         self.prefix = prefix
         self.published = published
+        self.blocks = blocks
         self.grid: int | None = None
         self.eval()
         self.requires_grad_(False)
@@ -88,6 +91,21 @@ class Backbone(nn.Module):
             grid: Tensor = self(inputs)
         limit = torch.finfo(torch.float16).max
         return grid.float().clamp(-limit, limit).to(torch.float16)
+
+    def unfreeze(self, first_block: int) -> list[nn.Parameter]:
+        """Let blocks `first_block` (from 1) to the last be trained; returns their weights.
+
+        Batch norm stays in evaluation mode all the same: its statistics are the published ones. ValueError where
+        the backbone has no such block.
+        """
+        if not 1 <= first_block <= len(self.blocks):
+            has = f"has {len(self.blocks)} blocks" if self.blocks else "does not say which blocks it has"
+            raise ValueError(f"{has}: block {first_block} cannot be tuned")
+        tuned = tuple(prefix for block in self.blocks[first_block - 1 :] for prefix in block)
+        weights = [weight for name, weight in self.features.named_parameters() if name.startswith(tuned)]
+        for weight in weights:
+            weight.requires_grad_(True)
+        return weights
 
     def check(self, size: int) -> None:
         """ValueError where a photograph of `size` px does not become the grid declared."""

@@ -25,4 +25,5 @@ def googlenet() -> Backbone:
         Declared(1024, statistics=HALVES),
         head=("aux1.", "aux2.", "fc."),
         published="GoogLeNet_Weights",
+        blocks=(("conv2.", "conv3."), ("inception3",), ("inception4",), ("inception5",)),
     )

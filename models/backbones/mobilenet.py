@@ -15,4 +15,5 @@ def mobilenet_v2() -> Backbone:
         head=("classifier.",),
         prefix="features.",
         published="MobileNet_V2_Weights",
+        blocks=tuple(tuple(f"{layer}." for layer in range(*ends)) for ends in ((2, 4), (4, 7), (7, 14), (14, 19))),
     )

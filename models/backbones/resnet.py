@@ -15,4 +15,10 @@ def resnet101() -> Backbone:
     full = resnet.resnet101()
     # By name, so that a state dict of torchvision's whole network fits.
     layers = OrderedDict((name, layer) for name, layer in full.named_children() if name not in ("avgpool", "fc"))
-    return Backbone(nn.Sequential(layers), Declared(2048), head=("fc.",), published="ResNet101_Weights")
+    return Backbone(
+        nn.Sequential(layers),
+        Declared(2048),
+        head=("fc.",),
+        published="ResNet101_Weights",
+        blocks=(("layer1.",), ("layer2.",), ("layer3.",), ("layer4.",)),
+    )

@@ -27,7 +27,7 @@ def tiny() -> Backbone:
     features = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.AvgPool2d(4), norm)
     with torch.no_grad():
         features.train()(_rectangles(_CALIBRATION))
-    return Backbone(features, Declared(_CHANNELS))
+    return Backbone(features, Declared(_CHANNELS), blocks=(("0.",), ("2.",)))
 
 
 def _rectangles(count: int, side: int = 96) -> Tensor:

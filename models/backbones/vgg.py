@@ -6,6 +6,9 @@ from torchvision.models import vgg
 
 from .base import Backbone, Declared
 
+# The layers of conv2 to conv5; conv1 is the stem.
+_BLOCKS = tuple(tuple(f"{layer}." for layer in layers) for layers in ((5, 7), (10, 12, 14), (17, 19, 21), (24, 26, 28)))
+
 
 def vgg16() -> Backbone:
     """VGG-16 to its last max-pooling: 512 channels; 224 px -> 7x7."""
@@ -15,6 +18,7 @@ def vgg16() -> Backbone:
         head=("classifier.",),
         prefix="features.",
         published="VGG16_Weights",
+        blocks=_BLOCKS,
     )
 
 
@@ -26,4 +30,5 @@ def vgg16_conv5() -> Backbone:
         head=("classifier.",),
         prefix="features.",
         published="VGG16_Weights",
+        blocks=_BLOCKS,
     )

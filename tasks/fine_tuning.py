@@ -1,0 +1,141 @@
+"""Stage `tune`: train the backbone's later blocks and the decoder together, from photographs.
+
+It begins with the decoder that was trained on the frozen grids, and writes backbone.safetensors (the whole backbone,
+best on dev) and history.parquet. The backbone has an identity of its own: grids are extracted from it once, and the
+decoder is trained on those. Resumes as `train` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+
+from models.backbones.base import Backbone
+from models.decoders.base import Decoder
+from models.end_to_end import EndToEnd
+from models.photographs import Interpolation, decode, resize
+from models.vocabulary import Vocabulary
+from tasks.batches import Batches
+from tasks.captions import CaptionedPicture, read_captions, read_vocabulary
+from tasks.config import GridsConfig, MachineConfig, TuningConfig
+from tasks.datasets.base import DatasetOptions
+from tasks.errors import AttendError
+from tasks.features import decoders, open_grids
+from tasks.ledger import Outcome, Work, digest_of_file
+from tasks.manifest import GENERATED, Picture, files_of, pictures_of
+from tasks.training import Dev, Fit, load_decoder
+from tasks.weights import TUNED, load_backbone
+
+# A mirrored picture makes a lie of a caption with one of these words.
+SIDED = frozenset({"left", "right", "leftmost", "rightmost", "left-hand", "right-hand", "lefthand", "righthand"})
+
+
+def tune(grids: GridsConfig, tuning: TuningConfig, data: DatasetOptions, machine: MachineConfig, work: Work) -> Outcome:
+    """Fine-tune the backbone; its product is the digest of the weights."""
+    manifest, frozen = work.upstream["ingest"].path, open_grids(work.upstream["extract"], machine)
+    vocabulary = read_vocabulary(work.upstream["tensorise"].path)
+    files = files_of(manifest, data.image_folder(manifest / GENERATED))
+    backbone = load_backbone(grids)
+    decoder, _ = load_decoder(work.upstream["train"].path, torch.device("cpu"))
+    try:
+        tuned = backbone.unfreeze(tuning.first_block)
+    except ValueError as error:
+        raise AttendError(f"tuning.first_block: {grids.backbone} {error}") from None
+    captioned = [p for p in read_captions(work.upstream["tensorise"].path, "train") if p.digest in frozen]
+    dev = [picture for picture in pictures_of(manifest, "dev") if picture.digest in frozen]
+    rates: dict[float, list[nn.Parameter]] = {tuning.backbone_learning_rate: tuned}
+    rates.setdefault(tuning.learning_rate, []).extend(decoder.parameters())
+    with decoders(machine) as pool:
+        views = Views(grids, backbone.declared.interpolation, files, pool)
+        batches = PhotographBatches(captioned, tuning, vocabulary, views)
+        fit = Fit(EndToEnd(backbone, decoder), rates, tuning, machine, batches, work.out, "tune")
+        fit.run(PhotographDev(dev, vocabulary, machine, views), lambda _: None)
+    fit.write_history()
+    best = {name.removeprefix("backbone."): value for name, value in fit.best().items() if name.startswith("backbone.")}
+    safetensors.torch.save_file(best, work.out / TUNED)
+    score = max(row["dev_bleu4"] for row in fit.history)
+    counts: dict[str, int | float] = {"epochs": len(fit.history), "dev_bleu4": round(score, 3)}
+    return Outcome({"backbone": digest_of_file(work.out / TUNED)}, counts)
+
+
+class Views:
+    """Photographs as uint8 tensors (N, 3, S, S), decoded by a pool of threads: whole, or cropped and mirrored."""
+
+    def __init__(
+        self, grids: GridsConfig, interpolation: Interpolation, files: dict[str, Path], pool: ThreadPoolExecutor
+    ) -> None:
+        self._files, self._pool = files, pool
+        self._resize = partial(resize, size=grids.image_size, fit=grids.fit, interpolation=interpolation)
+
+    def whole(self, digests: Sequence[str]) -> Tensor:
+        """As the extract stage sees them."""
+        return torch.stack(list(self._pool.map(lambda digest: self._resize(self._decoded(digest)), digests)))
+
+    def varied(self, digests: Sequence[str], seeds: Sequence[str], crop: float, mirrored: Sequence[bool]) -> Tensor:
+        """Each cropped at random to at least `crop` of its sides, and mirrored by chance where it may be.
+
+        What becomes of a photograph is a function of its seed.
+        """
+
+        def view(digest: str, seed: str, may_mirror: bool) -> Tensor:
+            chance = random.Random(seed)
+            image = self._decoded(digest)
+            width, height = (max(round(side * chance.uniform(crop, 1.0)), 1) for side in image.size)
+            left, top = chance.randint(0, image.width - width), chance.randint(0, image.height - height)
+            image = image.crop((left, top, left + width, top + height))
+            return self._resize(ImageOps.mirror(image) if chance.random() < 0.5 and may_mirror else image)
+
+        return torch.stack(list(self._pool.map(view, digests, seeds, mirrored)))
+
+    def _decoded(self, digest: str) -> Image.Image:
+        path = self._files[digest]
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise AttendError(f"{path}: was changed while the run was going on: run again")
+        return decode(data)
+
+
+class PhotographBatches(Batches):
+    """Batches of varied photographs of the train split."""
+
+    def __init__(
+        self, pictures: Sequence[CaptionedPicture], tuning: TuningConfig, vocabulary: Vocabulary, views: Views
+    ) -> None:
+        super().__init__(pictures, tuning.batch_pictures, tuning.seed)
+        self._tuning, self._views = tuning, views
+        self._mirrors = {picture.digest: tuning.flip and not _is_sided(picture, vocabulary) for picture in pictures}
+
+    def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
+        digests = [picture.digest for picture in captioned]
+        seeds = [f"{self.seed} {epoch} {digest}" for digest in digests]
+        return self._views.varied(digests, seeds, self._tuning.crop, [self._mirrors[digest] for digest in digests])
+
+
+class PhotographDev(Dev):
+    """The dev pictures, seen through the backbone as it is by now."""
+
+    def __init__(self, pictures: list[Picture], vocabulary: Vocabulary, machine: MachineConfig, views: Views) -> None:
+        super().__init__(pictures, vocabulary, machine)
+        self._views = views
+
+    def seen(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
+        assert isinstance(model, EndToEnd)
+        return model.decoder, self._grids(model.backbone)
+
+    def _grids(self, backbone: Backbone) -> Iterator[Tensor]:
+        digests, size = [picture.digest for picture in self.pictures], self.machine.extract_batch
+        for at in range(0, len(digests), size):
+            yield backbone.encode(self._views.whole(digests[at : at + size])).float()
+
+
+def _is_sided(picture: CaptionedPicture, vocabulary: Vocabulary) -> bool:
+    return any(not SIDED.isdisjoint(vocabulary.decode(row)) for row in picture.tokens.tolist())
