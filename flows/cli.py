@@ -198,7 +198,7 @@ def presets(
         typer.echo(files[name].read_text(encoding="utf-8"), nl=False)
     else:
         for preset, values in told.items():
-            typer.echo(f"{preset:<18} {values.get('about', '')}")
+            typer.echo(f"{preset:<24}{values.get('about', '')}\n{'':<24}[{values.get('source', '')}]")
 
 
 @app.command()

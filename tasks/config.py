@@ -208,6 +208,7 @@ class Config(BaseModel):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     about: str = ""
+    source: str = Field("", description="where the captioner is published")
     data: Dataset
     grids: GridsConfig
     captions: CaptionsConfig = CaptionsConfig()

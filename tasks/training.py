@@ -166,7 +166,7 @@ class Fit:
         out: Path,
         name: str = "train",
     ) -> None:
-        """name: of the stage. model: a Decoder, or an EndToEnd. rates: learning rate at its peak -> the weights it is for."""
+        """name: of the stage. model: a Decoder or an EndToEnd. rates: peak learning rate -> the weights it is for."""
         self.name, self.training, self.machine, self.batches, self.out = name, training, machine, batches, out
         self.device = device_of(machine)
         self.model: Any = model.to(self.device)

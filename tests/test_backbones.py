@@ -7,12 +7,26 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from torchvision.models import mobilenet_v2, regnet_x_400mf, resnet101
+import torchvision.models
+from torch.nn import functional
+from torchvision.models import (
+    convnext_tiny,
+    densenet121,
+    efficientnet_b0,
+    mobilenet_v2,
+    regnet_x_400mf,
+    resnet101,
+    vgg11,
+    vgg16,
+)
+from torchvision.models import googlenet as library_googlenet
 
 from models.backbones import BACKBONES
 from models.backbones.base import make
+from models.photographs import normalise
 from tasks.config import GridsConfig
 from tasks.errors import AttendError
+from tasks.stages import run_stage
 from tasks.weights import load_backbone, weight_digests
 from tests.conftest import small
 
@@ -25,11 +39,37 @@ from tests.conftest import small
         ("mobilenet_v2", 224, (7, 7, 1280)),
         ("resnet101", 256, (8, 8, 2048)),
         ("resnet101", 448, (14, 14, 2048)),
+        ("mobilenet_v2", 417, (14, 14, 1280)),
+        ("vgg16", 224, (7, 7, 512)),
+        ("vgg16_conv5", 224, (14, 14, 512)),
+        ("googlenet", 192, (6, 6, 1024)),
+        ("torchvision:convnext_tiny", 224, (7, 7, 768)),
+        ("torchvision:densenet121", 96, (3, 3, 1024)),
+        ("torchvision:efficientnet_b0", 224, (7, 7, 1280)),
+        ("torchvision:maxvit_t", 224, (7, 7, 512)),
+        ("torchvision:mnasnet0_5", 96, (3, 3, 1280)),
+        ("torchvision:mobilenet_v3_small", 224, (7, 7, 576)),
+        ("torchvision:regnet_y_400mf", 96, (3, 3, 440)),
+        ("torchvision:resnet18", 96, (3, 3, 512)),
+        ("torchvision:resnext50_32x4d", 64, (2, 2, 2048)),
+        ("torchvision:shufflenet_v2_x0_5", 96, (3, 3, 1024)),
+        ("torchvision:swin_t", 224, (7, 7, 768)),
+        ("torchvision:vgg11_bn", 96, (3, 3, 512)),
+        ("torchvision:vit_b_16", 224, (14, 14, 768)),
+        ("torchvision:wide_resnet50_2", 64, (2, 2, 2048)),
+        ("timm:resnet18.a1_in1k", 96, (3, 3, 512)),
+        ("timm:convnext_atto", 96, (3, 3, 320)),
+        ("timm:swin_tiny_patch4_window7_224", 224, (7, 7, 768)),
+        ("timm:vit_tiny_patch16_224", 224, (14, 14, 192)),
     ],
 )
 def test_grid_shapes(name: str, size: int, shape: tuple[int, int, int]) -> None:
+    if name.startswith("timm:"):
+        pytest.importorskip("timm")
     pixels = torch.randint(0, 255, (1, 3, size, size), dtype=torch.uint8)
-    grid = make(name, seed=0).encode(pixels)
+    backbone = make(name, seed=0)
+    backbone.check(size)  # the grid declared
+    grid = backbone.encode(pixels)
     assert grid.shape == (1, *shape)
     assert grid.dtype == torch.float16
     assert grid.isfinite().all()
@@ -51,7 +91,15 @@ def test_random_weights_are_a_function_of_the_seed(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "full"), [("resnet101", resnet101), ("regnet_x_400mf", regnet_x_400mf), ("mobilenet_v2", mobilenet_v2)]
+    ("name", "full"),
+    [
+        ("resnet101", resnet101),
+        ("regnet_x_400mf", regnet_x_400mf),
+        ("mobilenet_v2", mobilenet_v2),
+        ("torchvision:convnext_tiny", convnext_tiny),
+        ("torchvision:densenet121", densenet121),
+        ("torchvision:efficientnet_b0", efficientnet_b0),
+    ],
 )
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_torchvisions_weights_fit_and_give_its_features(tmp_path: Path, name: str, full: object, suffix: str) -> None:
@@ -67,7 +115,93 @@ def test_torchvisions_weights_fit_and_give_its_features(tmp_path: Path, name: st
     with torch.no_grad():
         pooled = backbone(photographs).mean(dim=(1, 2))
         head = network.fc if hasattr(network, "fc") else network.classifier
+        pooled = pooled.unflatten(1, (-1, 1, 1)) if name.endswith("convnext_tiny") else pooled
         torch.testing.assert_close(head(pooled), network(photographs), atol=1e-4, rtol=1e-3)
+
+
+def test_vggs_weights_fit_both_of_its_grids(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = vgg11().eval()
+    torch.save(network.state_dict(), tmp_path / "vgg11.pth")
+    with pytest.raises(AttendError, match="weights of another architecture"):
+        load_backbone(GridsConfig(backbone="vgg16", weights=str(tmp_path / "vgg11.pth"), image_size=64))
+    full = vgg16(init_weights=False).eval()
+    torch.save(full.state_dict(), tmp_path / "vgg16.pth")
+    photographs = torch.randn(1, 3, 64, 64)
+    whole, conv5 = (
+        load_backbone(GridsConfig(backbone=name, weights=str(tmp_path / "vgg16.pth"), image_size=64))
+        for name in ("vgg16", "vgg16_conv5")
+    )
+    with torch.no_grad():
+        maps = full.features(photographs)
+        torch.testing.assert_close(whole(photographs), maps.permute(0, 2, 3, 1))
+        pooled = functional.max_pool2d(conv5(photographs).permute(0, 3, 1, 2), 2)
+        torch.testing.assert_close(pooled, maps)
+
+
+def test_googlenet_sees_the_pixels_its_weights_expect() -> None:
+    """Torchvision's own network turns ImageNet's statistics into those of its TensorFlow weights; ours has them."""
+    torch.manual_seed(0)
+    full = library_googlenet(aux_logits=False, transform_input=True, init_weights=False).eval()
+    backbone = make("googlenet")
+    backbone.load(full.state_dict())
+    pixels = torch.randint(0, 255, (1, 3, 96, 96), dtype=torch.uint8)
+    with torch.no_grad():
+        pooled = backbone(backbone.normalised(pixels)).mean(dim=(1, 2))
+        torch.testing.assert_close(full.fc(pooled), full(normalise(pixels)), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in BACKBONES if name not in ("tiny", "googlenet")])
+def test_pixels_have_the_statistics_of_the_published_weights(name: str) -> None:
+    backbone = make(name)
+    assert backbone.published is not None
+    for weights in getattr(torchvision.models, backbone.published):
+        wanted = weights.transforms()
+        assert tuple(map(tuple, (wanted.mean, wanted.std))) == backbone.declared.statistics
+        assert wanted.interpolation.value == backbone.declared.interpolation
+
+
+@pytest.mark.parametrize(
+    ("backbone", "weights", "size", "message"),
+    [
+        ("torchvision:convnext_huge", "random:0", 64, "unknown backbone 'torchvision:convnext_huge'"),
+        ("torchvision:alexnet", "random:0", 64, "torchvision's classifiers of these families are known"),
+        ("timm:no_such_model", "random:0", 64, "unknown backbone 'timm:no_such_model'"),
+        ("timm:resnet18", "timm:pretrained", 64, "name the weights' tag"),
+        ("resnet101", "timm:pretrained", 64, "is for timm's models, resnet101 is none"),
+        ("timm:resnet18.a1_in1k", "torchvision:IMAGENET1K_V1", 64, "torchvision has no weights for timm:resnet18"),
+    ],
+)
+def test_backbones_and_weights_that_cannot_be_had_are_told(
+    backbone: str, weights: str, size: int, message: str
+) -> None:
+    if backbone.startswith("timm:"):
+        pytest.importorskip("timm")
+    with pytest.raises(AttendError, match=message):
+        load_backbone(GridsConfig(backbone=backbone, weights=weights, image_size=size))
+
+
+def test_timms_own_state_dict_fits_and_anothers_does_not(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    for name in ("resnet18", "resnet34"):
+        torch.manual_seed(0)
+        torch.save(timm.create_model(name, pretrained=False).state_dict(), tmp_path / f"{name}.pth")
+    photographs = torch.randn(1, 3, 64, 64)
+    network = timm.create_model("resnet18", pretrained=False).eval()
+    network.load_state_dict(torch.load(tmp_path / "resnet18.pth", weights_only=True))
+    config = GridsConfig(backbone="timm:resnet18", weights=str(tmp_path / "resnet18.pth"), image_size=64)
+    with torch.no_grad():
+        pooled = load_backbone(config)(photographs).mean(dim=(1, 2))
+        torch.testing.assert_close(network.fc(pooled), network(photographs), atol=1e-4, rtol=1e-3)
+    with pytest.raises(AttendError, match="weights of another architecture"):
+        load_backbone(config.model_copy(update={"weights": str(tmp_path / "resnet34.pth")}))
+
+
+def test_a_size_that_the_network_does_not_take_is_told(tmp_path: Path) -> None:
+    config = small(tmp_path / "workspace", grids__backbone="torchvision:vit_b_16", grids__image_size=96)
+    run_stage(config, "ingest")
+    with pytest.raises(AttendError, match=r"grids\.image_size: torchvision:vit_b_16 takes no pictures of 96 px"):
+        run_stage(config, "extract")
 
 
 class Evil:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
+from models.vocabulary import SPECIAL
 from tasks.config import Config
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import Row
 from tasks.errors import AttendError
 from tasks.ledger import Work
 from tasks.manifest import hashed_split, ingest, pictures_of, source_digests
+from tasks.stages import artifacts, run_stage
 from tests.conftest import small
 
 
@@ -149,6 +155,142 @@ def test_metadata_jsonl(tmp_path: Path) -> None:
         ("x.png", ("one",), None),
         ("y.png", ("two", "three"), "test"),
     ]
+
+
+def tar_of(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def encoded(shade: int) -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (8, 8), (shade, 0, 90)).save(data, "PNG")
+    return data.getvalue()
+
+
+def webdataset(folder: Path) -> Path:
+    """As img2dataset writes them: picture, .txt and .json side by side, keys of nine digits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for shard in range(2):
+        members = {}
+        for number in range(3):
+            key = f"{shard:05d}{number:04d}"
+            members[f"{key}.png"] = encoded(10 * shard + number)
+            members[f"{key}.txt"] = f"a dog {number}".encode()
+            members[f"{key}.json"] = json.dumps({"caption": f"a cat {number}", "status": "success"}).encode()
+        tar_of(folder / f"{shard:05d}.tar", members)
+    return folder
+
+
+def test_webdataset(tmp_path: Path) -> None:
+    folder = webdataset(tmp_path / "tars")
+    rows = rows_of("webdataset", folder)
+    assert [row.captions for row in rows] == [(f"a dog {number}",) for number in (0, 1, 2)] * 2
+    assert (folder / "generated" / rows[4].name).read_bytes() == encoded(11)
+    told = rows_of("webdataset", folder, caption_field="caption")
+    assert [row.captions for row in told][:3] == [("a cat 0",), ("a cat 1",), ("a cat 2",)]
+
+
+def test_hugging_face_folder(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"photo": datasets.Image(), "texts": datasets.Sequence(datasets.Value("string"))})
+    splits = {
+        name: datasets.Dataset.from_dict(
+            {
+                "photo": [{"bytes": encoded(base + n), "path": None} for n in range(2)],
+                "texts": [[f"a dog {n}", "a dog"] for n in range(2)],
+            },
+            features=features,
+        )
+        for name, base in (("train", 0), ("validation", 50))
+    }
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "set")
+    rows = rows_of("huggingface", tmp_path / "set", image_column="photo", caption_column="texts")
+    assert [row.split for row in rows] == ["train", "train", "dev", "dev"]
+    assert rows[1].captions == ("a dog 1", "a dog")
+    assert (tmp_path / "set" / "generated" / rows[2].name).read_bytes() == encoded(50)
+    with pytest.raises(AttendError, match="no column 'image'; there are: photo, texts"):
+        rows_of("huggingface", tmp_path / "set")
+
+
+def coco_pt(path: Path, **changes: object) -> Path:
+    words = [*SPECIAL, "a", "dog", "red"]
+    document = {
+        "train_images": torch.arange(3 * 3 * 8 * 8, dtype=torch.uint8).view(3, 3, 8, 8),
+        "train_captions": torch.tensor([[1, 4, 5, 2, 0], [1, 4, 3, 5, 2], [1, 6, 5, 2, 0]]),
+        "val_images": torch.full((1, 3, 8, 8), 7, dtype=torch.uint8),
+        "val_captions": torch.tensor([[1, 5, 2, 0, 0]]),
+        "vocab": {"idx_to_token": words, "token_to_idx": {word: n for n, word in enumerate(words)}},
+    }
+    torch.save({**document, **changes}, path)
+    return path
+
+
+def test_coco_pt(tmp_path: Path) -> None:
+    path = coco_pt(tmp_path / "coco.pt")
+    rows = list(ADAPTERS["coco_pt"].model_validate({"path": path}).rows(tmp_path / "out"))
+    assert [(row.captions, row.split) for row in rows] == [
+        (("a dog",), "train"),
+        (("a <UNK> dog",), "train"),
+        (("red dog",), "train"),
+        (("dog",), "dev"),
+    ]
+    pixels = np.asarray(Image.open(tmp_path / "out" / rows[1].name))
+    expected = torch.load(path, weights_only=True)["train_images"][1].permute(1, 2, 0).numpy()
+    assert (pixels == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"train_captions": torch.tensor([[1, 99, 2]] * 3)},
+            r"train_captions\[0\]: 99 is no id of its vocabulary of 7",
+        ),
+        ({"train_images": torch.zeros(3, 3, 8, 8)}, r"train_images is \(3, 3, 8, 8\) torch.float32"),
+        ({"val_captions": None}, "val_captions: is missing"),
+        ({"vocab": {"idx_to_token": ["a"]}}, "vocab.idx_to_token: a list that begins with <NULL>"),
+    ],
+)
+def test_a_coco_pt_of_another_shape_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    path = coco_pt(tmp_path / "coco.pt", **changes)
+    with pytest.raises(AttendError, match=message):
+        list(ADAPTERS["coco_pt"].model_validate({"path": path}).rows(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"1.txt": b"a dog"}, r"00000\.tar: 1: has no picture among its files \(txt\)"),
+        ({"1.png": b"x"}, r"1: has no \.txt with its caption; set data\.caption_field"),
+        ({"1.png": b"x", "1.txt": b"  "}, r"1\.txt: caption: is"),
+    ],
+)
+def test_a_sample_that_lacks_something_is_refused(tmp_path: Path, members: dict[str, bytes], message: str) -> None:
+    tar_of(tmp_path / "00000.tar", members)
+    with pytest.raises(AttendError, match=message):
+        rows_of("webdataset", tmp_path)
+
+
+def test_a_tar_cut_short_is_refused(tmp_path: Path) -> None:
+    webdataset(tmp_path)
+    whole = (tmp_path / "00000.tar").read_bytes()
+    (tmp_path / "00000.tar").write_bytes(whole[: len(whole) // 3 + 100])
+    with pytest.raises(AttendError, match=r"00000\.tar: is no sound tar"):
+        rows_of("webdataset", tmp_path)
+
+
+def test_unpacked_pictures_reach_the_manifest(tmp_path: Path, workspace: Path) -> None:
+    config = small(
+        workspace,
+        data={"adapter": "webdataset", "path": str(webdataset(tmp_path / "tars")), "dev_share": 0.4, "test_share": 0},
+    )
+    run_stage(config, "ingest")
+    run_stage(config, "extract")
+    assert artifacts(config)["extract"].ledger.counts["extracted"] == 6
 
 
 Spoil = Callable[[Path], None]

@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from models.search import Decoding, greedy
 from models.vocabulary import END, NULL, START, UNK
 from tasks import training
 from tasks.captions import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
@@ -24,7 +25,10 @@ from tasks.features import open_grids
 from tasks.grid_cache import GridReader
 from tasks.ledger import Ledger, Work, Workspace
 from tasks.manifest import GENERATED, files_of, pictures_of
+from tasks.metrics import Scored
+from tasks.metrics.bleu import bleu
 from tasks.stages import BY_NAME, STAGES, Inputs, Status, artifacts, inputs_of, plan, run_stage
+from tasks.tokenisers import tokeniser
 from tests.conftest import small
 
 WITHOUT_MLFLOW = [stage.name for stage in STAGES if stage.name != "register"]
@@ -334,6 +338,31 @@ def test_predictions_are_on_disk_and_scoring_them_again_gives_the_scores(workspa
     vocabulary = read_vocabulary(found["tensorise"].path)
     assert score(found["evaluate"].path / "predictions.parquet", pictures, vocabulary, config.evaluation) == told
     assert "tokeniser:nltk-treebank" in told["signature"] and "beam:2" in told["signature"]
+
+
+def test_every_held_out_picture_is_captioned_once(workspace: Path) -> None:
+    """Each has five captions, and is one row all the same."""
+    found = artifacts(small(workspace))
+    digests = pq.read_table(found["evaluate"].path / "predictions.parquet").column("digest").to_pylist()
+    assert sorted(digests) == [picture.digest for picture in pictures_of(found["ingest"].path, "test")]
+
+
+def test_the_best_epoch_is_by_free_running_bleu(workspace: Path) -> None:
+    """What early stopping and the choice of weights go by is what the best weights say, unaided, of the dev split."""
+    config = small(workspace, training__epochs=25, training__learning_rate=0.02)
+    run_stage(config, "train")
+    found = artifacts(config)
+    decoder, _ = training.load_decoder(found["train"].path, torch.device("cpu"))
+    vocabulary = read_vocabulary(found["tensorise"].path)
+    grids, tokenise = open_grids(found["extract"], config.machine), tokeniser("treebank")
+    scored = []
+    for picture in pictures_of(found["ingest"].path, "dev"):
+        grid = torch.from_numpy(grids.read([picture.digest])).float()
+        (caption,) = greedy(decoder, grid, Decoding(max_length=16))
+        scored.append(Scored(vocabulary.decode(caption.tokens), [tokenise(text) for text in picture.captions]))
+    best = max(row["dev_bleu4"] for row in pq.read_table(found["train"].path / training.HISTORY).to_pylist())
+    assert best > 5
+    assert bleu(scored)["bleu4"] == pytest.approx(best, abs=1e-6)
 
 
 def test_batch_size_does_not_change_the_captions(workspace: Path, tmp_path: Path) -> None:

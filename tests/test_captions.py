@@ -1,0 +1,121 @@
+"""Captions to ids: byte pairs, unknown words, and word vectors to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import safetensors.torch
+import torch
+
+from models.vocabulary import SPECIAL, UNK, Vocabulary
+from tasks import training
+from tasks.captions import build_vocabulary, read_vocabulary
+from tasks.config import CaptionsConfig
+from tasks.errors import AttendError
+from tasks.metrics import Scored
+from tasks.metrics.bleu import bleu
+from tasks.stages import artifacts, run_stage
+from tasks.tokenisers import BytePairs, tokeniser
+from tasks.word_vectors import load_word_vectors, vector_digests
+from tests.conftest import small
+
+TEXTS = [line.split() for line in ("the lowest of the low", "lower and lowest", "a newer low", "the newest and widest")]
+SETTINGS = CaptionsConfig(units="bpe", merges=60, min_count=1)
+
+
+def run(config: object, *names: str) -> None:
+    for name in names:
+        run_stage(config, name)  # type: ignore[arg-type]
+
+
+def test_byte_pairs_come_back_as_the_words() -> None:
+    pairs = BytePairs(TEXTS, SETTINGS)
+    vocabulary = build_vocabulary([pairs(words) for words in TEXTS], SETTINGS)
+    for words in TEXTS:
+        ids = vocabulary.encode(pairs(words), 40)
+        assert UNK not in ids
+        assert vocabulary.decode(ids) == words
+    assert len(vocabulary.words) <= SETTINGS.merges
+    assert any(len(pairs([word])) == 1 for words in TEXTS for word in words)  # a frequent word is one pair
+    assert vocabulary.decode(vocabulary.encode(pairs(["lowdest"]), 40)) == ["lowdest"]  # never seen, yet spelt
+
+
+def test_byte_pairs_are_a_function_of_the_texts() -> None:
+    one, two = BytePairs(TEXTS, SETTINGS), BytePairs(list(TEXTS), SETTINGS)
+    assert [one(words) for words in TEXTS] == [two(words) for words in TEXTS]
+
+
+def test_a_captioner_of_byte_pairs_speaks_words(workspace: Path) -> None:
+    config = small(workspace, captions__units="bpe", captions__merges=40, captions__max_tokens=60)
+    run(config, "ingest", "extract", "tensorise", "train", "evaluate")
+    vocabulary = read_vocabulary(artifacts(config)["tensorise"].path)
+    assert vocabulary.settings["units"] == "bpe"
+    captions = pq.read_table(artifacts(config)["evaluate"].path / "predictions.parquet").column("caption").to_pylist()
+    assert any(captions)
+    assert not any("</w>" in caption for caption in captions)
+
+
+def test_the_unknown_word_is_no_word_and_never_a_hit() -> None:
+    tokenise = tokeniser("treebank")
+    words = tokenise("A <UNK> on a table.")
+    assert words == ["a", SPECIAL[UNK], "on", "a", "table"]
+    vocabulary = build_vocabulary([words] * 9, CaptionsConfig(min_count=1))
+    assert set(vocabulary.words) == {"a", "on", "table"}
+    assert vocabulary.encode(words, 9)[2] == UNK
+    # A caption can never hold it, so a reference that does gives nothing to any caption.
+    assert bleu([Scored(["a", "on"], [words])])["bleu1"] < 100
+    assert Vocabulary(("a",)).decode([UNK]) == [SPECIAL[UNK]]
+
+
+def vectors_file(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_word_vectors_are_where_training_begins(tmp_path: Path) -> None:
+    vocabulary = Vocabulary(("dog", "cat"))
+    embeddings = torch.zeros(6, 3)
+    load_word_vectors(
+        vectors_file(tmp_path / "v.txt", "cat 1 2 3", "a b 4 5 6", "dog -1 0 1e-1"), vocabulary, embeddings
+    )
+    assert embeddings[4].tolist() == pytest.approx([-1, 0, 0.1])
+    assert embeddings[5].tolist() == [1, 2, 3]
+    assert not embeddings[:4].any()
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (("cat 1 2",), "line 1: 2 numbers for 'cat', decoder.embedding is 3"),
+        (("dog 1 2 3", "cat 1 x 3"), "line 2: not all of 'cat''s values are numbers"),
+        (("bird 1 2 3",), "holds no word of the vocabulary"),
+    ],
+)
+def test_word_vectors_that_do_not_fit_are_refused(tmp_path: Path, lines: tuple[str, ...], told: str) -> None:
+    with pytest.raises(AttendError, match=told):
+        load_word_vectors(vectors_file(tmp_path / "v.txt", *lines), Vocabulary(("dog", "cat")), torch.zeros(6, 3))
+
+
+def test_frozen_word_vectors_stay_and_tuned_ones_move(workspace: Path, tmp_path: Path) -> None:
+    file = vectors_file(tmp_path / "v.txt", *(f"{word} {' '.join(['0.25'] * 16)}" for word in ("red", "blue", "a")))
+    for freeze in (True, False):
+        config = small(workspace, decoder__word_vectors=str(file), decoder__freeze_words=freeze, training__epochs=1)
+        run(config, "ingest", "extract", "tensorise", "train")
+        found = artifacts(config)
+        place = read_vocabulary(found["tensorise"].path).id_of("red")
+        weights = safetensors.torch.load_file(found["train"].path / training.WEIGHTS)["embed.weight"][place]
+        assert torch.equal(weights, torch.full((16,), 0.25)) == freeze
+
+
+def test_another_file_of_word_vectors_is_another_training(workspace: Path, tmp_path: Path) -> None:
+    file = vectors_file(tmp_path / "v.txt", "red 1")
+    config = small(workspace, decoder__word_vectors=str(file))
+    first = vector_digests(config)
+    moved = file.rename(tmp_path / "w.txt")
+    assert vector_digests(small(workspace, decoder__word_vectors=str(moved))) == first
+    vectors_file(moved, "red 2")
+    assert vector_digests(small(workspace, decoder__word_vectors=str(moved))) != first
+    with pytest.raises(AttendError, match=r"decoder\.word_vectors: .*: no such file"):
+        vector_digests(config)

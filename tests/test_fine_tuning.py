@@ -1,0 +1,178 @@
+"""Fine-tuning: what moves, what stays, and what is extracted again."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+from models.backbones import BACKBONES
+from models.backbones.base import make
+from models.decoders.base import make as make_decoder
+from models.end_to_end import EndToEnd
+from models.vocabulary import Vocabulary
+from tasks import fine_tuning, training
+from tasks.captions import CaptionedPicture
+from tasks.config import Config
+from tasks.errors import AttendError
+from tasks.features import open_grids
+from tasks.manifest import GENERATED, files_of
+from tasks.stages import artifacts, plan, run_stage, stages_of
+from tests.conftest import small
+
+TUNING = {"epochs": 2, "batch_pictures": 8, "backbone_learning_rate": 0.003, "learning_rate": 0.005, "warmup_steps": 2}
+
+
+def tuned_config(workspace: Path, **changes: Any) -> Config:
+    return small(workspace, **{"tuning": TUNING, **changes})
+
+
+def run(config: Config, until: str = "evaluate") -> dict[str, str]:
+    states = {}
+    for stage in stages_of(config):
+        states[stage.name] = run_stage(config, stage.name).state
+        if stage.name == until:
+            break
+    return states
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    workspace = tmp_path_factory.mktemp("tuned") / "workspace"
+    run(tuned_config(workspace))
+    yield workspace
+
+
+def test_the_tuned_backbone_has_its_own_grids_and_the_frozen_ones_are_shared(finished: Path) -> None:
+    tuned, frozen = artifacts(tuned_config(finished)), artifacts(small(finished))
+    assert tuned["extract"].products["identity"] != frozen["extract"].products["identity"]
+    states = {status.stage.name: status.state for status in plan(small(finished))}
+    assert states["extract"] == states["train"] == "fresh"
+
+
+def test_a_second_run_extracts_nothing_again(finished: Path) -> None:
+    assert set(run(tuned_config(finished)).values()) == {"fresh"}
+
+
+def test_grids_of_the_tuned_backbone_are_what_it_makes_of_the_photographs(finished: Path) -> None:
+    config = tuned_config(finished)
+    found = artifacts(config)
+    backbone = make("tiny")
+    backbone.load_state_dict(safetensors.torch.load_file(found["tune"].path / "backbone.safetensors"))
+    files = files_of(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED))
+    digests = sorted(files)[:5]
+    with fine_tuning.decoders(config.machine) as pool:
+        views = fine_tuning.Views(config.grids, "bilinear", files, pool)
+        made = backbone.encode(views.whole(digests))
+    kept = torch.from_numpy(open_grids(found["extract"], config.machine).read(digests))
+    torch.testing.assert_close(made.float(), kept.float(), atol=2e-3, rtol=2e-3)
+
+
+def test_only_the_blocks_named_are_tuned_and_batch_norm_does_not_drift(finished: Path, tmp_path: Path) -> None:
+    before = make("tiny", seed=0).state_dict()
+    after = safetensors.torch.load_file(artifacts(tuned_config(finished))["tune"].path / "backbone.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"features.2.weight", "features.2.bias"}  # block 2; block 1 and the statistics stay
+
+
+def test_training_mode_never_reaches_batch_norm() -> None:
+    backbone = make("mobilenet_v2")
+    model = EndToEnd(backbone, make_decoder("lstm", 1280, 9, {"embedding": 4, "hidden": 4})).train()
+    assert model.decoder.training
+    assert not any(module.training for module in backbone.modules())
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_every_backbone_names_its_blocks(name: str) -> None:
+    backbone = make(name)
+    weights = {id(weight) for block in range(1, len(backbone.blocks) + 1) for weight in make_block(backbone, block)}
+    assert len(backbone.blocks) >= 2
+    for block in range(1, len(backbone.blocks) + 1):
+        assert make_block(backbone, block), f"block {block} has no weight"
+    assert len(weights) < len(list(backbone.features.parameters())) or name == "tiny"  # the stem stays
+    last = list(backbone.features.named_parameters())[-1][0]
+    assert last.startswith(backbone.blocks[-1])
+    with pytest.raises(ValueError, match="cannot be tuned"):
+        backbone.unfreeze(len(backbone.blocks) + 1)
+
+
+def make_block(backbone: Any, block: int) -> list[torch.nn.Parameter]:
+    return [w for name, w in backbone.features.named_parameters() if name.startswith(backbone.blocks[block - 1])]
+
+
+def test_a_block_that_is_not_there_is_told(finished: Path) -> None:
+    config = tuned_config(finished, tuning={**TUNING, "first_block": 3})
+    with pytest.raises(AttendError, match=r"tuning\.first_block: tiny has 2 blocks: block 3 cannot be tuned"):
+        run(config)
+
+
+def test_a_caption_that_tells_left_from_right_keeps_its_picture_from_the_mirror(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (64, 64))
+    picture.paste((255, 255, 255), (0, 0, 32, 64))  # white on the left
+    picture.save(tmp_path / "a.png")
+    data = (tmp_path / "a.png").read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    config = tuned_config(tmp_path)
+    assert config.tuning is not None
+    vocabulary = Vocabulary(("dog", "left", "of"))
+    seen = {}
+    with fine_tuning.decoders(config.machine) as pool:
+        views = fine_tuning.Views(config.grids, "bilinear", {digest: tmp_path / "a.png"}, pool)
+        for words in (["dog"], ["left", "of", "dog"]):
+            tokens = torch.tensor([vocabulary.encode(words, 5)]).numpy()
+            captioned = [CaptionedPicture(digest, tokens)]
+            batches = fine_tuning.PhotographBatches(captioned, config.tuning, vocabulary, views)
+            whites = [batches.pictures_of(captioned, epoch)[0, 0, 32, 4].item() > 128 for epoch in range(30)]
+            seen[len(words)] = set(whites)
+    assert seen == {1: {True, False}, 3: {True}}
+
+
+def test_views_vary_by_epoch_and_are_a_function_of_the_seed(finished: Path) -> None:
+    config = tuned_config(finished)
+    found = artifacts(config)
+    files = files_of(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED))
+    digests = sorted(files)[:3]
+    with fine_tuning.decoders(config.machine) as pool:
+        views = fine_tuning.Views(config.grids, "bilinear", files, pool)
+        one, again, other = (views.varied(digests, [seed] * 3, 0.7, [True] * 3) for seed in ("a", "a", "b"))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+class KilledError(Exception):
+    pass
+
+
+def test_resumed_tuning_is_uninterrupted_tuning(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = tmp_path / "cut"
+    shutil.copytree(finished, workspace)
+    shutil.rmtree(workspace / "artifacts" / "tune")
+    config = tuned_config(workspace, machine__checkpoint_seconds=0)
+    learn, steps = training.Fit._learn, 0
+
+    def dying(self: Any, batch: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 10:  # in the second epoch
+            raise KilledError
+        return learn(self, batch)
+
+    monkeypatch.setattr(training.Fit, "_learn", dying)
+    with pytest.raises(KilledError):
+        run_stage(config, "tune")
+    monkeypatch.setattr(training.Fit, "_learn", learn)
+    run_stage(config, "tune")
+    whole, cut = (artifacts(tuned_config(place))["tune"] for place in (finished, workspace))
+    assert whole.products == cut.products
+    histories = [pq.read_table(found.path / "history.parquet").drop(["seconds"]) for found in (whole, cut)]
+    assert histories[0].equals(histories[1])

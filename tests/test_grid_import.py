@@ -1,0 +1,130 @@
+"""Grids that others extracted: every format and layout gives the same grids, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from tasks.config import Config
+from tasks.errors import AttendError
+from tasks.features import open_grids
+from tasks.grid_import import import_grids
+from tasks.manifest import pictures_of
+from tasks.stages import artifacts, run_stage
+from tests.conftest import small
+
+COUNT = 60
+
+
+def imported(workspace: Path, name: str = "theirs") -> Config:
+    return small(
+        workspace,
+        grids={"backbone": "imported", "weights": f"imported:{name}", "image_size": 96},
+        data={"adapter": "scenes", "pictures": COUNT, "side": 48},
+    )
+
+
+def grids(channels: int = 5) -> np.ndarray[Any, Any]:
+    """(N, 3, 3, C), row n full of values that tell n."""
+    chance = np.random.default_rng(0)
+    values: np.ndarray[Any, Any] = chance.normal(size=(COUNT, 3, 3, channels)).astype(np.float32)
+    return values
+
+
+def names() -> list[str]:
+    return [f"scene_{number:06d}" for number in range(COUNT)]
+
+
+def write(path: Path, layout: str) -> Path | None:
+    """The grids as a file of each kind; returns a file of ids where the format has none."""
+    values = grids() if layout == "nhwc" else np.ascontiguousarray(grids().transpose(0, 3, 1, 2))
+    if path.suffix == ".npz":
+        np.savez(path, features=values, ids=np.array(names()))
+    elif path.suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            file["features"] = values
+            file["ids"] = [name.encode() for name in names()]
+    else:
+        np.save(path, values)
+        ids = path.with_name("ids.json")
+        ids.write_text(json.dumps(list(range(COUNT))))  # the numbers that the names end in
+        return ids
+    return None
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".h5"])
+def test_every_format_gives_the_same_grids(workspace: Path, tmp_path: Path, suffix: str, layout: str) -> None:
+    config = imported(workspace)
+    path = tmp_path / f"grids{suffix}"
+    ids = write(path, layout)
+    assert import_grids(config, path, ids) == COUNT
+    run_stage(config, "extract")
+    found = artifacts(config)
+    assert found["extract"].ledger.counts["grids"] == COUNT
+    reader = open_grids(found["extract"], config.machine)
+    for split in ("train", "dev"):
+        for picture in pictures_of(found["ingest"].path, split):
+            number = int(Path(picture.name).stem[-6:])
+            np.testing.assert_array_equal(reader.read([picture.digest])[0], grids()[number].astype(np.float16))
+
+
+def test_a_decoder_trains_on_imported_grids_and_nothing_can_be_registered(workspace: Path, tmp_path: Path) -> None:
+    config = imported(workspace)
+    write(tmp_path / "grids.npz", "nhwc")
+    import_grids(config, tmp_path / "grids.npz")
+    for stage in ("extract", "tensorise", "train", "evaluate"):
+        run_stage(config, stage)
+    from flows.pipeline import pipeline
+
+    with pytest.raises(AttendError, match="add --until evaluate"):
+        pipeline.fn(config)
+
+
+def test_pictures_without_an_imported_grid_are_told(workspace: Path, tmp_path: Path) -> None:
+    config = imported(workspace)
+    np.savez(tmp_path / "part.npz", grids=grids()[:30], ids=np.array(names()[:30]))
+    assert import_grids(config, tmp_path / "part.npz") == 30
+    with pytest.raises(AttendError, match=r"30 of 60 pictures cannot be read.*is not among the imported grids"):
+        run_stage(config, "extract")
+    np.savez(tmp_path / "rest.npz", grids=grids()[30:], ids=np.array(names()[30:]))
+    assert import_grids(config, tmp_path / "rest.npz") == 30
+    run_stage(config, "extract")
+    with pytest.raises(AttendError, match="imported:theirs holds a grid of it already: give another name"):
+        import_grids(config, tmp_path / "rest.npz")
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ({"grids": grids()}, "holds no `ids`: give them with --ids"),
+        ({"grids": grids(), "ids": np.array(names()[:9])}, "9 ids for 60 grids"),
+        ({"grids": grids(3), "ids": np.array(names())}, "say --layout nchw or nhwc"),
+        ({"grids": grids()[0], "ids": np.array(names())}, "one array of four dimensions is needed; there are: none"),
+        ({"grids": grids() * np.nan, "ids": np.array(names())}, "scene_000000: holds values that are not finite"),
+        ({"grids": grids(), "ids": np.array(["x"] * COUNT)}, "none of its 60 ids .* names a picture"),
+        ({"grids": grids(), "ids": np.array(["scene_000001"] * COUNT)}, "are grids of the same picture"),
+        ({"grids": grids().astype(int), "ids": np.array(names())}, "floats are needed"),
+    ],
+)
+def test_what_does_not_fit_is_refused(workspace: Path, tmp_path: Path, held: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "grids.npz", **held)
+    with pytest.raises(AttendError, match=message):
+        import_grids(imported(workspace), tmp_path / "grids.npz")
+
+
+def test_other_configs_and_files_are_refused(workspace: Path, tmp_path: Path) -> None:
+    with pytest.raises(AttendError, match=r"set grids\.backbone=imported"):
+        import_grids(small(workspace), tmp_path / "grids.npz")
+    with pytest.raises(AttendError, match="no such file"):
+        import_grids(imported(workspace), tmp_path / "grids.npz")
+    (tmp_path / "grids.npz").write_bytes(b"nothing of the kind")
+    with pytest.raises(AttendError, match="not readable"):
+        import_grids(imported(workspace), tmp_path / "grids.npz")
+    with pytest.raises(AttendError, match="both or neither"):
+        run_stage(small(workspace, grids__weights="imported:x"), "extract")

@@ -1,0 +1,106 @@
+"""The presets, each from the command line; and what adding one, or a decoder, takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.cli import main
+from models.decoders import DECODERS, Member
+from tasks.config import load, presets
+from tasks.stages import artifacts, run_stage
+from tests.conftest import small
+
+# Small enough to run: what makes a preset itself (backbone, grid, decoder, search) stays.
+SMALL = [
+    "data.adapter=scenes",
+    "data.pictures=60",
+    "grids.weights=random:0",
+    "captions.min_count=1",
+    "decoder.embedding=16",
+    "decoder.hidden=24",
+    "training.epochs=1",
+    "training.batch_pictures=16",
+    "training.precision=float32",
+    "evaluation.split=test",
+]
+SIZES = {"show_attend_tell": 64, "show_attend_tell_tuned": 64, "captionnet": 64, "hard_attention": 64, "googlenet": 64}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", presets())
+def test_every_preset_runs_end_to_end(preset: str, tmp_path: Path) -> None:
+    settings = [*SMALL, f"machine.workspace={tmp_path / 'workspace'}"]
+    if preset in SIZES:
+        settings.append(f"grids.image_size={SIZES[preset]}")
+    if preset == "show_attend_tell_tuned":
+        settings += ["tuning.epochs=1", "tuning.precision=float32"]
+    if preset == "googlenet":
+        settings.append("decoder.attention_size=16")
+    command = [sys.executable, "-m", "flows.cli", "run", preset, *settings]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found = artifacts(load(preset, settings))
+    scores = json.loads((found["evaluate"].path / "scores.json").read_text())
+    assert scores["pictures"] > 0
+    registered = json.loads((found["register"].path / "registration.json").read_text())
+    assert registered["uri"] == f"models:/{preset}/1"
+
+
+def test_presets_are_listed_with_a_line_and_their_source(capsys: pytest.CaptureFixture[str]) -> None:
+    sys.argv = ["attend", "presets"]
+    with pytest.raises(SystemExit):
+        main()
+    told = capsys.readouterr().out
+    for name, path in presets().items():
+        values = yaml.safe_load(path.read_text())
+        assert f"{name:<24}{values['about']}\n{'':<24}[{values['source']}]\n" in told
+
+
+def test_a_preset_is_one_file(workspace: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("preset: lstm\nabout: mine\ndecoder: {hidden: 24, head: bottleneck}\n")
+    settings = [*SMALL, "grids.backbone=tiny", "grids.image_size=64", f"machine.workspace={workspace}"]
+    config = load(str(tmp_path / "mine.yaml"), settings)
+    assert (config.name, config.decoder.name, config.decoder.head) == ("mine", "lstm", "bottleneck")
+    for stage in ("ingest", "extract", "tensorise", "train", "evaluate"):
+        run_stage(config, stage)
+    assert artifacts(config)["evaluate"].ledger.counts["captions"] > 0
+
+
+OUTSIDE = '''
+import torch
+from models.decoders.base import Decoder, State
+
+
+class Blind(Decoder):
+    """Speaks without looking."""
+
+    def __init__(self, channels, vocabulary, hidden=16, **options):
+        super().__init__(channels, 0, vocabulary, hidden=hidden, **options)
+
+    def begin(self, annotations):
+        hidden = annotations.new_zeros(len(annotations), 1, self.hidden_gates.in_features)
+        nothing = hidden[..., :0]
+        return State(nothing, nothing, hidden, hidden, context=nothing, alphas=nothing)
+
+    def look(self, state):
+        return state
+'''
+
+
+def test_a_decoder_is_one_file_and_one_line(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "elsewhere"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "blind.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(DECODERS, "blind", Member("elsewhere.blind", "Blind", ("embedding", "hidden"), attends=False))
+    config = small(workspace, decoder={"name": "blind", "embedding": 8, "hidden": 16})
+    for stage in ("ingest", "extract", "tensorise", "train", "evaluate"):
+        run_stage(config, stage)
+    assert artifacts(config)["evaluate"].ledger.counts["captions"] > 0
