@@ -24,6 +24,7 @@ from tasks.config import Config, load, validate
 from tasks.stages import artifacts, run_stage
 
 PRESETS = ("rnn", "lstm", "regnet_attention", "captionnet", "googlenet", "show_attend_tell", "hard_attention")
+BUFFERS = ("basis", "baseline")
 PIXELS = {7: 224, 14: 417}
 HEADER = "| decoder | preset | grid | parameters | epochs | minutes | greedy: BLEU-1..4 | beam 5: BLEU-1..4 |"
 
@@ -83,7 +84,8 @@ def _row(preset: str, given: Any) -> str:
     history = pq.read_table(found["train"].path / training.HISTORY).to_pylist()
     minutes = sum(row["seconds"] for row in history) / 60
     with safetensors.safe_open(found["train"].path / training.WEIGHTS, "pt") as weights:
-        parameters = sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+        learnt = [name for name in weights.keys() if name not in BUFFERS]  # noqa: SIM118
+        parameters = sum(math.prod(weights.get_slice(name).get_shape()) for name in learnt)
     cells = [config.decoder.name, preset, f"{given.side}x{given.side}", f"{parameters / 1e6:.1f} M", str(len(history))]
     return "| " + " | ".join([*cells, f"{minutes:.0f}", *scores]) + " |"
 

@@ -45,8 +45,13 @@ def train(config: Config, inputs: Inputs, name: str) -> Any:
     status = plan(config, until=name, inputs=inputs)[-1]
     if status.fresh or status.key is None:
         return _told(run_stage(config, name, inputs))
-    sections = {section: getattr(config, section) for section in ("data", "grids", "captions", "decoder", "training")}
-    params = tracking.params_of(sections, weight_digests(config)["weights"])
+    names = ["data", "grids", "captions", "decoder", "training"]
+    if config.tuning is not None and name == "train":  # not on the frozen grids before it
+        names.append("tuning")
+    sections = {section: getattr(config, section) for section in names}
+    files = {"grids.weights": weight_digests(config)["weights"]}
+    files |= {f"decoder.{file}": digest for file, digest in inputs[name].items()}
+    params = tracking.params_of(sections, files)
     with tracking.training_log(config.workspace, config.registry.model, status.key, params) as log:
         return _told(run_stage(config, name, inputs, epoch_done=log.epoch_if_it_answers))
 

@@ -131,9 +131,12 @@ class Captioner:
 
         keys: `key_of` each photograph, which sampling draws by. attention: also where it looked; ValueError for a
         decoder that does not look. decoding: fields of search.Decoding; what is not given, or None, is as the model
-        was evaluated.
+        was evaluated, but that a beam is searched where one is given. ValueError for what does not go together.
         """
-        chosen = replace(self.decoding, **{name: value for name, value in decoding.items() if value is not None})
+        given = {name: value for name, value in decoding.items() if value is not None}
+        if "beam" in given:
+            given.setdefault("search", "beam")
+        chosen = replace(self.decoding, **given)
         values = grid.to(self.device).float()
         found = decode_captions(self.decoder, values, chosen, keys)
         maps = self.attention(values, [best[0] for best in found]) if attention else [None] * len(found)

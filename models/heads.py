@@ -31,7 +31,7 @@ class FullHead(Head):
         if embedding.embedding_dim != features:
             raise ValueError(
                 f"tied weights: the word embeddings are {embedding.embedding_dim} wide and the output layer reads "
-                f"{features}: set decoder.embedding={features}, or decoder.output=deep, or decoder.head=bottleneck"
+                f"{features}: set decoder.embedding={features}"
             )
         self.bias = nn.Parameter(embedding.weight.new_zeros(vocabulary))
         self._tied = (embedding,)  # in a tuple: its weights are saved and trained once, as the embedding's
@@ -85,5 +85,5 @@ def make_head(
     if kind != "adaptive":
         raise ValueError(f"unknown head {kind!r}; known: full, bottleneck, adaptive")
     if embedding is not None:
-        raise ValueError("tied weights: an adaptive softmax has no single layer to tie: use head full or bottleneck")
+        raise ValueError("tied weights: an adaptive softmax has no one layer to tie: take head full or bottleneck")
     return AdaptiveHead(features, vocabulary)

@@ -73,6 +73,12 @@ class Decoding:
     no_repeat: int = 0
     n_best: int = 1
 
+    def __post_init__(self) -> None:
+        if self.search == "beam" and self.n_best > self.beam:
+            raise ValueError(f"n_best: {self.n_best} captions cannot come of a beam of {self.beam}")
+        if self.min_length >= self.max_length:
+            raise ValueError(f"min_length: {self.min_length} words and END are over max_length, {self.max_length}")
+
 
 def decode(
     decoder: Steps[StateT], grid: Tensor, decoding: Decoding, keys: Sequence[int] | None = None
@@ -190,7 +196,7 @@ class _Beams:
     def __init__(self, pictures: int, decoding: Decoding, device: torch.device) -> None:
         beam = self.beam = decoding.beam
         self.max_length, self.alpha = decoding.max_length, decoding.length_normalisation
-        self.n_best = min(decoding.n_best, beam)
+        self.n_best = decoding.n_best
         self.alive = torch.arange(pictures, device=device)
         self.scores = torch.full((pictures, beam), -torch.inf, device=device)
         self.scores[:, 0] = 0.0  # one hypothesis to begin with: the others would repeat it

@@ -42,7 +42,7 @@ class Vocabulary:
         tokens = self.tokens(ids)
         if self.settings.get("units") != "bpe":
             return tokens
-        return "".join(tokens).replace(WORD_END, " ").split()
+        return "".join(tokens).replace(SPECIAL[UNK], SPECIAL[UNK] + WORD_END).replace(WORD_END, " ").split()
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """As `decode`, but byte pairs are left as they are."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,12 +46,14 @@ def tensorise(captions: CaptionsConfig, machine: MachineConfig, work: Work) -> O
         ]
         for split in splits
     }
+    units: list[str] = []
     if captions.units == "bpe":
         pairs = BytePairs([text for _, texts in words["train"] for text in texts], captions)
         words = {
             split: [(digest, [pairs(text) for text in texts]) for digest, texts in words[split]] for split in splits
         }
-    vocabulary = build_vocabulary([text for _, texts in words["train"] for text in texts], captions)
+        units = pairs.pairs()
+    vocabulary = build_vocabulary([text for _, texts in words["train"] for text in texts], captions, units)
     rows = [
         (digest, split, vocabulary.encode(text, captions.max_tokens))
         for split in splits
@@ -71,12 +74,11 @@ def tensorise(captions: CaptionsConfig, machine: MachineConfig, work: Work) -> O
     return Outcome(products, {"words": len(vocabulary.words), "captions": len(rows)})
 
 
-def build_vocabulary(texts: list[list[str]], captions: CaptionsConfig) -> Vocabulary:
-    """Words (or byte pairs) seen at least `min_count` times, by falling count, ties alphabetical."""
+def build_vocabulary(texts: list[list[str]], captions: CaptionsConfig, units: Sequence[str] = ()) -> Vocabulary:
+    """Words seen at least `min_count` times, or all byte pairs `units`, by falling count, ties alphabetical."""
     counts = Counter(word for text in texts for word in text if word not in SPECIAL)
-    kept = sorted(
-        (word for word, count in counts.items() if count >= captions.min_count), key=lambda w: (-counts[w], w)
-    )
+    known = units or [word for word, count in counts.items() if count >= captions.min_count]
+    kept = sorted(known, key=lambda word: (-counts[word], word))
     settings = {
         "tokeniser": captions.tokeniser,
         "lower": True,

@@ -57,6 +57,8 @@ class GridsConfig(Section):
     @model_validator(mode="after")
     def _known(self) -> GridsConfig:
         library, colon, name = self.backbone.partition(":")
+        if self.backbone == "imported" and (self.grid is not None or self.precision != "float32"):
+            raise ValueError("grid and precision are the backbone's: imported grids are taken as they are")
         if self.backbone != "imported" and not (colon and name and library in LIBRARIES):
             _member(self.backbone, "backbone", BACKBONES)
         return self
@@ -110,9 +112,22 @@ class DecoderConfig(Section):
         _member(self.name, "decoder", DECODERS)
         for name in type(self).model_fields:
             mine = name in ("name", "word_vectors", "freeze_words") or name in DECODERS[self.name].options
-            if not mine and getattr(self, name) is not None:
+            if not mine and name in self.model_fields_set and getattr(self, name) is not None:
                 raise ValueError(f"decoder {self.name} has no `{name}`: leave it out")
+        if self.first_state == "zeros" and not DECODERS[self.name].attends:
+            raise ValueError(f"decoder {self.name} is told of the picture by its first state alone: it cannot be zeros")
+        if self.tie_weights:
+            self._check_tied()
         return self
+
+    def _check_tied(self) -> None:
+        if self.head == "adaptive":
+            raise ValueError("tie_weights: an adaptive softmax has no one layer to tie: take head full or bottleneck")
+        width = {"hidden": self.hidden, "deep": self.embedding, "mlp": self.output_size}[self.output]
+        read = self.bottleneck if self.head == "bottleneck" else width
+        if read != self.embedding:
+            what = "bottleneck" if self.head == "bottleneck" else f"{self.output} output"
+            raise ValueError(f"tie_weights: embedding is {self.embedding} wide, the {what} {read}: make them the same")
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of the decoder's class."""
@@ -172,8 +187,8 @@ class EvaluationConfig(Section):
             _member(name, "metric", METRICS)
         if self.search == "beam" and self.n_best > self.beam:
             raise ValueError(f"n_best: {self.n_best} captions cannot come of a beam of {self.beam}")
-        if self.min_length > self.max_length:
-            raise ValueError(f"min_length: {self.min_length} is over max_length, {self.max_length}")
+        if self.min_length >= self.max_length:
+            raise ValueError(f"min_length: {self.min_length} words and END are over max_length, {self.max_length}")
         return self
 
     def decoding(self) -> dict[str, Any]:
@@ -246,8 +261,15 @@ class Config(BaseModel):
             raise ValueError("evaluation.metrics: `truth` needs a data set that keeps its facts: only `scenes` does")
         if self.training.doubly_stochastic and not DECODERS[self.decoder.name].attends:
             raise ValueError(f"training.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
-        if self.tuning is not None and self.grids.backbone == "imported":
-            raise ValueError("tuning: imported grids have no backbone to tune: leave it out")
+        if self.tuning is not None:
+            blocks = BACKBONES[self.grids.backbone].blocks if self.grids.backbone in BACKBONES else 0
+            if self.tuning.first_block > blocks:
+                has = f"has {blocks} blocks" if blocks else "does not say which blocks it has"
+                raise ValueError(
+                    f"tuning.first_block: {self.grids.backbone} {has}: block {self.tuning.first_block} cannot be tuned"
+                )
+        if self.captions.units == "bpe" and self.decoder.word_vectors is not None:
+            raise ValueError("decoder.word_vectors: are of whole words: set captions.units=words")
         if self.tuning is not None and self.tuning.doubly_stochastic and not DECODERS[self.decoder.name].attends:
             raise ValueError(f"tuning.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
         if self.data.dev_share + self.data.test_share >= 1:

@@ -53,7 +53,7 @@ def evaluate(evaluation: EvaluationConfig, machine: MachineConfig, work: Work) -
     (work.out / SCORES).write_text(json.dumps(scores, indent=1, sort_keys=True), encoding="utf-8")
     counts: dict[str, int | float] = {"captions": scores["pictures"]}
     counts |= {name: round(value, 2) for name, value in scores["scores"].items()}
-    return Outcome({"scores": digest_of(scores)}, counts)
+    return Outcome({"scores": digest_of(scores), "decoding": digest_of(evaluation.decoding())}, counts)
 
 
 def predict(

@@ -26,7 +26,7 @@ from models.photographs import Interpolation, decode, resize
 from models.vocabulary import Vocabulary
 from tasks.batches import Batches
 from tasks.captions import CaptionedPicture, read_captions, read_vocabulary
-from tasks.config import GridsConfig, MachineConfig, TuningConfig
+from tasks.config import DecoderConfig, GridsConfig, MachineConfig, TuningConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
 from tasks.features import decoders, open_grids
@@ -39,13 +39,21 @@ from tasks.weights import TUNED, load_backbone
 SIDED = frozenset({"left", "right", "leftmost", "rightmost", "left-hand", "right-hand", "lefthand", "righthand"})
 
 
-def tune(grids: GridsConfig, tuning: TuningConfig, data: DatasetOptions, machine: MachineConfig, work: Work) -> Outcome:
+def tune(
+    grids: GridsConfig,
+    tuning: TuningConfig,
+    data: DatasetOptions,
+    decoder: DecoderConfig,
+    machine: MachineConfig,
+    work: Work,
+) -> Outcome:
     """Fine-tune the backbone; its product is the digest of the weights."""
     manifest, frozen = work.upstream["ingest"].path, open_grids(work.upstream["extract"], machine)
     vocabulary = read_vocabulary(work.upstream["tensorise"].path)
     files = files_of(manifest, data.image_folder(manifest / GENERATED))
     backbone = load_backbone(grids)
-    decoder, _ = load_decoder(work.upstream["train"].path, torch.device("cpu"))
+    trained, _ = load_decoder(work.upstream["train"].path, torch.device("cpu"))
+    trained.embed.weight.requires_grad_(not decoder.freeze_words)
     try:
         tuned = backbone.unfreeze(tuning.first_block)
     except ValueError as error:
@@ -53,11 +61,11 @@ def tune(grids: GridsConfig, tuning: TuningConfig, data: DatasetOptions, machine
     captioned = [p for p in read_captions(work.upstream["tensorise"].path, "train") if p.digest in frozen]
     dev = [picture for picture in pictures_of(manifest, "dev") if picture.digest in frozen]
     rates: dict[float, list[nn.Parameter]] = {tuning.backbone_learning_rate: tuned}
-    rates.setdefault(tuning.learning_rate, []).extend(decoder.parameters())
+    rates.setdefault(tuning.learning_rate, []).extend(trained.parameters())
     with decoders(machine) as pool:
         views = Views(grids, backbone.declared.interpolation, files, pool)
         batches = PhotographBatches(captioned, tuning, vocabulary, views)
-        fit = Fit(EndToEnd(backbone, decoder), rates, tuning, machine, batches, work.out, "tune")
+        fit = Fit(EndToEnd(backbone, trained), rates, tuning, machine, batches, work.out, "tune")
         fit.run(PhotographDev(dev, vocabulary, machine, views), lambda _: None)
     fit.write_history()
     best = {name.removeprefix("backbone."): value for name, value in fit.best().items() if name.startswith("backbone.")}
@@ -73,7 +81,7 @@ class Views:
     def __init__(
         self, grids: GridsConfig, interpolation: Interpolation, files: dict[str, Path], pool: ThreadPoolExecutor
     ) -> None:
-        self._files, self._pool = files, pool
+        self._files, self._pool, self.precision = files, pool, grids.precision
         self._resize = partial(resize, size=grids.image_size, fit=grids.fit, interpolation=interpolation)
 
     def whole(self, digests: Sequence[str]) -> Tensor:
@@ -98,10 +106,13 @@ class Views:
 
     def _decoded(self, digest: str) -> Image.Image:
         path = self._files[digest]
-        data = path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise AttendError(f"{path}: was changed while the run was going on: run again")
-        return decode(data)
+        try:
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() != digest:
+                raise AttendError(f"{path}: was changed while the run was going on: run again")
+            return decode(data)
+        except (OSError, ValueError) as error:
+            raise AttendError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 class PhotographBatches(Batches):
@@ -134,7 +145,8 @@ class PhotographDev(Dev):
     def _grids(self, backbone: Backbone) -> Iterator[Tensor]:
         digests, size = [picture.digest for picture in self.pictures], self.machine.extract_batch
         for at in range(0, len(digests), size):
-            yield backbone.encode(self._views.whole(digests[at : at + size])).float()
+            pixels = self._views.whole(digests[at : at + size])
+            yield backbone.encode(pixels, self._views.precision).float()
 
 
 def _is_sided(picture: CaptionedPicture, vocabulary: Vocabulary) -> bool:

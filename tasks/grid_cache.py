@@ -267,6 +267,19 @@ class GridReader:
         return out
 
 
+class hdf5_arrays(contextlib.AbstractContextManager[dict[str, Any]]):  # noqa: N801 -- used as a function
+    """The arrays at the top of an HDF5 file that others wrote, by name, not read yet; OSError where it is none."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = h5py.File(path, "r")
+
+    def __enter__(self) -> dict[str, Any]:
+        return {name: item for name, item in self._file.items() if isinstance(item, h5py.Dataset)}
+
+    def __exit__(self, *raised: object) -> None:
+        self._file.close()
+
+
 def stores(grids: Path) -> Iterator[GridStore]:
     """Every store below a folder of grids."""
     for told in sorted(grids.glob("*/identity.json")):

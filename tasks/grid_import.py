@@ -6,7 +6,8 @@ They come as .npy (with a file of ids), .npz or HDF5: one 4-D array, and ids tha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 from tasks.config import Config
 from tasks.errors import AttendError
 from tasks.features import identity_of
-from tasks.grid_cache import GridStore
+from tasks.grid_cache import GridReader, Grids, GridStore, Row, hdf5_arrays
 from tasks.ledger import Workspace
 from tasks.manifest import MANIFEST
 from tasks.progress import Bar
@@ -32,7 +33,8 @@ def import_grids(config: Config, file: Path, ids: Path | None = None, layout: La
     """Put the grids of `file` into the store of the config's identity; returns how many.
 
     The config's grids.backbone is `imported` and grids.weights `imported:NAME`. Grids of pictures that the data set
-    does not have are left out; one that the store has already is refused, as is a grid that is not finite.
+    does not have are left out, and so are those that the store has already: an import that was cut goes on. Refused is
+    a grid that is not finite, of another shape than the store's, or another one of a picture than it has.
     """
     if config.grids.backbone != IMPORTED:
         raise AttendError(f"grids.backbone: is {config.grids.backbone!r}: set grids.backbone=imported for such grids")
@@ -41,22 +43,45 @@ def import_grids(config: Config, file: Path, ids: Path | None = None, layout: La
     pictures = _by_id(artifact(config, "ingest", until="ingest").path)
     workspace = Workspace(config.workspace)
     store = GridStore(workspace.grids, identity)
-    with _opened(file, ids) as (array, names), workspace.lock(f"grids-{identity.digest[:20]}", "imported grids"):
+    with _opened(file) as (array, own), workspace.lock(f"grids-{identity.digest[:20]}", "imported grids"):
+        names = _ids(file, array, own, ids)
         order = _order(file, array, layout)
         store.open()
         store.clean()
         wanted = _wanted(names, pictures, file)
-        held, _ = store.rows()
-        twice = next((names[place] for place, digest in wanted if digest in held), None)
-        if twice is not None:
-            raise AttendError(f"{file}: {twice}: {config.grids.weights} holds a grid of it already: give another name")
+        held = _held(store, wanted)
         with Bar(len(wanted), f"grids of {file.name}", "grids") as bar:
             for at in range(0, len(wanted), config.machine.shard_rows):
                 part = wanted[at : at + config.machine.shard_rows]
-                grids = np.stack([_grid(array, place, order, f"{file}: {names[place]}") for place, _ in part])
-                store.write(grids, [digest for _, digest in part], [(0, 0)] * len(part))
+                grids = [_grid(array, place, order, f"{file}: {names[place]}") for place, _ in part]
+                digests = [digest for _, digest in part]
+                fresh = _fresh(f"{file}: {config.grids.weights}", held, grids, digests)
+                if fresh:
+                    chosen = [grids[row] for row in fresh]
+                    store.write(np.stack(chosen), [digests[row] for row in fresh], [(0, 0)] * len(fresh))
                 bar.advance(len(part))
     return len(wanted)
+
+
+def _held(store: GridStore, wanted: list[tuple[int, str]]) -> GridReader:
+    """What the store has of the pictures wanted: all that a cut import left, for one."""
+    rows, _ = store.rows()
+    return GridReader(store, {digest: rows[digest] for _, digest in wanted if digest in rows} or dict(_first(rows)))
+
+
+def _first(rows: dict[str, Row]) -> list[tuple[str, Row]]:
+    return list(rows.items())[:1]  # one tells the shape that all must have
+
+
+def _fresh(what: str, held: GridReader, grids: list[Grids], digests: list[str]) -> list[int]:
+    """The rows that are not in the store yet; AttendError for one that is there with other values or another shape."""
+    for grid in grids:
+        if held.shape not in ((0, 0, 0), grid.shape):
+            raise AttendError(f"{what} holds grids of {held.shape}, these are {grid.shape}: give another name")
+    for grid, digest in zip(grids, digests, strict=True):
+        if digest in held and not np.array_equal(held.read([digest])[0], grid):
+            raise AttendError(f"{what} holds another grid of a picture of this file already: give another name")
+    return [row for row, digest in enumerate(digests) if digest not in held]
 
 
 def _by_id(manifest: Path) -> dict[str, str]:
@@ -68,20 +93,28 @@ def _by_id(manifest: Path) -> dict[str, str]:
     shared: set[str] = set()
     for record in pq.read_table(manifest / MANIFEST, columns=["name", "digest"]).to_pylist():
         path = PurePosixPath(record["name"])
-        number = path.stem[len(path.stem.rstrip("0123456789")) :]
-        for name in {str(path), str(path.with_suffix("")), path.name, path.stem, number.lstrip("0") or number} - {""}:
+        number = _number(path.stem[len(path.stem.rstrip("0123456789")) :])
+        for name in {str(path), str(path.with_suffix("")), path.name, path.stem, number} - {""}:
             if found.setdefault(name, record["digest"]) != record["digest"]:
                 shared.add(name)
     return {name: digest for name, digest in found.items() if name not in shared}
+
+
+def _number(digits: str) -> str:
+    """Without leading zeros; empty where they are no digits."""
+    return str(int(digits)) if digits.isdecimal() else ""
 
 
 def _wanted(names: list[str], pictures: dict[str, str], file: Path) -> list[tuple[int, str]]:
     """(place in the array, digest) of every grid whose picture the data set has, each picture once."""
     found: dict[str, int] = {}
     for place, name in enumerate(names):
-        digest = pictures.get(name, pictures.get(name.lstrip("0")))
-        if digest is not None and found.setdefault(digest, place) != place:
-            raise AttendError(f"{file}: {names[found[digest]]} and {name} are grids of the same picture")
+        digest = pictures.get(name, pictures.get(_number(name)))
+        if digest is None:
+            continue
+        if digest in found and names[found[digest]] == name:
+            raise AttendError(f"{file}: {name} is the id of two grids")
+        found.setdefault(digest, place)  # of two files with the same content, the first
     if not found:
         raise AttendError(
             f"{file}: none of its {len(names)} ids ({', '.join(names[:3])}, ...) names a picture of the data set: "
@@ -91,27 +124,26 @@ def _wanted(names: list[str], pictures: dict[str, str], file: Path) -> list[tupl
 
 
 @contextmanager
-def _opened(file: Path, ids: Path | None) -> Iterator[tuple[Any, list[str]]]:
-    """The array, sliceable by row without reading it all where the format allows, and the ids."""
+def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
+    """The array, sliceable by row without reading it all where the format allows, and the ids that it holds or None."""
     if not file.is_file():
         raise AttendError(f"{file}: no such file")
-    try:
-        if file.suffix == ".npy":
-            array, own = np.load(file, mmap_mode="r", allow_pickle=False), None
-            yield array, _ids(file, array, own, ids)
-        elif file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as held:
-                array, own = _pick(file, {name: held[name] for name in held.files})
-            yield array, _ids(file, array, own, ids)
-        elif file.suffix in (".h5", ".hdf5"):
-            import h5py
+    if file.suffix in (".h5", ".hdf5"):
+        with _read(file, lambda: hdf5_arrays(file)) as held:
+            array, own = _pick(file, held)
+            yield array, None if own is None else np.asarray(own)
+    elif file.suffix == ".npy":
+        yield _read(file, lambda: np.load(file, mmap_mode="r", allow_pickle=False)), None
+    elif file.suffix == ".npz":
+        yield _pick(file, _read(file, lambda: dict(np.load(file, allow_pickle=False))))
+    else:
+        raise AttendError(f"{file}: imported grids end in .npy, .npz, .h5 or .hdf5")
 
-            with h5py.File(file, "r") as held:
-                array, own = _pick(file, {name: held[name] for name in held if isinstance(held[name], h5py.Dataset)})
-                yield array, _ids(file, array, None if own is None else np.asarray(own), ids)
-        else:
-            raise AttendError(f"{file}: imported grids end in .npy, .npz, .h5 or .hdf5")
-    except (OSError, ValueError) as error:
+
+def _read(file: Path, reading: Callable[[], Any]) -> Any:
+    try:
+        return reading()
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise AttendError(f"{file}: not readable: {' '.join(str(error).split())[:160]}") from None
 
 
@@ -140,10 +172,11 @@ def _ids_of_file(path: Path) -> list[str]:
     if not path.is_file():
         raise AttendError(f"--ids: {path}: no such file")
     if path.suffix == ".npy":
-        return [str(name) for name in np.load(path, allow_pickle=False).tolist()]
+        return _read(path, lambda: [str(name) for name in np.load(path, allow_pickle=False).tolist()])  # type: ignore[no-any-return]
+    text: str = _read(path, lambda: path.read_text(encoding="utf-8"))
     if path.suffix == ".json":
-        return [str(name) for name in json.loads(path.read_text(encoding="utf-8"))]
-    return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return _read(path, lambda: [str(name) for name in json.loads(text)])  # type: ignore[no-any-return]
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _order(file: Path, array: Any, layout: Layout | None) -> tuple[int, int, int]:

@@ -81,13 +81,16 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
                 raise mlflow.exceptions.MlflowException.invalid_parameter_value(
                     f"{name} is {value}: give {least} to {most}"
                 )
-        captioned = self._captioner.caption(
-            photographs_of(model_input),
-            beam=params.get("beam_size") or None,
-            max_length=params.get("max_length") or None,
-            n_best=params.get("n_best") or 1,
-            attention=bool(params.get("return_attention", False)),
-        )
+        try:
+            captioned = self._captioner.caption(
+                photographs_of(model_input),
+                beam=params.get("beam_size") or None,
+                max_length=params.get("max_length") or None,
+                n_best=params.get("n_best") or None,
+                attention=bool(params.get("return_attention", False)),
+            )
+        except ValueError as error:  # parameters that do not go together
+            raise mlflow.exceptions.MlflowException.invalid_parameter_value(str(error)) from None
         return [
             {
                 "caption": item.caption,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,11 +25,13 @@ from tasks.config import (
     MachineConfig,
     RegistryConfig,
     TrainingConfig,
+    TuningConfig,
 )
 from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
-from tasks.ledger import Outcome, Work, Workspace, digest_of
+from tasks.ledger import Artifact, Outcome, Work, Workspace, digest_of
 from tasks.progress import say
+from tasks.section import Section
 from tasks.tracking import TRAIN_KEY, TrainingLog, params_of, tracking_uri, training_log
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ def register(
     captions: CaptionsConfig,
     decoder: DecoderConfig,
     training: TrainingConfig,
+    tuning: TuningConfig | None,
     evaluation: EvaluationConfig,
     machine: MachineConfig,
     work: Work,
@@ -58,8 +62,16 @@ def register(
     workspace = machine.workspace.expanduser().absolute()
     trained, evaluated = work.upstream["train"], work.upstream["evaluate"]
     scores = json.loads((evaluated.path / "scores.json").read_text(encoding="utf-8"))
-    sections = {"data": data, "grids": grids, "captions": captions, "decoder": decoder, "training": training}
-    params = params_of(sections, work.upstream["extract"].ledger.parts["inputs"]["weights"])
+    sections: dict[str, Section] = {
+        "data": data,
+        "grids": grids,
+        "captions": captions,
+        "decoder": decoder,
+        "training": training,
+    }
+    if tuning is not None:
+        sections["tuning"] = tuning
+    params = params_of(sections, _files_behind(work.upstream))
     with (
         Workspace(workspace).lock(f"registry-{registry.model}", f"registration of {registry.model}"),
         training_log(workspace, registry.model, trained.ledger.key, params) as log,
@@ -74,7 +86,7 @@ def register(
             digest = write_bundle(captioner, bundle)
             _log_files(log, work, scores)
             _log_samples(log, captioner, work, data, Path(scratch))
-            source = _log_model(log.run_id, bundle)
+            source = _log_model(log.run_id, bundle, ("timm",) if grids.backbone.startswith("timm:") else ())
             version = _create_version(log, registry.model, source, work, scores, digest)
         alias, why = _promote(log.client, registry, version, scores, data, evaluation, work)
     uri = f"models:/{registry.model}/{version.version}"
@@ -82,6 +94,13 @@ def register(
     told |= {"store": tracking_uri(workspace), "run_id": log.run_id}
     (work.out / REGISTRATION).write_text(json.dumps(told, indent=1, sort_keys=True), encoding="utf-8")
     return Outcome({"version": digest_of([registry.model, version.version])}, {"version": int(version.version)}, [why])
+
+
+def _files_behind(made: Mapping[str, Artifact]) -> dict[str, str]:
+    """What came from outside beside the data set, for MLflow: backbone weights and word vectors."""
+    given = {"grids.weights": made["extract"].ledger.parts["inputs"]["weights"]}
+    vectors = made["train"].ledger.parts["inputs"]
+    return given | {f"decoder.{name}": digest for name, digest in vectors.items()}
 
 
 def _version_with_key(client: MlflowClient, model: str, key: str) -> ModelVersion | None:
@@ -126,8 +145,12 @@ def _log_samples(log: TrainingLog, captioner: Any, work: Work, data: DatasetOpti
             log.client.log_artifact(log.run_id, str(path), "samples")
 
 
-def _log_model(run_id: str, bundle: Path) -> str:
-    """Log the bundle as a pyfunc model, from code, and return its `models:/m-...` address."""
+def _log_model(run_id: str, bundle: Path, libraries: tuple[str, ...] = ()) -> str:
+    """Log the bundle as a pyfunc model, from code, and return its `models:/m-...` address.
+
+    libraries: what its backbone needs beside the usual.
+    """
+    requirements = (*_REQUIREMENTS, *libraries)
     import mlflow
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
@@ -139,7 +162,7 @@ def _log_model(run_id: str, bundle: Path) -> str:
             [
                 ParamSpec("beam_size", DataType.long, 0),
                 ParamSpec("max_length", DataType.long, 0),
-                ParamSpec("n_best", DataType.long, 1),
+                ParamSpec("n_best", DataType.long, 0),
                 ParamSpec("return_attention", DataType.boolean, False),
             ]
         ),
@@ -150,7 +173,7 @@ def _log_model(run_id: str, bundle: Path) -> str:
             python_model=str(Path(__file__).with_name("registered_model.py")),
             artifacts={"bundle": str(bundle)},
             signature=signature,
-            pip_requirements=[f"{name}=={metadata.version(name).split('+')[0]}" for name in _REQUIREMENTS],
+            pip_requirements=[f"{name}=={metadata.version(name).split('+')[0]}" for name in requirements],
         )
     return str(info.model_uri)
 
@@ -230,7 +253,13 @@ def _score_of(
     for at in range(0, len(digests), 64):
         part = digests[at : at + 64]
         photographs = [files[digest].read_bytes() for digest in part]
-        captioned = captioner.caption(photographs, **evaluation.decoding())
+        try:
+            captioned = captioner.caption(photographs, **evaluation.decoding())
+        except TypeError as error:
+            raise AttendError(
+                f"{champion.name} version {champion.version}: its own code cannot search as evaluation asks "
+                f"({error}): take the alias champion from it, and run again"
+            ) from None
         rows += [
             {"digest": digest, "caption": item.caption, "log_probability": item.log_probability}
             for digest, item in zip(part, captioned, strict=True)

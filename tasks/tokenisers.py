@@ -45,6 +45,11 @@ def tokeniser(name: str) -> Tokeniser:
     return tokenise
 
 
+# A private character ends a word while pairs are learnt: the library's own suffix leaves ties between merges to a
+# randomly seeded hash map, and the same captions would give different pairs on different days.
+_END = "\ue000"
+
+
 class BytePairs:
     """Byte-pair encoding within words (Sennrich et al. 2016), learnt from words; what ends a word ends in `</w>`.
 
@@ -55,20 +60,24 @@ class BytePairs:
         """texts: the train split's captions as words. captions: `merges`, the size, and `min_count` of a pair."""
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-        self._tokenizer = Tokenizer(models.BPE(end_of_word_suffix=WORD_END))
+        self._tokenizer = Tokenizer(models.BPE())
         self._tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         trainer = trainers.BpeTrainer(
             vocab_size=captions.merges,
             min_frequency=captions.min_count,
-            end_of_word_suffix=WORD_END,
             show_progress=False,
         )
-        known = (word for words in texts for word in words if word != SPECIAL[UNK])
-        self._tokenizer.train_from_iterator(known, trainer)
+        marked = (word + _END for words in texts for word in words if word != SPECIAL[UNK])
+        self._tokenizer.train_from_iterator(marked, trainer)
         self._of_word: dict[str, list[str]] = {SPECIAL[UNK]: [SPECIAL[UNK]]}
+
+    def pairs(self) -> list[str]:
+        """All of them, letters too, those that no caption of the train split needs among them."""
+        return [pair.replace(_END, WORD_END) for pair in self._tokenizer.get_vocab()]
 
     def __call__(self, words: list[str]) -> list[str]:
         for word in words:
             if word not in self._of_word:
-                self._of_word[word] = self._tokenizer.encode(word).tokens
+                pairs = self._tokenizer.encode(word + _END).tokens
+                self._of_word[word] = [pair.replace(_END, WORD_END) for pair in pairs]
         return [pair for word in words for pair in self._of_word[word]]

@@ -178,15 +178,15 @@ def training_log(workspace: Path, model: str, train_key: str, params: dict[str, 
     client.set_terminated(run_id, "FINISHED")
 
 
-def params_of(sections: Mapping[str, Section], weights: str) -> dict[str, Any]:
-    """All that made a model, as flat `section.field` parameters; the weights by name or digest."""
+def params_of(sections: Mapping[str, Section], inputs: Mapping[str, str]) -> dict[str, Any]:
+    """All that made a model, as flat `section.field` parameters; inputs: files of weights, by name or digest."""
     named = {
         f"{name}.{field}": value
         for name, section in sections.items()
         for field, value in section.key_part().items()
         if value is not None
     }
-    return {**named, "grids.weights": weights}
+    return {**named, **inputs}
 
 
 def mlflow_ui(workspace: Path, port: int) -> None:

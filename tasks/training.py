@@ -180,6 +180,11 @@ class Fit:
         self._resume()
 
     @property
+    def section(self) -> str:
+        """Of the config, that this follows."""
+        return "tuning" if self.name == "tune" else "training"
+
+    @property
     def steps(self) -> int:
         return self.training.epochs * len(self.batches)
 
@@ -215,7 +220,7 @@ class Fit:
                 if not math.isfinite(loss):
                     raise AttendError(
                         f"{self.name}: the loss is {loss} at step {self.step}: "
-                        "lower training.learning_rate or training.clip_norm"
+                        f"lower {self.section}.learning_rate or {self.section}.clip_norm"
                     )
                 bar.note(f"loss {self.sums.loss / self.sums.tokens:.3f}")
                 bar.advance()

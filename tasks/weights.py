@@ -29,12 +29,25 @@ def weight_digests(config: Config) -> dict[str, str]:
     weights = config.grids.weights
     if (config.grids.backbone == IMPORTED) != weights.startswith("imported:"):
         raise AttendError("grids: imported grids have backbone=imported and weights=imported:NAME, both or neither")
-    if weights.startswith(("torchvision:", "random:", "timm:", "imported:")):
+    if weights.startswith("imported:"):
+        return {"weights": weights, "grids": _imported_digest(config)}
+    if weights.startswith(("torchvision:", "random:", "timm:")):
         _check(weights)
         return {"weights": weights}
     digests = Digests(config.workspace / "digests.sqlite")
     path = _file(weights)
     return {"weights": digests.of([path])[path]}
+
+
+def _imported_digest(config: Config) -> str:
+    """Of what has been imported so far: more grids are a new state of the world."""
+    from tasks.features import identity_of
+    from tasks.grid_cache import GridStore
+    from tasks.ledger import Workspace, digest_of
+
+    identity = identity_of(config.grids, config.grids.weights)
+    rows, _ = GridStore(Workspace(config.workspace).grids, identity).rows()
+    return digest_of(sorted(rows))
 
 
 def load_backbone(grids: GridsConfig, tuned: Artifact | None = None) -> Backbone:
@@ -119,11 +132,23 @@ def _torchvision_state(backbone: Backbone, architecture: str, name: str) -> dict
 
     import torchvision.models
 
+    from models.photographs import IMAGENET
+
     if backbone.published is None or backbone.published.startswith("timm:"):
         raise AttendError(f"grids.weights: torchvision has no weights for {architecture}")
     enum = getattr(torchvision.models, backbone.published)
     if name not in enum.__members__:
         raise AttendError(f"grids.weights: torchvision:{name}: {architecture} has {', '.join(enum.__members__)}")
+    wanted = enum[name].transforms()
+    statistics = (tuple(wanted.mean), tuple(wanted.std))
+    given = (backbone.declared.statistics, backbone.declared.interpolation)
+    # Torchvision's GoogLeNet turns ImageNet's statistics into those of its weights itself: there they are the weights'.
+    own = (IMAGENET if architecture == "googlenet" else given[0], given[1])
+    if own != (statistics, wanted.interpolation.value):
+        raise AttendError(
+            f"grids.weights: torchvision:{name}: expects other statistics or interpolation than "
+            f"{architecture} is given here: take others of its weights"
+        )
     try:
         return dict(enum[name].get_state_dict(progress=False, check_hash=True))
     except (URLError, OSError, RuntimeError) as error:

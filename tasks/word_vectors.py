@@ -32,6 +32,12 @@ def load_word_vectors(path: Path, vocabulary: Vocabulary, embeddings: Tensor) ->
     import torch
 
     size, found = embeddings.shape[1], 0
+    width = _width(path)
+    if width != size:
+        raise AttendError(
+            f"{path}: line 1: has {width} numbers, decoder.embedding is {size}: give a file of that size, or set "
+            f"decoder.embedding={width}"
+        )
     special = len(vocabulary) - len(vocabulary.words)
     places = {word: place for place, word in enumerate(vocabulary.words, special)}
     with _file(path).open(encoding="utf-8", errors="replace") as lines:
@@ -39,8 +45,7 @@ def load_word_vectors(path: Path, vocabulary: Vocabulary, embeddings: Tensor) ->
             word, *numbers = line.rstrip().rsplit(" ", size)
             if len(numbers) != size:
                 raise AttendError(
-                    f"{path}: line {number}: {len(line.split()) - 1} numbers for {word[:40]!r}, decoder.embedding is "
-                    f"{size}: give a file of that size, or set decoder.embedding"
+                    f"{path}: line {number}: {len(line.split()) - 1} numbers for {word[:40]!r}, line 1 has {size}"
                 )
             if word in places:
                 try:
@@ -51,6 +56,12 @@ def load_word_vectors(path: Path, vocabulary: Vocabulary, embeddings: Tensor) ->
     if not found:
         raise AttendError(f"{path}: holds no word of the vocabulary: is it of this language, and lower-case?")
     say(f"train: {found:,} of {len(vocabulary.words):,} words begin with vectors of {path.name}")
+
+
+def _width(path: Path) -> int:
+    """How many numbers the first line has; its word has no space in it."""
+    with _file(path).open(encoding="utf-8", errors="replace") as lines:
+        return len(next(lines, "").split()) - 1
 
 
 def _file(path: Path) -> Path:

@@ -155,10 +155,22 @@ def test_googlenet_sees_the_pixels_its_weights_expect() -> None:
 def test_pixels_have_the_statistics_of_the_published_weights(name: str) -> None:
     backbone = make(name)
     assert backbone.published is not None
-    for weights in getattr(torchvision.models, backbone.published):
-        wanted = weights.transforms()
-        assert tuple(map(tuple, (wanted.mean, wanted.std))) == backbone.declared.statistics
-        assert wanted.interpolation.value == backbone.declared.interpolation
+    wanted = getattr(torchvision.models, backbone.published)["IMAGENET1K_V1"].transforms()
+    assert tuple(map(tuple, (wanted.mean, wanted.std))) == backbone.declared.statistics
+    assert wanted.interpolation.value == backbone.declared.interpolation
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("vgg16", "IMAGENET1K_FEATURES"),
+        ("torchvision:vit_b_16", "IMAGENET1K_SWAG_E2E_V1"),
+        ("torchvision:efficientnet_b1", "IMAGENET1K_V2"),
+    ],
+)
+def test_published_weights_that_expect_other_pixels_are_refused(name: str, weights: str) -> None:
+    with pytest.raises(AttendError, match="expects other statistics or interpolation"):
+        load_backbone(GridsConfig(backbone=name, weights=f"torchvision:{weights}", image_size=224))
 
 
 @pytest.mark.parametrize(

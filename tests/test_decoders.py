@@ -137,8 +137,8 @@ def test_keys_are_made_once_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "options", "told"),
     [
         ("show_attend_tell", {"attention": "dot"}, "set decoder.hidden=6, or decoder.attention=general"),
-        ("lstm", {"tie_weights": True}, "set decoder.embedding=8, or decoder.output=deep"),
-        ("lstm", {"tie_weights": True, "head": "adaptive"}, "use head full or bottleneck"),
+        ("lstm", {"tie_weights": True}, "set decoder.embedding=8"),
+        ("lstm", {"tie_weights": True, "head": "adaptive"}, "take head full or bottleneck"),
         ("show_attend_tell", {"reduce": 7}, "7 channels cannot be left of a grid of 6"),
     ],
 )

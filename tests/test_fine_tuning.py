@@ -94,7 +94,7 @@ def test_training_mode_never_reaches_batch_norm() -> None:
 def test_every_backbone_names_its_blocks(name: str) -> None:
     backbone = make(name)
     weights = {id(weight) for block in range(1, len(backbone.blocks) + 1) for weight in make_block(backbone, block)}
-    assert len(backbone.blocks) >= 2
+    assert len(backbone.blocks) == BACKBONES[name].blocks
     for block in range(1, len(backbone.blocks) + 1):
         assert make_block(backbone, block), f"block {block} has no weight"
     assert len(weights) < len(list(backbone.features.parameters())) or name == "tiny"  # the stem stays
@@ -108,10 +108,42 @@ def make_block(backbone: Any, block: int) -> list[torch.nn.Parameter]:
     return [w for name, w in backbone.features.named_parameters() if name.startswith(backbone.blocks[block - 1])]
 
 
-def test_a_block_that_is_not_there_is_told(finished: Path) -> None:
-    config = tuned_config(finished, tuning={**TUNING, "first_block": 3})
-    with pytest.raises(AttendError, match=r"tuning\.first_block: tiny has 2 blocks: block 3 cannot be tuned"):
-        run(config)
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"tuning": {"first_block": 3}}, "tuning.first_block: tiny has 2 blocks: block 3 cannot be tuned"),
+        ({"grids__backbone": "torchvision:resnet18"}, "torchvision:resnet18 does not say which blocks it has"),
+        ({"grids__backbone": "imported", "grids__weights": "imported:x"}, "imported does not say which blocks"),
+    ],
+)
+def test_a_backbone_that_cannot_be_tuned_so_is_told_before_any_work(
+    tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(AttendError, match=told):
+        tuned_config(tmp_path, **changes)
+
+
+def test_a_photograph_that_goes_while_tuning_is_told(finished: Path) -> None:
+    config = tuned_config(finished)
+    with fine_tuning.decoders(config.machine) as pool:
+        views = fine_tuning.Views(config.grids, "bilinear", {"0" * 64: finished / "gone.png"}, pool)
+        with pytest.raises(AttendError, match=r"gone\.png: No such file"):
+            views.whole(["0" * 64])
+
+
+def test_frozen_words_stay_frozen_while_tuning(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    made = training.Fit.__init__
+
+    def spying(self: Any, model: Any, *rest: Any) -> None:
+        seen.append(getattr(model, "decoder", model).embed.weight.requires_grad)
+        made(self, model, *rest)
+
+    monkeypatch.setattr(training.Fit, "__init__", spying)
+    workspace = tmp_path / "workspace"
+    shutil.copytree(finished, workspace)
+    run(tuned_config(workspace, decoder__freeze_words=True), "tune")
+    assert seen == [False, False]
 
 
 def test_a_caption_that_tells_left_from_right_keeps_its_picture_from_the_mirror(tmp_path: Path) -> None:

@@ -95,8 +95,24 @@ def test_pictures_without_an_imported_grid_are_told(workspace: Path, tmp_path: P
     np.savez(tmp_path / "rest.npz", grids=grids()[30:], ids=np.array(names()[30:]))
     assert import_grids(config, tmp_path / "rest.npz") == 30
     run_stage(config, "extract")
-    with pytest.raises(AttendError, match="imported:theirs holds a grid of it already: give another name"):
-        import_grids(config, tmp_path / "rest.npz")
+    assert import_grids(config, tmp_path / "rest.npz") == 30  # a cut import goes on: what is there stays
+    assert artifacts(config)["extract"].ledger.counts["shards"] == 4
+    np.savez(tmp_path / "other.npz", grids=grids()[30:] + 1, ids=np.array(names()[30:]))
+    np.savez(tmp_path / "wide.npz", grids=np.zeros((1, 7, 7, 5), np.float32), ids=np.array(names()[:1]))
+    for name, message in (("other", "holds another grid of a picture"), ("wide", r"holds grids of \(3, 3, 5\)")):
+        with pytest.raises(AttendError, match=message):
+            import_grids(config, tmp_path / f"{name}.npz")
+
+
+def test_more_grids_are_taken_up_by_a_run_that_had_fewer(workspace: Path, tmp_path: Path) -> None:
+    config = imported(workspace)
+    config = config.model_copy(update={"grids": config.grids.model_copy(update={"max_failed": 0.6})})
+    for begin in (0, 30):
+        part = slice(begin, begin + 30)
+        np.savez(tmp_path / "part.npz", grids=grids()[part], ids=np.array(names()[part]))
+        import_grids(config, tmp_path / "part.npz")
+        run_stage(config, "extract")
+        assert artifacts(config)["extract"].ledger.counts["grids"] == begin + 30
 
 
 @pytest.mark.parametrize(
@@ -108,7 +124,7 @@ def test_pictures_without_an_imported_grid_are_told(workspace: Path, tmp_path: P
         ({"grids": grids()[0], "ids": np.array(names())}, "one array of four dimensions is needed; there are: none"),
         ({"grids": grids() * np.nan, "ids": np.array(names())}, "scene_000000: holds values that are not finite"),
         ({"grids": grids(), "ids": np.array(["x"] * COUNT)}, "none of its 60 ids .* names a picture"),
-        ({"grids": grids(), "ids": np.array(["scene_000001"] * COUNT)}, "are grids of the same picture"),
+        ({"grids": grids(), "ids": np.array(["scene_000001"] * COUNT)}, "scene_000001 is the id of two grids"),
         ({"grids": grids().astype(int), "ids": np.array(names())}, "floats are needed"),
     ],
 )

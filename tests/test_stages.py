@@ -215,7 +215,7 @@ def test_cached_grids_are_those_of_the_raw_pictures(workspace: Path) -> None:
     config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"metrics": ("bleu",)})})
     run_all(config)
     found = artifacts(config)
-    captioner = make_captioner(config.grids, config.evaluation, found["tensorise"], found["train"])
+    captioner = make_captioner(config.grids, config.evaluation, found)
     files = files_of(found["ingest"].path, found["ingest"].path / GENERATED)
     rows = pq.read_table(found["evaluate"].path / "predictions.parquet").to_pylist()
     captioned = captioner.caption([files[row["digest"]].read_bytes() for row in rows])
@@ -349,7 +349,7 @@ def test_every_held_out_picture_is_captioned_once(workspace: Path) -> None:
 
 def test_the_best_epoch_is_by_free_running_bleu(workspace: Path) -> None:
     """What early stopping and the choice of weights go by is what the best weights say, unaided, of the dev split."""
-    config = small(workspace, training__epochs=25, training__learning_rate=0.02)
+    config = small(workspace, training__epochs=60, training__learning_rate=0.02, training__patience=60)
     run_stage(config, "train")
     found = artifacts(config)
     decoder, _ = training.load_decoder(found["train"].path, torch.device("cpu"))

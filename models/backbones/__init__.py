@@ -8,10 +8,14 @@ from typing import NamedTuple
 
 
 class Member(NamedTuple):
-    """Where a backbone is built: a module of this package, or one with its package's name before it."""
+    """Where a backbone is built: a module of this package, or one with its package's name before it.
+
+    blocks: how many it has that can be tuned.
+    """
 
     module: str
     builder: str
+    blocks: int = 4
 
 
 BACKBONES: dict[str, Member] = {
@@ -21,7 +25,7 @@ BACKBONES: dict[str, Member] = {
     "googlenet": Member("googlenet", "googlenet"),
     "regnet_x_400mf": Member("regnet", "regnet_x_400mf"),
     "mobilenet_v2": Member("mobilenet", "mobilenet_v2"),
-    "tiny": Member("tiny", "tiny"),
+    "tiny": Member("tiny", "tiny", blocks=2),
 }
 
 # Whole libraries of classifiers, as `library:NAME`; the builder is given the name.

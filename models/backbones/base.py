@@ -129,7 +129,8 @@ class Backbone(nn.Module):
         given = {
             name.removeprefix(self.prefix): value
             for name, value in state.items()
-            if not name.startswith(self.head) or not self.head
+            # Some networks keep a part of what others have in their heads.
+            if not self.head or not name.startswith(self.head) or name.removeprefix(self.prefix) in own
         }
         for name, value in own.items():
             if name not in given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from torch import nn
-from torchvision.models import googlenet as library
+from torchvision.models import GoogLeNet
 
 from ..photographs import HALVES
 from .base import Backbone, Declared
@@ -18,7 +18,7 @@ def googlenet() -> Backbone:
 
     Its published weights come from TensorFlow and expect pixels in [-1, 1], not ImageNet's statistics.
     """
-    full = library.googlenet(aux_logits=False, init_weights=False)
+    full = GoogLeNet(aux_logits=False, init_weights=False)
     layers = OrderedDict((name, layer) for name, layer in full.named_children() if name not in _HEAD)
     return Backbone(
         nn.Sequential(layers),

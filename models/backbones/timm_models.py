@@ -31,7 +31,7 @@ def timm_model(name: str) -> Backbone:
         import timm
         import timm.data
     except ImportError:
-        raise ValueError(f"timm:{name}: timm is not installed: uv pip install 'attend[timm]'") from None
+        raise ValueError(f"timm:{name}: timm is not installed: uv pip install timm") from None
     try:
         network: nn.Module = timm.create_model(name, pretrained=False, num_classes=0)
     except RuntimeError as error:

@@ -9,7 +9,7 @@ import torchvision.models
 from torch import Tensor
 from torchvision.models import feature_extraction
 
-from ..photographs import Interpolation
+from ..photographs import HALVES, IMAGENET, Interpolation
 from .base import Backbone, Declared
 
 # What a model's name begins with -> the node of its last spatial map. `encoder` gives tokens, not a map.
@@ -30,7 +30,7 @@ _NODES = {
     "wide_resnet": "layer4",
 }
 # Those whose published weights were trained on pictures resized by cubic interpolation.
-_BICUBIC = ("swin_", "efficientnet_b", "maxvit")
+_BICUBIC = ("swin_", "efficientnet_b", "efficientnet_v2_l", "maxvit")
 
 
 class CutClassifier(Backbone):
@@ -59,5 +59,6 @@ def torchvision_model(name: str) -> Backbone:
     head = tuple(sorted(set(full.state_dict()) - set(cut.state_dict())))
     stride = int(full.patch_size) if family == "vit_" else 32
     interpolation: Interpolation = "bicubic" if name.startswith(_BICUBIC) else "bilinear"
-    declared = Declared(None, stride, interpolation=interpolation)
+    statistics = HALVES if name == "efficientnet_v2_l" else IMAGENET
+    declared = Declared(None, stride, statistics=statistics, interpolation=interpolation)
     return CutClassifier(cut, declared, head, published=torchvision.models.get_model_weights(name).__name__)

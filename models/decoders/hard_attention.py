@@ -59,7 +59,8 @@ class HardAttention(ShowAttendTell):
         assert isinstance(state, HardState)
         expected, alphas = self.attention(state.annotations, state.keys, state.hidden)
         if self.training:
-            place = torch.multinomial(alphas.flatten(0, 1), 1).view(*alphas.shape[:2], 1)
+            # Where training has diverged the loss says so; a draw from nothing would end it before.
+            place = torch.multinomial(alphas.nan_to_num(1.0).flatten(0, 1), 1).view(*alphas.shape[:2], 1)
         else:
             place = alphas.argmax(dim=-1, keepdim=True)
         drawn = state.annotations.gather(1, place.expand(-1, -1, state.annotations.shape[-1]))
@@ -75,7 +76,7 @@ class HardAttention(ShowAttendTell):
         there = valid.any(dim=2)
         advantage = (reward - self.baseline).masked_fill(~there, 0.0)
         drawn = read.log_drawn.squeeze(-1).masked_fill(~valid, 0.0).sum(dim=2)
-        entropy = torch.special.entr(read.alphas).sum(dim=-1).masked_fill(~valid, 0.0)
+        entropy = torch.special.entr(read.alphas.clamp_min(1e-20)).sum(dim=-1).masked_fill(~valid, 0.0)
         if self.training:
             self.baseline.lerp_(reward[there].mean(), 1 - self.baseline_decay)
         objective = self.reinforce * (advantage * drawn).sum() + self.entropy * entropy.sum()

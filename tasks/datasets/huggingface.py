@@ -59,7 +59,7 @@ class HuggingFace(UnpackedOptions):
         try:
             import datasets
         except ImportError:
-            raise AttendError("data.adapter: huggingface needs uv pip install 'attend[huggingface]'") from None
+            raise AttendError("data.adapter: huggingface needs uv pip install datasets") from None
         try:
             found = datasets.load_from_disk(str(existing_folder(self.path, "data.path")))
         except Exception as error:  # datasets, pyarrow and json each raise their own for a damaged folder

@@ -21,6 +21,9 @@ from tasks.datasets.base import (
 from tasks.errors import AttendError
 
 
+_END = 1024  # bytes of zeros that a tar ends in
+
+
 class WebDataset(UnpackedOptions):
     """A folder of .tar files whose samples are a picture and its caption, sharing a name up to the first dot."""
 
@@ -62,6 +65,10 @@ class WebDataset(UnpackedOptions):
 def _samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Each sample of a tar in order: its key, and its files' bytes by lower-case suffix."""
     key, members = "", dict[str, bytes]()
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - _END, 0))
+        if file.read() != bytes(_END):  # tarfile takes what was cut between two files for a whole one
+            raise AttendError(f"{path}: is no sound tar: it does not end as one does: was it cut short?")
     try:
         with tarfile.open(path) as tar:
             for member in tar:
