@@ -286,7 +286,8 @@ def test_a_tar_cut_short_is_refused(tmp_path: Path) -> None:
 def test_unpacked_pictures_reach_the_manifest(tmp_path: Path, workspace: Path) -> None:
     config = small(
         workspace,
-        data={"adapter": "webdataset", "path": str(webdataset(tmp_path / "tars")), "dev_share": 0.4, "test_share": 0.1},
+        data={"adapter": "webdataset", "path": str(webdataset(tmp_path / "tars")), "dev_share": 0.4, "test_share": 0},
+        evaluation__split="dev",
     )
     run_stage(config, "ingest")
     run_stage(config, "extract")

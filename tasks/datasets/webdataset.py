@@ -20,7 +20,6 @@ from tasks.datasets.base import (
 )
 from tasks.errors import AttendError
 
-
 _END = 1024  # bytes of zeros that a tar ends in
 
 
@@ -65,9 +64,9 @@ class WebDataset(UnpackedOptions):
 def _samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Each sample of a tar in order: its key, and its files' bytes by lower-case suffix."""
     key, members = "", dict[str, bytes]()
-    with path.open("rb") as file:
-        file.seek(max(path.stat().st_size - _END, 0))
-        if file.read() != bytes(_END):  # tarfile takes what was cut between two files for a whole one
+    with path.open("rb") as whole:
+        whole.seek(max(path.stat().st_size - _END, 0))
+        if whole.read() != bytes(_END):  # tarfile takes what was cut between two files for a whole one
             raise AttendError(f"{path}: is no sound tar: it does not end as one does: was it cut short?")
     try:
         with tarfile.open(path) as tar:
