@@ -42,16 +42,24 @@ _STATE_COLOURS = {"fresh": "green", "stale": "yellow", "missing": "yellow", "dam
 
 
 @app.command()
-def run(preset: Preset, overrides: Overrides = None, until: Until = "register", as_json: Json = False) -> None:
+def run(
+    preset: Preset,
+    overrides: Overrides = None,
+    until: Until = "register",
+    verify: Verify = False,
+    as_json: Json = False,
+) -> None:
     """Bring a captioner up to date: run what is stale, and nothing else."""
     from tasks.config import load
+    from tasks.stages import plan
+    from tasks.stages import verify as read_all
 
     config = load(preset, overrides or [])
+    if verify:
+        read_all(config, until)
     before = _run(config, until, quiet=as_json)
     if as_json:
-        from tasks.stages import plan
-
-        after = plan(config, until=until)
+        after = plan(config, until)
         _print_json([{**_as_json(now), "ran": not was.fresh} for was, now in zip(before, after, strict=True)])
 
 
@@ -60,8 +68,10 @@ def status(preset: Preset, overrides: Overrides = None, verify: Verify = False, 
     """Say what `attend run` would do, and why, without running anything."""
     from tasks.config import load
     from tasks.stages import plan
+    from tasks.stages import verify as read_all
 
-    statuses = plan(load(preset, overrides or []), verify)
+    config = load(preset, overrides or [])
+    statuses = read_all(config) if verify else plan(config)
     if as_json:
         _print_json([_as_json(item) for item in statuses])
     else:
@@ -87,15 +97,45 @@ def caption(
     attention: Annotated[
         Path | None, typer.Option(help="write a PNG of where the model looked for each word (one picture)")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="keep the captions of one folder in this file (JSON lines); again: new ones only"),
+    ] = None,
     workspace: WorkspaceOption = Path("workspace"),
     as_json: Json = False,
 ) -> None:
     """Caption pictures with a registered model (the newest champion, unless one is named)."""
-    from flows.caption import caption_files
+    from flows.caption import caption_files, caption_into
 
+    if out is not None:
+        if len(pictures) != 1 or attention is not None or as_json:
+            raise AttendError("--out: goes with one folder, and with neither --attention nor --json")
+        new, known, without = caption_into(out, pictures[0], model, beam, workspace.expanduser().absolute())
+        typer.echo(f"{new:,} captioned, {known:,} were known, {without:,} without a caption: {out}")
+        raise typer.Exit(1 if without else 0)
     failed = caption_files(pictures, model, beam, attention, workspace.expanduser().absolute(), as_json)
     if failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def evaluate(
+    preset: Preset,
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score a registered model on a config's held-out pictures, as they are today (its champion, if none is named)."""
+    from tasks.config import load
+    from tasks.rescoring import evaluate_registered
+
+    told = evaluate_registered(load(preset, overrides or []), model)
+    if as_json:
+        _print_json(told)
+        return
+    for name, value in told["scores"].items():
+        typer.echo(f"{name:<10} {value:.2f}")
+    typer.echo(f"{told['model']}: {told['pictures']:,} pictures; {told['signature']}")
 
 
 @cache_app.command("list")
@@ -124,7 +164,7 @@ def cache_list(workspace: WorkspaceOption = Path("workspace"), as_json: Json = F
 @cache_app.command("verify")
 def cache_verify(workspace: WorkspaceOption = Path("workspace")) -> None:
     """Read every shard and check it against its digest; a damaged one is set aside, and the exit code is 1."""
-    from tasks.grid_cache import stores
+    from tasks.grid_cache import set_aside, stores
     from tasks.ledger import Workspace
 
     found: list[str] = []
@@ -134,7 +174,7 @@ def cache_verify(workspace: WorkspaceOption = Path("workspace")) -> None:
             checked += 1
             damage = shard.damage(verify=True)
             if damage is not None:
-                shard.set_aside()
+                set_aside(shard.path.with_suffix(".parquet"))
                 found.append(f"{damage}: set aside; `attend run` extracts its pictures again")
     for line in found:
         typer.echo(line, err=True)
@@ -213,18 +253,20 @@ def ui(
 
 def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
     from tasks.ledger import Workspace
-    from tasks.stages import plan
-    from tasks.tracking import check_store
+    from tasks.sessions import notice_crashes, prepare
+    from tasks.stages import plan, saved, trust_fresh
 
-    statuses = plan(config, until=until)
+    notice_crashes(Workspace(config.workspace))
+    statuses = plan(config, until, read="suspects")
+    trust_fresh(statuses, config)
     if not quiet:
         _print_plan(statuses)
     if all(status.fresh for status in statuses):
         if not quiet:
-            typer.echo("nothing to do: every stage is fresh")
+            made = {status.stage.kind: status.artifact for status in statuses if status.artifact is not None}
+            typer.echo(f"nothing to do: every stage is fresh; saved {saved(statuses, made)}")
         return statuses
-    Workspace(config.workspace).prepare()
-    check_store(config.workspace)
+    prepare(config)
     from flows.prefect_settings import apply
 
     apply(config.workspace)

@@ -8,17 +8,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import Task, flow, task
+from prefect import Task, flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 
-from tasks import tracking
+from flows import reports
+from tasks import progress, tracking
 from tasks.config import Config
-from tasks.errors import AttendError
-from tasks.stages import Inputs, Status, inputs_of, plan, run_stage, up_to
+from tasks.errors import AttendError, is_disk_full
+from tasks.ledger import Workspace
+from tasks.sessions import prepare, session
+from tasks.stages import Inputs, Status, artifacts, inputs_of, plan, run_stage, saved, up_to
 from tasks.weights import IMPORTED, weight_digests
 
-_stage = task(cache_policy=NO_CACHE, persist_result=False)
+
+def _passing(_task: Any, run: Any, state: Any) -> bool:
+    """Whether a failure may be gone in a minute: a file system or a server that hiccups, not a person's mistake."""
+    error = state.data if isinstance(state.data, BaseException) else None
+    told = type(error).__module__.split(".")[0]
+    passing = isinstance(error, OSError) or told in ("mlflow", "sqlite3", "sqlalchemy", "requests", "urllib3")
+    if error is None or not passing or is_disk_full(error):
+        return False
+    progress.say(f"{run.name}: {error}: tried again in a moment")
+    return True
+
+
+_stage = task(
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=2,
+    retry_delay_seconds=[10, 60],
+    retry_condition_fn=_passing,
+)
 
 
 @_stage
@@ -30,7 +51,7 @@ def ingest(config: Config, inputs: Inputs, name: str) -> Any:
 @_stage
 def extract(config: Config, inputs: Inputs, name: str) -> Any:
     """Photographs -> grids, once a picture."""
-    return _told(run_stage(config, name, inputs))
+    return _told(run_stage(config, name, inputs, extracted=reports.show_progress("grids")))
 
 
 @_stage
@@ -79,15 +100,27 @@ TASKS: dict[str, Task[..., Any]] = {
 }
 
 
-@flow(name="attend")
-def pipeline(config: Config, until: str = "register") -> None:
+@flow(name="attend", flow_run_name="{config.name}")
+def pipeline(config: Config, until: str = "register") -> Any:
     """Bring every stage up to date, in order, up to and including `until`."""
     if until == "register" and config.grids.backbone == IMPORTED:  # before hours of training
         raise AttendError("imported grids have no backbone to caption photographs with: add --until evaluate")
-    inputs = inputs_of(config, until)  # one state of the world for the whole run
-    for stage in up_to(config, until):
-        _: Any = TASKS[stage.kind].with_options(name=stage.name)(config, inputs, stage.name)
-        plan(config, until=until, inputs=inputs)  # refuses, before hours of work, a split that has no picture
+    prepare(config)
+    with progress.also(get_run_logger().info), session(Workspace(config.workspace), f"run of {config.name}"):
+        inputs = inputs_of(config, until)  # one state of the world for the whole run
+        before = plan(config, until, inputs, read="suspects")
+        reports.show_plan(before)
+        for stage in up_to(config, until):
+            _: Any = TASKS[stage.kind].with_options(name=stage.name)(config, inputs, stage.name)
+            plan(config, until, inputs)  # refuses, before hours of work, a split that has no picture
+        made = artifacts(config, until, inputs)
+        if "evaluate" in made:
+            reports.show_scores(config, made)
+        if "register" in made:
+            reports.show_registration(made["register"])
+    if all(status.fresh for status in before):
+        return Completed(name="Cached", message=f"nothing to do: every stage is fresh; saved {saved(before, made)}")
+    return Completed(message=f"up to date; saved {saved(before, made)}")
 
 
 def _told(status: Status) -> Any:

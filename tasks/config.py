@@ -240,11 +240,7 @@ class Config(BaseModel):
         """Lay the values over those of their `preset`, and name the model after the run."""
         if not isinstance(values, dict):
             return values
-        values = dict(values)
-        preset = values.pop("preset", None)
-        if preset is not None:
-            _member(preset, "preset", presets())
-            values = _merged({"name": preset, **_read_yaml(presets()[preset])}, values)
+        values = _with_presets(values)
         if "name" in values:
             values["registry"] = {"model": values["name"], **(values.get("registry") or {})}
         return values
@@ -311,6 +307,24 @@ def load(preset_or_file: str, overrides: list[str] | tuple[str, ...] = ()) -> Co
     for override in overrides:
         values = _merged(values, _parse_override(override))
     return validate(values, str(preset_or_file))
+
+
+def _with_presets(values: dict[str, Any], seen: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The values laid over those of their `preset`, a known one or a YAML file, which may have a preset too."""
+    values = dict(values)
+    preset = values.pop("preset", None)
+    if preset is None:
+        return values
+    if preset in seen:
+        raise ValueError(f"preset: {preset} is laid over itself")
+    if str(preset).endswith((".yaml", ".yml")):
+        path = Path(preset).expanduser()
+        if not path.is_file():
+            raise ValueError(f"preset: {path}: no such file")
+    else:
+        path = presets()[_member(preset, "preset", presets())]
+    under = _with_presets({"name": path.stem, **_read_yaml(path)}, (*seen, preset))
+    return _merged(under, values)
 
 
 def validate(values: dict[str, Any], where: str) -> Config:

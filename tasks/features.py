@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -36,6 +36,7 @@ from tasks.stages import BY_NAME, PROGRESS
 from tasks.weights import IMPORTED, load_backbone
 
 INDEX, FAILED, IDENTITY = "index.parquet", "failed.parquet", "identity.json"
+Extracted = Callable[[int, int], None]
 _FAILED = pa.schema([("digest", pa.string()), ("path", pa.string()), ("reason", pa.string())])
 
 
@@ -50,9 +51,12 @@ class Decoded:
     reason: str = ""
 
 
-def extract(grids: GridsConfig, data: DatasetOptions, machine: MachineConfig, work: Work) -> Outcome:
+def extract(
+    grids: GridsConfig, data: DatasetOptions, machine: MachineConfig, work: Work, extracted: Extracted | None = None
+) -> Outcome:
     """Bring the grid store up to date with the manifest and write this manifest's index.
 
+    extracted: called with (done, total) pictures after each shard.
     Raises AttendError where more than `grids.max_failed` of the pictures cannot be decoded.
     """
     manifest = work.upstream["ingest"].path
@@ -63,7 +67,10 @@ def extract(grids: GridsConfig, data: DatasetOptions, machine: MachineConfig, wo
     store = GridStore(workspace.grids, identity)
     with workspace.lock(f"grids-{identity.digest[:20]}", f"grids of {identity.backbone}"):
         store.open()
-        notes = [f"{damage}; set aside, its pictures are extracted again" for damage in store.clean()]
+        notes = [
+            f"{damage}; set aside, its pictures are extracted again" for damage in store.clean(workspace.suspects())
+        ]
+        workspace.trust(store.folder.glob("shard-*.h5"))
         for note in notes:
             say(f"extract: {note}")
         rows, _ = store.rows()
@@ -74,7 +81,8 @@ def extract(grids: GridsConfig, data: DatasetOptions, machine: MachineConfig, wo
             failed = [Decoded(digest, files[digest], reason="is not among the imported grids") for digest in missing]
         elif missing:
             wanted = [(digest, files[digest]) for digest in missing]
-            failed = _fill(store, load_backbone(grids, tuned), grids, machine, wanted, seconds, work.out / PROGRESS)
+            told = functools.partial(_tell, work.out / PROGRESS, extracted)
+            failed = _fill(store, load_backbone(grids, tuned), grids, machine, wanted, seconds, told)
         rows, _ = store.rows()
     _check_failures(failed, len(files), grids.max_failed)
     used = {digest: rows[digest] for digest in sorted(files) if digest in rows}
@@ -113,7 +121,7 @@ def _fill(
     machine: MachineConfig,
     wanted: list[tuple[str, Path]],
     seconds: dict[str, float],
-    progress: Path,
+    extracted: Extracted,
 ) -> list[Decoded]:
     device = device_of(machine)
     backbone = backbone.to(device).to(memory_format=torch.channels_last)
@@ -146,8 +154,14 @@ def _fill(
                 watch = Stopwatch()
                 store.write(np.concatenate(values), [item.digest for item in shard], [item.size for item in shard])
                 seconds["write"] += watch.seconds()
-            progress.write_text(f"{done:,} of {len(wanted):,} pictures extracted", encoding="utf-8")
+            extracted(done, len(wanted))
     return failed
+
+
+def _tell(progress: Path, others: Extracted | None, done: int, total: int) -> None:
+    progress.write_text(f"{done:,} of {total:,} pictures extracted", encoding="utf-8")
+    if others is not None:
+        others(done, total)
 
 
 def decoders(machine: MachineConfig) -> ThreadPoolExecutor:

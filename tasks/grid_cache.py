@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,16 +71,6 @@ class Shard:
     identity: str
     record: FileRecord
     digests: list[str]
-
-    @property
-    def index_path(self) -> Path:
-        return self.path.with_suffix(".parquet")
-
-    def set_aside(self) -> None:
-        """Rename it to `.damaged`: it does not count any more, and is not lost."""
-        for path in (self.index_path, self.path):
-            with contextlib.suppress(FileNotFoundError):
-                path.rename(path.with_name(path.name + ".damaged"))
 
     def damage(self, verify: bool = False) -> str | None:
         """What is wrong with the HDF5 file, in words; None where it is as recorded."""
@@ -163,10 +153,10 @@ class GridStore:
             raise
         return Shard(number, path, self.identity.digest, record, list(digests))
 
-    def clean(self) -> list[str]:
+    def clean(self, read: Collection[Path] = ()) -> list[str]:
         """Set damaged shards aside and drop what a killed writer left; returns what was wrong.
 
-        The caller holds the store's lock.
+        read: the shards whose digests are checked too. The caller holds the store's lock.
         """
         for path in self.folder.glob(".*.tmp"):
             path.unlink()
@@ -174,11 +164,15 @@ class GridStore:
             if not path.with_suffix(".parquet").exists():  # killed between its two renames
                 path.unlink()
         found = []
-        for shard in self.shards():
-            damage = shard.damage()
+        for index in sorted(self.folder.glob("shard-*.parquet")):
+            try:
+                shard = read_shard(index)
+                damage = shard.damage(verify=shard.path in read)
+            except AttendError as error:
+                damage = str(error)
             if damage is not None:
                 found.append(damage)
-                shard.set_aside()
+                set_aside(index)
         return found
 
 
@@ -209,6 +203,13 @@ def _write_index(
     pq.write_table(table, path)
 
 
+def set_aside(index: Path) -> None:
+    """Rename a shard to `.damaged`, index first: it does not count any more, and is not lost."""
+    for path in (index, index.with_suffix(".h5")):
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(path.with_name(path.name + ".damaged"))
+
+
 def read_shard(index: Path) -> Shard:
     """The shard that a Parquet index describes; AttendError where that file is damaged."""
     try:
@@ -220,7 +221,7 @@ def read_shard(index: Path) -> Shard:
         path = index.with_suffix(".h5")
         return Shard(int(index.stem[6:]), path, told["identity"], record, table.column("digest").to_pylist())
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
-        raise AttendError(f"{index}: is damaged: remove it and its .h5 file, and run again") from None
+        raise AttendError(f"{index}: is damaged") from None
 
 
 class GridReader:

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +25,7 @@ from tasks.errors import AttendError
 from tasks.progress import say
 
 LEDGER = "ledger.json"
+SUSPECTS = "suspects.json"
 FORMAT = 1
 
 
@@ -81,6 +82,7 @@ class Ledger:
     notes: list[str]
     seconds: float
     versions: dict[str, str]
+    made_from: dict[str, str] = field(default_factory=dict)  # kind -> key of the upstream artifacts that were read
     format: int = FORMAT
 
     @staticmethod
@@ -105,6 +107,19 @@ class Artifact:
     @property
     def products(self) -> dict[str, str]:
         return self.ledger.products
+
+    def files(self, root: Path) -> list[tuple[Path, FileRecord]]:
+        """Every file it needs, its own and those it shares, and what is recorded of each. root: the workspace."""
+        own = [(self.path / name, record) for name, record in self.ledger.files.items()]
+        return own + [(root / name, record) for name, record in self.ledger.shared.items()]
+
+
+@dataclass(frozen=True)
+class Recent:
+    """What a run of some name did last. done: stage -> key made or found; begun: stage -> key last worked on."""
+
+    done: dict[str, str] = field(default_factory=dict)
+    begun: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,15 +158,12 @@ class Workspace:
         ledger = Ledger.read(self.folder(stage, key))
         return Artifact(self.folder(stage, key), ledger) if ledger is not None and ledger.key == key else None
 
-    def damage(self, artifact: Artifact, verify: bool = False) -> str | None:
+    def damage(self, artifact: Artifact, read: Collection[Path] = ()) -> str | None:
         """What is wrong with an artifact's files, in words; None where they are as recorded.
 
-        Sizes are compared always, digests only with `verify`.
+        Sizes are compared always, digests only of the files named in `read`.
         """
-        ledger = artifact.ledger
-        places = [(artifact.path / name, record) for name, record in ledger.files.items()]
-        places += [(self.root / name, record) for name, record in ledger.shared.items()]
-        for path, record in places:
+        for path, record in artifact.files(self.root):
             name = path.relative_to(self.root)
             try:
                 size = path.stat().st_size
@@ -159,11 +171,62 @@ class Workspace:
                 return f"{name} is gone"
             if size != record.size:
                 return f"{name} has {size} bytes, {record.size} are recorded"
-            if verify and digest_of_file(path) != record.sha256:
+            if path in read and digest_of_file(path) != record.sha256:
                 return f"{name} does not match its digest"
         return None
 
-    def publish(self, stage: str, key: str, parts: dict[str, Any], outcome: Outcome, seconds: float) -> Artifact:
+    def cut_off(self, stage: str, key: str) -> str | None:
+        """What is wrong with the ledger of an artifact whose folder is there; None where there is no such folder."""
+        folder = self.folder(stage, key)
+        if not folder.is_dir() or self.find(stage, key) is not None:
+            return None
+        name = (folder / LEDGER).relative_to(self.root)
+        return f"{name} is {'not whole' if (folder / LEDGER).exists() else 'gone'}"
+
+    def suspects(self) -> set[Path]:
+        """The files whose digests are to be read before they are used again (see sessions.py)."""
+        try:
+            names = json.loads((self.root / SUSPECTS).read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+        except json.JSONDecodeError:  # it is written atomically: somebody else's doing
+            names = [path.relative_to(self.root).as_posix() for path in self.published()]
+        return {self.root / name for name in names}
+
+    def suspect(self, files: Iterable[Path]) -> None:
+        """Read the digests of these files before they are used again."""
+        with self.lock("suspects"):
+            self._write_suspects(self.suspects() | set(files))
+
+    def trust(self, files: Iterable[Path]) -> None:
+        """These files were read and found sound, or are gone."""
+        sound = set(files)
+        if self.suspects() & sound:
+            with self.lock("suspects"):
+                self._write_suspects(self.suspects() - sound)
+
+    def _write_suspects(self, files: set[Path]) -> None:
+        names = sorted(path.relative_to(self.root).as_posix() for path in files)
+        write_atomically(self.root / SUSPECTS, json.dumps(names, indent=0))
+
+    def published(self) -> list[Path]:
+        """Every file that artifacts are made of, and every shard of grids."""
+        files = set(self.grids.glob("*/shard-*.h5"))
+        for told in (self.root / "artifacts").glob(f"*/*/{LEDGER}"):
+            ledger = Ledger.read(told.parent)
+            if ledger is not None:
+                files.update(path for path, _ in Artifact(told.parent, ledger).files(self.root))
+        return sorted(files)
+
+    def publish(
+        self,
+        stage: str,
+        key: str,
+        parts: dict[str, Any],
+        outcome: Outcome,
+        seconds: float,
+        made_from: dict[str, str] | None = None,
+    ) -> Artifact:
         """Rename the stage's partial folder into place, its ledger written last inside it.
 
         Files whose names begin with a dot are the stage's own (checkpoints): dropped once all is in place.
@@ -185,6 +248,7 @@ class Workspace:
             notes=outcome.notes,
             seconds=round(seconds, 3),
             versions={name: metadata.version(name) for name in ("attend", "torch", "torchvision")},
+            made_from=made_from or {},
         )
         for path in partial.rglob("*"):
             if path.is_file():
@@ -198,20 +262,23 @@ class Workspace:
             path.unlink()
         return Artifact(folder, ledger)
 
-    def last_keys(self, run: str) -> dict[str, str]:
-        """Stage -> key of the last artifact this run made or found; what `status` compares with."""
+    def recent(self, run: str) -> Recent:
+        """What the run of this name did last; `status` compares with it, and `prune` keeps it."""
         try:
-            values = json.loads((self.root / "runs" / f"{run}.json").read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
-            return {}
-        return {str(stage): str(key) for stage, key in values.items()}
+            return Recent(**json.loads((self.root / "runs" / f"{run}.json").read_text(encoding="utf-8")))
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, TypeError):
+            return Recent()
 
-    def remember(self, run: str, stage: str, key: str) -> None:
-        keys = self.last_keys(run)
-        if keys.get(stage) != key:
-            path = self.root / "runs" / f"{run}.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps({**keys, stage: key}, indent=1, sort_keys=True))
+    def remember(self, run: str, stage: str, key: str, done: bool) -> None:
+        """Note the key that a stage of this run works on, or is done with."""
+        with self.lock(f"run-{run}"):
+            recent = self.recent(run)
+            keys = recent.done if done else recent.begun
+            if keys.get(stage) != key:
+                keys[stage] = key
+                path = self.root / "runs" / f"{run}.json"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, json.dumps(asdict(recent), indent=1, sort_keys=True))
 
     def prepare(self) -> None:
         """Make the workspace, or say in one line why it cannot be written."""
@@ -228,8 +295,8 @@ class Workspace:
             ) from None
 
     @contextlib.contextmanager
-    def lock(self, name: str, doing: str) -> Iterator[None]:
-        """Hold the lock `name`, waiting for another process that has it.
+    def lock(self, name: str, doing: str | None = None) -> Iterator[None]:
+        """Hold the lock `name`, waiting for another process that has it. doing: told where that may take long.
 
         The kernel frees it when its holder dies, however it dies.
         """
@@ -237,7 +304,7 @@ class Workspace:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(path)
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=-1 if doing is None else 0)
         except filelock.Timeout:
             say(f"{doing}: another run is at it; waiting until it has finished")
             lock.acquire()

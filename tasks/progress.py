@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 Item = TypeVar("Item")
 _LINE_SECONDS = 15.0
+_listeners: list[Callable[[str], None]] = []
 
 
 class Bar:
@@ -68,11 +70,8 @@ class Bar:
         self._last = time.monotonic()
         left = (self._total - self._done) / max(self._rate(), 1e-6)
         note = f", {self._note}" if self._note else ""
-        print(
-            f"{self._label}: {self._done:,}/{self._total:,} {self._unit}, {self._rate():.1f}/s, "
-            f"{left:.0f} s left{note}",
-            file=sys.stderr,
-            flush=True,
+        say(
+            f"{self._label}: {self._done:,}/{self._total:,} {self._unit}, {self._rate():.1f}/s, {left:.0f} s left{note}"
         )
 
 
@@ -87,3 +86,15 @@ def track(items: Iterable[Item], total: int, label: str, unit: str = "") -> Iter
 def say(text: str) -> None:
     """A line for the person who waits. Standard output is kept for what a command answers."""
     print(text, file=sys.stderr, flush=True)
+    for listener in _listeners:
+        listener(text)
+
+
+@contextmanager
+def also(listener: Callable[[str], None]) -> Iterator[None]:
+    """While the block takes, every line is told to this one too: the log of a scheduled run."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)

@@ -241,34 +241,22 @@ def _score_of(
     if same and f"score.{metric}" in tags:
         return float(tags[f"score.{metric}"])
     from tasks.captions import read_vocabulary
-    from tasks.evaluation import score, write_predictions
-    from tasks.manifest import GENERATED, files_of, pictures_of
+    from tasks.rescoring import rescore
 
-    say(f"register: version {champion.version} was scored on other pictures or settings; scoring it on these")
+    name = f"{champion.name} version {champion.version}"
+    say(f"register: {name} was scored on other pictures or settings; scoring it on these")
     captioner = load_bundle(f"models:/{champion.name}/{champion.version}")
-    manifest = work.upstream["ingest"].path
-    files = files_of(manifest, data.image_folder(manifest / GENERATED))
-    digests = pq.read_table(work.upstream["evaluate"].path / "predictions.parquet").column("digest").to_pylist()
-    rows = []
-    for at in range(0, len(digests), 64):
-        part = digests[at : at + 64]
-        photographs = [files[digest].read_bytes() for digest in part]
-        try:
-            captioned = captioner.caption(photographs, **evaluation.decoding())
-        except TypeError as error:
-            raise AttendError(
-                f"{champion.name} version {champion.version}: its own code cannot search as evaluation asks "
-                f"({error}): take the alias champion from it, and run again"
-            ) from None
-        rows += [
-            {"digest": digest, "caption": item.caption, "log_probability": item.log_probability}
-            for digest, item in zip(part, captioned, strict=True)
-        ]
     with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
-        path = Path(scratch) / "predictions.parquet"
-        write_predictions(rows, path)
-        vocabulary = read_vocabulary(work.upstream["tensorise"].path)
-        found = score(path, pictures_of(manifest, evaluation.split), vocabulary, evaluation)
+        found = rescore(
+            captioner,
+            name,
+            work.upstream["ingest"],
+            data,
+            read_vocabulary(work.upstream["tensorise"].path),
+            evaluation,
+            Path(scratch) / "predictions.parquet",
+            pq.read_table(work.upstream["evaluate"].path / "predictions.parquet").column("digest").to_pylist(),
+        )
     return float(found["scores"][metric])
 
 
@@ -283,6 +271,21 @@ def version_with_alias(client: MlflowClient, model: str, alias: str) -> ModelVer
         if error.error_code in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
             return None
         raise
+
+
+def version_at(client: MlflowClient, address: str) -> ModelVersion:
+    """The version that `models:/NAME@ALIAS` or `models:/NAME/VERSION` names; AttendError where there is none."""
+    from mlflow.exceptions import MlflowException
+
+    path = address.removeprefix("models:/")
+    name, at, alias = path.partition("@")
+    try:
+        if at:
+            return client.get_model_version_by_alias(name, alias)
+        name, _, version = path.partition("/")
+        return client.get_model_version(name, version)
+    except MlflowException as error:
+        raise AttendError(f"{address}: no such model: {' '.join(str(error).split())[:160]}") from None
 
 
 def load_bundle(uri: str) -> Any:

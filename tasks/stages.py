@@ -23,6 +23,7 @@ from tasks.progress import say
 
 Inputs = dict[str, dict[str, str]]
 State = Literal["fresh", "stale", "missing", "damaged", "interrupted"]
+Read = Literal["none", "suspects", "all"]  # of which files the digests are read, beside the sizes of all
 
 
 @dataclass(frozen=True)
@@ -159,9 +160,9 @@ class Status:
 
 
 def plan(
-    config: Config, verify: bool = False, until: str = STAGES[-1].name, inputs: Inputs | None = None
+    config: Config, until: str = STAGES[-1].name, inputs: Inputs | None = None, read: Read = "none"
 ) -> list[Status]:
-    """The state of every stage up to `until`, from ledgers and file sizes alone (digests too with `verify`).
+    """The state of every stage up to `until`, from ledgers and file sizes, and from the digests of what is `read`.
 
     inputs: what `inputs_of` gave when the run began, so that all its stages work on one state of the world.
     """
@@ -169,7 +170,7 @@ def plan(
     inputs = inputs_of(config, until) if inputs is None else inputs
     found: dict[str, Status] = {}
     for stage in up_to(config, until):
-        found[stage.name] = _status(stage, config, workspace, found, inputs, verify)
+        found[stage.name] = _status(stage, config, workspace, found, inputs, read)
     return list(found.values())
 
 
@@ -193,9 +194,9 @@ def _upstream_of(found: Iterable[Status]) -> dict[str, Artifact]:
 
 
 def _status(
-    stage: Stage, config: Config, workspace: Workspace, found: dict[str, Status], inputs: Inputs, verify: bool
+    stage: Stage, config: Config, workspace: Workspace, found: dict[str, Status], inputs: Inputs, read: Read
 ) -> Status:
-    last_key = workspace.last_keys(config.name).get(stage.name)
+    last_key = workspace.recent(config.name).done.get(stage.name)
     last = workspace.find(stage.kind, last_key) if last_key else None
     needs = [need.format(evaluation=config.evaluation) for need in stage.needs]
     own = {"config": {name: getattr(config, name).key_part() for name in stage.sections}}
@@ -210,26 +211,36 @@ def _status(
     parts: dict[str, Any] = {"stage": stage.kind, "version": stage.version, **own, "upstream": digests, "inputs": {}}
     parts["inputs"] = inputs.get(stage.name, {})
     key = digest_of(parts)
-    return _known(Status(stage, "missing", [], key, parts), workspace, last, verify)
+    return _known(Status(stage, "missing", [], key, parts), workspace, last, read)
 
 
-def _known(status: Status, workspace: Workspace, last: Artifact | None, verify: bool) -> Status:
+def _known(status: Status, workspace: Workspace, last: Artifact | None, read: Read) -> Status:
     """The state of a stage whose key is known."""
     stage, key = status.stage, str(status.key)
     artifact = workspace.find(stage.kind, key)
     if artifact is not None:
-        damage = workspace.damage(artifact, verify)
+        damage = workspace.damage(artifact, _to_read(artifact, workspace, read))
         if damage is None and stage.check:
             damage = _resolve(stage.check)(artifact, workspace)
         if damage:
             return replace(status, state="damaged", why=[damage])
         return replace(status, state="fresh", why=[_told(artifact)], artifact=artifact)
+    cut_off = workspace.cut_off(stage.kind, key)
+    if cut_off:
+        return replace(status, state="damaged", why=[cut_off])
     partial = workspace.partial(stage.kind, key)
     if partial.exists():
         return replace(status, state="interrupted", why=[_how_far(partial)])
     if last is None:
         return replace(status, why=["has not run yet"])
     return replace(status, state="stale", why=differences(last.ledger.parts, status.parts))
+
+
+def _to_read(artifact: Artifact, workspace: Workspace, read: Read) -> set[Path]:
+    if read == "none":
+        return set()
+    files = {path for path, _ in artifact.files(workspace.root)}
+    return files if read == "all" else files & workspace.suspects()
 
 
 def _upstream(stage: Stage, needs: list[str], found: dict[str, Status], run: str) -> tuple[dict[str, str], list[str]]:
@@ -280,16 +291,26 @@ def run_stage(config: Config, name: str, inputs: Inputs | None = None, **hooks: 
     """
     workspace = Workspace(config.workspace)
     inputs = inputs_of(config, name) if inputs is None else inputs
-    status = plan(config, until=name, inputs=inputs)[-1]
+    status = plan(config, name, inputs, read="suspects")[-1]
     if status.key is None:
         raise AttendError(f"{name}: {status.why[-1]}")
     if not status.fresh:
+        workspace.remember(config.name, name, status.key, done=False)
         with workspace.lock(f"{status.stage.kind}-{status.key[:20]}", f"{name} of {config.name}"):
-            statuses = plan(config, until=name, inputs=inputs)  # another process may have made it meanwhile
+            statuses = plan(config, name, inputs, read="suspects")  # another process may have made it meanwhile
             if not statuses[-1].fresh:
                 _run(config, workspace, statuses[-1], _upstream_of(statuses[:-1]), hooks)
-    workspace.remember(config.name, name, status.key)
+    if workspace.suspects():
+        trust_fresh(plan(config, name, inputs)[-1:], config)
+    workspace.remember(config.name, name, status.key, done=True)
     return status
+
+
+def trust_fresh(statuses: Iterable[Status], config: Config) -> None:
+    """The files of the fresh ones were made just now, or read and found to be as recorded."""
+    workspace = Workspace(config.workspace)
+    made = [status.artifact for status in statuses if status.artifact is not None]
+    workspace.trust(path for artifact in made for path, _ in artifact.files(workspace.root))
 
 
 def _run(
@@ -312,7 +333,8 @@ def _run(
         outcome: Outcome = function(
             **sections, work=Work(status.key, upstream, status.parts["inputs"], partial), **hooks
         )
-        workspace.publish(stage.kind, status.key, status.parts, outcome, watch.seconds())
+        made_from = {kind: artifact.ledger.key for kind, artifact in upstream.items()}
+        workspace.publish(stage.kind, status.key, status.parts, outcome, watch.seconds(), made_from)
     except BaseException as error:
         if not stage.resumable:
             shutil.rmtree(partial, ignore_errors=True)
@@ -325,9 +347,36 @@ def _run(
         say(f"{stage.name}: {note}")
 
 
-def artifacts(config: Config, until: str = STAGES[-1].name) -> dict[str, Artifact]:
+def saved(before: list[Status], made: dict[str, Artifact]) -> str:
+    """What a run did not do again, in words: pictures that kept their grids, and the time that fresh stages took.
+
+    before: their states when the run began. made: the artifacts when it ended.
+    """
+    fresh = [status.artifact for status in before if status.fresh and status.artifact is not None]
+    seconds = sum(artifact.ledger.seconds for artifact in fresh)
+    pictures = 0
+    if "extract" in made:
+        counts = made["extract"].ledger.counts
+        again = all(artifact.ledger.key != made["extract"].ledger.key for artifact in fresh)
+        pictures = int(counts["grids"] - (counts["extracted"] if again else 0))
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{pictures:,} pictures not extracted again, {hours} h {minutes:02d} min of work"
+
+
+def verify(config: Config, until: str = STAGES[-1].name) -> list[Status]:
+    """The plan, every digest read. What is damaged is remembered, and made again by the next run."""
+    statuses = plan(config, until, read="all")
+    workspace = Workspace(config.workspace)
+    for status in statuses:
+        found = workspace.find(status.stage.kind, status.key) if status.key else None
+        if status.state == "damaged" and found is not None:
+            workspace.suspect(path for path, _ in found.files(workspace.root))
+    return statuses
+
+
+def artifacts(config: Config, until: str = STAGES[-1].name, inputs: Inputs | None = None) -> dict[str, Artifact]:
     """The fresh artifacts of a config up to `until`, by kind of stage; of two of a kind, the later one."""
-    return _upstream_of(plan(config, until=until))
+    return _upstream_of(plan(config, until, inputs))
 
 
 def artifact(config: Config, name: str, until: str | None = None) -> Artifact:

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import filelock
+
 from tasks.config import Config
 from tasks.errors import AttendError
-from tasks.ledger import Artifact, Workspace
+from tasks.ledger import Artifact, Workspace, write_atomically
 from tasks.progress import say
 from tasks.section import Section
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 TRAIN_KEY = "attend.train_key"
 _EPOCHS = "attend.epochs"
+_EVALUATION = "attend.evaluation"
 
 
 def tracking_uri(workspace: Path) -> str:
@@ -117,6 +120,12 @@ def _check_server(uri: str) -> None:
         ) from None
 
 
+def run_page(store: str, run_id: str, embedded_page: str | None) -> str | None:
+    """The address of a run's page; None for an embedded store that no server shows. embedded_page: of such a server."""
+    page = store if store.startswith(("http://", "https://")) else embedded_page
+    return f"{_without_credentials(page).rstrip('/')}/#/runs/{run_id}" if page else None
+
+
 def experiment_of(client: MlflowClient, workspace: Path, name: str) -> str:
     with Workspace(workspace).lock("mlflow-store", "the MLflow store"):
         found = client.get_experiment_by_name(name)
@@ -155,27 +164,107 @@ class TrainingLog:
 
 @contextlib.contextmanager
 def training_log(workspace: Path, model: str, train_key: str, params: dict[str, Any]) -> Iterator[TrainingLog]:
-    """The run of the model with this train key, taken up again or made; its status says how the block ended."""
+    """The run of the model with this train key, taken up again or made; its status says how the block ended.
+
+    Where the process is killed, its note stays, and `close_dead_runs` ends the run in its stead.
+    """
     client = connect(workspace)
     experiment = experiment_of(client, workspace, model)
+    with _until_ended(workspace, experiment, TRAIN_KEY, train_key):
+        run_id = _run_of(client, experiment, train_key, model, params)
+        with _ending(client, run_id):
+            yield TrainingLog(client, run_id)
+
+
+@contextlib.contextmanager
+def _until_ended(workspace: Path, experiment: str, tag: str, key: str) -> Iterator[None]:
+    """One process at a time has the run whose tag has this value; a note of it stays if the block does not end well."""
+    with Workspace(workspace).lock(f"mlflow-{key[:20]}", f"MLflow run {key[:8]}"):
+        note = _notes(workspace) / f"{key[:20]}.json"
+        note.parent.mkdir(parents=True, exist_ok=True)
+        told = {"tag": tag, "key": key, "experiment": experiment, "uri": _store(workspace)}
+        write_atomically(note, json.dumps(told))
+        yield
+        note.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _ending(client: MlflowClient, run_id: str) -> Iterator[None]:
+    """The run's status says how the block ended."""
+    status = "KILLED"
+    try:
+        yield
+        status = "FINISHED"
+    except Exception:
+        status = "FAILED"
+        raise
+    finally:
+        client.set_terminated(run_id, status)
+
+
+def _run_of(client: MlflowClient, experiment: str, train_key: str, model: str, params: dict[str, Any]) -> str:
+    """The id of the run with this key, taken up again or made."""
     found = client.search_runs([experiment], f"tags.`{TRAIN_KEY}` = '{train_key}'", max_results=1)
     if found:
-        run_id = found[0].info.run_id
+        run_id = str(found[0].info.run_id)
         client.update_run(run_id, status="RUNNING")
     else:
         run = client.create_run(experiment, tags={TRAIN_KEY: train_key}, run_name=f"{model}-{train_key[:8]}")
-        run_id = run.info.run_id
-        for key, value in params.items():
+        run_id = str(run.info.run_id)
+    logged = client.get_run(run_id).data.params
+    for key, value in params.items():
+        if key not in logged:  # a run killed meanwhile logged some of them
             client.log_param(run_id, key, value)
-    try:
-        yield TrainingLog(client, run_id)
-    except KeyboardInterrupt:
-        client.set_terminated(run_id, "KILLED")
-        raise
-    except BaseException:
-        client.set_terminated(run_id, "FAILED")
-        raise
-    client.set_terminated(run_id, "FINISHED")
+    return run_id
+
+
+def evaluation_with(client: MlflowClient, workspace: Path, model: str, key: str) -> dict[str, Any] | None:
+    """What `log_evaluation` kept under this key; None where nothing is."""
+    experiment = experiment_of(client, workspace, model)
+    query = f"tags.`{_EVALUATION}` = '{key}' and attributes.status = 'FINISHED'"
+    found = client.search_runs([experiment], query, max_results=1)
+    if not found:
+        return None
+    tags, metrics = found[0].data.tags, found[0].data.metrics
+    return {"scores": metrics, "signature": tags["attend.signature"], "pictures": int(tags["attend.pictures"])}
+
+
+def log_evaluation(
+    client: MlflowClient, workspace: Path, model: str, name: str, key: str, told: dict[str, Any], files: str
+) -> None:
+    """Keep the scores of a registered model and the files they were taken from in a run of their own."""
+    experiment = experiment_of(client, workspace, model)
+    tags = {_EVALUATION: key, "attend.signature": told["signature"], "attend.pictures": str(told["pictures"])}
+    with _until_ended(workspace, experiment, _EVALUATION, key):
+        run_id = client.create_run(experiment, tags=tags, run_name=name).info.run_id
+        with _ending(client, run_id):
+            for metric, value in told["scores"].items():
+                client.log_metric(run_id, metric, value)
+            client.log_artifacts(run_id, files)
+
+
+def close_dead_runs(workspace: Path) -> None:
+    """Give the MLflow runs whose process was killed the status KILLED; resumed, they run again."""
+    for note in sorted(_notes(workspace).glob("*.json")):
+        lock = Workspace(workspace).root / "locks" / f"mlflow-{note.stem}.lock"
+        with contextlib.suppress(filelock.Timeout, FileNotFoundError), filelock.FileLock(lock, timeout=0):
+            told = json.loads(note.read_text(encoding="utf-8"))
+            if told["uri"] != _store(workspace):
+                continue  # for a run that has that store
+            client = connect(workspace)
+            query = f"tags.`{told['tag']}` = '{told['key']}' and attributes.status = 'RUNNING'"
+            for run in client.search_runs([told["experiment"]], query):
+                client.set_terminated(run.info.run_id, "KILLED")
+                say(f"MLflow run {run.info.run_name}: was cut off; its status is KILLED until it is resumed")
+            note.unlink(missing_ok=True)
+
+
+def _notes(workspace: Path) -> Path:
+    return workspace / "runs" / "mlflow"
+
+
+def _store(workspace: Path) -> str:
+    return _without_credentials(tracking_uri(workspace))
 
 
 def params_of(sections: Mapping[str, Section], inputs: Mapping[str, str]) -> dict[str, Any]:

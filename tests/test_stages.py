@@ -149,14 +149,15 @@ def test_verify_reads_the_digests(workspace: Path) -> None:
     path = artifacts(config)["evaluate"].path / "scores.json"
     path.write_text(path.read_text().replace("bleu1", "bleu9"))
     assert states(config)["evaluate"].fresh
-    found = {status.stage.name: status for status in plan(config, verify=True)}
+    found = {status.stage.name: status for status in plan(config, read="all")}
     assert found["evaluate"].state == "damaged"
 
 
 def test_no_ledger_no_artifact(workspace: Path) -> None:
     config = small(workspace)
     (artifacts(config)["tensorise"].path / "ledger.json").unlink()
-    assert states(config)["tensorise"].state == "missing"
+    assert states(config)["tensorise"].state == "damaged"
+    assert "ledger.json is gone" in states(config)["tensorise"].why[0]
     assert {name for name, state in run_all(config).items() if state != "fresh"} == {"tensorise"}
 
 

@@ -1,0 +1,96 @@
+"""Score a registered model from photographs: its own code, its own backbone, nothing out of the cache."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from models.vocabulary import Vocabulary
+from tasks import registry, tracking
+from tasks.captions import read_vocabulary
+from tasks.config import Config, EvaluationConfig
+from tasks.datasets.base import DatasetOptions
+from tasks.errors import AttendError
+from tasks.evaluation import PREDICTIONS, SCORES, score, write_predictions
+from tasks.ledger import Artifact, Workspace, digest_of
+from tasks.manifest import GENERATED, files_of, pictures_of
+from tasks.progress import Bar
+from tasks.sessions import prepare, session
+from tasks.stages import artifacts, inputs_of, run_stage
+
+_BATCH = 64
+
+
+def evaluate_registered(config: Config, model: str | None = None) -> dict[str, Any]:
+    """Score a registered model on `config`'s held-out pictures; an MLflow run keeps the scores and the captions.
+
+    model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; the config's champion where not given. What was scored on
+    the same pictures with the same settings is answered from that run.
+    """
+    address = model or f"models:/{config.registry.model}@champion"
+    prepare(config)
+    with session(Workspace(config.workspace), f"evaluation of {address}"):
+        client = tracking.connect(config.workspace)
+        version = registry.version_at(client, address)
+        inputs = inputs_of(config, "tensorise")
+        for stage in ("ingest", "tensorise"):
+            run_stage(config, stage, inputs)
+        made = artifacts(config, "tensorise", inputs)
+        name = f"{version.name} version {version.version}"
+        pictures, words = made["ingest"].products[config.evaluation.split], made["tensorise"].products["vocabulary"]
+        key = digest_of([version.name, version.version, pictures, words, config.evaluation.key_part()])
+        told = tracking.evaluation_with(client, config.workspace, version.name, key)
+        if told is None:
+            captioner = registry.load_bundle(f"models:/{version.name}/{version.version}")
+            vocabulary = read_vocabulary(made["tensorise"].path)
+            with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
+                predictions = Path(scratch) / PREDICTIONS
+                told = rescore(captioner, name, made["ingest"], config.data, vocabulary, config.evaluation, predictions)
+                (Path(scratch) / SCORES).write_text(json.dumps(told, indent=1, sort_keys=True), encoding="utf-8")
+                tracking.log_evaluation(client, config.workspace, version.name, f"{name} scored", key, told, scratch)
+    return {"model": name, **told}
+
+
+def rescore(
+    captioner: Any,
+    name: str,
+    manifest: Artifact,
+    data: DatasetOptions,
+    vocabulary: Vocabulary,
+    evaluation: EvaluationConfig,
+    predictions: Path,
+    digests: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Caption pictures of `evaluation.split` with a registered model, write the captions, and score what was written.
+
+    captioner: of `registry.load_bundle`. name: the model, for messages. vocabulary: whose tokeniser cuts the
+    references. predictions: the Parquet file to write. digests: the pictures; all that can be read where not given.
+    Raises AttendError where the model's own code cannot search as `evaluation` asks.
+    """
+    files = files_of(manifest.path, data.image_folder(manifest.path / GENERATED))
+    pictures = pictures_of(manifest.path, evaluation.split)
+    wanted = [picture.digest for picture in pictures] if digests is None else list(digests)
+    rows: list[dict[str, Any]] = []
+    with Bar(len(wanted), f"captions of {name}", "pictures") as bar:
+        for at in range(0, len(wanted), _BATCH):
+            part = wanted[at : at + _BATCH]
+            try:
+                captioned = captioner.caption([files[digest].read_bytes() for digest in part], **evaluation.decoding())
+            except TypeError as error:
+                raise AttendError(
+                    f"{name}: its own code cannot search as evaluation asks ({error}): "
+                    "change evaluation.*, or take its alias from it and run again"
+                ) from None
+            rows += [
+                {"digest": digest, "caption": item.caption, "log_probability": item.log_probability}
+                for digest, item in zip(part, captioned, strict=True)
+                if item.error is None
+            ]
+            bar.advance(len(part))
+    if not rows:
+        raise AttendError(f"{name}: no picture of the split {evaluation.split!r} could be read")
+    write_predictions(rows, predictions)
+    return score(predictions, pictures, vocabulary, evaluation)
