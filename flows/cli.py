@@ -242,6 +242,32 @@ def presets(
 
 
 @app.command()
+def up(
+    workspace: WorkspaceOption = Path("workspace"),
+    project: Annotated[Path, typer.Option(help="the folder with prefect.yaml")] = Path(),
+    port: Annotated[int, typer.Option(min=1, max=65535, help="of Prefect's server")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="of MLflow's pages")] = 5000,
+) -> None:
+    """Start Prefect's server, the deployments of prefect.yaml and a worker on this machine, in the background."""
+    from flows.service import up as start
+
+    found = start(project.expanduser().absolute(), workspace.expanduser().absolute(), port, mlflow_port)
+    typer.echo(f"Prefect: {found.prefect}")
+    if found.mlflow is not None:
+        typer.echo(f"MLflow:  {found.mlflow}")
+    typer.echo("stop it with `attend down`; what is scheduled: PREFECT_API_URL=" + found.api + " prefect deployment ls")
+
+
+@app.command()
+def down(workspace: WorkspaceOption = Path("workspace")) -> None:
+    """Stop what `attend up` started."""
+    from flows.service import down as stop
+
+    stop(workspace.expanduser().absolute())
+    typer.echo("stopped")
+
+
+@app.command()
 def ui(
     workspace: WorkspaceOption = Path("workspace"), port: Annotated[int, typer.Option(min=1, max=65535)] = 5000
 ) -> None:
@@ -268,7 +294,11 @@ def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
         return statuses
     prepare(config)
     from flows.prefect_settings import apply
+    from flows.service import running
 
+    service = running(config.workspace)
+    if service is not None:
+        os.environ.setdefault("PREFECT_API_URL", service.api)
     apply(config.workspace)
     if "PREFECT_API_URL" not in os.environ and not quiet:
         typer.echo("starting Prefect's local server", err=True)

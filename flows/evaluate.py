@@ -14,7 +14,7 @@ from tasks.rescoring import evaluate_registered
 
 @flow(name="evaluate", flow_run_name="{config.name}")
 def evaluate(config: Config, model: str | None = None) -> dict[str, Any]:
-    """Score a registered model (the config's champion, where none is named) on its held-out pictures as they are today."""
+    """Score a registered model (the champion, where none is named) on the held-out pictures as they are today."""
     with progress.also(get_run_logger().info):
         told = evaluate_registered(config, model)
     scores = "".join(f"\n| {metric} | {value:.2f} |" for metric, value in told["scores"].items())

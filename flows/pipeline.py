@@ -36,6 +36,7 @@ def _passing(_task: Any, run: Any, state: Any) -> bool:
 _stage = task(
     cache_policy=NO_CACHE,
     persist_result=False,
+    task_run_name="{name}",
     retries=2,
     retry_delay_seconds=[10, 60],
     retry_condition_fn=_passing,

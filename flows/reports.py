@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,6 @@ from tasks.tracking import run_page
 
 _SAMPLES = 8
 _SECONDS = 5.0  # between two updates of a progress artifact: each is a call to the server
-MLFLOW_UI = "ATTEND_MLFLOW_UI"  # where the pages of an embedded store are shown (see service.py)
 
 
 def show_plan(statuses: list[Status]) -> None:
@@ -72,7 +70,7 @@ def show_scores(config: Config, made: dict[str, Artifact]) -> None:
 def show_registration(registered: Artifact) -> None:
     """Which version it became, why, and its run in MLflow."""
     told = json.loads((registered.path / REGISTRATION).read_text(encoding="utf-8"))
-    page = run_page(told["store"], told["run_id"], os.environ.get(MLFLOW_UI))
+    page = run_page(told["store"], told["run_id"])
     if page is not None:
         create_link_artifact(page, key="mlflow-run", link_text=told["uri"], description=told["why"])
     else:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 TRAIN_KEY = "attend.train_key"
 _EPOCHS = "attend.epochs"
 _EVALUATION = "attend.evaluation"
+MLFLOW_UI = "ATTEND_MLFLOW_UI"  # where the pages of an embedded store are, if a server shows them
 
 
 def tracking_uri(workspace: Path) -> str:
@@ -120,9 +121,9 @@ def _check_server(uri: str) -> None:
         ) from None
 
 
-def run_page(store: str, run_id: str, embedded_page: str | None) -> str | None:
-    """The address of a run's page; None for an embedded store that no server shows. embedded_page: of such a server."""
-    page = store if store.startswith(("http://", "https://")) else embedded_page
+def run_page(store: str, run_id: str) -> str | None:
+    """The address of a run's page; None for an embedded store that no server shows."""
+    page = store if store.startswith(("http://", "https://")) else os.environ.get(MLFLOW_UI)
     return f"{_without_credentials(page).rstrip('/')}/#/runs/{run_id}" if page else None
 
 
@@ -285,14 +286,24 @@ def mlflow_ui(workspace: Path, port: int) -> None:
             f"MLFLOW_TRACKING_URI names a server: its page is at {_without_credentials(tracking_uri(workspace))}"
         )
     check_store(workspace, must_exist=True)
+    command = ui_command(workspace, port)
+    os.execve(command[0], command, ui_environment())
+
+
+def ui_command(workspace: Path, port: int) -> list[str]:
+    """The command that shows an embedded store at a port of this machine."""
     program = Path(sys.executable).with_name("mlflow")
     if not program.exists():
         raise AttendError(
             f"{program}: MLflow's program is not beside this Python: install `mlflow` in this environment"
         )
+    arguments = ["server", "--backend-store-uri", tracking_uri(workspace), "--host", "127.0.0.1", "--port", str(port)]
+    arguments += ["--artifacts-destination", (workspace / "mlartifacts").as_uri(), "--workers", "1"]
+    return [str(program), *arguments]
+
+
+def ui_environment() -> dict[str, str]:
+    """The environment to run `ui_command` in."""
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     environment.pop("MLFLOW_TRACKING_URI", None)
-    uri = tracking_uri(workspace)
-    arguments = ["server", "--backend-store-uri", uri, "--host", "127.0.0.1", "--port", str(port)]
-    arguments += ["--artifacts-destination", (workspace / "mlartifacts").as_uri(), "--workers", "1"]
-    os.execve(program, [str(program), *arguments], environment)
+    return environment

@@ -1,0 +1,237 @@
+"""`attend up`: what schedules need, on one machine: Prefect's server, pool, deployments and worker, and MLflow's pages.
+
+One process looks after the others: it starts again what dies, and stops all of them when it is told to. It holds a
+lock, and so long as it does `service.json` tells where everything is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import filelock
+
+from flows.prefect_settings import environment
+from tasks.errors import AttendError
+from tasks.ledger import Workspace, write_atomically
+from tasks.progress import say
+from tasks.tracking import MLFLOW_UI, tracking_uri, ui_command, ui_environment
+
+POOL = "attend"
+ZOMBIES = Path(__file__).with_name("zombies.yaml")
+_PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
+_READY_SECONDS = 180.0
+_STOP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """Where everything is. process: of the one that looks after the others."""
+
+    process: int
+    prefect: str
+    mlflow: str | None
+
+    @property
+    def api(self) -> str:
+        return f"{self.prefect}/api"
+
+
+def running(workspace: Path) -> Service | None:
+    """What `attend up` started for this workspace and is there still; None where nothing is."""
+    lock = _lock(workspace)
+    try:
+        if not Path(lock.lock_file).exists():
+            return None
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        with contextlib.suppress(FileNotFoundError):
+            return Service(**json.loads(_told(workspace).read_text(encoding="utf-8")))
+    lock.release()
+    return None
+
+
+def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
+    """Start everything in the background and wait until it answers. AttendError, with nothing left, where it cannot."""
+    found = running(workspace)
+    if found is not None:
+        raise AttendError(f"{workspace}: is up already: {found.prefect} (stop it with `attend down`)")
+    if not (project / "prefect.yaml").is_file():
+        raise AttendError(f"{project}: no prefect.yaml there: run `attend up` where it is, or give --project FOLDER")
+    for name, number in (("--port", port), ("--mlflow-port", mlflow_port)):
+        if _answers(number):
+            raise AttendError(f"{name}: {number} is taken by another program: give another{_left_behind(workspace)}")
+    Workspace(workspace).prepare()
+    _told(workspace).unlink(missing_ok=True)
+    logs = _logs(workspace)
+    logs.mkdir(parents=True, exist_ok=True)
+    arguments = [str(project), str(workspace), str(port), str(mlflow_port)]
+    with (logs / "service.log").open("w") as log:
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", "flows.service", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=project,
+        )
+    say(f"starting Prefect's server, worker and deployments; logs are in {logs}")
+    while keeper.poll() is None:
+        found = running(workspace)
+        if found is not None:
+            return found
+        time.sleep(0.5)
+    lines = [line for line in (logs / "service.log").read_text().splitlines() if line.strip()]
+    raise AttendError(f"{logs / 'service.log'}: could not start: {lines[-1] if lines else 'no reason told'}")
+
+
+def down(workspace: Path) -> None:
+    """Stop what `attend up` started; a run that is going on is stopped too, and goes on when it is next run."""
+    found = running(workspace)
+    if found is None:
+        raise AttendError(f"{workspace}: nothing is up")
+    os.kill(found.process, signal.SIGTERM)
+    end = time.monotonic() + _STOP_SECONDS + 10
+    while running(workspace) is not None:
+        if time.monotonic() > end:
+            raise AttendError(f"{workspace}: process {found.process} does not end: stop it by hand")
+        time.sleep(0.2)
+
+
+class _StopAsked(BaseException):
+    """SIGTERM or SIGINT."""
+
+
+def keep(project: Path, workspace: Path, port: int, mlflow_port: int) -> None:
+    """Start everything, start again what dies, and stop it all on SIGTERM. Runs until then."""
+
+    def stop(*_: object) -> None:
+        raise _StopAsked
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    url = f"http://127.0.0.1:{port}"
+    env = environment(workspace) | {"PREFECT_API_URL": f"{url}/api", "ATTEND_WORKSPACE": str(workspace)}
+    env["PREFECT_UI_URL"] = url
+    embedded = tracking_uri(workspace).startswith("sqlite:")
+    mlflow = f"http://127.0.0.1:{mlflow_port}" if embedded else None
+    if mlflow is not None:
+        env[MLFLOW_UI] = mlflow
+    commands = {
+        "server": [*_PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        "worker": [*_PREFECT, "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1"],
+    }
+    children: dict[str, subprocess.Popen[bytes]] = {}
+    with _lock(workspace).acquire(timeout=0):
+        try:
+            children["server"] = _start("server", commands["server"], workspace, project, env)
+            _wait(f"{url}/api/health", children["server"], workspace)
+            _set_up(project, env)
+            children["worker"] = _start("worker", commands["worker"], workspace, project, env)
+            if mlflow is not None:
+                commands["mlflow"] = ui_command(workspace, mlflow_port)
+                children["mlflow"] = _start("mlflow", commands["mlflow"], workspace, project, ui_environment())
+                _wait(f"{mlflow}/health", children["mlflow"], workspace)
+            told = asdict(Service(os.getpid(), url, mlflow))
+            write_atomically(_told(workspace), json.dumps(told, indent=1))
+            while True:
+                time.sleep(2)
+                for name, child in children.items():
+                    if child.poll() is not None:
+                        print(f"{name} ended with {child.returncode}: started again", flush=True)
+                        given = ui_environment() if name == "mlflow" else env
+                        children[name] = _start(name, commands[name], workspace, project, given)
+        except _StopAsked:
+            pass
+        finally:
+            _told(workspace).unlink(missing_ok=True)
+            _stop(children)
+
+
+def _set_up(project: Path, env: dict[str, str]) -> None:
+    """Pool, deployments and automation; what is there already stays."""
+    _call([*_PREFECT, "work-pool", "create", POOL, "--type", "process", "--overwrite"], project, env)
+    _call([*_PREFECT, "deploy", "--all"], project, env)
+    listed = _call([*_PREFECT, "automation", "ls"], project, env)
+    if "attend-zombies" not in listed:
+        _call([*_PREFECT, "automation", "create", "--from-file", str(ZOMBIES)], project, env)
+
+
+def _call(command: list[str], project: Path, env: dict[str, str]) -> str:
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+    print(done.stdout + done.stderr, flush=True)
+    if done.returncode != 0:
+        raise SystemExit(f"`prefect {' '.join(command[4:])}` failed: see above")
+    return done.stdout
+
+
+def _start(
+    name: str, command: list[str], workspace: Path, project: Path, env: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    with (_logs(workspace) / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(command, cwd=project, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def _wait(url: str, child: subprocess.Popen[bytes], workspace: Path) -> None:
+    end = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < end and child.poll() is None:
+        with contextlib.suppress(urllib.error.URLError, OSError):
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        time.sleep(0.5)
+    raise SystemExit(f"{url} does not answer: see the logs in {_logs(workspace)}")
+
+
+def _stop(children: dict[str, subprocess.Popen[bytes]]) -> None:
+    """The worker first, so that what it runs is told to the server."""
+    end = time.monotonic() + _STOP_SECONDS
+    for name in ("worker", "mlflow", "server"):
+        child = children.get(name)
+        if child is None or child.poll() is not None:
+            continue
+        child.terminate()
+        try:
+            child.wait(max(end - time.monotonic(), 1))
+        except subprocess.TimeoutExpired:
+            child.kill()
+
+
+def _left_behind(workspace: Path) -> str:
+    """Where the process that looked after the others was killed: how to stop these."""
+    with contextlib.suppress(OSError, ValueError, TypeError, ProcessLookupError):
+        group = Service(**json.loads(_told(workspace).read_text(encoding="utf-8"))).process
+        os.killpg(group, 0)
+        return f", or stop what a killed `attend up` left: kill -- -{group}"
+    return ""
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _lock(workspace: Path) -> filelock.FileLock:
+    return filelock.FileLock(workspace / "locks" / "service.lock")
+
+
+def _told(workspace: Path) -> Path:
+    return workspace / "prefect" / "service.json"
+
+
+def _logs(workspace: Path) -> Path:
+    return workspace / "prefect" / "logs"
+
+
+if __name__ == "__main__":
+    keep(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
