@@ -15,6 +15,7 @@ from tasks.errors import AttendError, is_disk_full
 
 if TYPE_CHECKING:
     from tasks.config import Config
+    from tasks.housekeeping import Item
     from tasks.stages import Status
 
 app = typer.Typer(
@@ -159,6 +160,62 @@ def cache_list(workspace: WorkspaceOption = Path("workspace"), as_json: Json = F
             f"{row['store']}  {row['backbone']} {row['image_size']} px, weights {str(row['weights'])[:24]}: "
             f"{row['pictures']:,} pictures in {row['shards']} shards, {row['bytes'] / 2**20:,.1f} MiB"
         )
+
+
+@cache_app.command("usage")
+def cache_usage(workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
+    """What takes how much room, and who needs it."""
+    from tasks.grid_cache import bytes_in
+    from tasks.housekeeping import usage
+    from tasks.ledger import Workspace
+
+    place = Workspace(workspace.expanduser().absolute())
+    items = usage(place)
+    others = {name: bytes_in(place.root / name) for name in ("mlartifacts", "prefect") if (place.root / name).exists()}
+    if as_json:
+        _print_json([_item_as_json(item) for item in items])
+        return
+    _print_items(items, place.root)
+    for name, size in others.items():
+        typer.echo(f"{_mib(size)}  {name}")
+    free = sum(item.size for item in items if not item.needed_by)
+    typer.echo(f"{_mib(sum(item.size for item in items) + sum(others.values()))}  in all; nobody needs {_mib(free)}")
+
+
+@cache_app.command("prune")
+def cache_prune(
+    workspace: WorkspaceOption = Path("workspace"),
+    forget: Annotated[list[str] | None, typer.Option(help="need no more what the run of this name made")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="remove it; without this it is only listed")] = False,
+) -> None:
+    """List what no run and no registered model needs, and remove it with --yes."""
+    from tasks import housekeeping
+    from tasks.ledger import Workspace
+    from tasks.sessions import alone
+
+    place = Workspace(workspace.expanduser().absolute())
+    without = forget or []
+    with alone(place, "prune"):
+        items = [item for item in housekeeping.usage(place, without) if not item.needed_by]
+        if yes:
+            housekeeping.prune(place, items, without)
+    _print_items(items, place.root)
+    told = "removed" if yes else "would be removed: add --yes"
+    typer.echo(f"{len(items)} items, {_mib(sum(item.size for item in items)).strip()} {told}")
+
+
+@cache_app.command("compact")
+def cache_compact(workspace: WorkspaceOption = Path("workspace")) -> None:
+    """Rewrite shards without the grids that nobody needs any more."""
+    from tasks.config import MachineConfig
+    from tasks.housekeeping import compact
+    from tasks.ledger import Workspace
+    from tasks.sessions import alone
+
+    place = Workspace(workspace.expanduser().absolute())
+    with alone(place, "compact"):
+        before, after = compact(place, MachineConfig().shard_rows)
+    typer.echo(f"{before} shards before, {after} after")
 
 
 @cache_app.command("verify")
@@ -322,6 +379,28 @@ def _print_plan(statuses: list[Status]) -> None:
 
 def _as_json(item: Status) -> dict[str, Any]:
     return {"stage": item.stage.name, "state": item.state, "why": item.why, "key": item.key}
+
+
+def _print_items(items: list[Item], root: Path) -> None:
+    """A line each; the shards of a store that the same people need in one."""
+    lines: dict[tuple[Path, str, tuple[str, ...]], list[Item]] = {}
+    for item in items:
+        place = item.path.parent if item.path.suffix == ".h5" else item.path
+        lines.setdefault((place.relative_to(root), item.what, item.needed_by), []).append(item)
+    for (place, what, needed_by), those in lines.items():
+        shards = f", {len(those)} shards" if those[0].path.suffix == ".h5" else ""
+        unneeded = sum(item.unneeded for item in those)
+        rest = f" but for {unneeded:,} grids (see `attend cache compact`)" if unneeded else ""
+        needed = f"needed by {', '.join(needed_by)}{rest}" if needed_by else "nobody needs it"
+        typer.echo(f"{_mib(sum(item.size for item in those))}  {place}  {what}{shards}; {needed}")
+
+
+def _item_as_json(item: Item) -> dict[str, Any]:
+    return {"what": item.what, "path": str(item.path), "bytes": item.size, "needed_by": list(item.needed_by)}
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:10,.1f} MiB"
 
 
 def _print_json(value: Any) -> None:

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,9 +30,9 @@ from tasks.datasets.base import DatasetOptions
 from tasks.devices import device_of
 from tasks.errors import AttendError
 from tasks.grid_cache import GridReader, Grids, GridStore, Identity, Row
-from tasks.ledger import Artifact, Outcome, Stopwatch, Work, Workspace, digest_of
+from tasks.ledger import LEDGER, Artifact, FileRecord, Outcome, Stopwatch, Work, Workspace, digest_of
 from tasks.manifest import GENERATED, files_of
-from tasks.progress import Bar, say
+from tasks.progress import Bar
 from tasks.stages import BY_NAME, PROGRESS
 from tasks.weights import IMPORTED, load_backbone
 
@@ -70,9 +71,7 @@ def extract(
         notes = [
             f"{damage}; set aside, its pictures are extracted again" for damage in store.clean(workspace.suspects())
         ]
-        workspace.trust(store.folder.glob("shard-*.h5"))
-        for note in notes:
-            say(f"extract: {note}")
+        workspace.trust(path for path in workspace.suspects() if path.parent == store.folder)
         rows, _ = store.rows()
         missing = sorted(digest for digest in files if digest not in rows)
         failed: list[Decoded] = []
@@ -86,11 +85,11 @@ def extract(
         rows, _ = store.rows()
     _check_failures(failed, len(files), grids.max_failed)
     used = {digest: rows[digest] for digest in sorted(files) if digest in rows}
-    _write(work.out, used, failed, identity)
-    shards = {row.shard for row in used.values()}
-    shared = {
-        str(shard.path.relative_to(workspace.root)): shard.record for shard in store.shards() if shard.number in shards
-    }
+    _write_index(work.out, used)
+    failures = [{"digest": item.digest, "path": str(item.path), "reason": item.reason} for item in failed]
+    pq.write_table(pa.Table.from_pylist(failures, schema=_FAILED), work.out / FAILED)
+    (work.out / IDENTITY).write_text(json.dumps(identity.__dict__, indent=1, sort_keys=True), encoding="utf-8")
+    shared = _shared(workspace, store, used)
     products = {
         "identity": identity.digest,
         "failed": digest_of(sorted(item.digest for item in failed)),
@@ -100,7 +99,7 @@ def extract(
         "grids": len(used),
         "extracted": len(missing) - len(failed),
         "failed": len(failed),
-        "shards": len(shards),
+        "shards": len(shared),
         **{f"seconds_{name}": round(value, 3) for name, value in seconds.items()},
     }
     if failed:
@@ -201,21 +200,43 @@ def _check_failures(failed: list[Decoded], total: int, allowed: float) -> None:
         )
 
 
-def _write(out: Path, rows: dict[str, Row], failed: list[Decoded], identity: Identity) -> None:
+def reindex(workspace: Workspace, artifact: Artifact, store: GridStore, rows: dict[str, Row]) -> None:
+    """Publish an extract artifact anew, its grids lying where `rows` says; its products are the same."""
+    ledger = artifact.ledger
+    partial = workspace.partial("extract", ledger.key)
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(artifact.path, partial, ignore=shutil.ignore_patterns(LEDGER))
+    used = {digest: rows[digest] for digest in pq.read_table(partial / INDEX).column("digest").to_pylist()}
+    _write_index(partial, used)
+    shared = _shared(workspace, store, used)
+    outcome = Outcome(ledger.products, {**ledger.counts, "shards": len(shared)}, ledger.notes, shared)
+    workspace.publish("extract", ledger.key, ledger.parts, outcome, ledger.seconds, ledger.made_from)
+
+
+def _write_index(out: Path, rows: dict[str, Row]) -> None:
     index = {
         "digest": list(rows),
         "shard": pa.array([row.shard for row in rows.values()], pa.int32()),
         "row": pa.array([row.row for row in rows.values()], pa.int32()),
     }
     pq.write_table(pa.table(index), out / INDEX)
-    failures = [{"digest": item.digest, "path": str(item.path), "reason": item.reason} for item in failed]
-    pq.write_table(pa.Table.from_pylist(failures, schema=_FAILED), out / FAILED)
-    (out / IDENTITY).write_text(json.dumps(identity.__dict__, indent=1, sort_keys=True), encoding="utf-8")
+
+
+def _shared(workspace: Workspace, store: GridStore, rows: dict[str, Row]) -> dict[str, FileRecord]:
+    """The shards that these rows lie in, as an artifact's ledger names them."""
+    numbers = {row.shard for row in rows.values()}
+    return {
+        str(shard.path.relative_to(workspace.root)): shard.record for shard in store.shards() if shard.number in numbers
+    }
+
+
+def read_identity(extracted: Artifact) -> Identity:
+    """What made the grids of an extract artifact."""
+    return Identity(**json.loads((extracted.path / IDENTITY).read_text(encoding="utf-8")))
 
 
 def open_grids(extracted: Artifact, machine: MachineConfig) -> GridReader:
     """The grids of an extract artifact, ready to be read by content digest."""
-    identity = Identity(**json.loads((extracted.path / IDENTITY).read_text(encoding="utf-8")))
-    store = GridStore(Workspace(machine.workspace.expanduser().absolute()).grids, identity)
+    store = GridStore(Workspace(machine.workspace.expanduser().absolute()).grids, read_identity(extracted))
     index = pq.read_table(extracted.path / INDEX).to_pylist()
     return GridReader(store, {item["digest"]: Row(item["shard"], item["row"]) for item in index})

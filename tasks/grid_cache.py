@@ -105,11 +105,16 @@ class GridStore:
         """The published shards, by number."""
         return [read_shard(path) for path in sorted(self.folder.glob("shard-*.parquet"))]
 
-    def rows(self) -> tuple[dict[str, Row], list[str]]:
-        """Digest -> row over all sound shards, and what is wrong with the others, in words."""
+    def rows(self, without: Collection[int] = ()) -> tuple[dict[str, Row], list[str]]:
+        """Digest -> row over all sound shards, and what is wrong with the others, in words.
+
+        without: numbers of shards to leave out.
+        """
         rows: dict[str, Row] = {}
         damages = []
         for shard in self.shards():
+            if shard.number in without:
+                continue
             damage = shard.damage()
             if damage is None and shard.identity != self.identity.digest:
                 damage = f"{shard.path}: holds grids of another identity"
@@ -152,6 +157,36 @@ class GridStore:
                 file.unlink(missing_ok=True)
             raise
         return Shard(number, path, self.identity.digest, record, list(digests))
+
+    def rewrite(self, live: Collection[str], shard_rows: int) -> set[int]:
+        """Write the live rows of shards that hold others too to new shards; the numbers of the old ones, still there.
+
+        live: digests. The caller holds the store's lock, and removes the old ones once nobody reads them.
+        """
+        kept: set[str] = set()
+        old = []
+        for shard in self.shards():
+            if all(digest in live for digest in shard.digests) and kept.isdisjoint(shard.digests):
+                kept.update(shard.digests)
+            else:
+                old.append(shard)
+        rows: list[tuple[Grids, str, tuple[int, int]]] = []
+        for shard in old:
+            sizes = pq.read_table(shard.path.with_suffix(".parquet"), columns=["width", "height"]).to_pylist()
+            reader = GridReader(self, {digest: Row(shard.number, row) for row, digest in enumerate(shard.digests)})
+            for digest, size in zip(shard.digests, sizes, strict=True):
+                if digest in live and digest not in kept:
+                    kept.add(digest)
+                    rows.append((reader.read([digest])[0], digest, (size["width"], size["height"])))
+                if len(rows) == shard_rows:
+                    self._write_rows(rows)
+                    rows = []
+        if rows:
+            self._write_rows(rows)
+        return {shard.number for shard in old}
+
+    def _write_rows(self, rows: list[tuple[Grids, str, tuple[int, int]]]) -> None:
+        self.write(np.stack([grid for grid, _, _ in rows]), [row[1] for row in rows], [row[2] for row in rows])
 
     def clean(self, read: Collection[Path] = ()) -> list[str]:
         """Set damaged shards aside and drop what a killed writer left; returns what was wrong.
@@ -208,6 +243,12 @@ def set_aside(index: Path) -> None:
     for path in (index, index.with_suffix(".h5")):
         with contextlib.suppress(FileNotFoundError):
             path.rename(path.with_name(path.name + ".damaged"))
+
+
+def remove_shard(path: Path) -> None:
+    """Remove a shard's two files, index first: without it the other does not count."""
+    path.with_suffix(".parquet").unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 def read_shard(index: Path) -> Shard:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -135,6 +136,22 @@ class Work:
     upstream: Mapping[str, Artifact]
     inputs: Mapping[str, str]
     out: Path
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder for what is needed while the block takes, and where `tempfile` puts its files meanwhile.
+
+        In the stage's own folder, so that a killed run's gigabytes go with it.
+        """
+        folder, before = self.out / ".scratch", tempfile.tempdir
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        tempfile.tempdir = str(folder)
+        try:
+            yield folder
+        finally:
+            tempfile.tempdir = before
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Workspace:
@@ -321,6 +338,17 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def drop_temporaries(folders: Iterable[Path]) -> None:
+    """Remove what processes that were killed in `write_atomically` left in these folders."""
+    for folder in folders:
+        for path in folder.glob(".*.tmp"):
+            with contextlib.suppress(ValueError, PermissionError):
+                try:
+                    os.kill(int(path.name.split(".")[-2]), 0)
+                except ProcessLookupError:
+                    path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:

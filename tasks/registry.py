@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pyarrow.parquet as pq
 
@@ -75,17 +76,18 @@ def register(
     with (
         Workspace(workspace).lock(f"registry-{registry.model}", f"registration of {registry.model}"),
         training_log(workspace, registry.model, trained.ledger.key, params) as log,
-        tempfile.TemporaryDirectory(prefix="attend-") as scratch,
+        work.scratch() as scratch,
     ):
         for row in pq.read_table(trained.path / "history.parquet").to_pylist():
             log.epoch(row)
         version = _version_with_key(log.client, registry.model, work.key)
         if version is None:
             captioner = make_captioner(grids, evaluation, work.upstream)
-            bundle = Path(scratch) / "bundle"
+            bundle = scratch / "bundle"
             digest = write_bundle(captioner, bundle)
             _log_files(log, work, scores)
-            _log_samples(log, captioner, work, data, Path(scratch))
+            _log_samples(log, captioner, work, data, scratch)
+            _drop_unregistered(log, registry.model)
             source = _log_model(log.run_id, bundle, ("timm",) if grids.backbone.startswith("timm:") else ())
             version = _create_version(log, registry.model, source, work, scores, digest)
         alias, why = _promote(log.client, registry, version, scores, data, evaluation, work)
@@ -178,6 +180,18 @@ def _log_model(run_id: str, bundle: Path, libraries: tuple[str, ...] = ()) -> st
     return str(info.model_uri)
 
 
+def _drop_unregistered(log: TrainingLog, model: str) -> None:
+    """Delete what a killed registration logged of this run and did not come to register."""
+    experiment = log.client.get_run(log.run_id).info.experiment_id
+    registered = {version.source for version in log.client.search_model_versions(f"name = '{model}'")}
+    for logged in log.client.search_logged_models([experiment], f"source_run_id = '{log.run_id}'"):
+        if f"models:/{logged.model_id}" not in registered:
+            log.client.delete_logged_model(logged.model_id)
+            place = urlsplit(logged.artifact_location)
+            if place.scheme == "file":
+                shutil.rmtree(place.path, ignore_errors=True)
+
+
 def _create_version(
     log: TrainingLog, model: str, source: str, work: Work, scores: dict[str, Any], digest: str
 ) -> ModelVersion:
@@ -246,7 +260,7 @@ def _score_of(
     name = f"{champion.name} version {champion.version}"
     say(f"register: {name} was scored on other pictures or settings; scoring it on these")
     captioner = load_bundle(f"models:/{champion.name}/{champion.version}")
-    with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
+    with work.scratch() as scratch:
         found = rescore(
             captioner,
             name,
@@ -254,7 +268,7 @@ def _score_of(
             data,
             read_vocabulary(work.upstream["tensorise"].path),
             evaluation,
-            Path(scratch) / "predictions.parquet",
+            scratch / "predictions.parquet",
             pq.read_table(work.upstream["evaluate"].path / "predictions.parquet").column("digest").to_pylist(),
         )
     return float(found["scores"][metric])

@@ -20,7 +20,7 @@ import filelock
 
 from tasks.config import Config
 from tasks.errors import AttendError
-from tasks.ledger import Workspace, write_atomically
+from tasks.ledger import Workspace, drop_temporaries, write_atomically
 from tasks.progress import say
 from tasks.tracking import check_store, close_dead_runs
 
@@ -86,6 +86,9 @@ def alone(workspace: Workspace, doing: str) -> Iterator[None]:
 def _notice(workspace: Workspace) -> None:
     _, crashed = _look(workspace)
     if crashed:
+        drop_temporaries(
+            (workspace.root, workspace.root / "runs", workspace.root / "runs" / "mlflow", _folder(workspace))
+        )
         workspace.suspect(workspace.published())
         say(f"{crashed[0].doing}: was cut off; what it may have touched is checked before it is used")
 

@@ -62,11 +62,19 @@ def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
         return None  # a server's to say, when it is asked
     try:
         with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-            query = "select 1 from model_versions where name = ? and version = ?"
+            # A version that was deleted stays as a row, in a stage of that name.
+            query = (
+                "select 1 from model_versions where name = ? and version = ? and current_stage != 'Deleted_Internal'"
+            )
             found = connection.execute(query, (told["model"], int(told["version"]))).fetchone()
     except sqlite3.Error:
         found = None
     return None if found else f"{told['uri']} is not in {database.name} any more"
+
+
+def registered_as(artifact: Artifact) -> str:
+    """`models:/NAME/VERSION` of what `register` made."""
+    return str(json.loads((artifact.path / "registration.json").read_text(encoding="utf-8"))["uri"])
 
 
 def check_store(workspace: Path, must_exist: bool = False) -> None:

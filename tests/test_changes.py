@@ -1,0 +1,263 @@
+"""One row a change: what is extracted, written, run and registered for it, and nothing beyond."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageOps
+
+from tasks import registry, stages, tracking
+from tasks.config import Config
+from tasks.ledger import Workspace
+from tasks.manifest import GENERATED
+from tasks.stages import BY_NAME, STAGES, artifacts, inputs_of, plan, run_stage
+from tests.conftest import small
+
+ALL = ("ingest", "extract", "tensorise", "train", "evaluate", "register")
+Rows = list[dict[str, str]]
+
+
+@dataclass
+class Place:
+    """A data set of forty pictures, thirty-two to train on, and the workspace in which it has run."""
+
+    folder: Path
+
+    def config(self, **changes: object) -> Config:
+        data = {"adapter": "table", "path": self.folder / "captions.csv", "images": self.folder / "pictures"}
+        return small(self.folder / "workspace", data=data, evaluation__metrics=["bleu"], **changes)
+
+    def rows(self) -> Rows:
+        with (self.folder / "captions.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    def write(self, rows: Rows) -> None:
+        with (self.folder / "captions.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["image", "caption", "split"])
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def picture(self, name: str) -> Path:
+        return self.folder / "pictures" / name
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run did. extracted: pictures. shards: written. runs, versions: made in MLflow."""
+
+    stages: tuple[str, ...] = ()
+    extracted: int = 0
+    shards: int = 0
+    runs: int = 0
+    versions: int = 0
+
+
+def run(config: Config) -> Done:
+    """Run every stage, and count."""
+    workspace = Workspace(config.workspace)
+    before = made(config)
+    foretold = {status.stage.name for status in plan(config) if not status.fresh}
+    inputs = inputs_of(config)
+    ran = tuple(stage.name for stage in STAGES if not run_stage(config, stage.name, inputs).fresh)
+    assert set(ran) <= foretold  # status said so; what came out the same cut the rest off
+    now = made(config)
+    counts = artifacts(config)["extract"].ledger.counts if "extract" in ran else {"extracted": 0}
+    assert not list(workspace.root.rglob("*.partial"))
+    return Done(ran, int(counts["extracted"]), *(now[name] - before[name] for name in ("shards", "runs", "versions")))
+
+
+def made(config: Config) -> dict[str, int]:
+    client = tracking.connect(config.workspace)
+    experiments = [item.experiment_id for item in client.search_experiments()]
+    return {
+        "shards": len(list(config.workspace.glob("grids/*/shard-*.h5"))),
+        "runs": len(client.search_runs(experiments)),
+        "versions": len(client.search_model_versions()),
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("changes") / "place"
+    place = Place(folder)
+    generated = small(folder / "generated", data__pictures=40)
+    run_stage(generated, "ingest")
+    shutil.copytree(artifacts(generated, "ingest")["ingest"].path / GENERATED, folder / "pictures")
+    shutil.rmtree(folder / "generated")
+    names = sorted(path.name for path in (folder / "pictures").iterdir())
+    words = ("red", "green", "blue")
+    rows = [
+        {
+            "image": name,
+            "caption": f"a {words[(at + more) % 3]} shape",
+            "split": "train" if at < 32 else "dev" if at < 36 else "test",
+        }
+        for at, name in enumerate(names)
+        for more in range(2)
+    ]
+    place.write(rows)
+    assert run(place.config()) == Done(ALL, extracted=40, shards=3, runs=1, versions=1)
+    return folder
+
+
+@pytest.fixture
+def place(finished: Path, tmp_path: Path) -> Place:
+    shutil.copytree(finished, tmp_path / "place")
+    return Place(tmp_path / "place")
+
+
+def nothing(place: Place) -> None:
+    """No change."""
+
+
+def picture_added(place: Place, split: str = "train") -> None:
+    ImageOps.invert(Image.open(place.picture("scene_000001.png")).convert("RGB")).save(place.picture("new.png"))
+    place.write([*place.rows(), {"image": "new.png", "caption": "a red shape", "split": split}])
+
+
+def held_out_picture_added(place: Place) -> None:
+    picture_added(place, "test")
+
+
+def picture_changed(place: Place) -> None:
+    path = place.picture("scene_000001.png")
+    ImageOps.invert(Image.open(path).convert("RGB")).save(path)
+
+
+def picture_renamed(place: Place) -> None:
+    place.picture("scene_000001.png").rename(place.picture("renamed.png"))
+    place.write([{**row, "image": row["image"].replace("scene_000001", "renamed")} for row in place.rows()])
+
+
+def picture_removed(place: Place) -> None:
+    place.picture("scene_000001.png").unlink()
+    place.write([row for row in place.rows() if row["image"] != "scene_000001.png"])
+
+
+def caption_edited(place: Place, at: int = 0) -> None:
+    rows = place.rows()
+    rows[at]["caption"] = "a small red shape"
+    place.write(rows)
+
+
+def held_out_caption_edited(place: Place) -> None:
+    caption_edited(place, -1)
+
+
+def caption_added(place: Place) -> None:
+    place.write([*place.rows(), {**place.rows()[0], "caption": "one more red shape"}])
+
+
+def caption_removed(place: Place) -> None:
+    place.write(place.rows()[1:])
+
+
+def split_changed(place: Place) -> None:
+    rows = place.rows()
+    place.write([{**row, "split": "test"} if row["image"] == rows[0]["image"] else row for row in rows])
+
+
+def rows_reordered(place: Place) -> None:
+    """Another file, the same content."""
+    rows = place.rows()
+    place.write([*rows[2:], *rows[:2]])
+
+
+def weights_deleted(place: Place) -> None:
+    (artifacts(place.config())["train"].path / "weights.safetensors").unlink()
+
+
+def scores_damaged(place: Place) -> None:
+    (artifacts(place.config())["evaluate"].path / "scores.json").write_bytes(b"{")
+
+
+def shard_deleted(place: Place) -> None:
+    (place.folder / "workspace" / next(iter(artifacts(place.config())["extract"].ledger.shared))).unlink()
+
+
+def ledger_deleted(place: Place) -> None:
+    (artifacts(place.config())["ingest"].path / "ledger.json").unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "done"),
+    [
+        (nothing, Done()),
+        (picture_added, Done(ALL, extracted=1, shards=1, runs=1, versions=1)),
+        (
+            held_out_picture_added,
+            Done(("ingest", "extract", "tensorise", "evaluate", "register"), extracted=1, shards=1, versions=1),
+        ),
+        (picture_changed, Done(ALL, extracted=1, shards=1, runs=1, versions=1)),
+        (picture_renamed, Done(("ingest",))),
+        (picture_removed, Done(ALL, runs=1, versions=1)),
+        (caption_edited, Done(("ingest", "tensorise", "train", "evaluate", "register"), runs=1, versions=1)),
+        (held_out_caption_edited, Done(("ingest", "tensorise", "evaluate", "register"), versions=1)),
+        (caption_added, Done(("ingest", "tensorise", "train", "evaluate", "register"), runs=1, versions=1)),
+        (caption_removed, Done(("ingest", "tensorise", "train", "evaluate", "register"), runs=1, versions=1)),
+        (split_changed, Done(("ingest", "tensorise", "train", "evaluate", "register"), runs=1, versions=1)),
+        (rows_reordered, Done(("ingest",))),
+        (weights_deleted, Done(("train",))),
+        (scores_damaged, Done(("evaluate",))),
+        (shard_deleted, Done(("extract",), extracted=16, shards=1)),
+        (ledger_deleted, Done(("ingest",))),
+    ],
+)
+def test_a_change_costs_what_depends_on_it(place: Place, change: Callable[[Place], None], done: Done) -> None:
+    change(place)
+    assert run(place.config()) == done
+    assert run(place.config()) == Done()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "done"),
+    [
+        ({"evaluation__beam": 3}, Done(("evaluate", "register"), versions=1)),
+        ({"training__seed": 5}, Done(("train", "evaluate", "register"), runs=1, versions=1)),
+        ({"captions__max_tokens": 9}, Done(("tensorise", "train", "evaluate", "register"), runs=1, versions=1)),
+        (
+            {"grids__image_size": 96},
+            Done(("extract", "train", "evaluate", "register"), extracted=40, shards=3, runs=1, versions=1),
+        ),
+        ({"machine__shard_rows": 5}, Done()),
+    ],
+)
+def test_a_setting_changed_and_changed_back(place: Place, setting: dict[str, object], done: Done) -> None:
+    assert run(place.config(**setting)) == done
+    assert run(place.config()) == Done()  # what was made is there still
+    assert run(place.config(**setting)) == Done()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "done"),
+    [
+        ("ingest", Done(("ingest",))),
+        ("extract", Done(("extract", "train", "evaluate", "register"), extracted=40, shards=3, runs=1, versions=1)),
+        ("tensorise", Done(("tensorise",))),
+        ("train", Done(("train",))),
+        ("evaluate", Done(("evaluate",))),
+        ("register", Done(("register",), versions=1)),
+    ],
+)
+def test_a_stage_version_raised(place: Place, monkeypatch: pytest.MonkeyPatch, name: str, done: Done) -> None:
+    raised = replace(BY_NAME[name], version=99)
+    monkeypatch.setitem(BY_NAME, name, raised)
+    monkeypatch.setattr(stages, "STAGES", tuple(raised if stage.name == name else stage for stage in STAGES))
+    assert run(place.config()) == done
+
+
+@pytest.mark.slow
+def test_a_version_deleted_from_the_registry_is_registered_again(place: Place) -> None:
+    client = tracking.connect(place.config().workspace)
+    client.delete_registered_model_alias("small", "champion")
+    client.delete_model_version("small", "1")
+    assert run(place.config()) == Done(("register",), versions=1)
+    assert registry.version_with_alias(client, "small", "champion") is not None

@@ -1,0 +1,152 @@
+"""What nobody needs is told and removed; what a run or a registered model needs never is."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks import housekeeping
+from tasks.config import Config
+from tasks.errors import AttendError
+from tasks.features import open_grids
+from tasks.housekeeping import Item, compact, prune, usage
+from tasks.ledger import Workspace
+from tasks.stages import artifacts, run_stage
+from tests.conftest import small
+from tests.test_stages import Killed, run_all
+
+
+@pytest.fixture(scope="module")
+def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workspace = tmp_path_factory.mktemp("finished") / "workspace"
+    run_all(small(workspace))
+    return workspace
+
+
+@pytest.fixture
+def workspace(_finished: Path, tmp_path: Path) -> Workspace:
+    shutil.copytree(_finished, tmp_path / "workspace")
+    return Workspace(tmp_path / "workspace")
+
+
+def unneeded(workspace: Workspace, **options: list[str]) -> list[Item]:
+    return [item for item in usage(workspace, **options) if not item.needed_by]
+
+
+def test_all_that_a_run_made_is_needed(workspace: Workspace) -> None:
+    assert not unneeded(workspace)
+    files = sum(path.stat().st_size for path in (workspace.root / "artifacts").rglob("*") if path.is_file())
+    files += sum(path.stat().st_size for path in workspace.grids.rglob("shard-*"))
+    assert sum(item.size for item in usage(workspace)) == files
+
+
+def test_what_other_settings_made_is_pruned_and_nothing_else(workspace: Workspace) -> None:
+    old = artifacts(small(workspace.root))["train"].path
+    config = small(workspace.root, training__learning_rate=0.01)
+    run_all(config)
+    found = unneeded(workspace)
+    assert {item.what for item in found} == {"train", "evaluate"} and old in {item.path for item in found}
+    assert old.exists()
+    prune(workspace, found)
+    assert not old.exists() and not unneeded(workspace)
+    assert set(run_all(config).values()) == {"fresh"}
+    assert {name for name, state in run_all(small(workspace.root)).items() if state != "fresh"} == {"train", "evaluate"}
+
+
+def test_two_runs_need_what_they_share(workspace: Workspace) -> None:
+    other = small(workspace.root, training__seed=7)
+    other = other.model_copy(update={"name": "other"})
+    run_all(other)
+    assert not unneeded(workspace)
+    assert {item.what for item in unneeded(workspace, without=["other"])} == {"train", "evaluate"}
+    with pytest.raises(AttendError, match="--forget: othr: no run has this name; did you mean 'other'"):
+        usage(workspace, without=["othr"])
+    prune(workspace, unneeded(workspace, without=["other"]), without=["other"])
+    assert set(run_all(small(workspace.root)).values()) == {"fresh"}
+
+
+def with_fewer_pictures(workspace: Workspace, pictures: int) -> Config:
+    config = small(workspace.root, data__pictures=pictures, evaluation__split="dev")
+    run_all(config)
+    return config
+
+
+def test_grids_of_pictures_that_are_gone_are_pruned_and_compacted(workspace: Workspace) -> None:
+    config = with_fewer_pictures(workspace, 30)
+    before = grids_of(config)
+    partly = [item for item in usage(workspace) if item.unneeded]
+    assert sum(item.unneeded for item in partly) > 0
+    prune(workspace, unneeded(workspace))
+    shards, after = compact(workspace, 16)
+    assert after == 2 < shards
+    assert not unneeded(workspace) and not any(item.unneeded for item in usage(workspace))
+    assert set(run_all(config).values()) == {"fresh"}  # nothing is extracted, nothing trained
+    now = grids_of(config)
+    assert before.keys() == now.keys() and all(np.array_equal(before[key], now[key]) for key in before)
+
+
+def grids_of(config: Config) -> dict[str, object]:
+    reader = open_grids(artifacts(config)["extract"], config.machine)
+    return {digest: reader.read([digest])[0].copy() for digest in reader._rows}
+
+
+@pytest.mark.parametrize("place", ["tasks.housekeeping.reindex", "tasks.housekeeping.remove_shard"])
+def test_a_killed_compaction_loses_nothing(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    config = with_fewer_pictures(workspace, 30)
+    before = grids_of(config)
+
+    def dies(*_: object) -> None:
+        raise Killed
+
+    whole: Callable[..., None] = getattr(housekeeping, place.rpartition(".")[2])
+    monkeypatch.setattr(place, dies)
+    with pytest.raises(Killed):
+        compact(workspace, 16)
+    monkeypatch.setattr(place, whole)
+    run_stage(config, "extract")
+    assert artifacts(config)["extract"].ledger.counts["grids"] == 30
+    assert all(np.array_equal(before[key], now) for key, now in grids_of(config).items())
+    prune(workspace, unneeded(workspace))
+    assert compact(workspace, 16)[1] == 2
+    assert set(run_all(config).values()) == {"fresh"}
+
+
+def test_an_extraction_that_is_not_finished_keeps_its_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = Workspace(tmp_path)
+    config = small(tmp_path)
+    run_stage(config, "ingest")
+
+    def dies(*_: object) -> None:
+        raise Killed
+
+    publish = Workspace.publish
+    monkeypatch.setattr(Workspace, "publish", dies)
+    with pytest.raises(Killed):
+        run_stage(config, "extract")
+    monkeypatch.setattr(Workspace, "publish", publish)
+    assert not [item for item in unneeded(workspace) if item.path.suffix == ".h5"]
+    assert len(list(workspace.grids.rglob("*.h5"))) == 4
+    with pytest.raises(AttendError, match="the extraction of small is not finished: run it first"):
+        compact(workspace, 16)
+
+
+def test_what_damage_and_kills_left_is_pruned(workspace: Workspace) -> None:
+    config = small(workspace.root)
+    shard = workspace.root / next(iter(artifacts(config)["extract"].ledger.shared))
+    shard.write_bytes(b"")
+    run_all(config)
+    (workspace.root / "artifacts" / "train" / "0123.partial").mkdir()
+    (artifacts(config)["tensorise"].path / "ledger.json").unlink()
+    found = unneeded(workspace)
+    assert {item.what for item in found} == {
+        "grids of tiny, set aside",
+        "train, not finished",
+        "tensorise, without a ledger",
+    }
+    prune(workspace, found)
+    run_all(config)
+    assert not unneeded(workspace)

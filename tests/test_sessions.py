@@ -1,0 +1,161 @@
+"""What a crash leaves is noticed, told, and read before it is used; an orderly end leaves nothing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tasks import tracking
+from tasks.errors import AttendError
+from tasks.ledger import Workspace
+from tasks.sessions import alone, notice_crashes, session
+from tasks.stages import artifacts, plan, run_stage, trust_fresh, verify
+from tests.conftest import small
+from tests.test_stages import WITHOUT_MLFLOW, run_all
+
+
+def _enter(root: Path, inside: object) -> None:
+    with session(Workspace(root), "run of a test"):
+        inside.set()  # type: ignore[attr-defined]
+        signal.pause()
+
+
+def crash(root: Path) -> None:
+    """A process that is killed while it is in the workspace."""
+    context = multiprocessing.get_context("spawn")
+    inside = context.Event()
+    process = context.Process(target=_enter, args=(root, inside))
+    process.start()
+    assert inside.wait(60)
+    with pytest.raises(AttendError, match="a run is going on: run of a test"), alone(Workspace(root), "prune"):
+        pass
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-7] ^= 8
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_is_found_after_a_crash_and_repaired(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = small(tmp_path / "workspace")
+    workspace = Workspace(config.workspace)
+    run_all(config)
+    crash(workspace.root)
+    flip(workspace.root / next(iter(artifacts(config)["extract"].ledger.shared)))
+    flip(artifacts(config)["train"].path / "weights.safetensors")
+    assert all(plan(config, "evaluate")[at].fresh for at in range(5))  # sizes alone tell nothing
+    notice_crashes(workspace)
+    assert "run of a test: was cut off" in capsys.readouterr().err
+    ran = {name: run_stage(config, name).state for name in WITHOUT_MLFLOW}
+    assert {name for name, state in ran.items() if state != "fresh"} == {"extract", "train"}
+    assert artifacts(config)["extract"].ledger.counts["extracted"] == 16
+    assert all(status.fresh for status in plan(config, "evaluate", read="all"))
+    assert not workspace.suspects()
+
+
+def test_a_crash_is_told_once_and_an_orderly_end_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workspace = Workspace(tmp_path)
+    crash(tmp_path)
+    notice_crashes(workspace)
+    assert "was cut off" in capsys.readouterr().err
+    with pytest.raises(ZeroDivisionError), session(workspace, "a run that fails"):
+        raise ZeroDivisionError
+    notice_crashes(workspace)
+    assert "was cut off" not in capsys.readouterr().err
+    assert not list((tmp_path / "locks" / "sessions").iterdir())
+    with alone(workspace, "prune"):
+        pass
+
+
+def test_verify_remembers_what_it_found(tmp_path: Path) -> None:
+    config = small(tmp_path / "workspace")
+    run_all(config)
+    shard = config.workspace / next(iter(artifacts(config)["extract"].ledger.shared))
+    flip(shard)
+    found = {status.stage.name: status for status in verify(config, "evaluate")}
+    assert found["extract"].state == "damaged" and "does not match its digest" in found["extract"].why[0]
+    ran = run_all(config)
+    assert {name for name, state in ran.items() if state != "fresh"} == {"extract"}
+    assert shard.with_name(f"{shard.name}.damaged").exists()
+
+
+def test_an_emptied_ledger_is_damage(tmp_path: Path) -> None:
+    config = small(tmp_path / "workspace")
+    run_all(config)
+    (artifacts(config)["tensorise"].path / "ledger.json").write_bytes(b"")
+    status = plan(config)[2]
+    assert (status.stage.name, status.state) == ("tensorise", "damaged") and "ledger.json is not whole" in status.why[0]
+    ran = run_all(config)
+    assert {name for name, state in ran.items() if state != "fresh"} == {"tensorise"}
+
+
+def test_a_damaged_index_of_a_shard_is_set_aside(tmp_path: Path) -> None:
+    config = small(tmp_path / "workspace")
+    run_all(config)
+    index = sorted(config.workspace.rglob("shard-*.parquet"))[1]
+    index.write_bytes(index.read_bytes()[:50])
+    shared = index.with_suffix(".h5")
+    shared.write_bytes(shared.read_bytes()[:-1])  # what makes the plan look
+    run_all(config)
+    assert artifacts(config)["extract"].ledger.counts["extracted"] == 16
+    assert index.with_name(f"{index.name}.damaged").exists()
+
+
+def test_a_clock_set_back_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of tomorrow: none is stale, and one that is edited is noticed."""
+    from tests.test_stages import picture_folder
+
+    first = small(tmp_path / "first")
+    run_stage(first, "ingest")
+    config = picture_folder(tmp_path, tmp_path / "first", max_failed=0.01)
+    run_all(config)
+    tomorrow = 4_000_000_000
+    for path in (*tmp_path.rglob("*"),):
+        if path.is_file():
+            os.utime(path, (tomorrow, tomorrow))
+    monkeypatch.setattr("time.time", lambda: 1_000_000_000.0)
+    monkeypatch.setattr("time.time_ns", lambda: 1_000_000_000 * 10**9)
+    assert set(run_all(config).values()) == {"fresh"}
+    edited = tmp_path / "pictures" / "scene_000003.png"
+    edited.write_bytes((tmp_path / "pictures" / "scene_000004.png").read_bytes())
+    os.utime(edited, (tomorrow, tomorrow))
+    assert run_all(config)["ingest"] != "fresh"
+
+
+def test_the_mlflow_run_of_a_killed_process_is_closed(tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    Workspace(workspace).prepare()
+    client = tracking.connect(workspace)
+    with pytest.raises(KeyboardInterrupt), tracking.training_log(workspace, "m", "a" * 64, {"x": 1}) as log:
+        raise KeyboardInterrupt
+    note = workspace / "runs" / "mlflow" / f"{'a' * 20}.json"
+    assert client.get_run(log.run_id).info.status == "KILLED" and note.exists()
+    client.update_run(log.run_id, status="RUNNING")  # as SIGKILL leaves it
+    tracking.close_dead_runs(workspace)
+    assert client.get_run(log.run_id).info.status == "KILLED" and not note.exists()
+    with tracking.training_log(workspace, "m", "a" * 64, {"x": 1, "y": 2}) as again:
+        tracking.close_dead_runs(workspace)  # another process looks: this one is alive
+        assert client.get_run(log.run_id).info.status == "RUNNING"
+    assert again.run_id == log.run_id and not note.exists()
+    assert client.get_run(log.run_id).info.status == "FINISHED"
+    assert client.get_run(log.run_id).data.params == {"x": "1", "y": "2"}
+
+
+def test_what_is_trusted_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(tmp_path / "workspace")
+    workspace = Workspace(config.workspace)
+    run_all(config)
+    workspace.suspect(workspace.published())
+    statuses = plan(config, "evaluate", read="suspects")
+    trust_fresh(statuses, config)
+    read: list[Path] = []
+    monkeypatch.setattr("tasks.ledger.digest_of_file", lambda path: read.append(path) or "")
+    assert all(status.fresh for status in plan(config, "evaluate", read="suspects"))
+    assert not read and not workspace.suspects()
