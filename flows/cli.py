@@ -252,12 +252,14 @@ def cache_import(
     from tasks.config import load
     from tasks.grid_import import import_grids
     from tasks.ledger import Workspace
+    from tasks.sessions import session
 
     if layout not in (None, "nchw", "nhwc"):
         raise AttendError(f"--layout: {layout}: is nchw or nhwc")
     found = load(config, overrides or [])
     Workspace(found.workspace).prepare()
-    count = import_grids(found, grids, ids, layout)  # type: ignore[arg-type]
+    with session(Workspace(found.workspace), f"import of {grids.name}"):
+        count = import_grids(found, grids, ids, layout)  # type: ignore[arg-type]
     typer.echo(f"{count:,} grids of {grids.name} are in the cache as {found.grids.weights}")
 
 
@@ -335,36 +337,22 @@ def ui(
 
 
 def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
-    from tasks.ledger import Workspace
-    from tasks.sessions import notice_crashes, prepare
-    from tasks.stages import plan, saved, trust_fresh
+    """Show the plan and carry it out; the states before."""
+    from flows.local import look, run
+    from tasks.stages import artifacts, saved
 
-    notice_crashes(Workspace(config.workspace))
-    statuses = plan(config, until, read="suspects")
-    trust_fresh(statuses, config)
+    statuses = look(config, until)
     if not quiet:
         _print_plan(statuses)
-    if all(status.fresh for status in statuses):
-        if not quiet:
-            made = {status.stage.kind: status.artifact for status in statuses if status.artifact is not None}
-            typer.echo(f"nothing to do: every stage is fresh; saved {saved(statuses, made)}")
-        return statuses
-    prepare(config)
-    from flows.prefect_settings import apply
-    from flows.service import running
-
-    service = running(config.workspace)
-    if service is not None:
-        os.environ.setdefault("PREFECT_API_URL", service.api)
-    apply(config.workspace)
-    if "PREFECT_API_URL" not in os.environ and not quiet:
-        typer.echo("starting Prefect's local server", err=True)
-    from flows.pipeline import pipeline
-
-    try:
-        pipeline(config, until)
-    except KeyboardInterrupt:  # caught here: Typer would end in its own, silent way
-        _fail("stopped; run the same command again to go on where it stood", 130)
+    if not all(status.fresh for status in statuses):
+        try:
+            run(config, until, quiet)
+        except KeyboardInterrupt:  # caught here: Typer would end in its own, silent way
+            _fail("stopped; run the same command again to go on where it stood", 130)
+    elif not quiet:
+        typer.echo("nothing to do: every stage is fresh")
+    if not quiet:
+        typer.echo(saved(statuses, artifacts(config, until)) or "up to date")
     return statuses
 
 

@@ -120,8 +120,8 @@ def pipeline(config: Config, until: str = "register") -> Any:
         if "register" in made:
             reports.show_registration(made["register"])
     if all(status.fresh for status in before):
-        return Completed(name="Cached", message=f"nothing to do: every stage is fresh; saved {saved(before, made)}")
-    return Completed(message=f"up to date; saved {saved(before, made)}")
+        return Completed(name="Cached", message=f"nothing to do: every stage is fresh; {saved(before, made)}")
+    return Completed(message=saved(before, made) or "up to date")
 
 
 def _told(status: Status) -> Any:

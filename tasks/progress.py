@@ -83,6 +83,14 @@ def track(items: Iterable[Item], total: int, label: str, unit: str = "") -> Iter
             bar.advance()
 
 
+def lasting(seconds: float) -> str:
+    """A time in words: `12 s`, `5 min`, `3 h 20 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
 def say(text: str) -> None:
     """A line for the person who waits. Standard output is kept for what a command answers."""
     print(text, file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from tasks.config import Config, nearest
 from tasks.errors import AttendError, is_disk_full
 from tasks.ledger import Artifact, Outcome, Stopwatch, Work, Workspace, differences, digest_of
-from tasks.progress import say
+from tasks.progress import lasting, say
 
 Inputs = dict[str, dict[str, str]]
 State = Literal["fresh", "stale", "missing", "damaged", "interrupted"]
@@ -350,6 +350,7 @@ def _run(
 def saved(before: list[Status], made: dict[str, Artifact]) -> str:
     """What a run did not do again, in words: pictures that kept their grids, and the time that fresh stages took.
 
+    Empty where that is nothing.
     before: their states when the run began. made: the artifacts when it ended.
     """
     fresh = [status.artifact for status in before if status.fresh and status.artifact is not None]
@@ -359,8 +360,9 @@ def saved(before: list[Status], made: dict[str, Artifact]) -> str:
         counts = made["extract"].ledger.counts
         again = all(artifact.ledger.key != made["extract"].ledger.key for artifact in fresh)
         pictures = int(counts["grids"] - (counts["extracted"] if again else 0))
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{pictures:,} pictures not extracted again, {hours} h {minutes:02d} min of work"
+    if not pictures and not fresh:
+        return ""
+    return f"saved: {pictures:,} pictures not extracted again, {lasting(seconds)} of work"
 
 
 def verify(config: Config, until: str = STAGES[-1].name) -> list[Status]:

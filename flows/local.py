@@ -1,0 +1,54 @@
+"""`attend run`: the pipeline in this process, by the server that is up for the workspace, or else one of its own."""
+
+from __future__ import annotations
+
+import os
+
+from tasks.config import Config
+from tasks.ledger import Workspace
+from tasks.progress import say
+from tasks.sessions import notice_crashes, prepare
+from tasks.stages import Status, plan, trust_fresh
+
+
+def look(config: Config, until: str) -> list[Status]:
+    """The plan; what a crashed run may have touched is read, and is trusted again where it is sound."""
+    notice_crashes(Workspace(config.workspace))
+    statuses = plan(config, until, read="suspects")
+    trust_fresh(statuses, config)
+    return statuses
+
+
+def run(config: Config, until: str, quiet: bool = False) -> None:
+    """Bring every stage up to `until` up to date, unless a run of the same name has just done so."""
+    prepare(config)
+    workspace = Workspace(config.workspace)
+    # Before Prefect starts: it takes long, and eight of them at once much longer.
+    with workspace.lock(f"run-of-{config.name}", f"run of {config.name}"):
+        if all(status.fresh for status in look(config, until)):
+            return
+        _start_prefect(config, quiet)
+        from flows.pipeline import pipeline
+
+        pipeline(config, until)
+
+
+def _start_prefect(config: Config, quiet: bool) -> None:
+    """Prefect's settings, and a server: the one named, the one that is up, or one of this process."""
+    from flows.prefect_settings import apply
+    from flows.service import running
+
+    service = running(config.workspace)
+    if service is not None:
+        os.environ.setdefault("PREFECT_API_URL", service.api)
+    apply(config.workspace)
+    if "PREFECT_API_URL" in os.environ:
+        return
+    if not quiet:
+        say("starting Prefect's local server")
+    # Two servers that make the same database at once break each other's migrations.
+    with Workspace(config.workspace).lock("prefect", "Prefect's local server"):
+        from prefect import get_client
+
+        with get_client(sync_client=True) as client:
+            client.hello()
