@@ -339,7 +339,7 @@ def ui(
 def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
     """Show the plan and carry it out; the states before."""
     from flows.local import look, run
-    from tasks.stages import artifacts, saved
+    from tasks.stages import artifacts, saved, upstream_of
 
     statuses = look(config, until)
     if not quiet:
@@ -352,7 +352,9 @@ def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
     elif not quiet:
         typer.echo("nothing to do: every stage is fresh")
     if not quiet:
-        typer.echo(saved(statuses, artifacts(config, until)) or "up to date")
+        fresh = all(status.fresh for status in statuses)
+        made = upstream_of(statuses) if fresh else artifacts(config, until)
+        typer.echo(saved(statuses, made) or "up to date")
     return statuses
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import sqlite3
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from tasks.ledger import digest_of_file
+from tasks.datasets.base import Found
+from tasks.ledger import digest_of, digest_of_file
 from tasks.progress import track
 
 # A file changed twice within one tick of the clock keeps its modification time: as git does, a digest taken
 # this soon after the last change is not remembered.
 _SETTLED_SECONDS = 2.0
+_FEW = 1000  # files that are looked up one by one
 
 
 class Digests:
@@ -24,10 +29,11 @@ class Digests:
 
     def of(self, paths: Iterable[Path]) -> dict[Path, str]:
         """Digest of each path; OSError where one cannot be read."""
-        known = self._known()
+        wanted = list(paths)
+        known = self._known(wanted)
         digests: dict[Path, str] = {}
         unknown: list[tuple[Path, int, int]] = []
-        for path in paths:
+        for path in wanted:
             stat = path.stat()
             entry = known.get(str(path.absolute()))
             if entry is not None and entry[:2] == (stat.st_size, stat.st_mtime_ns):
@@ -40,32 +46,65 @@ class Digests:
                 if len(unknown) >= 10_000:
                     found = track(found, total=len(unknown), label="hashing pictures")
                 fresh = dict(zip((path for path, _, _ in unknown), found, strict=True))
-            self._remember(unknown, fresh)
+            settled = _settled()
+            rows = [
+                (str(path.absolute()), size, mtime, fresh[path]) for path, size, mtime in unknown if mtime < settled
+            ]
+            self._write("insert or replace into digest values (?, ?, ?, ?)", rows)
             digests |= fresh
         return digests
+
+    def of_pictures(self, folder: Path, found: list[Found]) -> str:
+        """One digest of the names and contents of all pictures of a folder, as `find_pictures` found them.
+
+        Remembered by their names, sizes and times together: a second look at 120,000 reads one row.
+        """
+        place = str(folder.absolute())
+        listing = "\0".join(f"{name}\0{size}\0{mtime}" for name, size, mtime in found)
+        told = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()
+        known = self._read("select digest from listing where folder = ? and listing = ?", [(place, told)])
+        if known:
+            return str(known[0][0])
+        digests = self.of(folder / item.name for item in found)
+        digest = digest_of([[item.name, digests[folder / item.name]] for item in found])
+        if all(item.mtime_ns < _settled() for item in found):
+            self._write("insert or replace into listing values (?, ?, ?)", [(place, told, digest)])
+        return digest
+
+    def _known(self, paths: list[Path]) -> dict[str, tuple[int, int, str]]:
+        if len(paths) < _FEW:
+            query = "select path, size, mtime_ns, sha256 from digest where path = ?"
+            rows = self._read(query, [(str(path.absolute()),) for path in paths])
+        else:
+            rows = self._read("select path, size, mtime_ns, sha256 from digest", [()])
+        return {path: (size, mtime, digest) for path, size, mtime, digest in rows}
 
     def _connect(self) -> sqlite3.Connection:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(self._file, timeout=20)
         connection.execute("create table if not exists digest (path text primary key, size, mtime_ns, sha256)")
+        connection.execute("create table if not exists listing (folder text primary key, listing, digest)")
         return connection
 
-    def _known(self) -> dict[str, tuple[int, int, str]]:
+    def _read(self, query: str, arguments: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         if not self._file.exists():
-            return {}
+            return []
         try:
-            with self._connect() as connection:
-                rows = connection.execute("select path, size, mtime_ns, sha256 from digest").fetchall()
+            with contextlib.closing(self._connect()) as connection:
+                return [row for given in arguments for row in connection.execute(query, given)]
+        except sqlite3.OperationalError:  # locked, or the folder cannot be written: it still answers, only slower
+            return []
         except sqlite3.DatabaseError:  # damaged: begin again
             self._file.unlink(missing_ok=True)
-            return {}
-        return {path: (size, mtime, digest) for path, size, mtime, digest in rows}
+            return []
 
-    def _remember(self, stats: list[tuple[Path, int, int]], digests: dict[Path, str]) -> None:
-        settled = time.time_ns() - int(_SETTLED_SECONDS * 1e9)
-        rows = [(str(path.absolute()), size, mtime, digests[path]) for path, size, mtime in stats if mtime < settled]
+    def _write(self, query: str, rows: list[tuple[Any, ...]]) -> None:
         try:
-            with self._connect() as connection:
-                connection.executemany("insert or replace into digest values (?, ?, ?, ?)", rows)
+            with contextlib.closing(self._connect()) as connection, connection:
+                connection.executemany(query, rows)
         except (sqlite3.DatabaseError, OSError):
             pass  # a read-only workspace still answers, only slower
+
+
+def _settled() -> int:
+    return time.time_ns() - int(_SETTLED_SECONDS * 1e9)

@@ -29,11 +29,12 @@ from tasks.config import GridsConfig, MachineConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.devices import device_of
 from tasks.errors import AttendError
-from tasks.grid_cache import GridReader, Grids, GridStore, Identity, Row
+from tasks.grid_cache import GridReader, Grids, GridStore, Row
+from tasks.identity import Identity, identity_of
 from tasks.ledger import LEDGER, Artifact, FileRecord, Outcome, Stopwatch, Work, Workspace, digest_of
 from tasks.manifest import GENERATED, files_of
 from tasks.progress import Bar
-from tasks.stages import BY_NAME, PROGRESS
+from tasks.stages import PROGRESS
 from tasks.weights import IMPORTED, load_backbone
 
 INDEX, FAILED, IDENTITY = "index.parquet", "failed.parquet", "identity.json"
@@ -105,12 +106,6 @@ def extract(
     if failed:
         notes.append(f"{len(failed)} pictures cannot be read and are left out: see failed.parquet")
     return Outcome(products, counts, notes, shared)
-
-
-def identity_of(grids: GridsConfig, weights: str) -> Identity:
-    """The identity of the grids that this config asks for; weights: their digest."""
-    version = BY_NAME["extract"].version
-    return Identity(grids.backbone, weights, grids.image_size, grids.fit, grids.grid, grids.precision, version)
 
 
 def _fill(

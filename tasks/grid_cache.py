@@ -27,31 +27,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.errors import AttendError
-from tasks.ledger import FileRecord, canonical, digest_of, digest_of_file, flush, write_atomically
+from tasks.identity import FORMAT, Identity
+from tasks.ledger import FileRecord, canonical, digest_of_file, flush, write_atomically
 
-FORMAT = 1
 _PAGE = 4096
 _INDEX = pa.schema([("digest", pa.string()), ("row", pa.int32()), ("width", pa.int32()), ("height", pa.int32())])
 Grids = npt.NDArray[np.float16]
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What made the grids: two stores with the same identity hold the same numbers."""
-
-    backbone: str
-    weights: str
-    image_size: int
-    fit: str
-    grid: int | None
-    precision: str
-    version: int  # of the extract stage: how photographs are decoded, resized and encoded
-    dtype: str = "float16"
-    format: int = FORMAT
-
-    @property
-    def digest(self) -> str:
-        return digest_of(self.__dict__)
 
 
 @dataclass(frozen=True)
@@ -90,7 +71,7 @@ class GridStore:
 
     def __init__(self, grids: Path, identity: Identity) -> None:
         self.identity = identity
-        self.folder = grids / identity.digest[:20]
+        self.folder = identity.folder(grids)
 
     def open(self) -> None:
         """Make the folder, or check that it holds grids of this identity."""

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from tasks.config import Config
 from tasks.errors import AttendError
-from tasks.features import identity_of
 from tasks.grid_cache import GridReader, Grids, GridStore, Row, hdf5_arrays
+from tasks.identity import identity_of
 from tasks.ledger import Workspace
 from tasks.manifest import MANIFEST
 from tasks.progress import Bar

@@ -15,11 +15,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.config import Config, MachineConfig
+from tasks.config import MachineConfig
 from tasks.datasets.base import PICTURE_SUFFIXES, DatasetOptions, Row, picture_files
 from tasks.digests import Digests
 from tasks.errors import AttendError
 from tasks.ledger import Outcome, Work, digest_of
+from tasks.sources import digests_of
 
 SCHEMA = pa.schema(
     [
@@ -44,29 +45,6 @@ class Picture:
     facts: dict[str, Any] | None
 
 
-def source_digests(config: Config) -> dict[str, str]:
-    """Content digests of a data set's annotation files and of all pictures in its folder, by name."""
-    return _source_digests(config.data, config.machine)
-
-
-def _source_digests(data: DatasetOptions, machine: MachineConfig) -> dict[str, str]:
-    files = data.annotation_files()
-    if not files:
-        return {}
-    workspace = machine.workspace.expanduser().absolute()
-    store = Digests(workspace / "digests.sqlite")
-    if data.unpacks:
-        digests = store.of(files)
-        return {"annotations": digest_of([[path.name, digests[path]] for path in files])}
-    folder = data.image_folder(Path())
-    pictures = picture_files(folder, without=workspace)
-    digests = store.of([*files, *pictures])
-    return {
-        "annotations": digest_of([[path.name, digests[path]] for path in files]),
-        "photographs": digest_of([[path.relative_to(folder).as_posix(), digests[path]] for path in pictures]),
-    }
-
-
 def ingest(data: DatasetOptions, machine: MachineConfig, work: Work) -> Outcome:
     """Read the data set with its adapter, check it, split it, and write the manifest."""
     out = work.out
@@ -76,7 +54,7 @@ def ingest(data: DatasetOptions, machine: MachineConfig, work: Work) -> Outcome:
     _check(rows, folder, data, set(picture_files(folder, without=None if data.unpacks else workspace)))
     paths = [folder / row.name for row in rows]
     digests = _direct(paths) if data.unpacks else Digests(workspace / "digests.sqlite").of(paths)
-    if _source_digests(data, machine) != work.inputs:
+    if digests_of(data, machine) != work.inputs:
         raise AttendError(f"{data.path}: was changed while it was read: run again")
     splits = [row.split or hashed_split(digests[path], data) for row, path in zip(rows, paths, strict=True)]
     records = sorted(

@@ -59,7 +59,7 @@ STAGES = (
         sections=("data",),
         needs=(),
         function="tasks.manifest:ingest",
-        inputs="tasks.manifest:source_digests",
+        inputs="tasks.sources:source_digests",
     ),
     Stage(
         "extract",
@@ -188,7 +188,7 @@ def up_to(config: Config, name: str) -> tuple[Stage, ...]:
     return stages[: names.index(name) + 1]
 
 
-def _upstream_of(found: Iterable[Status]) -> dict[str, Artifact]:
+def upstream_of(found: Iterable[Status]) -> dict[str, Artifact]:
     """Kind -> artifact; of a stage that came twice, the later one's."""
     return {status.stage.kind: status.artifact for status in found if status.artifact is not None}
 
@@ -299,7 +299,7 @@ def run_stage(config: Config, name: str, inputs: Inputs | None = None, **hooks: 
         with workspace.lock(f"{status.stage.kind}-{status.key[:20]}", f"{name} of {config.name}"):
             statuses = plan(config, name, inputs, read="suspects")  # another process may have made it meanwhile
             if not statuses[-1].fresh:
-                _run(config, workspace, statuses[-1], _upstream_of(statuses[:-1]), hooks)
+                _run(config, workspace, statuses[-1], upstream_of(statuses[:-1]), hooks)
     if workspace.suspects():
         trust_fresh(plan(config, name, inputs)[-1:], config)
     workspace.remember(config.name, name, status.key, done=True)
@@ -378,7 +378,7 @@ def verify(config: Config, until: str = STAGES[-1].name) -> list[Status]:
 
 def artifacts(config: Config, until: str = STAGES[-1].name, inputs: Inputs | None = None) -> dict[str, Artifact]:
     """The fresh artifacts of a config up to `until`, by kind of stage; of two of a kind, the later one."""
-    return _upstream_of(plan(config, until, inputs))
+    return upstream_of(plan(config, until, inputs))
 
 
 def artifact(config: Config, name: str, until: str | None = None) -> Artifact:

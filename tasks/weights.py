@@ -41,13 +41,13 @@ def weight_digests(config: Config) -> dict[str, str]:
 
 def _imported_digest(config: Config) -> str:
     """Of what has been imported so far: more grids are a new state of the world."""
-    from tasks.features import identity_of
-    from tasks.grid_cache import GridStore
+    from tasks.identity import identity_of
     from tasks.ledger import Workspace, digest_of
 
-    identity = identity_of(config.grids, config.grids.weights)
-    rows, _ = GridStore(Workspace(config.workspace).grids, identity).rows()
-    return digest_of(sorted(rows))
+    folder = identity_of(config.grids, config.grids.weights).folder(Workspace(config.workspace).grids)
+    indexes = sorted(folder.glob("shard-*.parquet"))
+    digests = Digests(config.workspace / "digests.sqlite").of(indexes)
+    return digest_of([[path.name, digests[path]] for path in indexes])
 
 
 def load_backbone(grids: GridsConfig, tuned: Artifact | None = None) -> Backbone:

@@ -22,7 +22,8 @@ from tasks.datasets import ADAPTERS
 from tasks.datasets.base import Row
 from tasks.errors import AttendError
 from tasks.ledger import Work
-from tasks.manifest import hashed_split, ingest, pictures_of, source_digests
+from tasks.manifest import hashed_split, ingest, pictures_of
+from tasks.sources import source_digests
 from tasks.stages import artifacts, run_stage
 from tests.conftest import small
 

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.errors import AttendError
-from tasks.grid_cache import GridReader, GridStore, Identity
+from tasks.grid_cache import GridReader, GridStore
+from tasks.identity import Identity
 
 IDENTITY = Identity("tiny", "random:0", 64, "squash", None, "float32", 1)
 

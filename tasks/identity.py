@@ -1,0 +1,41 @@
+"""What identifies a store of grids. Read by `attend status`: imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.config import GridsConfig
+from tasks.ledger import digest_of
+from tasks.stages import BY_NAME
+
+FORMAT = 1  # of shards
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What made the grids: two stores with the same identity hold the same numbers."""
+
+    backbone: str
+    weights: str
+    image_size: int
+    fit: str
+    grid: int | None
+    precision: str
+    version: int  # of the extract stage: how photographs are decoded, resized and encoded
+    dtype: str = "float16"
+    format: int = FORMAT
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.__dict__)
+
+    def folder(self, grids: Path) -> Path:
+        """Of its store, below a workspace's folder of grids."""
+        return grids / self.digest[:20]
+
+
+def identity_of(grids: GridsConfig, weights: str) -> Identity:
+    """The identity of the grids that this config asks for; weights: their digest."""
+    version = BY_NAME["extract"].version
+    return Identity(grids.backbone, weights, grids.image_size, grids.fit, grids.grid, grids.precision, version)

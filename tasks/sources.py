@@ -1,0 +1,33 @@
+"""What a data set consists of, as digests: the inputs of stage `ingest`. `attend status` reads it: nothing heavy here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.config import Config, MachineConfig
+from tasks.datasets.base import DatasetOptions, find_pictures
+from tasks.digests import Digests
+from tasks.ledger import digest_of
+
+
+def source_digests(config: Config) -> dict[str, str]:
+    """Content digests of a data set's annotation files and of all pictures in its folder, by name."""
+    return digests_of(config.data, config.machine)
+
+
+def digests_of(data: DatasetOptions, machine: MachineConfig) -> dict[str, str]:
+    """The same of a data set's own section."""
+    files = data.annotation_files()
+    if not files:
+        return {}
+    workspace = machine.workspace.expanduser().absolute()
+    store = Digests(workspace / "digests.sqlite")
+    if data.unpacks:
+        digests = store.of(files)
+        return {"annotations": digest_of([[path.name, digests[path]] for path in files])}
+    folder = data.image_folder(Path())
+    digests = store.of(files)
+    return {
+        "annotations": digest_of([[path.name, digests[path]] for path in files]),
+        "photographs": store.of_pictures(folder, find_pictures(folder, without=workspace)),
+    }
