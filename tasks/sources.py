@@ -1,4 +1,4 @@
-"""What a data set consists of, as digests: the inputs of stage `ingest`. `attend status` reads it: nothing heavy here."""
+"""What a data set consists of, as digests: the inputs of stage `ingest`. Imports nothing heavy, for `attend status`."""
 
 from __future__ import annotations
 
