@@ -32,6 +32,7 @@ ZOMBIES = Path(__file__).with_name("zombies.yaml")
 _PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
 _READY_SECONDS = 180.0
 _STOP_SECONDS = 60.0
+_LOOK_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def keep(project: Path, workspace: Path, port: int, mlflow_port: int) -> None:
             told = asdict(Service(os.getpid(), url, mlflow))
             write_atomically(_told(workspace), json.dumps(told, indent=1))
             while True:
-                time.sleep(2)
+                time.sleep(_LOOK_SECONDS)
                 for name, child in children.items():
                     if child.poll() is not None:
                         print(f"{name} ended with {child.returncode}: started again", flush=True)
