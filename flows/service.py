@@ -37,11 +37,12 @@ _LOOK_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Service:
-    """Where everything is. process: of the one that looks after the others."""
+    """Where everything is. process: of the one that looks after the others. groups: their process groups."""
 
     process: int
     prefect: str
     mlflow: str | None
+    groups: list[int]
 
     @property
     def api(self) -> str:
@@ -143,13 +144,15 @@ def keep(project: Path, workspace: Path, port: int, mlflow_port: int) -> None:
                 commands["mlflow"] = ui_command(workspace, mlflow_port)
                 children["mlflow"] = _start("mlflow", commands["mlflow"], workspace, project, ui_environment())
                 _wait(f"{mlflow}/health", children["mlflow"], workspace)
-            told = asdict(Service(os.getpid(), url, mlflow))
-            write_atomically(_told(workspace), json.dumps(told, indent=1))
             while True:
-                time.sleep(_LOOK_SECONDS)
+                told = asdict(Service(os.getpid(), url, mlflow, [child.pid for child in children.values()]))
+                write_atomically(_told(workspace), json.dumps(told, indent=1))
+                while all(child.poll() is None for child in children.values()):
+                    time.sleep(_LOOK_SECONDS)
                 for name, child in children.items():
                     if child.poll() is not None:
                         print(f"{name} ended with {child.returncode}: started again", flush=True)
+                        _end(child.pid)
                         given = ui_environment() if name == "mlflow" else env
                         children[name] = _start(name, commands[name], workspace, project, given)
         except _StopAsked:
@@ -157,6 +160,9 @@ def keep(project: Path, workspace: Path, port: int, mlflow_port: int) -> None:
         finally:
             _told(workspace).unlink(missing_ok=True)
             _stop(children)
+            end = time.monotonic() + _STOP_SECONDS
+            while _answers(port) and time.monotonic() < end:  # Prefect's command ends before its server does
+                time.sleep(0.1)
 
 
 def _set_up(project: Path, env: dict[str, str]) -> None:
@@ -180,7 +186,9 @@ def _start(
     name: str, command: list[str], workspace: Path, project: Path, env: dict[str, str]
 ) -> subprocess.Popen[bytes]:
     with (_logs(workspace) / f"{name}.log").open("ab") as log:
-        return subprocess.Popen(command, cwd=project, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return subprocess.Popen(
+            command, cwd=project, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
 
 
 def _wait(url: str, child: subprocess.Popen[bytes], workspace: Path) -> None:
@@ -201,18 +209,22 @@ def _stop(children: dict[str, subprocess.Popen[bytes]]) -> None:
         if child is None or child.poll() is not None:
             continue
         child.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(max(end - time.monotonic(), 1))
-        except subprocess.TimeoutExpired:
-            child.kill()
+        _end(child.pid)
+
+
+def _end(group: int) -> None:
+    """Kill what is left of a process group: a server's own children outlive it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _left_behind(workspace: Path) -> str:
     """Where the process that looked after the others was killed: how to stop these."""
-    with contextlib.suppress(OSError, ValueError, TypeError, ProcessLookupError):
-        group = Service(**json.loads(_told(workspace).read_text(encoding="utf-8"))).process
-        os.killpg(group, 0)
-        return f", or stop what a killed `attend up` left: kill -- -{group}"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        groups = Service(**json.loads(_told(workspace).read_text(encoding="utf-8"))).groups
+        return f", or stop what a killed `attend up` left: kill -- {' '.join(f'-{group}' for group in groups)}"
     return ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -145,6 +146,44 @@ def test_cache_list_and_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     run_stage(config, "extract")
     code, out, _ = attend(monkeypatch, capsys, "cache", "verify", *place)
     assert (code, out.strip()) == (0, "4 of 4 shards are sound")
+
+
+def test_cache_usage_prune_and_compact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    workspace = tmp_path / "workspace"
+    place = ["--workspace", str(workspace)]
+    for pictures in (60, 20):
+        for stage in ("ingest", "extract"):
+            run_stage(small(workspace, data__pictures=pictures), stage)
+    _, out, _ = attend(monkeypatch, capsys, "cache", "usage", *place)
+    assert "grids of tiny, 2 shards; needed by small but for 12 grids (see `attend cache compact`)" in out
+    assert "grids of tiny, 2 shards; nobody needs it" in out
+    before = sorted(workspace.rglob("*"))
+    _, out, _ = attend(monkeypatch, capsys, "cache", "prune", *place)
+    assert "would be removed: add --yes" in out
+    assert [path for path in sorted(workspace.rglob("*")) if "locks" not in path.parts] == [
+        path for path in before if "locks" not in path.parts
+    ]
+    code, out, _ = attend(monkeypatch, capsys, "cache", "prune", "--yes", *place)
+    assert (code, out.splitlines()[-1].endswith("removed")) == (0, True)
+    _, out, _ = attend(monkeypatch, capsys, "cache", "compact", *place)
+    assert out == "2 shards before, 1 after\n"
+    _, out, _ = attend(monkeypatch, capsys, "cache", "usage", "--json", *place)
+    assert all(item["needed_by"] for item in json.loads(out))
+    assert run_stage(small(workspace, data__pictures=20), "extract").state == "fresh"
+    line = refused(monkeypatch, capsys, "cache", "prune", "--forget", "smal", *place)
+    assert "--forget: smal: no run has this name; did you mean 'small'?" in line
+
+
+def test_what_attend_up_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    place = ["--workspace", str(tmp_path / "workspace"), "--project", str(tmp_path)]
+    assert "no prefect.yaml there" in refused(monkeypatch, capsys, "up", *place)
+    (tmp_path / "prefect.yaml").write_text("deployments: []")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"--port: {port} is taken" in refused(monkeypatch, capsys, "up", *place, "--port", str(port))
+    assert "nothing is up" in refused(monkeypatch, capsys, "down", *place[:2])
 
 
 def test_datasets_and_presets_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

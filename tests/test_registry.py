@@ -14,10 +14,12 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from flows.caption import caption_into
 from tasks import bundle, registry, tracking
 from tasks.config import Config
 from tasks.errors import AttendError
 from tasks.manifest import GENERATED
+from tasks.rescoring import evaluate_registered
 from tasks.stages import STAGES, artifacts, plan, run_stage
 from tests.conftest import small
 
@@ -266,6 +268,47 @@ def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeyp
     with pytest.raises(AttendError, match=r"MLflow server http://127.0.0.1:9 does not answer") as caught:
         tracking.check_store(tmp_path)
     assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_registered_model_is_scored_from_photographs_once(workspace: Path) -> None:
+    """The champion scores on its own pictures what it scored when it was evaluated; the second time it is answered."""
+    config = trained(workspace)
+    told_scores = json.loads((artifacts(config)["evaluate"].path / "scores.json").read_text())
+    client = tracking.connect(workspace)
+    experiment = client.get_experiment_by_name("small").experiment_id
+    before = len(client.search_runs([experiment]))
+    first = evaluate_registered(config)
+    assert first["scores"] == pytest.approx(told_scores["scores"]) and first["signature"] == told_scores["signature"]
+    again = evaluate_registered(config, "models:/small/1")
+    assert again["scores"] == pytest.approx(first["scores"])
+    runs = client.search_runs([experiment])
+    assert len(runs) == before + 1 and {run.info.status for run in runs} == {"FINISHED"}
+    with pytest.raises(AttendError, match="models:/small/77: no such model"):
+        evaluate_registered(config, "models:/small/77")
+
+
+def test_a_folder_is_captioned_once(workspace: Path, tmp_path: Path) -> None:
+    folder, out = tmp_path / "folder", tmp_path / "captions.jsonl"
+    (folder / "sub").mkdir(parents=True)
+    for at, path in enumerate(pictures(workspace)[:5]):
+        shutil.copy(path, folder / ("sub" if at == 0 else "") / path.name)
+    assert caption_into(out, folder, None, None, workspace) == (5, 0, 0)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["file_name"] for row in rows][-1] == f"sub/{pictures(workspace)[0].name}"
+    expected = registry_captioner(workspace).caption([(folder / row["file_name"]).read_bytes() for row in rows])
+    assert [row["text"] for row in rows] == [item.caption for item in expected]
+    written = out.read_bytes()
+    assert caption_into(out, folder, None, None, workspace) == (0, 5, 0) and out.read_bytes() == written
+    shutil.copy(pictures(workspace)[7], folder)
+    (folder / "broken.png").write_bytes(b"no picture")
+    (folder / "sub" / pictures(workspace)[0].name).rename(folder / "renamed.png")
+    assert caption_into(out, folder, "models:/small/1", None, workspace) == (2, 5, 1)
+    rows = {row["file_name"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert "no picture" in rows["broken.png"]["error"] and rows["renamed.png"]["text"] and len(rows) == 7
+    assert caption_into(out, folder, None, 1, workspace)[0] == 7  # another beam: other captions
+    out.write_text("not a line of captions\n")
+    with pytest.raises(AttendError, match=r"captions.jsonl:1: is no line of captions"):
+        caption_into(out, folder, None, None, workspace)
 
 
 def test_predictions_file_is_plain_parquet(workspace: Path) -> None:

@@ -1,0 +1,114 @@
+"""`attend up`: a real server, worker and deployments on this machine, a run by them, and nothing left after `down`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows import service
+from tasks import tracking
+from tests.conftest import small
+
+HERE = Path(__file__).resolve().parents[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def ask(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.load(answer)
+
+
+def attend(*arguments: str, project: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with this project's prefect.yaml, whose deployments are of a small config."""
+    for name in ("flows", "tasks", "models"):
+        (tmp_path / name).symlink_to(HERE / name)
+    config = small(tmp_path / "workspace").model_dump(mode="json", exclude={"data": {"path"}})
+    (tmp_path / "small.yaml").write_text(json.dumps(config))
+    text = (HERE / "prefect.yaml").read_text().replace("preset: demo", "preset: small.yaml")
+    (tmp_path / "prefect.yaml").write_text(text.replace("active: true", "active: false"))
+    assert len(yaml.safe_load(text)["deployments"]) == 4
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_up_runs_what_is_deployed_and_down_stops_it(project: Path) -> None:
+    workspace, port, mlflow_port = project / "workspace", free_port(), free_port()
+    place = ["--workspace", str(workspace)]
+    said = attend("up", *place, "--port", str(port), "--mlflow-port", str(mlflow_port), project=project)
+    try:
+        assert f"http://127.0.0.1:{port}" in said
+        found = service.running(workspace)
+        assert found is not None and found.mlflow == f"http://127.0.0.1:{mlflow_port}"
+        names = {row["name"]: row["id"] for row in ask(f"{found.api}/deployments/filter", {})}
+        assert set(names) == {"nightly", "extraction", "evaluation", "captions"}
+        (automation,) = ask(f"{found.api}/automations/filter", {})
+        assert automation["name"] == "attend-zombies"
+        for expected in ("Completed", "Cached"):
+            run = run_of(found.api, names["nightly"])
+            assert run["state"]["name"] == expected, run["state"]
+        assert "nothing to do: every stage is fresh; saved: 60 pictures" in run["state"]["message"]
+        artifacts = {row["key"]: row for row in ask(f"{found.api}/artifacts/latest/filter", {})}
+        assert {"plan", "grids", "scores", "mlflow-run"} <= set(artifacts)
+        assert [row["stage"] for row in json.loads(artifacts["plan"]["data"])][-1] == "register"
+        assert f"http://127.0.0.1:{mlflow_port}/#/runs/" in artifacts["mlflow-run"]["data"]
+        assert len(cached_tasks(found.api, run["id"])) == 6
+        assert run_of(found.api, names["evaluation"])["state"]["type"] == "COMPLETED"
+        # A run from the command line goes to the server that is up.
+        attend("run", "small.yaml", "evaluation.beam=1", project=project)
+        assert len(ask(f"{found.api}/flow_runs/filter", {"flow_runs": {"name": {"any_": ["small"]}}})) == 4
+    finally:
+        attend("down", *place, project=project)
+    assert service.running(workspace) is None
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+    client = tracking.connect(workspace)
+    assert len(client.search_model_versions()) == 2
+
+
+def cached_tasks(api: str, run: str) -> list[dict[str, Any]]:
+    """The tasks of a run that ended as `Cached`, with the reason; the server writes them down in batches."""
+    end = time.monotonic() + 60
+    while True:
+        tasks = ask(f"{api}/task_runs/filter", {"task_runs": {"flow_run_id": {"any_": [run]}}})
+        cached = [task for task in tasks if task["state"]["name"] == "Cached"]
+        if len(cached) == 6 or time.monotonic() > end:
+            assert all("fresh: " in task["state"]["message"] for task in cached)
+            return cached
+        time.sleep(1)
+
+
+def run_of(api: str, deployment: str) -> dict[str, Any]:
+    """A run of a deployment, when it has ended."""
+    made = ask(f"{api}/deployments/{deployment}/create_flow_run", {"state": {"type": "SCHEDULED"}})
+    end = time.monotonic() + 300
+    while time.monotonic() < end:
+        (run,) = ask(f"{api}/flow_runs/filter", {"flow_runs": {"id": {"any_": [made["id"]]}}})
+        if run["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
+            return dict(run)
+        time.sleep(1)
+    raise AssertionError(run["state"])
