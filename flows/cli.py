@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows import cli_cache
+from flows.options import Json, Overrides, Preset, Until, Verify, WorkspaceOption, print_json
 from tasks.errors import AttendError, is_disk_full
 
 if TYPE_CHECKING:
     from tasks.config import Config
-    from tasks.housekeeping import Item
     from tasks.stages import Status
 
 app = typer.Typer(
@@ -26,19 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-cache_app = typer.Typer(help="The grid cache: what is in it, and whether it is sound.", no_args_is_help=True)
-app.add_typer(cache_app, name="cache")
+app.add_typer(cli_cache.app, name="cache")
 
-Preset = Annotated[str, typer.Argument(metavar="PRESET_OR_YAML", help="a preset's name or a YAML file")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[SECTION.FIELD=VALUE]...", help="settings laid over it")
-]
-Json = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
-Until = Annotated[str, typer.Option(help="the last stage to run")]
-Verify = Annotated[bool, typer.Option("--verify", help="read every file and check its digest, not only its size")]
-WorkspaceOption = Annotated[
-    Path, typer.Option("--workspace", envvar="ATTEND_WORKSPACE", help="the folder that `attend run` works in")
-]
 _STATE_COLOURS = {"fresh": "green", "stale": "yellow", "missing": "yellow", "damaged": "red", "interrupted": "magenta"}
 
 
@@ -61,7 +51,7 @@ def run(
     before = _run(config, until, quiet=as_json)
     if as_json:
         after = plan(config, until)
-        _print_json([{**_as_json(now), "ran": not was.fresh} for was, now in zip(before, after, strict=True)])
+        print_json([{**_as_json(now), "ran": not was.fresh} for was, now in zip(before, after, strict=True)])
 
 
 @app.command()
@@ -74,7 +64,7 @@ def status(preset: Preset, overrides: Overrides = None, verify: Verify = False, 
     config = load(preset, overrides or [])
     statuses = read_all(config) if verify else plan(config)
     if as_json:
-        _print_json([_as_json(item) for item in statuses])
+        print_json([_as_json(item) for item in statuses])
     else:
         _print_plan(statuses)
 
@@ -132,135 +122,11 @@ def evaluate(
 
     told = evaluate_registered(load(preset, overrides or []), model)
     if as_json:
-        _print_json(told)
+        print_json(told)
         return
     for name, value in told["scores"].items():
         typer.echo(f"{name:<10} {value:.2f}")
     typer.echo(f"{told['model']}: {told['pictures']:,} pictures; {told['signature']}")
-
-
-@cache_app.command("list")
-def cache_list(workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
-    """The stores of grids: backbone, pictures, bytes."""
-    from tasks.grid_cache import bytes_in, stores
-    from tasks.ledger import Workspace
-
-    rows = []
-    for store in stores(Workspace(workspace.expanduser().absolute()).grids):
-        shards = store.shards()
-        pictures = len({digest for shard in shards for digest in shard.digests})
-        size = {"pictures": pictures, "shards": len(shards), "bytes": bytes_in(store.folder)}
-        rows.append({"store": store.folder.name, **store.identity.__dict__, **size})
-    if as_json:
-        _print_json(rows)
-    elif not rows:
-        typer.echo(f"no grids in {workspace}")
-    for row in [] if as_json else rows:
-        typer.echo(
-            f"{row['store']}  {row['backbone']} {row['image_size']} px, weights {str(row['weights'])[:24]}: "
-            f"{row['pictures']:,} pictures in {row['shards']} shards, {row['bytes'] / 2**20:,.1f} MiB"
-        )
-
-
-@cache_app.command("usage")
-def cache_usage(workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
-    """What takes how much room, and who needs it."""
-    from tasks.grid_cache import bytes_in
-    from tasks.housekeeping import usage
-    from tasks.ledger import Workspace
-
-    place = Workspace(workspace.expanduser().absolute())
-    items = usage(place)
-    others = {name: bytes_in(place.root / name) for name in ("mlartifacts", "prefect") if (place.root / name).exists()}
-    if as_json:
-        _print_json([_item_as_json(item) for item in items])
-        return
-    _print_items(items, place.root)
-    for name, size in others.items():
-        typer.echo(f"{_mib(size)}  {name}")
-    free = sum(item.size for item in items if not item.needed_by)
-    typer.echo(f"{_mib(sum(item.size for item in items) + sum(others.values()))}  in all; nobody needs {_mib(free)}")
-
-
-@cache_app.command("prune")
-def cache_prune(
-    workspace: WorkspaceOption = Path("workspace"),
-    forget: Annotated[list[str] | None, typer.Option(help="need no more what the run of this name made")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="remove it; without this it is only listed")] = False,
-) -> None:
-    """List what no run and no registered model needs, and remove it with --yes."""
-    from tasks import housekeeping
-    from tasks.ledger import Workspace
-    from tasks.sessions import alone
-
-    place = Workspace(workspace.expanduser().absolute())
-    without = forget or []
-    with alone(place, "prune"):
-        items = [item for item in housekeeping.usage(place, without) if not item.needed_by]
-        if yes:
-            housekeeping.prune(place, items, without)
-    _print_items(items, place.root)
-    told = "removed" if yes else "would be removed: add --yes"
-    typer.echo(f"{len(items)} items, {_mib(sum(item.size for item in items)).strip()} {told}")
-
-
-@cache_app.command("compact")
-def cache_compact(workspace: WorkspaceOption = Path("workspace")) -> None:
-    """Rewrite shards without the grids that nobody needs any more."""
-    from tasks.config import MachineConfig
-    from tasks.housekeeping import compact
-    from tasks.ledger import Workspace
-    from tasks.sessions import alone
-
-    place = Workspace(workspace.expanduser().absolute())
-    with alone(place, "compact"):
-        before, after = compact(place, MachineConfig().shard_rows)
-    typer.echo(f"{before} shards before, {after} after")
-
-
-@cache_app.command("verify")
-def cache_verify(workspace: WorkspaceOption = Path("workspace")) -> None:
-    """Read every shard and check it against its digest; a damaged one is set aside, and the exit code is 1."""
-    from tasks.grid_cache import set_aside, stores
-    from tasks.ledger import Workspace
-
-    found: list[str] = []
-    checked = 0
-    for store in stores(Workspace(workspace.expanduser().absolute()).grids):
-        for shard in store.shards():
-            checked += 1
-            damage = shard.damage(verify=True)
-            if damage is not None:
-                set_aside(shard.path.with_suffix(".parquet"))
-                found.append(f"{damage}: set aside; `attend run` extracts its pictures again")
-    for line in found:
-        typer.echo(line, err=True)
-    typer.echo(f"{checked - len(found)} of {checked} shards are sound")
-    if found:
-        raise typer.Exit(1)
-
-
-@cache_app.command("import")
-def cache_import(
-    grids: Annotated[Path, typer.Argument(help=".npy, .npz or HDF5 file with one 4-D array of grids")],
-    config: Annotated[str, typer.Argument(help="a preset or YAML file with grids.backbone=imported")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="section.field=value")] = None,
-    ids: Annotated[Path | None, typer.Option(help="ids of the grids: .npy, .json or a line each")] = None,
-    layout: Annotated[str | None, typer.Option(help="nchw or nhwc, where the shape does not tell")] = None,
-) -> None:
-    """Take grids that others extracted; their ids name pictures of the config's data set."""
-    from tasks.config import load
-    from tasks.grid_import import import_grids
-    from tasks.ledger import Workspace
-    from tasks.sessions import session
-
-    if layout not in (None, "nchw", "nhwc"):
-        raise AttendError(f"--layout: {layout}: is nchw or nhwc")
-    found = load(config, overrides or [])
-    Workspace(found.workspace).prepare()
-    with session(Workspace(found.workspace), f"import of {grids.name}"):
-        count = import_grids(found, grids, ids, layout)  # type: ignore[arg-type]
-    typer.echo(f"{count:,} grids of {grids.name} are in the cache as {found.grids.weights}")
 
 
 @app.command()
@@ -269,7 +135,7 @@ def datasets(as_json: Json = False) -> None:
     from tasks.datasets import ADAPTERS
 
     if as_json:
-        _print_json({name: kind.model_json_schema()["properties"] for name, kind in ADAPTERS.items()})
+        print_json({name: kind.model_json_schema()["properties"] for name, kind in ADAPTERS.items()})
         return
     for name, kind in ADAPTERS.items():
         fields = [field for field in kind.model_fields if field != "adapter"]
@@ -292,7 +158,7 @@ def presets(
         raise AttendError(f"{name}: no such preset{nearest(name, files)}")
     told = {preset: yaml.safe_load(path.read_text(encoding="utf-8")) for preset, path in files.items()}
     if as_json:
-        _print_json(told if name is None else told[name])
+        print_json(told if name is None else told[name])
     elif name is not None:
         typer.echo(files[name].read_text(encoding="utf-8"), nl=False)
     else:
@@ -369,32 +235,6 @@ def _print_plan(statuses: list[Status]) -> None:
 
 def _as_json(item: Status) -> dict[str, Any]:
     return {"stage": item.stage.name, "state": item.state, "why": item.why, "key": item.key}
-
-
-def _print_items(items: list[Item], root: Path) -> None:
-    """A line each; the shards of a store that the same people need in one."""
-    lines: dict[tuple[Path, str, tuple[str, ...]], list[Item]] = {}
-    for item in items:
-        place = item.path.parent if item.path.suffix == ".h5" else item.path
-        lines.setdefault((place.relative_to(root), item.what, item.needed_by), []).append(item)
-    for (place, what, needed_by), those in lines.items():
-        shards = f", {len(those)} shards" if those[0].path.suffix == ".h5" else ""
-        unneeded = sum(item.unneeded for item in those)
-        rest = f" but for {unneeded:,} grids (see `attend cache compact`)" if unneeded else ""
-        needed = f"needed by {', '.join(needed_by)}{rest}" if needed_by else "nobody needs it"
-        typer.echo(f"{_mib(sum(item.size for item in those))}  {place}  {what}{shards}; {needed}")
-
-
-def _item_as_json(item: Item) -> dict[str, Any]:
-    return {"what": item.what, "path": str(item.path), "bytes": item.size, "needed_by": list(item.needed_by)}
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:10,.1f} MiB"
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
 
 
 def main() -> None:

@@ -51,23 +51,18 @@ class Service:
 
 def running(workspace: Path) -> Service | None:
     """What `attend up` started for this workspace and is there still; None where nothing is."""
-    lock = _lock(workspace)
-    try:
-        if not Path(lock.lock_file).exists():
-            return None
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError):
+        if _held(workspace):
             return Service(**json.loads(_told(workspace).read_text(encoding="utf-8")))
-    lock.release()
     return None
 
 
 def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
     """Start everything in the background and wait until it answers. AttendError, with nothing left, where it cannot."""
-    found = running(workspace)
-    if found is not None:
-        raise AttendError(f"{workspace}: is up already: {found.prefect} (stop it with `attend down`)")
+    if _held(workspace):
+        found = running(workspace)
+        where = found.prefect if found is not None else "it is starting or stopping"
+        raise AttendError(f"{workspace}: is up already: {where} (stop it with `attend down`)")
     if not (project / "prefect.yaml").is_file():
         raise AttendError(f"{project}: no prefect.yaml there: run `attend up` where it is, or give --project FOLDER")
     for name, number in (("--port", port), ("--mlflow-port", mlflow_port)):
@@ -104,7 +99,7 @@ def down(workspace: Path) -> None:
         raise AttendError(f"{workspace}: nothing is up")
     os.kill(found.process, signal.SIGTERM)
     end = time.monotonic() + _STOP_SECONDS + 10
-    while running(workspace) is not None:
+    while _held(workspace):
         if time.monotonic() > end:
             raise AttendError(f"{workspace}: process {found.process} does not end: stop it by hand")
         time.sleep(0.2)
@@ -236,6 +231,17 @@ def _answers(port: int) -> bool:
 
 def _lock(workspace: Path) -> filelock.FileLock:
     return filelock.FileLock(workspace / "locks" / "service.lock")
+
+
+def _held(workspace: Path) -> bool:
+    lock = _lock(workspace)
+    if not Path(lock.lock_file).exists():
+        return False
+    try:
+        with lock.acquire(timeout=0):
+            return False
+    except filelock.Timeout:
+        return True
 
 
 def _told(workspace: Path) -> Path:

@@ -29,7 +29,14 @@ SMALL = [
     "training.precision=float32",
     "evaluation.split=test",
 ]
-SIZES = {"show_attend_tell": 64, "show_attend_tell_tuned": 64, "captionnet": 64, "hard_attention": 64, "googlenet": 64}
+SIZES = {
+    "show_attend_tell": 64,
+    "show_attend_tell_tuned": 64,
+    "captionnet": 64,
+    "hard_attention": 64,
+    "googlenet": 64,
+    "flickr8k_tuned": 64,
+}
 
 
 @pytest.mark.slow
@@ -38,7 +45,7 @@ def test_every_preset_runs_end_to_end(preset: str, tmp_path: Path) -> None:
     settings = [*SMALL, f"machine.workspace={tmp_path / 'workspace'}"]
     if preset in SIZES:
         settings.append(f"grids.image_size={SIZES[preset]}")
-    if preset == "show_attend_tell_tuned":
+    if preset.endswith("_tuned"):
         settings += ["tuning.epochs=1", "tuning.precision=float32"]
     if preset == "googlenet":
         settings.append("decoder.attention_size=16")
