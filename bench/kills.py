@@ -112,7 +112,7 @@ def _kill(folder: Path, target: str, lasted: dict[str, float], chance: random.Ra
     if target != "start":
         while process.poll() is None and not list((artifacts / target).glob("*.partial")):
             time.sleep(0.002)
-        wait = chance.uniform(0, lasted[target])
+        wait = chance.uniform(0, 0.5 * lasted[target])  # it may go on from where it was killed before
     end = time.monotonic() + wait
     while process.poll() is None and time.monotonic() < end:
         time.sleep(0.002)
