@@ -155,8 +155,8 @@ def test_cache_usage_prune_and_compact(tmp_path: Path, monkeypatch: pytest.Monke
         for stage in ("ingest", "extract"):
             run_stage(small(workspace, data__pictures=pictures), stage)
     _, out, _ = attend(monkeypatch, capsys, "cache", "usage", *place)
-    assert "grids of tiny, 2 shards; needed by small but for 12 grids (see `attend cache compact`)" in out
-    assert "grids of tiny, 2 shards; nobody needs it" in out
+    assert "grids of tiny, 4 shards; needed by small but for 40 grids (see `attend cache compact`)" in out
+    assert "  extract; nobody needs it" in out
     before = sorted(workspace.rglob("*"))
     _, out, _ = attend(monkeypatch, capsys, "cache", "prune", *place)
     assert "would be removed: add --yes" in out
@@ -166,7 +166,7 @@ def test_cache_usage_prune_and_compact(tmp_path: Path, monkeypatch: pytest.Monke
     code, out, _ = attend(monkeypatch, capsys, "cache", "prune", "--yes", *place)
     assert (code, out.splitlines()[-1].endswith("removed")) == (0, True)
     _, out, _ = attend(monkeypatch, capsys, "cache", "compact", *place)
-    assert out == "2 shards before, 1 after\n"
+    assert out == "4 shards before, 1 after\n"
     _, out, _ = attend(monkeypatch, capsys, "cache", "usage", "--json", *place)
     assert all(item["needed_by"] for item in json.loads(out))
     assert run_stage(small(workspace, data__pictures=20), "extract").state == "fresh"
