@@ -12,6 +12,7 @@ from tasks.errors import AttendError
 
 if TYPE_CHECKING:
     from tasks.housekeeping import Item
+    from tasks.ledger import Workspace
 
 app = typer.Typer(help="The grid cache and the artifacts: what is kept, and whether it is sound.", no_args_is_help=True)
 
@@ -20,10 +21,9 @@ app = typer.Typer(help="The grid cache and the artifacts: what is kept, and whet
 def cache_list(workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
     """The stores of grids: backbone, pictures, bytes."""
     from tasks.grid_cache import bytes_in, stores
-    from tasks.ledger import Workspace
 
     rows = []
-    for store in stores(Workspace(workspace.expanduser().absolute()).grids):
+    for store in stores(_existing(workspace).grids):
         shards = store.shards()
         pictures = len({digest for shard in shards for digest in shard.digests})
         size = {"pictures": pictures, "shards": len(shards), "bytes": bytes_in(store.folder)}
@@ -44,9 +44,8 @@ def cache_usage(workspace: WorkspaceOption = Path("workspace"), as_json: Json = 
     """What takes how much room, and who needs it."""
     from tasks.grid_cache import bytes_in
     from tasks.housekeeping import usage
-    from tasks.ledger import Workspace
 
-    place = Workspace(workspace.expanduser().absolute())
+    place = _existing(workspace)
     items = usage(place)
     others = {name: bytes_in(place.root / name) for name in ("mlartifacts", "prefect") if (place.root / name).exists()}
     if as_json:
@@ -56,7 +55,7 @@ def cache_usage(workspace: WorkspaceOption = Path("workspace"), as_json: Json = 
     for name, size in others.items():
         typer.echo(f"{_mib(size)}  {name}")
     free = sum(item.size for item in items if not item.needed_by)
-    typer.echo(f"{_mib(sum(item.size for item in items) + sum(others.values()))}  in all; nobody needs {_mib(free)}")
+    typer.echo(f"{_mib(sum(item.size for item in items) + sum(others.values()))}  in all; nobody needs {_mib(free).strip()}")
 
 
 @app.command("prune")
@@ -67,10 +66,9 @@ def cache_prune(
 ) -> None:
     """List what no run and no registered model needs, and remove it with --yes."""
     from tasks import housekeeping
-    from tasks.ledger import Workspace
     from tasks.sessions import alone
 
-    place = Workspace(workspace.expanduser().absolute())
+    place = _existing(workspace)
     without = forget or []
     with alone(place, "prune"):
         items = [item for item in housekeeping.usage(place, without) if not item.needed_by]
@@ -86,10 +84,9 @@ def cache_compact(workspace: WorkspaceOption = Path("workspace")) -> None:
     """Rewrite shards without the grids that nobody needs any more."""
     from tasks.config import MachineConfig
     from tasks.housekeeping import compact
-    from tasks.ledger import Workspace
     from tasks.sessions import alone
 
-    place = Workspace(workspace.expanduser().absolute())
+    place = _existing(workspace)
     with alone(place, "compact"):
         before, after = compact(place, MachineConfig().shard_rows)
     typer.echo(f"{before} shards before, {after} after")
@@ -99,11 +96,10 @@ def cache_compact(workspace: WorkspaceOption = Path("workspace")) -> None:
 def cache_verify(workspace: WorkspaceOption = Path("workspace")) -> None:
     """Read every shard and check it against its digest; a damaged one is set aside, and the exit code is 1."""
     from tasks.grid_cache import set_aside, stores
-    from tasks.ledger import Workspace
 
     found: list[str] = []
     checked = 0
-    for store in stores(Workspace(workspace.expanduser().absolute()).grids):
+    for store in stores(_existing(workspace).grids):
         for shard in store.shards():
             checked += 1
             damage = shard.damage(verify=True)
@@ -138,6 +134,16 @@ def cache_import(
     with session(Workspace(found.workspace), f"import of {grids.name}"):
         count = import_grids(found, grids, ids, layout)  # type: ignore[arg-type]
     typer.echo(f"{count:,} grids of {grids.name} are in the cache as {found.grids.weights}")
+
+
+def _existing(workspace: Path) -> Workspace:
+    """The workspace of a folder; AttendError where none is there."""
+    from tasks.ledger import Workspace
+
+    found = Workspace(workspace.expanduser().absolute())
+    if not found.grids.is_dir():
+        raise AttendError(f"{found.root}: is no workspace: give --workspace FOLDER, or run `attend run` first")
+    return found
 
 
 def _print_items(items: list[Item], root: Path) -> None:

@@ -174,6 +174,14 @@ def test_cache_usage_prune_and_compact(tmp_path: Path, monkeypatch: pytest.Monke
     assert "--forget: smal: no run has this name; did you mean 'small'?" in line
 
 
+@pytest.mark.parametrize("command", ["list", "usage", "prune", "compact", "verify"])
+def test_no_workspace_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, command: str) -> None:
+    assert "none: is no workspace" in refused(
+        monkeypatch, capsys, "cache", command, "--workspace", str(tmp_path / "none")
+    )
+    assert not (tmp_path / "none").exists()
+
+
 def test_what_attend_up_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     place = ["--workspace", str(tmp_path / "workspace"), "--project", str(tmp_path)]
     assert "no prefect.yaml there" in refused(monkeypatch, capsys, "up", *place)
