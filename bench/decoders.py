@@ -47,7 +47,7 @@ def _arguments() -> Any:
     parser.add_argument("--side", type=int, choices=PIXELS, default=7)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--workspace", type=Path, default=Path("workspace"))
-    return parser.parse_args()
+    return parser.parse_intermixed_args()
 
 
 def _config(preset: str, given: Any, beam: int) -> Config:
