@@ -55,7 +55,9 @@ def cache_usage(workspace: WorkspaceOption = Path("workspace"), as_json: Json = 
     for name, size in others.items():
         typer.echo(f"{_mib(size)}  {name}")
     free = sum(item.size for item in items if not item.needed_by)
-    typer.echo(f"{_mib(sum(item.size for item in items) + sum(others.values()))}  in all; nobody needs {_mib(free).strip()}")
+    typer.echo(
+        f"{_mib(sum(item.size for item in items) + sum(others.values()))}  in all; nobody needs {_mib(free).strip()}"
+    )
 
 
 @app.command("prune")
