@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.datasets.base import numbered_lines, picture_files
 from tasks.digests import Digests
@@ -17,6 +17,17 @@ from tasks.progress import Bar
 
 _BATCH = 32
 _SAVE_SECONDS = 30.0
+
+
+class Kept(NamedTuple):
+    """How many pictures were captioned, how many were known, and how many of all have no caption."""
+
+    new: int
+    known: int
+    without: int
+
+    def __str__(self) -> str:
+        return f"{self.new:,} captioned, {self.known:,} were known, {self.without:,} without a caption"
 
 
 def caption_files(
@@ -43,11 +54,9 @@ def caption_files(
     return sum(row["error"] is not None for row in rows)
 
 
-def caption_into(out: Path, folder: Path, model: str | None, beam: int | None, workspace: Path) -> tuple[int, int, int]:
+def caption_into(out: Path, folder: Path, model: str | None, beam: int | None, workspace: Path) -> Kept:
     """Keep a file of captions for all pictures of a folder: JSON lines of file_name, text, log_probability, error,
     digest and model. What is captioned there already, by the same version with the same beam, is not captioned again.
-
-    Returns how many were captioned, how many were known, and how many of all have no caption.
     """
     if not folder.is_dir():
         raise AttendError(f"{folder}: no such folder")
@@ -73,7 +82,7 @@ def caption_into(out: Path, folder: Path, model: str | None, beam: int | None, w
                 _write_lines(out, folder, rows)
                 saved = time.monotonic()
     _write_lines(out, folder, rows)
-    return len(new), len(files) - len(new), sum(row["error"] is not None for row in rows.values())
+    return Kept(len(new), len(files) - len(new), sum(row["error"] is not None for row in rows.values()))
 
 
 def _captioned(

@@ -101,9 +101,9 @@ def caption(
     if out is not None:
         if len(pictures) != 1 or attention is not None or as_json:
             raise AttendError("--out: goes with one folder, and with neither --attention nor --json")
-        new, known, without = caption_into(out, pictures[0], model, beam, workspace.expanduser().absolute())
-        typer.echo(f"{new:,} captioned, {known:,} were known, {without:,} without a caption: {out}")
-        raise typer.Exit(1 if without else 0)
+        kept = caption_into(out, pictures[0], model, beam, workspace.expanduser().absolute())
+        typer.echo(f"{kept}: {out}")
+        raise typer.Exit(1 if kept.without else 0)
     failed = caption_files(pictures, model, beam, attention, workspace.expanduser().absolute(), as_json)
     if failed:
         raise typer.Exit(1)

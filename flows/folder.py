@@ -19,7 +19,6 @@ def caption_folder(folder: Path, out: Path, model: str | None = None, beam: int 
     """
     with progress.also(get_run_logger().info):
         workspace = MachineConfig().workspace.expanduser().absolute()
-        new, known, failed = caption_into(out.expanduser(), folder.expanduser(), model, beam, workspace)
-        told = f"{new:,} captioned, {known:,} were known, {failed:,} without a caption: {out}"
+        told = f"{caption_into(out.expanduser(), folder.expanduser(), model, beam, workspace)}: {out}"
         progress.say(told)
     return told

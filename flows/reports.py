@@ -56,15 +56,19 @@ def show_progress(what: str) -> Callable[[int, int], None]:
 def show_scores(config: Config, made: dict[str, Artifact]) -> None:
     """The scores with their signature, and some captions beside what people wrote."""
     told = json.loads((made["evaluate"].path / SCORES).read_text(encoding="utf-8"))
-    lines = ["| score | % |", "| --- | --- |"]
-    lines += [f"| {name} | {value:.2f} |" for name, value in told["scores"].items()]
-    lines += ["", f"{told['pictures']:,} pictures; `{told['signature'].replace('|', ', ')}`", ""]
+    lines = [*_score_lines(told), ""]
     lines += ["| picture | says | a person wrote |", "| --- | --- | --- |"]
     pictures = {picture.digest: picture for picture in pictures_of(made["ingest"].path, config.evaluation.split)}
     for row in pq.read_table(made["evaluate"].path / PREDICTIONS).slice(0, _SAMPLES).to_pylist():
         picture = pictures[row["digest"]]
         lines.append(f"| {_cell(picture.name)} | {_cell(row['caption'])} | {_cell(picture.captions[0])} |")
     create_markdown_artifact("\n".join(lines), key="scores", description=f"free-running, {config.evaluation.split}")
+
+
+def show_registered_scores(told: dict[str, Any]) -> None:
+    """What rescoring.evaluate_registered found."""
+    description = f"{told['model']}, free-running, from photographs"
+    create_markdown_artifact("\n".join(_score_lines(told)), key="registered-scores", description=description)
 
 
 def show_registration(registered: Artifact) -> None:
@@ -79,6 +83,12 @@ def show_registration(registered: Artifact) -> None:
             f"{told['uri']}: {told['why']}\n\nIts run is in the store of {place}: `attend ui --workspace {place}`",
             key="mlflow-run",
         )
+
+
+def _score_lines(told: dict[str, Any]) -> list[str]:
+    lines = ["| score | % |", "| --- | --- |"]
+    lines += [f"| {name} | {value:.2f} |" for name, value in told["scores"].items()]
+    return [*lines, "", f"{told['pictures']:,} pictures; `{told['signature'].replace('|', ', ')}`"]
 
 
 def _cell(text: str) -> str:

@@ -124,32 +124,35 @@ def keep(project: Path, workspace: Path, port: int, mlflow_port: int) -> None:
     mlflow = f"http://127.0.0.1:{mlflow_port}" if embedded else None
     if mlflow is not None:
         env[MLFLOW_UI] = mlflow
-    commands = {
-        "server": [*_PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        "worker": [*_PREFECT, "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1"],
+    programs = {
+        "server": ([*_PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)], env),
+        "worker": ([*_PREFECT, "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1"], env),
     }
     children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(name: str) -> None:
+        children[name] = _start(name, *programs[name], workspace, project)
+
     with _lock(workspace).acquire(timeout=0):
         try:
-            children["server"] = _start("server", commands["server"], workspace, project, env)
+            start("server")
             _wait(f"{url}/api/health", children["server"], workspace)
             _set_up(project, env)
-            children["worker"] = _start("worker", commands["worker"], workspace, project, env)
+            start("worker")
             if mlflow is not None:
-                commands["mlflow"] = ui_command(workspace, mlflow_port)
-                children["mlflow"] = _start("mlflow", commands["mlflow"], workspace, project, ui_environment())
+                programs["mlflow"] = ui_command(workspace, mlflow_port), ui_environment()
+                start("mlflow")
                 _wait(f"{mlflow}/health", children["mlflow"], workspace)
             while True:
                 told = asdict(Service(os.getpid(), url, mlflow, [child.pid for child in children.values()]))
                 write_atomically(_told(workspace), json.dumps(told, indent=1))
                 while all(child.poll() is None for child in children.values()):
                     time.sleep(_LOOK_SECONDS)
-                for name, child in children.items():
+                for name, child in list(children.items()):
                     if child.poll() is not None:
                         print(f"{name} ended with {child.returncode}: started again", flush=True)
                         _end(child.pid)
-                        given = ui_environment() if name == "mlflow" else env
-                        children[name] = _start(name, commands[name], workspace, project, given)
+                        start(name)
         except _StopAsked:
             pass
         finally:
@@ -178,7 +181,7 @@ def _call(command: list[str], project: Path, env: dict[str, str]) -> str:
 
 
 def _start(
-    name: str, command: list[str], workspace: Path, project: Path, env: dict[str, str]
+    name: str, command: list[str], env: dict[str, str], workspace: Path, project: Path
 ) -> subprocess.Popen[bytes]:
     with (_logs(workspace) / f"{name}.log").open("ab") as log:
         return subprocess.Popen(

@@ -19,7 +19,7 @@ from tasks.errors import AttendError
 from tasks.features import INDEX, read_identity, reindex
 from tasks.grid_cache import GridStore, bytes_in, remove_shard, stores
 from tasks.ledger import Artifact, Ledger, Recent, Workspace
-from tasks.stages import FROZEN
+from tasks.stages import kind_of
 from tasks.tracking import lost_registration, registered_as
 
 _REMOVED = ".removed-"
@@ -45,11 +45,11 @@ def usage(workspace: Workspace, without: Collection[str] = ()) -> list[Item]:
 
     without: names of runs whose needs do not count. AttendError where no run has such a name.
     """
-    known = {path.stem for path in (workspace.root / "runs").glob("*.json")}
+    runs = _runs(workspace)
     for name in without:
-        if name not in known:
-            raise AttendError(f"--forget: {name}: no run has this name{nearest(name, known)}")
-    runs = {name: workspace.recent(name) for name in sorted(known.difference(without))}
+        if name not in runs:
+            raise AttendError(f"--forget: {name}: no run has this name{nearest(name, runs)}")
+    runs = {name: recent for name, recent in runs.items() if name not in without}
     needed = _needed(workspace, runs)
     return [*_artifacts(workspace, needed), *_grids(workspace, needed, runs)]
 
@@ -78,7 +78,7 @@ def compact(workspace: Workspace, shard_rows: int) -> tuple[int, int]:
     A kill at any moment leaves grids twice, and none out of reach. The caller is alone in the workspace.
     AttendError while an extraction is not finished: which grids it needs is not known yet.
     """
-    runs = {path.stem: workspace.recent(path.stem) for path in sorted((workspace.root / "runs").glob("*.json"))}
+    runs = _runs(workspace)
     unfinished = _extracting(runs)
     if unfinished:
         raise AttendError(f"{workspace.root}: the extraction of {', '.join(unfinished)} is not finished: run it first")
@@ -87,18 +87,24 @@ def compact(workspace: Workspace, shard_rows: int) -> tuple[int, int]:
     for store in stores(workspace.grids):
         store.clean(workspace.suspects())
         live = {digest for artifact, _ in _indexes(workspace, store, needed) for digest in _digests(artifact)}
-        before += len(store.shards())
+        shards = store.shards()
+        before += len(shards)
         old = store.rewrite(live, shard_rows)
         if old:
             rows, _ = store.rows(without=old)
             for artifact, _ in _indexes(workspace, store, None):
                 if all(digest in rows for digest in _digests(artifact)):
                     reindex(workspace, artifact, store, rows)
-            for shard in store.shards():
+            for shard in shards:
                 if shard.number in old:
                     remove_shard(shard.path)
         after += len(store.shards())
     return before, after
+
+
+def _runs(workspace: Workspace) -> dict[str, Recent]:
+    """Name -> what the run of that name did last."""
+    return {path.stem: workspace.recent(path.stem) for path in sorted((workspace.root / "runs").glob("*.json"))}
 
 
 def _needed(workspace: Workspace, runs: dict[str, Recent]) -> dict[Path, set[str]]:
@@ -106,9 +112,9 @@ def _needed(workspace: Workspace, runs: dict[str, Recent]) -> dict[Path, set[str
     needed: dict[Path, set[str]] = defaultdict(set)
     for name, recent in runs.items():
         for stage, key in recent.done.items():
-            _need(workspace, needed, stage.removesuffix(FROZEN), key, name)
+            _need(workspace, needed, kind_of(stage), key, name)
         for stage, key in recent.begun.items():
-            needed[workspace.partial(stage.removesuffix(FROZEN), key)].add(name)
+            needed[workspace.partial(kind_of(stage), key)].add(name)
     for artifact in _kind(workspace, "register"):
         if lost_registration(artifact, workspace) is None:
             _need(workspace, needed, "register", artifact.ledger.key, registered_as(artifact))
@@ -136,13 +142,13 @@ def _kind(workspace: Workspace, kind: str) -> Iterator[Artifact]:
 
 def _artifacts(workspace: Workspace, needed: dict[Path, set[str]]) -> Iterator[Item]:
     for folder in sorted((workspace.root / "artifacts").glob("*/*")):
-        what = folder.parent.name
+        kind, size, who = folder.parent.name, bytes_in(folder), tuple(sorted(needed.get(folder, ())))
         if folder.suffix == ".partial":
-            what += ", not finished"
+            yield Item(f"{kind}, not finished", folder, size, who)
         elif Ledger.read(folder) is None:
-            what += ", without a ledger"
-        whole = folder.suffix == ".partial" or "," not in what
-        yield Item(what, folder, bytes_in(folder), tuple(sorted(needed.get(folder, ()))) if whole else ())
+            yield Item(f"{kind}, without a ledger", folder, size, ())
+        else:
+            yield Item(kind, folder, size, who)
 
 
 def _extracting(runs: dict[str, Recent]) -> list[str]:
@@ -150,11 +156,7 @@ def _extracting(runs: dict[str, Recent]) -> list[str]:
     return [
         name
         for name, recent in runs.items()
-        if any(
-            recent.done.get(stage) != key
-            for stage, key in recent.begun.items()
-            if stage.removesuffix(FROZEN) == "extract"
-        )
+        if any(recent.done.get(stage) != key for stage, key in recent.begun.items() if kind_of(stage) == "extract")
     ]
 
 

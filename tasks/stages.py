@@ -127,7 +127,7 @@ TUNE = Stage(
     inputs="tasks.weights:weight_digests",
     resumable=True,
 )
-FROZEN = "-frozen"  # what the names of the stages before `tune` end in
+_FROZEN = "-frozen"  # what the names of the stages before `tune` end in
 PROGRESS = ".progress.txt"  # in a stage's partial folder: how far it came, in words
 BY_NAME = {stage.name: stage for stage in STAGES}
 
@@ -138,9 +138,14 @@ def stages_of(config: Config) -> tuple[Stage, ...]:
         return STAGES
     ingest, extract, tensorise, train, evaluate, register = STAGES
     # Their keys are those of the same config without `tuning`, so that both share one artifact.
-    frozen = [replace(stage, name=stage.name + FROZEN, kind=stage.kind) for stage in (extract, train)]
+    frozen = [replace(stage, name=stage.name + _FROZEN, kind=stage.kind) for stage in (extract, train)]
     tuned = [replace(stage, needs=(*stage.needs, "tune.backbone")) for stage in (extract, register)]
     return (ingest, frozen[0], tensorise, frozen[1], TUNE, tuned[0], train, evaluate, tuned[1])
+
+
+def kind_of(name: str) -> str:
+    """The kind of the stage so named."""
+    return name.removesuffix(_FROZEN)
 
 
 @dataclass(frozen=True)
