@@ -250,11 +250,20 @@ def main() -> None:
         if is_disk_full(error):
             place = getattr(error, "filename", None) or "the workspace"
             _fail(f"{place}: the disk is full: make room and run again; what is done is kept")
-        if type(error).__module__.startswith("mlflow."):
-            _fail(f"MLflow: {error}")
+        if type(error).__module__.startswith(("mlflow.", "prefect.")):
+            _fail(_first_told(error) or f"{type(error).__module__.split('.')[0]}: {error}")
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             _fail(f"{error.filename}: {error.strerror}: give another place or the right to write there")
         raise
+
+
+def _first_told(error: BaseException) -> str | None:
+    """What a person was to be told when this error, of a store that keeps the records of runs, came over it."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        if isinstance(before, AttendError):
+            return str(before)
+        error = before
+    return None
 
 
 def _fail(message: str, code: int = 1) -> None:

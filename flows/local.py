@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 from tasks.config import Config
+from tasks.errors import AttendError
 from tasks.ledger import Workspace
 from tasks.progress import say
 from tasks.sessions import notice_crashes, prepare
 from tasks.stages import Status, plan, trust_fresh
+
+# Prefect's server cannot make its database where there is less, and says nothing about it for two minutes.
+_ROOM = 16 * 2**20
 
 
 def look(config: Config, until: str) -> list[Status]:
@@ -30,7 +35,21 @@ def run(config: Config, until: str, quiet: bool = False) -> None:
         _start_prefect(config, quiet)
         from flows.pipeline import pipeline
 
-        pipeline(config, until)
+        try:
+            pipeline(config, until)
+        except AttendError:
+            raise
+        except Exception:  # a server without room for its database tells of an internal error
+            if _free(config) > 2**20:
+                raise
+            raise AttendError(
+                f"{config.workspace}: the disk is full: make room and run again; what is done is kept"
+            ) from None
+
+
+def _free(config: Config) -> int:
+    """Bytes that the workspace's disk has left."""
+    return shutil.disk_usage(config.workspace).free
 
 
 def _start_prefect(config: Config, quiet: bool) -> None:
@@ -44,11 +63,23 @@ def _start_prefect(config: Config, quiet: bool) -> None:
     apply(config.workspace)
     if "PREFECT_API_URL" in os.environ:
         return
+    free = _free(config)
+    if free < _ROOM:
+        raise AttendError(
+            f"{config.workspace}: the disk is full: {free / 2**20:.0f} MiB are free, a run needs {_ROOM >> 20} to "
+            "begin: make room and run again; what is done is kept"
+        )
     if not quiet:
         say("starting Prefect's local server")
     # Two servers that make the same database at once break each other's migrations.
     with Workspace(config.workspace).lock("prefect", "Prefect's local server"):
         from prefect import get_client
 
-        with get_client(sync_client=True) as client:
-            client.hello()
+        try:
+            with get_client(sync_client=True) as client:
+                client.hello()
+        except RuntimeError as error:  # Prefect's words for a server that does not answer
+            raise AttendError(
+                f"{config.workspace / 'prefect'}: Prefect's local server does not start ({error}): run again, or start "
+                "one with `attend up`"
+            ) from None

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tasks.config import Config, validate
+from tasks.stages import STAGES, run_stage
 
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ.pop("ATTEND_WORKSPACE", None)
+
+WITHOUT_MLFLOW = [stage.name for stage in STAGES if stage.name != "register"]
 
 
 def small(workspace: Path, **changes: object) -> Config:
@@ -41,6 +45,26 @@ def small(workspace: Path, **changes: object) -> Config:
     return validate(values, "test")
 
 
+def run_all(config: Config) -> dict[str, str]:
+    """Run every stage but register; stage -> its state before."""
+    return {name: run_stage(config, name).state for name in WITHOUT_MLFLOW}
+
+
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
     return tmp_path / "workspace"
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace in which `small` has run up to evaluate: not to be changed."""
+    workspace = tmp_path_factory.mktemp("finished") / "workspace"
+    run_all(small(workspace))
+    return workspace
+
+
+@pytest.fixture
+def finished_copy(finished: Path, workspace: Path) -> Path:
+    """A copy of it, to do with as one likes."""
+    shutil.copytree(finished, workspace)
+    return workspace

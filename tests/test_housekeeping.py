@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,21 +15,13 @@ from tasks.features import open_grids
 from tasks.housekeeping import Item, compact, prune, usage
 from tasks.ledger import Workspace
 from tasks.stages import artifacts, run_stage
-from tests.conftest import small
-from tests.test_stages import Killed, run_all
-
-
-@pytest.fixture(scope="module")
-def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workspace = tmp_path_factory.mktemp("finished") / "workspace"
-    run_all(small(workspace))
-    return workspace
+from tests.conftest import run_all, small
+from tests.test_stages import Killed
 
 
 @pytest.fixture
-def workspace(_finished: Path, tmp_path: Path) -> Workspace:
-    shutil.copytree(_finished, tmp_path / "workspace")
-    return Workspace(tmp_path / "workspace")
+def workspace(finished_copy: Path) -> Workspace:
+    return Workspace(finished_copy)
 
 
 def unneeded(workspace: Workspace, **options: list[str]) -> list[Item]:

@@ -14,8 +14,7 @@ from tasks.errors import AttendError
 from tasks.ledger import Workspace
 from tasks.sessions import alone, notice_crashes, session
 from tasks.stages import artifacts, plan, run_stage, trust_fresh, verify
-from tests.conftest import small
-from tests.test_stages import WITHOUT_MLFLOW, run_all
+from tests.conftest import WITHOUT_MLFLOW, run_all, small
 
 
 def _enter(root: Path, inside: object) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,33 +28,17 @@ from tasks.metrics import Scored
 from tasks.metrics.bleu import bleu
 from tasks.stages import BY_NAME, STAGES, Inputs, Status, artifacts, inputs_of, plan, run_stage
 from tasks.tokenisers import tokeniser
-from tests.conftest import small
-
-WITHOUT_MLFLOW = [stage.name for stage in STAGES if stage.name != "register"]
-
-
-def run_all(config: Config) -> dict[str, str]:
-    """Run every stage but register; stage -> its state before."""
-    return {name: run_stage(config, name).state for name in WITHOUT_MLFLOW}
+from tests.conftest import run_all, small
 
 
 def states(config: Config) -> dict[str, Status]:
     return {status.stage.name: status for status in plan(config)}
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workspace = tmp_path_factory.mktemp("finished") / "workspace"
-    run_all(small(workspace))
-    return workspace
-
-
 @pytest.fixture
-def workspace(finished: Path, tmp_path: Path) -> Iterator[Path]:
-    """A copy of a workspace in which everything has run."""
-    copy = tmp_path / "workspace"
-    shutil.copytree(finished, copy)
-    return copy  # type: ignore[return-value]
+def workspace(finished_copy: Path) -> Path:
+    """A workspace in which everything has run."""
+    return finished_copy
 
 
 def test_a_second_run_does_nothing(workspace: Path) -> None:
@@ -391,12 +374,8 @@ def test_training_reads_through_the_reader(workspace: Path) -> None:
     assert isinstance(reader, GridReader) and reader.shape == (2, 2, 512)
 
 
-def test_killed_between_writing_and_publishing_loses_no_step(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = tmp_path / "workspace"
-    shutil.copytree(finished, copy)
-    config = small(copy, training__seed=8)
+def test_killed_between_writing_and_publishing_loses_no_step(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(workspace, training__seed=8)
 
     def dies(*_: object) -> None:
         raise Killed
