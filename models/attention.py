@@ -1,8 +1,8 @@
-"""Attention functions: (annotation vectors, hidden state) -> (context, alphas).
+"""Attention functions: (annotation vectors, query) -> (context, alphas).
 
 Shapes: N pictures, R rows that share a picture's grid (captions in training, beams in search), P positions,
-D channels of an annotation vector, H of the hidden state. What depends on the picture alone (the keys) is
-computed once by `keys` and shared by all rows and steps.
+D channels of an annotation vector, H of the hidden state, A of keys and queries. What depends on the picture alone
+(the keys) is computed once by `keys` and shared by all rows and steps.
 """
 
 from __future__ import annotations
@@ -18,19 +18,24 @@ from .decoders import Attentions
 
 
 class Attention(nn.Module, ABC):
-    """Scores every position against the hidden state; alphas are their softmax over positions."""
+    """Scores every position against the query; alphas are their softmax over positions.
+
+    query: the layer that makes the query of the hidden state; None where the hidden state is the query itself.
+    """
+
+    query: nn.Linear | None
 
     @abstractmethod
     def keys(self, annotations: Tensor) -> Tensor:
         """(N, P, D) -> (N, P, A): what of the annotation vectors is compared."""
 
     @abstractmethod
-    def scores(self, keys: Tensor, hidden: Tensor) -> Tensor:
-        """keys (N, P, A), hidden (N, R, H) -> (N, R, P)."""
+    def scores(self, keys: Tensor, query: Tensor) -> Tensor:
+        """keys (N, P, A), query (N, R, A) -> (N, R, P)."""
 
-    def forward(self, annotations: Tensor, keys: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """annotations (N, P, D), keys (N, P, A), hidden (N, R, H) -> context (N, R, D), alphas (N, R, P) float32."""
-        alphas = torch.softmax(self.scores(keys, hidden).float(), dim=-1)
+    def forward(self, annotations: Tensor, keys: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+        """annotations (N, P, D), keys (N, P, A), query (N, R, A) -> context (N, R, D), alphas (N, R, P) float32."""
+        alphas = torch.softmax(self.scores(keys, query).float(), dim=-1)
         return alphas.to(annotations.dtype) @ annotations, alphas
 
 
@@ -47,8 +52,8 @@ class AdditiveAttention(Attention):
         projected: Tensor = self.key(annotations)
         return projected
 
-    def scores(self, keys: Tensor, hidden: Tensor) -> Tensor:
-        mixed = torch.tanh(keys.unsqueeze(1) + self.query(hidden).unsqueeze(2))  # (N, R, P, A)
+    def scores(self, keys: Tensor, query: Tensor) -> Tensor:
+        mixed = torch.tanh(keys.unsqueeze(1) + query.unsqueeze(2))  # (N, R, P, A)
         score: Tensor = self.score(mixed)
         return score.squeeze(-1)
 
@@ -68,13 +73,14 @@ class DotAttention(Attention):
                 f"{hidden}: set decoder.hidden={channels}, or decoder.attention=general, which projects them"
             )
         self.key = nn.Linear(channels, hidden) if projected else None
+        self.query = None
         self.scale = 1 / math.sqrt(hidden) if scaled else 1.0
 
     def keys(self, annotations: Tensor) -> Tensor:
         return annotations if self.key is None else self.key(annotations)
 
-    def scores(self, keys: Tensor, hidden: Tensor) -> Tensor:
-        return hidden.to(keys.dtype) @ keys.transpose(1, 2) * self.scale
+    def scores(self, keys: Tensor, query: Tensor) -> Tensor:
+        return query.to(keys.dtype) @ keys.transpose(1, 2) * self.scale
 
 
 def make_attention(kind: Attentions, channels: int, hidden: int, size: int = 512) -> Attention:

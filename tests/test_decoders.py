@@ -71,6 +71,57 @@ def test_step_is_forward(name: str, options: dict[str, Any]) -> None:
         torch.testing.assert_close(state.alphas, read.alphas[:, :, time], atol=1e-5, rtol=1e-5)
 
 
+def gradients(decoder: Decoder, logits: Tensor, alphas: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+    """Of a loss over logits (M, V) of the valid places and alphas (N, R, T, P)."""
+    targets, valid = tokens[:, :, 1:], tokens[:, :, 1:] != NULL
+    decoder.zero_grad()
+    loss = functional.cross_entropy(logits, targets[valid]) + (alphas[valid] ** 2).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    found = {name: weight.grad.clone() for name, weight in decoder.named_parameters() if weight.grad is not None}
+    return {"loss": loss.detach(), **found}
+
+
+def by_steps(decoder: Decoder, grid: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (N, R, T, V) and alphas (N, R, T, P) as `step` gives them, word after word."""
+    state = decoder.start(grid).expand(words.shape[1])
+    logits, alphas = [], []
+    for time in range(words.shape[2]):
+        stepped, state = decoder.step(state, words[:, :, time])
+        logits.append(stepped)
+        alphas.append(state.alphas)
+    return torch.stack(logits, dim=2), torch.stack(alphas, dim=2)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_gradients_are_those_of_the_steps(name: str, options: dict[str, Any]) -> None:
+    """`forward` is arranged for speed: its loss and gradients are those of `step`."""
+    decoder = decoder_of(name, options)
+    grid, tokens = example()
+    words, valid = tokens[:, :, :-1], tokens[:, :, 1:] != NULL
+    logits, read = decoder(grid, words, valid)
+    fast = gradients(decoder, logits, read.alphas, tokens)
+    stepped, alphas = by_steps(decoder, grid, words)
+    plain = gradients(decoder, stepped[valid], alphas, tokens)
+    assert fast.keys() == plain.keys() and any("hidden_gates" in weight for weight in fast)
+    torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_compiled_step_is_the_step(name: str) -> None:
+    decoder = decoder_of(name)
+    grid, tokens = example()
+    words, valid = tokens[:, :, :-1], tokens[:, :, 1:] != NULL
+    logits, read = decoder(grid, words, valid)
+    plain = gradients(decoder, logits, read.alphas, tokens)
+    decoder.compile_step(2, 3)
+    logits, read = decoder(grid, words, valid)
+    torch.testing.assert_close(gradients(decoder, logits, read.alphas, tokens), plain, rtol=1e-4, atol=1e-6)
+    # A batch of another shape is not compiled anew, and is right too.
+    alone, _ = decoder(grid[:1], words[:1], valid[:1])
+    torch.testing.assert_close(alone, logits[: len(alone)], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_rows_of_a_picture_are_independent(name: str, options: dict[str, Any]) -> None:
     decoder = decoder_of(name, options)
@@ -104,7 +155,8 @@ def test_attention_weighs_positions(kind: Any) -> None:
     torch.manual_seed(0)
     annotations, hidden = torch.randn(2, 5, 4), torch.randn(2, 3, 4)
     attention: Any = make_attention(kind, 4, 4, 7)
-    context, alphas = attention(annotations, attention.keys(annotations), hidden)
+    query = hidden if attention.query is None else attention.query(hidden)
+    context, alphas = attention(annotations, attention.keys(annotations), query)
     for n in range(2):
         for r in range(3):
             scores = []
@@ -252,7 +304,7 @@ def test_hard_attention_estimates_the_gradient_of_the_expected_likelihood() -> N
     weight = decoder.attention.query.weight
 
     state = decoder.start(grid)
-    alphas = decoder.attention(state.annotations, state.keys, state.hidden)[1][0, 0]
+    alphas = decoder.attention(state.annotations, state.keys, decoder.attention.query(state.hidden))[1][0, 0]
     likelihoods = []
     for place in range(3):
         context = state.annotations[:, place : place + 1]

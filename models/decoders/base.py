@@ -1,8 +1,8 @@
 """The contract of a decoder.
 
     start(grid) -> state                   one row a picture
-    step(state, tokens) -> (logits, state) one word further
-    forward(grid, words, valid)            the same maths over whole captions, for training
+    step(state, tokens) -> (logits, state) one word further: a decoder's definition
+    forward(grid, words, valid)            the same maths over whole captions, arranged for speed, for training
 
 Shapes throughout: N pictures, R rows of a picture (its captions, or its beams), P grid positions, V words.
 A picture's rows share its annotation vectors and keys.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..heads import make_head
 from ..output import make_output
 from ..vocabulary import NULL
-from . import DECODERS, FirstStates, Heads, Outputs
+from . import DECODERS, FirstStates, Heads, Outputs, teacher_forcing
 
 _OF_THE_PICTURE = ("annotations", "keys")
 
@@ -75,8 +75,8 @@ class Decoder(nn.Module, ABC):
     """A recurrent cell that may look at the grid before each word.
 
     What the families share: word embeddings, one cell over [word, context], dropout, an output (output.py) and a
-    head (heads.py). A family says how the grid becomes annotation vectors, keys and first states, and what context
-    a hidden state draws. A family without attention has a context of size 0.
+    head (heads.py). A family says how the grid becomes annotation vectors, keys and first states, what it asks of a
+    hidden state, and what context that draws. A family without attention has a context of size 0.
 
     The input weights of the cell are kept in two parts, for words and for context, so that the words' part is one
     product for a whole caption under teacher forcing.
@@ -124,6 +124,8 @@ class Decoder(nn.Module, ABC):
         self.output = make_output(output, embedding, hidden, context, output_size, dropout_output)
         tied = self.embed if tie_weights else None
         self.head = make_head(head, self.output.width, vocabulary, bottleneck, tied)
+        self._compiled: teacher_forcing.Step | None = None
+        self._compiled_rows = (0, 0)
         nn.init.uniform_(self.embed.weight, -0.1, 0.1)
         with torch.no_grad():
             self.embed.weight[NULL] = 0.0
@@ -140,13 +142,23 @@ class Decoder(nn.Module, ABC):
     def begin(self, annotations: Tensor) -> State:
         """Annotation vectors (N, P, D), float -> the state before the first word, R = 1."""
 
+    def asking(self) -> dict[str, nn.Linear]:
+        """The layers besides the cell that read the hidden state of the word before, by names of the family's own."""
+        return {}
+
     @abstractmethod
-    def look(self, state: State) -> State:
-        """The state with the context that its hidden state draws from the grid, and the alphas it looks by."""
+    def look(self, state: State, asked: Mapping[str, Tensor]) -> State:
+        """The state with the context that its hidden state draws from the grid, and the alphas it looks by.
+
+        asked: what the layers of `asking` make of the hidden state, (N, R, A) each.
+        """
 
     def start(self, grid: Tensor) -> State:
         """grid (N, h, w, C), float -> the state before the first word, R = 1."""
         annotations = grid.flatten(1, 2)
+        kind = grid.device.type
+        if torch.is_autocast_enabled(kind):
+            annotations = annotations.to(torch.get_autocast_dtype(kind))  # once, not at every step
         if self.basis is not None:
             annotations = annotations @ self.basis.to(annotations.dtype).T
         state = self.begin(annotations)
@@ -157,7 +169,11 @@ class Decoder(nn.Module, ABC):
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
         """tokens (N, R), the words just read -> logits (N, R, V) of the next, and the state after them."""
         words = self.drop_words(self.embed(tokens))
-        state = self._read(state, self.word_gates(words))
+        gates = self.word_gates(words) + self.hidden_gates(state.hidden)
+        state = self.look(state, {name: layer(state.hidden) for name, layer in self.asking().items()})
+        if self.context_gates is not None:
+            gates = gates + self.context_gates(state.context)
+        state = self.turn(state, gates)
         return self.logits(words, state.hidden, state.context), state
 
     def logits(self, words: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
@@ -174,13 +190,15 @@ class Decoder(nn.Module, ABC):
         """
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
         embedded = self.drop_words(self.embed(words))
-        gates = self.word_gates(embedded)  # the words' part, once for all steps
-        states = []
-        for time in range(words.shape[2]):
-            state = self._read(state, gates[:, :, time])
-            states.append(state)
-        read = State.stack(states)
+        whole = self._compiled is not None and words.shape[:2] == self._compiled_rows
+        step = self._compiled if whole and self._compiled is not None else teacher_forcing.one_step
+        read = State.stack(teacher_forcing.read_captions(self, state, self.word_gates(embedded), step))
         return self.logits(embedded[valid], read.hidden[valid], read.context[valid]), read
+
+    def compile_step(self, pictures: int, rows: int) -> None:
+        """From now on `forward` compiles its step for batches of N pictures by R rows; others go uncompiled."""
+        self._compiled = torch.compile(teacher_forcing.one_step, dynamic=False)
+        self._compiled_rows = (pictures, rows)
 
     def penalty(self, read: State, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor | None:
         """What a family adds to the cross-entropy in training, in nats a token; None for nothing.
@@ -202,15 +220,11 @@ class Decoder(nn.Module, ABC):
         signs = leading.gather(1, leading.abs().argmax(dim=1, keepdim=True)).sign()
         self.basis.copy_(leading * signs)
 
-    def _read(self, state: State, word_gates: Tensor) -> State:
-        """One step of the cell; word_gates (N, R, 4H), or (N, R, H) for an RNN.
+    def turn(self, state: State, gates: Tensor) -> State:
+        """One step of the cell; gates (N, R, 4H), or (N, R, H) for an RNN: W_x x + W_h h + W_z z + b.
 
         LSTM: Xu et al. 2015, equations 1 to 3. RNN: Elman 1990, h = tanh(W_x x + W_h h + b).
         """
-        state = self.look(state)
-        gates = word_gates + self.hidden_gates(state.hidden)
-        if self.context_gates is not None:
-            gates = gates + self.context_gates(state.context)
         if self.cell_type == "rnn":
             return replace(state, hidden=torch.tanh(gates.float()))
         # The cell adds up over time: kept in float32 under autocast.

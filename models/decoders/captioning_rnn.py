@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -58,8 +59,13 @@ class CaptioningRNN(Decoder):
         keys = self.attention.keys(projected)
         return State(projected, keys, mean, mean, context=torch.zeros_like(mean), alphas=alphas)
 
-    def look(self, state: State) -> State:
+    def asking(self) -> dict[str, nn.Linear]:
+        if self.attention is None or self.attention.query is None:
+            return {}
+        return {"query": self.attention.query}
+
+    def look(self, state: State, asked: Mapping[str, Tensor]) -> State:
         if self.attention is None:
             return state
-        context, alphas = self.attention(state.annotations, state.keys, state.hidden)
+        context, alphas = self.attention(state.annotations, state.keys, asked.get("query", state.hidden))
         return replace(state, context=context.float(), alphas=alphas)

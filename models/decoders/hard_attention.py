@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,9 +56,9 @@ class HardAttention(ShowAttendTell):
         expected = torch.rand_like(nothing) < self.expected_share if self.training else nothing.bool()
         return HardState(**vars(soft), log_drawn=nothing, soft=expected)
 
-    def look(self, state: State) -> State:
+    def look(self, state: State, asked: Mapping[str, Tensor]) -> State:
         assert isinstance(state, HardState)
-        expected, alphas = self.attention(state.annotations, state.keys, state.hidden)
+        expected, alphas = self.attention(state.annotations, state.keys, asked.get("query", state.hidden))
         if self.training:
             # Where training has diverged the loss says so; a draw from nothing would end it before.
             place = torch.multinomial(alphas.nan_to_num(1.0).flatten(0, 1), 1).view(*alphas.shape[:2], 1)
@@ -66,7 +67,7 @@ class HardAttention(ShowAttendTell):
         drawn = state.annotations.gather(1, place.expand(-1, -1, state.annotations.shape[-1]))
         context = torch.where(state.soft, expected, drawn)
         log_drawn = alphas.gather(-1, place).clamp_min(1e-20).log().masked_fill(state.soft, 0.0)
-        return replace(state, context=self.gated(context, state.hidden), alphas=alphas, log_drawn=log_drawn)
+        return replace(state, context=self.gated(context, asked), alphas=alphas, log_drawn=log_drawn)
 
     def penalty(self, read: State, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
         """The REINFORCE and entropy terms of equation 12, negated to be minimised, over the number of tokens."""

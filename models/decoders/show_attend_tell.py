@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -49,10 +50,14 @@ class ShowAttendTell(Decoder):
             alphas=torch.zeros(len(mean), 1, annotations.shape[1], device=mean.device),
         )
 
-    def look(self, state: State) -> State:
-        context, alphas = self.attention(state.annotations, state.keys, state.hidden)
-        return replace(state, context=self.gated(context, state.hidden), alphas=alphas)
+    def asking(self) -> dict[str, nn.Linear]:
+        layers = {"query": self.attention.query, "gate": self.gate}
+        return {name: layer for name, layer in layers.items() if layer is not None}
 
-    def gated(self, context: Tensor, hidden: Tensor) -> Tensor:
+    def look(self, state: State, asked: Mapping[str, Tensor]) -> State:
+        context, alphas = self.attention(state.annotations, state.keys, asked.get("query", state.hidden))
+        return replace(state, context=self.gated(context, asked), alphas=alphas)
+
+    def gated(self, context: Tensor, asked: Mapping[str, Tensor]) -> Tensor:
         """beta * context, beta = sigmoid(f_beta(h)); float32."""
-        return (context if self.gate is None else torch.sigmoid(self.gate(hidden)) * context).float()
+        return (torch.sigmoid(asked["gate"]) * context if "gate" in asked else context).float()
