@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.decoders.show_attend_tell import ShowAttendTell
-from models.vocabulary import END, NULL, START, UNK
 
 
 class Textbook(nn.Module):

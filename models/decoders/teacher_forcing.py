@@ -60,7 +60,9 @@ def read_captions(decoder: Decoder, state: State, word_gates: Tensor, step: Step
     asked = word_gates.new_zeros(*word_gates.shape[:3], 0)
     if layers:
         zero = hidden_weight.new_zeros(())
-        biases = [zero.expand(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers]
+        biases: list[Tensor] = [
+            zero.expand(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers
+        ]
         asked = torch.cat(biases).to(dtype).expand(*word_gates.shape[:3], -1)
         asked = _Late.apply(asked, torch.cat(weights), hiddens)
     reading = torch.cat([*weights, hidden_weight]).detach().to(dtype)
