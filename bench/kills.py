@@ -57,7 +57,8 @@ def main() -> None:
         while killed < given.kills:
             rounds += 1
             workspace = _workspace(place / f"round-{rounds}")
-            for target in ROUND[: given.kills - killed]:
+            left = min(given.kills - killed, len(ROUND))
+            for target in (ROUND[at] for at in sorted(chance.sample(range(len(ROUND)), left))):
                 where = _kill(workspace, target, lasted, chance)
                 fell[where] = fell.get(where, 0) + 1
                 killed += 1

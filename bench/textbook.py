@@ -26,7 +26,14 @@ class Textbook(nn.Module):
         mean = grid.mean(dim=1)
         return torch.tanh(self.shared.first_hidden(mean)), torch.tanh(self.shared.first_cell(mean))
 
-    def _step(self, grid: Tensor, word: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _cell_weight(self) -> Tensor:
+        """The cell's weights over [word, context, hidden] as one, as its own code would keep them."""
+        shared = self.shared
+        return torch.cat([shared.word_gates.weight, shared.context_gates.weight, shared.hidden_gates.weight], dim=1)
+
+    def _step(
+        self, grid: Tensor, weight: Tensor, word: Tensor, hidden: Tensor, cell: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """grid (B, P, D), word (B, E) -> logits (B, V), hidden and cell (B, H)."""
         shared = self.shared
         attention = shared.attention
@@ -34,7 +41,6 @@ class Textbook(nn.Module):
         scores = attention.score(torch.tanh(projected + attention.query(hidden).unsqueeze(1))).squeeze(2)
         alphas = torch.softmax(scores, dim=1)
         context = torch.sigmoid(shared.gate(hidden)) * (grid * alphas.unsqueeze(2)).sum(dim=1)
-        weight = torch.cat([shared.word_gates.weight, shared.context_gates.weight, shared.hidden_gates.weight], dim=1)
         gates = functional.linear(torch.cat([word, context, hidden], dim=1), weight, shared.word_gates.bias)
         take, forget, give, candidate = gates.chunk(4, dim=1)
         cell = torch.sigmoid(forget) * cell + torch.sigmoid(take) * torch.tanh(candidate)
@@ -44,9 +50,10 @@ class Textbook(nn.Module):
     def forward(self, grid: Tensor, words: Tensor) -> Tensor:
         """grid (B, P, D), words (B, T) -> logits (B, T, V)."""
         hidden, cell = self._first(grid)
+        weight = self._cell_weight()
         embedded = self.shared.embed(words)
         logits = []
         for time in range(words.shape[1]):
-            step, hidden, cell = self._step(grid, embedded[:, time], hidden, cell)
+            step, hidden, cell = self._step(grid, weight, embedded[:, time], hidden, cell)
             logits.append(step)
         return torch.stack(logits, dim=1)

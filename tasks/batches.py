@@ -52,15 +52,16 @@ class Batch:
 
 
 class Batches(ABC):
-    """The batches of a split's pictures."""
+    """The batches of a split's pictures: `size` of them a batch, none with more than `rows` captions."""
 
     def __init__(self, pictures: Sequence[CaptionedPicture], size: int, seed: int) -> None:
         self.captioned = list(pictures)
-        self._size, self.seed = size, seed
+        self.size, self.seed = size, seed
+        self.rows = max((len(picture.tokens) for picture in self.captioned), default=0)
 
     def __len__(self) -> int:
         """Batches an epoch."""
-        return math.ceil(len(self.captioned) / self._size)
+        return math.ceil(len(self.captioned) / self.size)
 
     @abstractmethod
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
@@ -69,7 +70,7 @@ class Batches(ABC):
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of epoch `number` from batch `start` on, shuffled, each read while the one before is used."""
         order = np.random.default_rng((self.seed, number)).permutation(len(self.captioned))
-        places = [order[at : at + self._size] for at in range(start * self._size, len(order), self._size)]
+        places = [order[at : at + self.size] for at in range(start * self.size, len(order), self.size)]
         with ThreadPoolExecutor(1) as pool:
             ahead = pool.submit(self._read, places[0], number) if places else None
             for place in range(len(places)):

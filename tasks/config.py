@@ -214,6 +214,7 @@ class MachineConfig(Section):
     decode_batch: int = Field(64, ge=1, description="pictures captioned at once")
     shard_rows: int = Field(512, ge=1, description="pictures a shard")
     checkpoint_seconds: float = Field(120.0, ge=0)
+    compile_step: bool = Field(False, description="compile the training step: seconds once, for GPUs and large grids")
 
 
 class Config(BaseModel):

@@ -1,9 +1,21 @@
 """Which device this machine computes on."""
 
+import os
+import shutil
+
 import torch
 
 from tasks.config import MachineConfig
 from tasks.errors import AttendError
+
+
+def check_compiler() -> None:
+    """AttendError where torch.compile would find no C++ compiler."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise AttendError(
+            f"machine.compile_step: there is no C++ compiler {compiler}: install one, or set machine.compile_step=false"
+        )
 
 
 def device_of(machine: MachineConfig) -> torch.device:

@@ -30,7 +30,7 @@ from models.vocabulary import UNK, Vocabulary
 from tasks.batches import Batch, Batches, GridBatches, grids_in_order
 from tasks.captions import read_captions, read_vocabulary
 from tasks.config import DecoderConfig, MachineConfig, TrainingConfig
-from tasks.devices import device_of
+from tasks.devices import check_compiler, device_of
 from tasks.errors import AttendError
 from tasks.features import open_grids
 from tasks.grid_cache import GridReader
@@ -170,6 +170,10 @@ class Fit:
         self.name, self.training, self.machine, self.batches, self.out = name, training, machine, batches, out
         self.device = device_of(machine)
         self.model: Any = model.to(self.device)
+        if machine.compile_step:
+            check_compiler()
+            decoder = model if isinstance(model, Decoder) else self.model.decoder
+            decoder.compile_step(batches.size, batches.rows)
         self.average = _copied(self.model.state_dict()) if training.averaging else None
         learnt = {rate: [weight for weight in weights if weight.requires_grad] for rate, weights in rates.items()}
         groups = [{"params": weights, "peak": rate} for rate, weights in learnt.items() if weights]
@@ -213,7 +217,7 @@ class Fit:
         label = f"epoch {epoch + 1}/{self.training.epochs}"
         with Bar(len(self.batches), label, "batches", done=start) as bar:
             for batch in self.batches.epoch(epoch, start):
-                loss, tokens = self._learn(batch.to(self.device))
+                loss, tokens = self.learn(batch.to(self.device))
                 self.sums.loss += loss * tokens
                 self.sums.tokens += tokens
                 self.sums.seconds = spent + watch.seconds()
@@ -228,7 +232,7 @@ class Fit:
                     self.checkpoint()
                     saved = Stopwatch()
 
-    def _learn(self, batch: Batch) -> tuple[float, int]:
+    def learn(self, batch: Batch) -> tuple[float, int]:
         """One step; the cross-entropy in nats a token, and the number of tokens."""
         # Dropout and word replacement are drawn from the step's number: nothing random is carried over.
         torch.manual_seed(self.training.seed * 1_000_003 + self.step)

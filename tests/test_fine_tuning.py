@@ -190,7 +190,7 @@ def test_resumed_tuning_is_uninterrupted_tuning(
     shutil.copytree(finished, workspace)
     shutil.rmtree(workspace / "artifacts" / "tune")
     config = tuned_config(workspace, machine__checkpoint_seconds=0)
-    learn, steps = training.Fit._learn, 0
+    learn, steps = training.Fit.learn, 0
 
     def dying(self: Any, batch: Any) -> Any:
         nonlocal steps
@@ -199,10 +199,10 @@ def test_resumed_tuning_is_uninterrupted_tuning(
             raise KilledError
         return learn(self, batch)
 
-    monkeypatch.setattr(training.Fit, "_learn", dying)
+    monkeypatch.setattr(training.Fit, "learn", dying)
     with pytest.raises(KilledError):
         run_stage(config, "tune")
-    monkeypatch.setattr(training.Fit, "_learn", learn)
+    monkeypatch.setattr(training.Fit, "learn", learn)
     run_stage(config, "tune")
     whole, cut = (artifacts(tuned_config(place))["tune"] for place in (finished, workspace))
     assert whole.products == cut.products

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,3 +160,14 @@ def test_what_is_trusted_is_not_read_again(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("tasks.ledger.digest_of_file", lambda path: read.append(path) or "")
     assert all(status.fresh for status in plan(config, "evaluate", read="suspects"))
     assert not read and not workspace.suspects()
+
+
+@pytest.mark.slow
+def test_killed_at_random_instants_it_ends_as_if_left_alone() -> None:
+    """Three kills of the whole process group; by hand, `python bench/kills.py` does a hundred."""
+    bench = Path(__file__).resolve().parents[1] / "bench" / "kills.py"
+    done = subprocess.run(
+        [sys.executable, bench, "--kills", "3", "--seed", "7"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 rounds: every one ended as the run left alone" in done.stdout

@@ -227,7 +227,7 @@ def test_a_killed_training_goes_on_with_the_same_curve(
         shutil.copytree(finished, workspace)
     run_stage(small(whole, **settings), "train")
 
-    learn = training.Fit._learn
+    learn = training.Fit.learn
     left = [steps]
 
     def dies(fit: training.Fit, batch: object) -> tuple[float, int]:
@@ -236,12 +236,12 @@ def test_a_killed_training_goes_on_with_the_same_curve(
         left[0] -= 1
         return learn(fit, batch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(training.Fit, "_learn", dies)
+    monkeypatch.setattr(training.Fit, "learn", dies)
     with pytest.raises(Killed):
         run_stage(small(cut, **settings), "train")
     status = states(small(cut, **settings))["train"]
     assert status.state == "interrupted" and f"step {steps} of 14" in status.why[0]
-    monkeypatch.setattr(training.Fit, "_learn", learn)
+    monkeypatch.setattr(training.Fit, "learn", learn)
     run_stage(small(cut, **settings), "train")
 
     one, two = (artifacts(small(workspace, **settings))["train"] for workspace in (whole, cut))
@@ -385,7 +385,7 @@ def test_killed_between_writing_and_publishing_loses_no_step(workspace: Path, mo
     with pytest.raises(Killed):
         run_stage(config, "train")
     monkeypatch.setattr(Workspace, "publish", publish)
-    monkeypatch.setattr(training.Fit, "_learn", dies)  # no step may be taken again
+    monkeypatch.setattr(training.Fit, "learn", dies)  # no step may be taken again
     run_stage(config, "train")
     found = artifacts(config)["train"]
     assert sorted(path.name for path in found.path.iterdir()) == sorted([*found.ledger.files, "ledger.json"])
