@@ -1,8 +1,12 @@
 """Attention functions: (annotation vectors, query) -> (context, alphas).
 
-Shapes: N pictures, R rows that share a picture's grid (captions in training, beams in search), P positions,
-D channels of an annotation vector, H of the hidden state, A of keys and queries. What depends on the picture alone
-(the keys) is computed once by `keys` and shared by all rows and steps.
+Shapes: N pictures, R rows that share a picture's grid (captions in training, beams in search), P positions of the
+grid, P' positions attended, D channels of an annotation vector, H of the hidden state, A of keys and queries. What
+depends on the picture alone (the keys) is computed once by `keys` and shared by all rows and steps.
+
+P' is P, or other positions that are weighted means of the grid's: `pool` (P', P), whose rows sum to one. Then keys are
+pooled, because an affine projection may be, and alphas are spread over the grid's own positions before the context is
+drawn: what an attention over pooled annotation vectors computes, without these.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .decoders import Attentions
 
@@ -27,16 +32,45 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def keys(self, annotations: Tensor) -> Tensor:
-        """(N, P, D) -> (N, P, A): what of the annotation vectors is compared."""
+        """(N, P, D) -> (N, P, A), affine: what of the annotation vectors is compared."""
 
     @abstractmethod
     def scores(self, keys: Tensor, query: Tensor) -> Tensor:
-        """keys (N, P, A), query (N, R, A) -> (N, R, P)."""
+        """keys (N, P', A), query (N, R, A) -> (N, R, P')."""
 
-    def forward(self, annotations: Tensor, keys: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-        """annotations (N, P, D), keys (N, P, A), query (N, R, A) -> context (N, R, D), alphas (N, R, P) float32."""
+    def forward(
+        self, annotations: Tensor, keys: Tensor, query: Tensor, pool: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw a context, and tell where from.
+
+        annotations (N, P, D), keys (N, P', A), query (N, R, A), pool (P', P) -> context (N, R, D), alphas (N, R, P')
+        float32.
+        """
         alphas = torch.softmax(self.scores(keys, query).float(), dim=-1)
-        return alphas.to(annotations.dtype) @ annotations, alphas
+        return spread(alphas, pool).to(annotations.dtype) @ annotations, alphas
+
+
+def pooling(side: tuple[int, int], presented: int) -> Tensor:
+    """The matrix (presented ** 2, h * w) of adaptive average pooling from a grid of h x w to presented x presented."""
+    cells = torch.eye(side[0] * side[1]).view(-1, *side)
+    return functional.adaptive_avg_pool2d(cells, presented).flatten(1).T.contiguous()
+
+
+def pooled(values: Tensor, pool: Tensor | None) -> Tensor:
+    """values (N, P, X) of the grid's positions -> (N, P', X) of those attended; pool (P', P) or None for the same."""
+    return values if pool is None else pool.to(values.dtype) @ values
+
+
+def spread(alphas: Tensor, pool: Tensor | None) -> Tensor:
+    """Weights (N, R, P') of the positions attended -> (N, R, P) of the grid's."""
+    return alphas if pool is None else alphas @ pool.to(alphas.dtype)
+
+
+def mean(annotations: Tensor, pool: Tensor | None) -> Tensor:
+    """(N, P, D) -> (N, 1, D): the mean annotation vector of the positions attended."""
+    if pool is None:
+        return annotations.mean(dim=1, keepdim=True)
+    return pool.mean(dim=0, keepdim=True).to(annotations.dtype) @ annotations
 
 
 class AdditiveAttention(Attention):

@@ -157,7 +157,8 @@ class Captioner:
             words[row, 0, 1 : len(caption.tokens) + 1] = torch.tensor(caption.tokens, device=self.device)
         nothing = torch.zeros_like(words, dtype=torch.bool)
         _, read = self.decoder(grid, words, nothing)
-        maps = read.alphas[:, 0].unflatten(-1, grid.shape[1:3]).cpu()
+        side = grid.shape[1:3] if self.decoder.present is None else (self.decoder.present, self.decoder.present)
+        maps = read.alphas[:, 0].unflatten(-1, side).cpu()
         return [maps[row, : len(caption.tokens)] for row, caption in enumerate(captions)]
 
     def _told(self, found: list[Caption], attention: Tensor | None) -> Captioned:

@@ -87,6 +87,9 @@ class DecoderConfig(Section):
     hidden: int = Field(512, ge=1, description="size of the cell's hidden state")
     attention: Attentions | None = Field(None, description="how positions are scored against the hidden state")
     attention_size: int | None = Field(None, ge=1, description="size of the additive attention's layer (512)")
+    present: int | None = Field(
+        None, ge=1, le=64, description="side of the positions attended, pooled of the grid's while training"
+    )
     gate: bool | None = Field(None, description="scale the context by beta (Xu et al., section 4.2.1)")
     first_state: FirstStates = Field("grid", description="what the cell begins with")
     output: Outputs = Field("hidden", description="what the head reads: hidden state; Xu et al., eq. 7; an MLP of all")

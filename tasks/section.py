@@ -15,10 +15,13 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def key_part(self) -> dict[str, Any]:
-        """What of this section a stage's key depends on, as plain JSON values."""
+        """What of this section a stage's key depends on, as plain JSON values.
+
+        A field that is None is not set, and stays out: a field that a later version brings makes nothing stale.
+        """
         places = {
             name
             for name, field in type(self).model_fields.items()
             if any(isinstance(mark, Place) for mark in field.metadata)
         }
-        return self.model_dump(mode="json", exclude=places)
+        return self.model_dump(mode="json", exclude=places, exclude_none=True)

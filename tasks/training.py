@@ -172,7 +172,7 @@ class Fit:
         self.model: Any = model.to(self.device)
         if machine.compile_step:
             check_compiler()
-            decoder = model if isinstance(model, Decoder) else self.model.decoder
+            decoder: Any = model if isinstance(model, Decoder) else self.model.decoder
             decoder.compile_step(batches.size, batches.rows)
         self.average = _copied(self.model.state_dict()) if training.averaging else None
         learnt = {rate: [weight for weight in weights if weight.requires_grad] for rate, weights in rates.items()}

@@ -24,6 +24,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {"output": "deep"}) for name in DECODERS),
     *((name, {"output": "mlp", "output_size": 7}) for name in DECODERS),
     *((name, {"first_state": "zeros", "reduce": 4}) for name in ATTENDING),
+    *((name, {"present": 4}) for name in ATTENDING),
     ("attention_lstm", {"attention": "additive", "attention_size": 4}),
     ("attention_lstm", {"attention": "dot"}),
     ("show_attend_tell", {"attention": "general", "gate": False}),
@@ -104,6 +105,24 @@ def test_gradients_are_those_of_the_steps(name: str, options: dict[str, Any]) ->
     plain = gradients(decoder, stepped[valid], alphas, tokens)
     assert fast.keys() == plain.keys() and any("hidden_gates" in weight for weight in fast)
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("attention", ["additive", "scaled_dot", "general"])
+def test_a_grid_presented_larger_is_the_pooled_grid(name: str, attention: str) -> None:
+    """Kept 3x3 and presented 4x4: loss, gradients and alphas of the grid that was pooled to 4x4 and kept so."""
+    options = {"attention": attention, "hidden": CHANNELS}
+    tokens = example()[1]
+    words, valid = tokens[:, :, :-1], tokens[:, :, 1:] != NULL
+    grid = torch.randn(2, 3, 3, CHANNELS)
+    stored = functional.adaptive_avg_pool2d(grid.permute(0, 3, 1, 2), 4).permute(0, 2, 3, 1)
+    found = []
+    for presented, kept in ((4, grid), (None, stored)):
+        decoder = decoder_of(name, options | {"present": presented})
+        logits, read = decoder(kept, words, valid)
+        assert read.alphas.shape[-1] == 16
+        found.append({"alphas": read.alphas.detach(), **gradients(decoder, logits, read.alphas, tokens)})
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ class Blind(Decoder):
     def __init__(self, channels, vocabulary, hidden=16, **options):
         super().__init__(channels, 0, vocabulary, hidden=hidden, **options)
 
-    def begin(self, annotations):
+    def begin(self, annotations, pool):
         hidden = annotations.new_zeros(len(annotations), 1, self.hidden_gates.in_features)
         nothing = hidden[..., :0]
         return State(nothing, nothing, hidden, hidden, context=nothing, alphas=nothing)

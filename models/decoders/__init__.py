@@ -44,14 +44,13 @@ _SHARED = (
     "tie_weights",
     "reduce",
 )
-_SOFT = (*_SHARED, "attention", "attention_size", "gate")
+_LOOKING = (*_SHARED, "present", "attention", "attention_size")
+_SOFT = (*_LOOKING, "gate")
 
 DECODERS: dict[str, Member] = {
     "rnn": Member("captioning_rnn", "CaptioningRNN", _SHARED, {"cell_type": "rnn"}, attends=False),
     "lstm": Member("captioning_rnn", "CaptioningRNN", _SHARED, {"cell_type": "lstm"}, attends=False),
-    "attention_lstm": Member(
-        "captioning_rnn", "CaptioningRNN", (*_SHARED, "attention", "attention_size"), {"cell_type": "attn"}
-    ),
+    "attention_lstm": Member("captioning_rnn", "CaptioningRNN", _LOOKING, {"cell_type": "attn"}),
     "show_attend_tell": Member("show_attend_tell", "ShowAttendTell", _SOFT),
     "hard_attention": Member(
         "hard_attention", "HardAttention", (*_SOFT, "reinforce", "entropy", "baseline_decay", "expected_share")

@@ -13,27 +13,28 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from ..attention import pooling
 from ..heads import make_head
 from ..output import make_output
 from ..vocabulary import NULL
 from . import DECODERS, FirstStates, Heads, Outputs, teacher_forcing
 
-_OF_THE_PICTURE = ("annotations", "keys")
+_OF_THE_PICTURE = ("annotations", "keys", "pool")
 
 
 @dataclass(frozen=True)
 class State:
     """What a decoder carries from word to word.
 
-    annotations (N, P, D) and keys (N, P, A): of the picture, the same for all its rows and steps.
-    hidden, cell (N, R, H). context (N, R, D') and alphas (N, R, P), float32: what the last step drew from
-    the grid, and where it looked; zeros before the first.
+    annotations (N, P, D) and keys (N, P', A): of the picture, the same for all its rows and steps.
+    hidden, cell (N, R, H). context (N, R, D') and alphas (N, R, P'), float32: what the last step drew from
+    the grid, and where it looked; zeros before the first. pool (P', P): see attention.py; of all pictures.
     """
 
     annotations: Tensor
@@ -42,6 +43,7 @@ class State:
     cell: Tensor
     context: Tensor
     alphas: Tensor
+    pool: Tensor | None = field(default=None, kw_only=True)
 
     def expand(self, rows: int) -> Self:
         """The state of one row a picture, repeated for `rows` rows."""
@@ -100,18 +102,20 @@ class Decoder(nn.Module, ABC):
         bottleneck: int = 256,
         tie_weights: bool = False,
         reduce: int | None = None,
+        present: int | None = None,
     ) -> None:
         """channels: C of the grid. context: size D' of the context vector. vocabulary: V.
 
         dropout: shares, in training only. output_size: of the `mlp` output. bottleneck: of that head. reduce: the
-        annotation vectors are first projected to so many channels by a fixed basis; see `fit_basis`.
+        annotation vectors are first projected to so many channels by a fixed basis; see `fit_basis`. present: the
+        side of the positions attended, each an average of the grid's by adaptive pooling; None for the grid's own.
         Raises ValueError where the sizes do not go together.
         """
         super().__init__()
         if reduce is not None and reduce > channels:
             raise ValueError(f"reduce: {reduce} channels cannot be left of a grid of {channels}")
         gates = {"rnn": 1, "lstm": 4}[cell]
-        self.cell_type = cell
+        self.cell_type, self.present = cell, present
         self.first_state = first_state
         self.basis: Tensor | None
         self.register_buffer("basis", None if reduce is None else torch.eye(channels)[:reduce].clone())
@@ -139,8 +143,8 @@ class Decoder(nn.Module, ABC):
         return self.context_gates is not None
 
     @abstractmethod
-    def begin(self, annotations: Tensor) -> State:
-        """Annotation vectors (N, P, D), float -> the state before the first word, R = 1."""
+    def begin(self, annotations: Tensor, pool: Tensor | None) -> State:
+        """Annotation vectors (N, P, D), float, and pool (P', P) -> the state before the first word, R = 1."""
 
     def asking(self) -> dict[str, nn.Linear]:
         """The layers besides the cell that read the hidden state of the word before, by names of the family's own."""
@@ -161,7 +165,10 @@ class Decoder(nn.Module, ABC):
             annotations = annotations.to(torch.get_autocast_dtype(kind))  # once, not at every step
         if self.basis is not None:
             annotations = annotations @ self.basis.to(annotations.dtype).T
-        state = self.begin(annotations)
+        side = (grid.shape[1], grid.shape[2])
+        own = self.present is None or side == (self.present, self.present)
+        pool = None if own or self.present is None else pooling(side, self.present).to(grid.device)
+        state = replace(self.begin(annotations, pool), pool=pool)
         if self.first_state == "zeros":
             return replace(state, hidden=torch.zeros_like(state.hidden), cell=torch.zeros_like(state.cell))
         return state

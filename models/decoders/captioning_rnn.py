@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..attention import make_attention
+from ..attention import make_attention, mean, pooled
 from . import Attentions
 from .base import Decoder, State
 
@@ -48,16 +48,16 @@ class CaptioningRNN(Decoder):
         self.project = nn.Linear(reduce or channels, hidden)
         self.attention = make_attention(attention, hidden, hidden, attention_size) if cell_type == "attn" else None
 
-    def begin(self, annotations: Tensor) -> State:
+    def begin(self, annotations: Tensor, pool: Tensor | None) -> State:
         if self.attention is None:
-            hidden = self.project(annotations.mean(dim=1, keepdim=True)).float()
+            hidden = self.project(mean(annotations, pool)).float()
             nothing = hidden.new_zeros(len(hidden), 1, 0)
             return State(nothing, nothing, hidden, torch.zeros_like(hidden), context=nothing, alphas=nothing)
         projected = self.project(annotations)
-        mean = projected.float().mean(dim=1, keepdim=True)
-        alphas = mean.new_zeros(len(mean), 1, annotations.shape[1])
-        keys = self.attention.keys(projected)
-        return State(projected, keys, mean, mean, context=torch.zeros_like(mean), alphas=alphas)
+        average = mean(projected.float(), pool)
+        keys = pooled(self.attention.keys(projected), pool)
+        alphas = average.new_zeros(len(average), 1, keys.shape[1])
+        return State(projected, keys, average, average, context=torch.zeros_like(average), alphas=alphas)
 
     def asking(self) -> dict[str, nn.Linear]:
         if self.attention is None or self.attention.query is None:
@@ -67,5 +67,5 @@ class CaptioningRNN(Decoder):
     def look(self, state: State, asked: Mapping[str, Tensor]) -> State:
         if self.attention is None:
             return state
-        context, alphas = self.attention(state.annotations, state.keys, asked.get("query", state.hidden))
+        context, alphas = self.attention(state.annotations, state.keys, asked.get("query", state.hidden), state.pool)
         return replace(state, context=context.float(), alphas=alphas)

@@ -50,21 +50,25 @@ class HardAttention(ShowAttendTell):
         self.baseline: Tensor
         self.register_buffer("baseline", torch.zeros(()))
 
-    def begin(self, annotations: Tensor) -> State:
-        soft = super().begin(annotations)
+    def begin(self, annotations: Tensor, pool: Tensor | None) -> State:
+        soft = super().begin(annotations, pool)
         nothing = torch.zeros_like(soft.hidden[..., :1])
         expected = torch.rand_like(nothing) < self.expected_share if self.training else nothing.bool()
         return HardState(**vars(soft), log_drawn=nothing, soft=expected)
 
     def look(self, state: State, asked: Mapping[str, Tensor]) -> State:
         assert isinstance(state, HardState)
-        expected, alphas = self.attention(state.annotations, state.keys, asked.get("query", state.hidden))
+        query = asked.get("query", state.hidden)
+        expected, alphas = self.attention(state.annotations, state.keys, query, state.pool)
         if self.training:
             # Where training has diverged the loss says so; a draw from nothing would end it before.
             place = torch.multinomial(alphas.nan_to_num(1.0).flatten(0, 1), 1).view(*alphas.shape[:2], 1)
         else:
             place = alphas.argmax(dim=-1, keepdim=True)
-        drawn = state.annotations.gather(1, place.expand(-1, -1, state.annotations.shape[-1]))
+        if state.pool is None:
+            drawn = state.annotations.gather(1, place.expand(-1, -1, state.annotations.shape[-1]))
+        else:
+            drawn = state.pool[place.squeeze(-1)].to(state.annotations.dtype) @ state.annotations
         context = torch.where(state.soft, expected, drawn)
         log_drawn = alphas.gather(-1, place).clamp_min(1e-20).log().masked_fill(state.soft, 0.0)
         return replace(state, context=self.gated(context, asked), alphas=alphas, log_drawn=log_drawn)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention import make_attention
+from ..attention import make_attention, mean, pooled
 from . import Attentions
 from .base import Decoder, State
 
@@ -39,15 +39,16 @@ class ShowAttendTell(Decoder):
         self.first_hidden = nn.Linear(width, hidden)
         self.first_cell = nn.Linear(width, hidden)
 
-    def begin(self, annotations: Tensor) -> State:
-        mean = annotations.mean(dim=1, keepdim=True)
+    def begin(self, annotations: Tensor, pool: Tensor | None) -> State:
+        average = mean(annotations, pool)
+        keys = pooled(self.attention.keys(annotations), pool)
         return State(
             annotations=annotations,
-            keys=self.attention.keys(annotations),
-            hidden=torch.tanh(self.first_hidden(mean)).float(),
-            cell=torch.tanh(self.first_cell(mean)).float(),
-            context=torch.zeros_like(mean, dtype=torch.float32),
-            alphas=torch.zeros(len(mean), 1, annotations.shape[1], device=mean.device),
+            keys=keys,
+            hidden=torch.tanh(self.first_hidden(average)).float(),
+            cell=torch.tanh(self.first_cell(average)).float(),
+            context=torch.zeros_like(average, dtype=torch.float32),
+            alphas=keys.new_zeros(len(keys), 1, keys.shape[1], dtype=torch.float32),
         )
 
     def asking(self) -> dict[str, nn.Linear]:
@@ -55,7 +56,7 @@ class ShowAttendTell(Decoder):
         return {name: layer for name, layer in layers.items() if layer is not None}
 
     def look(self, state: State, asked: Mapping[str, Tensor]) -> State:
-        context, alphas = self.attention(state.annotations, state.keys, asked.get("query", state.hidden))
+        context, alphas = self.attention(state.annotations, state.keys, asked.get("query", state.hidden), state.pool)
         return replace(state, context=self.gated(context, asked), alphas=alphas)
 
     def gated(self, context: Tensor, asked: Mapping[str, Tensor]) -> Tensor:
