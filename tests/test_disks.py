@@ -61,7 +61,7 @@ def test_a_disk_that_is_full_again_and_again(tmp_path: Path, finished: Path) -> 
         mount -t tmpfs -o size=64m tmpfs {workspace}
         fill() {{ fallocate -l $(($(df --output=avail -k {workspace} | tail -1) - 40))K {workspace}/ballast; }}
         ended() {{
-            if wait $!; then echo "not full in $1"; else tail -1 {tmp_path}/log; fi
+            if wait $!; then echo "not full in $1"; else grep -o 'attend: .*' {tmp_path}/log | tail -1; fi
             rm {workspace}/ballast
         }}
         fill; {RUN} {config} >{tmp_path}/log 2>&1 & ended before
