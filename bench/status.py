@@ -31,9 +31,15 @@ LIMITS = {"status": (1.0, 300), "run": (3.0, None)}  # seconds, MiB
 
 def main() -> None:
     given = _arguments()
+    if given.make:
+        _make(given.folder, given.pictures)
+        return
     with tempfile.TemporaryDirectory(prefix="attend-status-") as scratch:
         folder = given.folder or Path(scratch)
-        config = _workspace(folder, given.pictures)
+        config = folder / "many.yaml"
+        if not config.exists():
+            # In a process of its own: a child's peak memory begins with that of its parent.
+            subprocess.run([sys.executable, __file__, "--make", *_place(folder, given.pictures)], check=True)
         print(
             f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {given.pictures:,} pictures"
         )
@@ -51,14 +57,16 @@ def _arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--pictures", type=int, default=120_000)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--make", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def _workspace(folder: Path, count: int) -> Path:
-    """The YAML file of a config whose every stage up to evaluate has run."""
-    path = folder / "many.yaml"
-    if path.exists():
-        return path
+def _place(folder: Path, count: int) -> list[str]:
+    return ["--folder", str(folder), "--pictures", str(count)]
+
+
+def _make(folder: Path, count: int) -> None:
+    """Write `many.yaml`, a config whose every stage up to evaluate has run."""
     pictures = folder / "pictures"
     pictures.mkdir(parents=True)
     names = [f"{number:06d}.jpg" for number in range(count)]
@@ -89,14 +97,14 @@ def _workspace(folder: Path, count: int) -> Path:
     import_grids(config, folder / "grids.npy", folder / "ids.json")
     for stage in ("ingest", "extract", "tensorise", "train", "evaluate"):
         run_stage(config, stage)
-    unfinished.rename(path)
-    return path
+    unfinished.rename(folder / "many.yaml")
 
 
 def _timed(arguments: list[str]) -> tuple[float, float]:
     """Seconds, and MiB at the most, of one `attend` command."""
     began = time.monotonic()
-    process = subprocess.Popen([sys.executable, "-m", "flows.cli", *arguments], stdout=subprocess.PIPE)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.Popen([sys.executable, "-m", "flows.cli", *arguments], stdout=subprocess.PIPE, env=environment)
     assert process.stdout is not None
     said = process.stdout.read().decode()
     _, status, used = os.wait4(process.pid, 0)
