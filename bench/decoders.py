@@ -1,6 +1,6 @@
 """Every known decoder on the same grids, in one table: parameters, epochs, minutes, dev BLEU greedy and by beam 5.
 
-    python bench/decoders.py DATA WEIGHTS [--side 7|14] [--epochs N] [--workspace FOLDER] [PRESET ...]
+    python -m bench.decoders DATA WEIGHTS [--side 7|14] [--epochs N] [--workspace FOLDER] [PRESET ...]
 
 DATA is Flickr8k's folder, WEIGHTS MobileNetV2's weights: its grids stand in for each system's own backbone, and all
 are trained alike. What has run already is not run again.
@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import safetensors
 
+from bench.machine import describe
 from tasks import training
 from tasks.config import Config, load, validate
 from tasks.stages import artifacts, run_stage
@@ -31,8 +30,8 @@ HEADER = "| decoder | preset | grid | parameters | epochs | minutes | greedy: BL
 
 def main() -> None:
     given = _arguments()
-    cores = os.cpu_count()
-    print(f"{platform.machine()}, {cores} cores, load {os.getloadavg()[0]:.1f} at the start\n")
+    describe()
+    print()
     print(HEADER)
     print("| --- " * 8 + "|")
     for preset in given.presets:

@@ -1,6 +1,6 @@
 """Kill `attend run` with SIGKILL at random instants of every stage, resume it, and compare with a run left alone.
 
-    python bench/kills.py [--kills 100] [--seed 0]
+    python -m bench.kills [--kills 100] [--seed 0]
 
 The whole process group dies, Prefect's local server too. At the end of each round of kills the artifacts must be those
 of the run left alone, to the last digest; no temporary file, no second model version, no MLflow run still RUNNING, and

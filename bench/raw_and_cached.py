@@ -1,6 +1,6 @@
 """Captions from raw photographs through the registered model, beside those from the cached grids.
 
-    .venv/bin/python bench/raw_and_cached.py PRESET_OR_YAML [section.field=value ...]
+    python -m bench.raw_and_cached PRESET_OR_YAML [section.field=value ...]
 
 Takes the first 200 pictures of the evaluated split. Each difference is shown with how far the two grids lie apart, in
 units of float16's last place, and how close the two captions' log-probabilities are: a tie, or a fault.

@@ -1,6 +1,6 @@
 """A real server, worker and cron schedule on loopback, and what they do when things die. Takes some twenty minutes.
 
-    python bench/schedule.py [--port 4411]
+    python -m bench.schedule [--port 4411]
 
 1. three scheduled runs: the first does the work, the second and third say that there is nothing to do;
 2. a run that comes while another trains steps aside;

@@ -1,6 +1,6 @@
 """`attend status` and an `attend run` with nothing to do, on a workspace of 120,000 pictures: seconds and memory.
 
-    python bench/status.py [--pictures 120000] [--folder FOLDER]
+    python -m bench.status [--pictures 120000] [--folder FOLDER]
 
 The pictures are files of a few bytes, their grids 1x1x4 and made here; nothing decodes them. Each command is run five
 times; the files are in the page cache. With --folder the workspace is kept, and made only once.
@@ -39,7 +39,9 @@ def main() -> None:
         config = folder / "many.yaml"
         if not config.exists():
             # In a process of its own: a child's peak memory begins with that of its parent.
-            subprocess.run([sys.executable, __file__, "--make", *_place(folder, given.pictures)], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "bench.status", "--make", *_place(folder, given.pictures)], check=True
+            )
         print(
             f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {given.pictures:,} pictures"
         )

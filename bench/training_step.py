@@ -1,6 +1,6 @@
 """One training step (forward, loss, backward, clipping, Adam) against the textbook form, the same loss and gradients.
 
-    python bench/training_step.py [--rounds 5] [--threads N] [ROW ...]
+    python -m bench.training_step [--rounds 5] [--threads N] [ROW ...]
 
 The textbook form (textbook.py) has one caption a row. All forms take turns on the same weights and batch; the fastest
 of their rounds counts. Peak memory is taken in processes of their own, above what each had before its first step.
@@ -9,9 +9,6 @@ of their rounds counts. Peak memory is taken in processes of their own, above wh
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -25,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bench.machine import describe, peak_memory
 from bench.textbook import Textbook
 from models.decoders.base import make
 from models.vocabulary import START
@@ -66,12 +64,9 @@ def main() -> None:
     if given.memory:
         print(_memory(Problem(ROWS[given.rows[0]]), given.memory, given.compile))
         return
-    load = os.getloadavg()[0]
-    print(f"{platform.machine()}, {os.cpu_count()} cores, {given.threads} threads, load {load:.1f} at the start")
+    describe()
     for dtype in (torch.float32, torch.bfloat16):
         print(f"matrix product peak, {dtype}: {_peak(dtype):.0f} GFLOP/s")
-    if load > 0.5:
-        print("the machine is not idle: these ratios are not to be relied on")
     print("\n| grid | form | seconds | tokens/s | ratio | goal | of the peak | peak memory |")
     print("| --- " * 8 + "|")
     for name in given.rows or ROWS:
@@ -83,7 +78,7 @@ def _arguments() -> Any:
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--compile", action="store_true", help="machine.compile_step")
+    parser.add_argument("--compile", action="store_true", help="machine.compile")
     parser.add_argument("--memory", choices=FORMS, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -106,7 +101,7 @@ class Problem:
         if form == "textbook":
             return self._textbook()
         training = TrainingConfig(learning_rate=RATE, warmup_steps=0, precision=form)  # type: ignore[arg-type]
-        machine = MachineConfig(device="cpu", compile_step=compile_step)
+        machine = MachineConfig(device="cpu", compile=compile_step)
         weights, batches = {RATE: list(self.decoder.parameters())}, _Batches(self.row.pictures)
         fit = Fit(self.decoder, weights, training, machine, batches, Path(tempfile.mkdtemp()))  # type: ignore[arg-type]
         return lambda: fit.learn(self.batch)[0]
@@ -212,15 +207,25 @@ def _peak(dtype: torch.dtype) -> float:
 
 def _memory(problem: Problem, form: str, compile_step: bool) -> float:
     """MiB at the most that two steps need beyond the model and the batch."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = problem.step(form, compile_step)
-    step()
-    step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+    def two_steps() -> None:
+        step = problem.step(form, compile_step)
+        step()
+        step()
+
+    return peak_memory(two_steps)
 
 
 def _memory_of(name: str, form: str, given: Any) -> str:
-    command = [sys.executable, __file__, name, "--memory", form, *(["--compile"] if given.compile else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.training_step",
+        name,
+        "--memory",
+        form,
+        *(["--compile"] if given.compile else []),
+    ]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return f"{float(found):,.0f} MiB"
 

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from .backbones import base as backbones
+from .backbones.encoder import Encoder
 from .decoders import base as decoders
-from .photographs import decode, resize
+from .photographs import decode, resize, stack
 from .search import Caption, Decoding
 from .search import decode as decode_captions
 from .vocabulary import START, Vocabulary
@@ -63,7 +64,8 @@ class Captioner:
         self.decoding = Decoding(**config["decoding"])
         self.vocabulary = vocabulary
         self.device = torch.device(device)
-        self.backbone = backbone.to(self.device).to(memory_format=torch.channels_last).eval()
+        self.backbone = backbone
+        self._encoder = Encoder(backbone, config["backbone"]["precision"], self.device)
         self.decoder = decoder.to(self.device).eval()
         self.attends = decoder.attends
 
@@ -118,7 +120,7 @@ class Captioner:
         return self._encoded([self._pixels(photograph) for photograph in photographs])
 
     def _encoded(self, pixels: list[Tensor]) -> Tensor:
-        return self.backbone.encode(torch.stack(pixels), self.config["backbone"]["precision"])
+        return self._encoder(stack(pixels))
 
     def _pixels(self, photograph: bytes) -> Tensor:
         spec = self.config["backbone"]

@@ -213,11 +213,14 @@ class MachineConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(0, ge=0, description="torch threads; 0 leaves torch's choice")
     decode_workers: int = Field(0, ge=0, description="threads that decode pictures; 0 for one a core")
-    extract_batch: int = Field(16, ge=1)
+    extract_batch: int = Field(64, ge=1, description="pictures decoded, then encoded, at once")
     decode_batch: int = Field(64, ge=1, description="pictures captioned at once")
     shard_rows: int = Field(512, ge=1, description="pictures a shard")
     checkpoint_seconds: float = Field(120.0, ge=0)
-    compile_step: bool = Field(False, description="compile the training step: seconds once, for GPUs and large grids")
+    compile: bool = Field(
+        False,
+        description="compile backbone and training step: seconds, paid back on GPUs and where there is much to do",
+    )
 
 
 class Config(BaseModel):

@@ -14,7 +14,7 @@ def check_compiler() -> None:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise AttendError(
-            f"machine.compile_step: there is no C++ compiler {compiler}: install one, or set machine.compile_step=false"
+            f"machine.compile: there is no C++ compiler {compiler}: install one, or set machine.compile=false"
         )
 
 

@@ -7,50 +7,28 @@ index for one manifest, `index.parquet` (digest, shard, row), and `failed.parque
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from torch import Tensor
 
-from models.backbones.base import Backbone
-from models.photographs import Fit, Interpolation, decode, resize
+from models.backbones.encoder import Encoder
 from tasks.config import GridsConfig, MachineConfig
 from tasks.datasets.base import DatasetOptions
-from tasks.devices import device_of
+from tasks.devices import check_compiler, device_of
 from tasks.errors import AttendError
-from tasks.grid_cache import GridReader, Grids, GridStore, Row
+from tasks.extraction import Extracted, Failed, Filled, fill
+from tasks.grid_cache import GridReader, GridStore, Row
 from tasks.identity import Identity, identity_of
-from tasks.ledger import LEDGER, Artifact, FileRecord, Outcome, Stopwatch, Work, Workspace, digest_of
+from tasks.ledger import LEDGER, Artifact, FileRecord, Outcome, Work, Workspace, digest_of
 from tasks.manifest import GENERATED, files_of
-from tasks.progress import Bar
 from tasks.stages import PROGRESS
 from tasks.weights import IMPORTED, load_backbone
 
 INDEX, FAILED, IDENTITY = "index.parquet", "failed.parquet", "identity.json"
-Extracted = Callable[[int, int], None]
 _FAILED = pa.schema([("digest", pa.string()), ("path", pa.string()), ("reason", pa.string())])
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """A photograph on its way to the backbone; pixels uint8 (3, S, S), or the reason why there are none."""
-
-    digest: str
-    path: Path
-    pixels: Tensor | None = None
-    size: tuple[int, int] = (0, 0)
-    reason: str = ""
 
 
 def extract(
@@ -75,15 +53,15 @@ def extract(
         workspace.trust(path for path in workspace.suspects() if path.parent == store.folder)
         rows, _ = store.rows()
         missing = sorted(digest for digest in files if digest not in rows)
-        failed: list[Decoded] = []
-        seconds = {"read": 0.0, "compute": 0.0, "write": 0.0}
+        filled = Filled()
         if missing and grids.backbone == IMPORTED:
-            failed = [Decoded(digest, files[digest], reason="is not among the imported grids") for digest in missing]
+            filled = Filled([Failed(digest, files[digest], "is not among the imported grids") for digest in missing])
         elif missing:
             wanted = [(digest, files[digest]) for digest in missing]
             told = functools.partial(_tell, work.out / PROGRESS, extracted)
-            failed = _fill(store, load_backbone(grids, tuned), grids, machine, wanted, seconds, told)
+            filled = fill(store, _encoder(grids, machine, tuned), grids, machine, wanted, told)
         rows, _ = store.rows()
+    failed = filled.failed
     _check_failures(failed, len(files), grids.max_failed)
     used = {digest: rows[digest] for digest in sorted(files) if digest in rows}
     _write_index(work.out, used)
@@ -101,55 +79,23 @@ def extract(
         "extracted": len(missing) - len(failed),
         "failed": len(failed),
         "shards": len(shared),
-        **{f"seconds_{name}": round(value, 3) for name, value in seconds.items()},
+        **{f"seconds_{name}": round(value, 3) for name, value in filled.seconds.items()},
     }
     if failed:
         notes.append(f"{len(failed)} pictures cannot be read and are left out: see failed.parquet")
     return Outcome(products, counts, notes, shared)
 
 
-def _fill(
-    store: GridStore,
-    backbone: Backbone,
-    grids: GridsConfig,
-    machine: MachineConfig,
-    wanted: list[tuple[str, Path]],
-    seconds: dict[str, float],
-    extracted: Extracted,
-) -> list[Decoded]:
-    device = device_of(machine)
-    backbone = backbone.to(device).to(memory_format=torch.channels_last)
+def _encoder(grids: GridsConfig, machine: MachineConfig, tuned: Artifact | None) -> Encoder:
+    if machine.compile:
+        check_compiler()
+    backbone = load_backbone(grids, tuned)
+    encoder = Encoder(backbone, grids.precision, device_of(machine), machine.extract_batch if machine.compile else None)
     try:
-        backbone.check(grids.image_size)
+        encoder.check(grids.image_size)
     except ValueError as error:
         raise AttendError(f"grids.image_size: {grids.backbone} {error}") from None
-    failed: list[Decoded] = []
-    done = 0
-    with Bar(len(wanted), f"grids of {grids.backbone}", "pictures") as bar, decoders(machine) as pool:
-        decoded = _decoded(pool, wanted, grids, backbone.declared.interpolation)
-        while done < len(wanted):
-            shard: list[Decoded] = []
-            values: list[Grids] = []
-            while len(shard) < machine.shard_rows and done < len(wanted):
-                watch = Stopwatch()
-                batch = list(islice(decoded, min(machine.extract_batch, machine.shard_rows - len(shard))))
-                seconds["read"] += watch.seconds()
-                done += len(batch)
-                failed += [item for item in batch if item.pixels is None]
-                sound = [item for item in batch if item.pixels is not None]
-                watch = Stopwatch()
-                if sound:
-                    pixels = torch.stack([item.pixels for item in sound if item.pixels is not None])
-                    values.append(backbone.encode(pixels, grids.precision).cpu().numpy())
-                    shard += sound
-                seconds["compute"] += watch.seconds()
-                bar.advance(len(batch))
-            if shard:
-                watch = Stopwatch()
-                store.write(np.concatenate(values), [item.digest for item in shard], [item.size for item in shard])
-                seconds["write"] += watch.seconds()
-            extracted(done, len(wanted))
-    return failed
+    return encoder
 
 
 def _tell(progress: Path, others: Extracted | None, done: int, total: int) -> None:
@@ -158,35 +104,7 @@ def _tell(progress: Path, others: Extracted | None, done: int, total: int) -> No
         others(done, total)
 
 
-def decoders(machine: MachineConfig) -> ThreadPoolExecutor:
-    """The threads that decode photographs."""
-    return ThreadPoolExecutor(machine.decode_workers or os.cpu_count() or 1)
-
-
-def _decoded(
-    pool: ThreadPoolExecutor, wanted: list[tuple[str, Path]], grids: GridsConfig, interpolation: Interpolation
-) -> Iterator[Decoded]:
-    """The photographs in order, a few batches decoded ahead and no more."""
-    waiting = iter(wanted)
-    task = functools.partial(_decode, size=grids.image_size, fit=grids.fit, interpolation=interpolation)
-    ahead = [pool.submit(task, *item) for item in islice(waiting, 64)]
-    while ahead:
-        yield ahead.pop(0).result()
-        ahead += [pool.submit(task, *item) for item in islice(waiting, 1)]
-
-
-def _decode(digest: str, path: Path, size: int, fit: Fit, interpolation: Interpolation) -> Decoded:
-    try:
-        data = path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise AttendError(f"{path}: was changed while the run was going on: run again")
-        image = decode(data)
-        return Decoded(digest, path, resize(image, size, fit, interpolation), image.size)
-    except (ValueError, OSError) as error:
-        return Decoded(digest, path, reason=str(error))
-
-
-def _check_failures(failed: list[Decoded], total: int, allowed: float) -> None:
+def _check_failures(failed: list[Failed], total: int, allowed: float) -> None:
     if len(failed) > allowed * total:
         shown = "; ".join(f"{item.path}: {item.reason}" for item in failed[:5])
         more = f"; and {len(failed) - 5} more" if len(failed) > 5 else ""

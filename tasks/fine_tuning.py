@@ -16,20 +16,21 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from models.backbones.base import Backbone
+from models.backbones.encoder import Encoder
 from models.decoders.base import Decoder
 from models.end_to_end import EndToEnd
-from models.photographs import Interpolation, decode, resize
+from models.photographs import Interpolation, decode, resize, stack
 from models.vocabulary import Vocabulary
 from tasks.batches import Batches
 from tasks.captions import CaptionedPicture, read_captions, read_vocabulary
 from tasks.config import DecoderConfig, GridsConfig, MachineConfig, TuningConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
-from tasks.features import decoders, open_grids
+from tasks.extraction import decoders
+from tasks.features import open_grids
 from tasks.ledger import Outcome, Work, digest_of_file
 from tasks.manifest import GENERATED, Picture, files_of, pictures_of
 from tasks.training import Dev, Fit, load_decoder
@@ -86,7 +87,7 @@ class Views:
 
     def whole(self, digests: Sequence[str]) -> Tensor:
         """As the extract stage sees them."""
-        return torch.stack(list(self._pool.map(lambda digest: self._resize(self._decoded(digest)), digests)))
+        return stack(list(self._pool.map(lambda digest: self._resize(self._decoded(digest)), digests)))
 
     def varied(self, digests: Sequence[str], seeds: Sequence[str], crop: float, mirrored: Sequence[bool]) -> Tensor:
         """Each cropped at random to at least `crop` of its sides, and mirrored by chance where it may be.
@@ -96,15 +97,15 @@ class Views:
 
         def view(digest: str, seed: str, may_mirror: bool) -> Tensor:
             chance = random.Random(seed)
-            image = self._decoded(digest)
-            width, height = (max(round(side * chance.uniform(crop, 1.0)), 1) for side in image.size)
-            left, top = chance.randint(0, image.width - width), chance.randint(0, image.height - height)
-            image = image.crop((left, top, left + width, top + height))
-            return self._resize(ImageOps.mirror(image) if chance.random() < 0.5 and may_mirror else image)
+            pixels = self._decoded(digest)
+            height, width = (max(round(side * chance.uniform(crop, 1.0)), 1) for side in pixels.shape[1:])
+            top, left = chance.randint(0, pixels.shape[1] - height), chance.randint(0, pixels.shape[2] - width)
+            made = self._resize(pixels[:, top : top + height, left : left + width])
+            return made.flip(2) if chance.random() < 0.5 and may_mirror else made
 
-        return torch.stack(list(self._pool.map(view, digests, seeds, mirrored)))
+        return stack(list(self._pool.map(view, digests, seeds, mirrored)))
 
-    def _decoded(self, digest: str) -> Image.Image:
+    def _decoded(self, digest: str) -> Tensor:
         path = self._files[digest]
         try:
             data = path.read_bytes()
@@ -144,9 +145,10 @@ class PhotographDev(Dev):
 
     def _grids(self, backbone: Backbone) -> Iterator[Tensor]:
         digests, size = [picture.digest for picture in self.pictures], self.machine.extract_batch
+        encoder = Encoder(backbone, self._views.precision, next(backbone.parameters()).device)
         for at in range(0, len(digests), size):
             pixels = self._views.whole(digests[at : at + size])
-            yield backbone.encode(pixels, self._views.precision).float()
+            yield encoder(pixels).float()
 
 
 def _is_sided(picture: CaptionedPicture, vocabulary: Vocabulary) -> bool:

@@ -110,22 +110,22 @@ class GridStore:
         taken = [int(path.name[6:11]) for path in self.folder.glob("shard-*") if path.name[6:11].isdigit()]
         return max(taken, default=-1) + 1
 
-    def write(self, grids: Grids, digests: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Shard:
-        """Publish a shard: grids (rows, h, w, C) float16, their digests, and the originals' (width, height).
+    def write(self, slabs: Sequence[Grids], digests: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Shard:
+        """Publish a shard: its grids in slabs (n, h, w, C) float16, their digests, the originals' (width, height).
 
         The caller holds the store's lock. AttendError where the disk has no room; nothing is left behind.
         """
         number = self.next_number()
         path = self.folder / f"shard-{number:05d}.h5"
-        free = shutil.disk_usage(self.folder).free
-        if free < grids.nbytes + 2**20:
+        needed, free = sum(slab.nbytes for slab in slabs), shutil.disk_usage(self.folder).free
+        if free < needed + 2**20:
             raise AttendError(
-                f"{path}: the disk is full: {grids.nbytes / 2**20:.0f} MiB are needed, {free / 2**20:.0f} are free; "
+                f"{path}: the disk is full: {needed / 2**20:.0f} MiB are needed, {free / 2**20:.0f} are free; "
                 "make room and run again, published shards are kept"
             )
         temporary = [self.folder / f".{number:05d}.h5.tmp", self.folder / f".{number:05d}.parquet.tmp"]
         try:
-            _write_hdf5(temporary[0], grids, self.identity.digest)
+            _write_hdf5(temporary[0], slabs, self.identity.digest)
             record = FileRecord(temporary[0].stat().st_size, digest_of_file(temporary[0]))
             _write_index(temporary[1], digests, sizes, record, self.identity.digest)
             flush(temporary[0])
@@ -167,7 +167,7 @@ class GridStore:
         return {shard.number for shard in old}
 
     def _write_rows(self, rows: list[tuple[Grids, str, tuple[int, int]]]) -> None:
-        self.write(np.stack([grid for grid, _, _ in rows]), [row[1] for row in rows], [row[2] for row in rows])
+        self.write([grid[None] for grid, _, _ in rows], [row[1] for row in rows], [row[2] for row in rows])
 
     def clean(self, read: Collection[Path] = ()) -> list[str]:
         """Set damaged shards aside and drop what a killed writer left; returns what was wrong.
@@ -192,7 +192,7 @@ class GridStore:
         return found
 
 
-def _write_hdf5(path: Path, grids: Grids, identity: str) -> None:
+def _write_hdf5(path: Path, slabs: Sequence[Grids], identity: str) -> None:
     # Contiguous, page-aligned and without time stamps: it can be mapped by offset, and the same grids
     # give the same bytes.
     with h5py.File(
@@ -200,7 +200,12 @@ def _write_hdf5(path: Path, grids: Grids, identity: str) -> None:
     ) as file:
         file.attrs["format"] = FORMAT
         file.attrs["identity"] = identity
-        file.create_dataset("grid", data=grids, track_times=False)
+        shape = (sum(len(slab) for slab in slabs), *slabs[0].shape[1:])
+        grid = file.create_dataset("grid", shape, np.float16, track_times=False, fill_time="never")
+        first = 0
+        for slab in slabs:
+            grid[first : first + len(slab)] = slab
+            first += len(slab)
 
 
 def _write_index(

@@ -58,7 +58,7 @@ def import_grids(config: Config, file: Path, ids: Path | None = None, layout: La
                 fresh = _fresh(f"{file}: {config.grids.weights}", held, grids, digests)
                 if fresh:
                     chosen = [grids[row] for row in fresh]
-                    store.write(np.stack(chosen), [digests[row] for row in fresh], [(0, 0)] * len(fresh))
+                    store.write([grid[None] for grid in chosen], [digests[row] for row in fresh], [(0, 0)] * len(fresh))
                 bar.advance(len(part))
     return len(wanted)
 

@@ -54,6 +54,11 @@ class Bar:
     def note(self, text: str) -> None:
         self._note = text
 
+    def log(self, text: str) -> None:
+        """A line for the log; a terminal has the bar."""
+        if self._bar is None:
+            say(text)
+
     def advance(self, units: int = 1) -> None:
         self._done += units
         if self._bar:

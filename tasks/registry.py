@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 REGISTRATION = "registration.json"
 _KEY = "attend.key"
 _SAMPLES = 4
-_REQUIREMENTS = ("mlflow", "torch", "torchvision", "safetensors", "pillow", "numpy", "pandas")
+_REQUIREMENTS = ("mlflow", "torch", "torchvision", "torchcodec", "safetensors", "pillow", "numpy", "pandas")
 
 
 def register(

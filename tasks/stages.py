@@ -63,7 +63,7 @@ STAGES = (
     ),
     Stage(
         "extract",
-        version=1,
+        version=2,
         sections=("grids",),
         needs=("ingest.pictures",),
         function="tasks.features:extract",

@@ -170,7 +170,7 @@ class Fit:
         self.name, self.training, self.machine, self.batches, self.out = name, training, machine, batches, out
         self.device = device_of(machine)
         self.model: Any = model.to(self.device)
-        if machine.compile_step:
+        if machine.compile:
             check_compiler()
             decoder: Any = model if isinstance(model, Decoder) else self.model.decoder
             decoder.compile_step(batches.size, batches.rows)

@@ -16,6 +16,7 @@ from PIL import Image
 
 from models.backbones import BACKBONES
 from models.backbones.base import make
+from models.backbones.encoder import Encoder
 from models.decoders.base import make as make_decoder
 from models.end_to_end import EndToEnd
 from models.vocabulary import Vocabulary
@@ -71,7 +72,7 @@ def test_grids_of_the_tuned_backbone_are_what_it_makes_of_the_photographs(finish
     digests = sorted(files)[:5]
     with fine_tuning.decoders(config.machine) as pool:
         views = fine_tuning.Views(config.grids, "bilinear", files, pool)
-        made = backbone.encode(views.whole(digests))
+        made = Encoder(backbone)(views.whole(digests))
     kept = torch.from_numpy(open_grids(found["extract"], config.machine).read(digests))
     torch.testing.assert_close(made.float(), kept.float(), atol=2e-3, rtol=2e-3)
 

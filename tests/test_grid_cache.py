@@ -25,7 +25,7 @@ def store_with(folder: Path, shards: int = 2, rows: int = 3) -> tuple[GridStore,
     for shard in range(shards):
         values = generator.normal(size=(rows, 2, 3, 512)).astype(np.float16)
         digests = [f"{shard}-{row}" for row in range(rows)]
-        store.write(values, digests, [(10, 20)] * rows)
+        store.write([values[:1], values[1:]], digests, [(10, 20)] * rows)
         grids |= dict(zip(digests, values, strict=True))
     return store, grids
 
@@ -110,5 +110,5 @@ def test_a_full_disk_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.
     before = sorted(store.folder.iterdir())
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000})())
     with pytest.raises(AttendError, match=r"the disk is full: .* run again, published shards are kept"):
-        store.write(np.zeros((1, 2, 3, 5), np.float16), ["x"], [(1, 1)])
+        store.write([np.zeros((1, 2, 3, 5), np.float16)], ["x"], [(1, 1)])
     assert sorted(store.folder.iterdir()) == before

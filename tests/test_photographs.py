@@ -7,15 +7,19 @@ import io
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 
-from models.photographs import MAX_PIXELS, decode, normalise, resize
+from models.photographs import MAX_PIXELS, Interpolation, decode, normalise, resize
 
 
 def encoded(image: Image.Image, form: str, **options: object) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, form, **options)
     return buffer.getvalue()
+
+
+def decoded(data: bytes) -> Image.Image:
+    return Image.fromarray(decode(data).permute(1, 2, 0).numpy())
 
 
 def scene() -> Image.Image:
@@ -43,44 +47,56 @@ def near(image: Image.Image, colour: tuple[int, int, int], at: tuple[int, int], 
     ],
 )
 def test_formats(form: str, options: dict[str, object]) -> None:
-    image = decode(encoded(scene(), form, **options))
+    image = decoded(encoded(scene(), form, **options))
     assert (image.mode, image.size) == ("RGB", (16, 8))
     assert near(image, (200, 30, 30), (8, 1)) and near(image, (30, 30, 200), (8, 6))
 
 
 def test_grey_and_palette() -> None:
-    grey = decode(encoded(Image.new("L", (4, 4), 77), "PNG"))
+    grey = decoded(encoded(Image.new("L", (4, 4), 77), "PNG"))
     assert grey.getpixel((0, 0)) == (77, 77, 77)
-    palette = decode(encoded(scene().quantize(4), "PNG"))
+    palette = decoded(encoded(scene().quantize(4), "PNG"))
     assert near(palette, (200, 30, 30), (8, 1))
-    two = decode(encoded(Image.new("1", (4, 4), 1), "PNG"))
+    two = decoded(encoded(Image.new("1", (4, 4), 1), "PNG"))
     assert two.getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_transparency_lies_over_white() -> None:
     half = Image.new("RGBA", (4, 4), (0, 0, 0, 128))
-    assert near(decode(encoded(half, "PNG")), (127, 127, 127), (1, 1), 2)
+    assert near(decoded(encoded(half, "PNG")), (127, 127, 127), (1, 1), 2)
     clear = Image.new("LA", (4, 4), (0, 0))
-    assert decode(encoded(clear, "PNG")).getpixel((1, 1)) == (255, 255, 255)
+    assert decoded(encoded(clear, "PNG")).getpixel((1, 1)) == (255, 255, 255)
     palette = Image.new("P", (4, 4), 0)
     palette.putpalette([10, 20, 30, 40, 50, 60])
-    assert decode(encoded(palette, "PNG", transparency=0)).getpixel((1, 1)) == (255, 255, 255)
+    assert decoded(encoded(palette, "PNG", transparency=0)).getpixel((1, 1)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize(
+    "options", [{"subsampling": 0}, {"subsampling": 1}, {"subsampling": 2}, {"progressive": True}, {"quality": 30}]
+)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_jpegs_have_pillows_pixels(mode: str, options: dict[str, object]) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (61, 83, 3), dtype=np.uint8)
+    data = encoded(Image.fromarray(noise).convert(mode), "JPEG", **options)
+    true = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert np.array_equal(decode(data).permute(1, 2, 0).numpy(), true)
 
 
 def test_cmyk() -> None:
-    image = decode(encoded(scene().convert("CMYK"), "JPEG", quality=95))
+    image = decoded(encoded(scene().convert("CMYK"), "JPEG", quality=95))
     assert image.mode == "RGB"
     assert near(image, (200, 30, 30), (8, 1), 30)
 
 
 def test_sixteen_bit_grey_keeps_its_range() -> None:
     values = np.array([[0, 16384], [32768, 65535]], dtype=np.uint16)
-    image = decode(encoded(Image.fromarray(values), "PNG"))
+    image = decoded(encoded(Image.fromarray(values), "PNG"))
     assert [image.getpixel((x, y))[0] for y in (0, 1) for x in (0, 1)] == [0, 64, 128, 255]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_applied(orientation: int) -> None:
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_exif_orientation_is_applied(orientation: int, form: str) -> None:
     turned = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Image.Transpose that EXIF asks to undo
     stored = scene()
     if orientation > 1:
@@ -90,7 +106,7 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
         assert orientation in turned
     exif = Image.Exif()
     exif[0x0112] = orientation
-    upright = decode(encoded(stored, "PNG", exif=exif))
+    upright = decoded(encoded(stored, form, exif=exif))
     assert upright.size == (16, 8)
     assert near(upright, (200, 30, 30), (8, 1)) and near(upright, (30, 30, 200), (8, 6))
 
@@ -115,8 +131,24 @@ def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch)
         decode(encoded(big, "PNG"))
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("shape", [(375, 500), (500, 333), (40, 64), (97, 101)])
+def test_resize_gives_pillows_pixels_within_one(shape: tuple[int, int], interpolation: Interpolation) -> None:
+    """The kernels are Pillow's; what they make of the same numbers may round otherwise."""
+    noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    image = Image.fromarray(noise).filter(ImageFilter.GaussianBlur(1))
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    kernel = Image.Resampling[interpolation.upper()]
+    side = min(shape)
+    left, top = (shape[1] - side) // 2, (shape[0] - side) // 2
+    for fit, shown in (("squash", image), ("crop", image.crop((left, top, left + side, top + side)))):
+        true = np.asarray(shown.resize((112, 112), kernel)).astype(int)
+        ours = resize(pixels, 112, fit, interpolation).permute(1, 2, 0).numpy().astype(int)
+        assert np.abs(ours - true).max() <= (1 if interpolation == "bilinear" else 2)
+
+
 def test_resize_and_normalise() -> None:
-    squashed, cropped = (resize(scene(), 8, fit) for fit in ("squash", "crop"))
+    squashed, cropped = (resize(torch.zeros(3, 16, 8, dtype=torch.uint8), 8, fit) for fit in ("squash", "crop"))
     assert squashed.shape == cropped.shape == (3, 8, 8)
     assert squashed.dtype == torch.uint8
     white = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)

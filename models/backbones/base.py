@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.fx.experimental import optimization
 from torch.nn import functional
 
 from ..photographs import IMAGENET, Interpolation, Statistics, normalise
@@ -65,32 +66,27 @@ class Backbone(nn.Module):
 
     def forward(self, photographs: Tensor) -> Tensor:
         """(N, 3, H, W) -> (N, h, w, C)."""
-        maps = self.maps(photographs)
-        if self.grid is not None:
-            maps = functional.adaptive_avg_pool2d(maps, self.grid)
-        return maps.permute(0, 2, 3, 1)
+        return self.laid_out(self.maps(photographs))
 
     def maps(self, photographs: Tensor) -> Tensor:
         """(N, 3, H, W) -> the network's own map (N, C, h, w)."""
         found: Tensor = self.features(photographs)
         return found
 
+    def laid_out(self, maps: Tensor) -> Tensor:
+        """A map (N, C, h, w) -> the grid (N, h, w, C), pooled where `grid` says so."""
+        if self.grid is not None:
+            maps = functional.adaptive_avg_pool2d(maps, self.grid)
+        return maps.permute(0, 2, 3, 1)
+
     def normalised(self, photographs: Tensor) -> Tensor:
         """uint8 (N, 3, S, S) -> what `forward` takes, as the published weights expect it."""
-        return normalise(photographs, self.declared.statistics).contiguous(memory_format=torch.channels_last)
+        return normalise(photographs, self.declared.statistics)
 
-    @torch.inference_mode()
-    def encode(self, photographs: Tensor, precision: str = "float32") -> Tensor:
-        """uint8 (N, 3, S, S) -> the grid as it is kept: float16 (N, h, w, C), on the backbone's device.
-
-        precision: `float32`, or `bfloat16` for autocast. Values beyond float16 are clamped to its largest.
-        """
-        device = next(self.parameters()).device
-        inputs = self.normalised(photographs.to(device))
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-            grid: Tensor = self(inputs)
-        limit = torch.finfo(torch.float16).max
-        return grid.float().clamp(-limit, limit).to(torch.float16)
+    def fold(self) -> None:
+        """Fold each batch norm into the convolution before it, for good: the same network, no longer to be trained."""
+        traced = fx.symbolic_trace(self.features).eval()
+        self.features = optimization.fuse(traced, inplace=True, no_trace=True)
 
     def unfreeze(self, first_block: int) -> list[nn.Parameter]:
         """Let blocks `first_block` (from 1) to the last be trained; returns their weights.
@@ -106,19 +102,6 @@ class Backbone(nn.Module):
         for weight in weights:
             weight.requires_grad_(True)
         return weights
-
-    def check(self, size: int) -> None:
-        """ValueError where a photograph of `size` px does not become the grid declared."""
-        sides = self.declared.sides(size) if self.grid is None else (self.grid, self.grid)
-        try:
-            shape = self.encode(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
-        except Exception as error:  # torch and its libraries assert sizes in ways of their own
-            raise ValueError(f"takes no pictures of {size} px: {' '.join(str(error).split())[:160]}") from None
-        if shape[0] != shape[1] or shape[0] not in sides or self.declared.channels not in (None, shape[2]):
-            channels = self.declared.channels or shape[2]
-            raise ValueError(
-                f"made a grid of {tuple(shape)} of {size} px, {(sides[1], sides[1], channels)} is declared"
-            )
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Load a state dict in the layout of its library; the classifier's weights may be there or not.

@@ -14,6 +14,9 @@ from .base import Backbone, Declared
 class TimmBackbone(Backbone):
     """A timm model's `forward_features`, whichever of its layouts it has."""
 
+    def fold(self) -> None:
+        """Nothing: timm's batch norms have their activations in them."""
+
     def maps(self, photographs: Tensor) -> Tensor:
         found: Tensor = self.features.forward_features(photographs)  # type: ignore[operator]
         if found.ndim == 3:  # (N, prefix + patches, C)

@@ -1,0 +1,45 @@
+"""What every bench says of the machine it runs on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+
+def describe() -> None:
+    """Print the machine, the date and the load; say so where other work would spoil the figures."""
+    load = os.getloadavg()[0]
+    threads = torch.get_num_threads()
+    print(f"{processor()}, {os.cpu_count()} cores, {threads} threads, torch {torch.__version__}, {time.strftime('%F')}")
+    if torch.cuda.is_available():
+        print(f"GPU: {torch.cuda.get_device_name()}")
+    if load > 0.5:
+        print(f"the load is {load:.1f}, the machine is not idle: these figures are not to be relied on")
+
+
+def processor() -> str:
+    """The processor's name, where the system tells it."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def peak_memory(work: Callable[[], object]) -> float:
+    """MiB of resident memory at the most while `work` ran, beyond what was there before it."""
+    # Not ru_maxrss: that begins with what the parent process had.
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    before = _status("VmRSS")
+    work()
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(field: str) -> float:
+    """KiB, as the kernel tells them."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
