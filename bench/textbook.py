@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.decoders.show_attend_tell import ShowAttendTell
+from models.vocabulary import END, NULL, START, UNK
 
 
 class Textbook(nn.Module):
@@ -57,3 +58,32 @@ class Textbook(nn.Module):
             step, hidden, cell = self._step(grid, weight, embedded[:, time], hidden, cell)
             logits.append(step)
         return torch.stack(logits, dim=1)
+
+    @torch.no_grad()
+    def beam_search(self, grid: Tensor, beam: int, max_length: int) -> list[int]:
+        """The likeliest caption of one picture, grid (P, D): a row a hypothesis, those that end leave the beam."""
+        rows = grid.unsqueeze(0).expand(beam, -1, -1)
+        hidden, cell = self._first(rows)
+        weight = self._cell_weight()
+        words = torch.full((beam, 1), START)
+        scores = torch.zeros(beam, 1)
+        ended: list[tuple[float, list[int]]] = []
+        for step in range(max_length):
+            embedded = self.shared.embed(words[:, -1])
+            logits, hidden, cell = self._step(rows, weight, embedded, hidden, cell)
+            logits[:, [NULL, START, UNK]] = -torch.inf
+            found = scores + functional.log_softmax(logits, dim=1)
+            vocabulary = found.shape[1]
+            best, index = (found[0] if step == 0 else found.view(-1)).topk(beam)
+            parents, last = index // vocabulary, index % vocabulary
+            words = torch.cat([words[parents], last.unsqueeze(1)], dim=1)
+            going = last != END
+            for place in (~going).nonzero().flatten().tolist():
+                ended.append((float(best[place]), words[place, 1:-1].tolist()))
+            beam = int(going.sum())
+            if beam == 0:
+                break
+            kept = parents[going]
+            words, scores = words[going], best[going].unsqueeze(1)
+            rows, hidden, cell = rows[kept], hidden[kept], cell[kept]
+        return max(ended)[1] if ended else words[0, 1:].tolist()

@@ -87,7 +87,7 @@ class AdditiveAttention(Attention):
         return projected
 
     def scores(self, keys: Tensor, query: Tensor) -> Tensor:
-        mixed = torch.tanh(keys.unsqueeze(1) + query.unsqueeze(2))  # (N, R, P, A)
+        mixed = (keys.unsqueeze(1) + query.unsqueeze(2)).tanh_()  # (N, R, P, A)
         score: Tensor = self.score(mixed)
         return score.squeeze(-1)
 

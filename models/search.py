@@ -172,8 +172,8 @@ def beam_search(decoder: Steps[StateT], grid: Tensor, decoding: Decoding = Decod
     only fall and no length exceeds `max_length`. Where END never came, the best living one is returned.
     """
     search = _Beams(len(grid), decoding, grid.device)
-    state = decoder.start(grid).expand(decoding.beam)
-    last = torch.full((len(grid), decoding.beam), START, device=grid.device)
+    state = decoder.start(grid)
+    last = torch.full((len(grid), 1), START, device=grid.device)  # one hypothesis: more would repeat it
     for _ in range(decoding.max_length):
         logits, state = decoder.step(state, last)
         parents, last = search.advance(_rule_out(_log_probabilities(logits), search.words, decoding))
@@ -187,7 +187,7 @@ def beam_search(decoder: Steps[StateT], grid: Tensor, decoding: Decoding = Decod
 
 
 class _Beams:
-    """The hypotheses of N pictures with k beams each.
+    """The hypotheses of N pictures: one each to begin with, k after the first words.
 
     alive (N',): which pictures are still searched. scores (N', k): log-probabilities of living hypotheses, -inf
     for a place given up. words (N', k, t): their tokens. ended: of all pictures, what has ended.
@@ -198,23 +198,22 @@ class _Beams:
         self.max_length, self.alpha = decoding.max_length, decoding.length_normalisation
         self.n_best = decoding.n_best
         self.alive = torch.arange(pictures, device=device)
-        self.scores = torch.full((pictures, beam), -torch.inf, device=device)
-        self.scores[:, 0] = 0.0  # one hypothesis to begin with: the others would repeat it
-        self.words = torch.empty((pictures, beam, 0), dtype=torch.long, device=device)
+        self.scores = torch.zeros((pictures, 1), device=device)
+        self.words = torch.empty((pictures, 1, 0), dtype=torch.long, device=device)
         self.places = torch.full((pictures, 1), beam, device=device)  # living hypotheses a picture may have
         self.ended: list[list[tuple[float, Caption]]] = [[] for _ in range(pictures)]
 
     def advance(self, log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """One word further: (N', k, V) -> parents (N', k) and words (N', k) of the new hypotheses."""
+        """One word further: (N', R, V) -> parents (N', k) and words (N', k) of the new hypotheses, fewer if R V < k."""
         vocabulary = log_probabilities.shape[-1]
         candidates = (self.scores.unsqueeze(-1) + log_probabilities).flatten(1)
-        scores, index = candidates.topk(self.beam, dim=1)
+        scores, index = candidates.topk(min(self.beam, candidates.shape[1]), dim=1)
         parents, words = index // vocabulary, index % vocabulary
         self.words = torch.cat(
             [self.words.gather(1, parents.unsqueeze(-1).expand(-1, -1, self.words.shape[-1])), words.unsqueeze(-1)],
             dim=-1,
         )
-        rank = torch.arange(self.beam, device=scores.device)
+        rank = torch.arange(scores.shape[1], device=scores.device)
         scores = scores.masked_fill(rank >= self.places, -torch.inf)
         over = (words == END) & scores.isfinite()
         self._record(over, scores)

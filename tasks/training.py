@@ -22,9 +22,10 @@ import pyarrow.parquet as pq
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from models.cross_entropy import cross_entropy
 from models.decoders.base import Decoder, make
+from models.decoders.stepper import Stepper
 from models.search import Decoding, greedy
 from models.vocabulary import UNK, Vocabulary
 from tasks.batches import Batch, Batches, GridBatches, grids_in_order
@@ -121,8 +122,9 @@ class Dev(ABC):
         scored: list[Scored] = []
         decoding = Decoding(max_length=self._vocabulary.settings["max_tokens"] + 1)
         decoder, grids = self.seen(model)
+        stepper = Stepper(decoder)
         for grid in grids:
-            for caption in greedy(decoder, grid, decoding):
+            for caption in greedy(stepper, grid, decoding):
                 words = self._vocabulary.decode(caption.tokens)
                 scored.append(Scored(words, self._references[len(scored)]))
         return bleu(scored)["bleu4"]
@@ -177,7 +179,9 @@ class Fit:
         self.average = _copied(self.model.state_dict()) if training.averaging else None
         learnt = {rate: [weight for weight in weights if weight.requires_grad] for rate, weights in rates.items()}
         groups = [{"params": weights, "peak": rate} for rate, weights in learnt.items() if weights]
-        self.optimiser = torch.optim.Adam(groups, training.learning_rate, weight_decay=training.weight_decay)
+        self.optimiser = torch.optim.Adam(
+            groups, training.learning_rate, weight_decay=training.weight_decay, fused=True
+        )
         self.step = 0
         self.sums = Sums()
         self.history: list[dict[str, float]] = []
@@ -242,8 +246,8 @@ class Fit:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.precision == "bfloat16"):
             logits, read = self.model(batch.pictures, words, valid)
         targets = batch.targets[valid]
-        cross_entropy = functional.cross_entropy(logits.float(), targets, label_smoothing=self.training.label_smoothing)
-        loss = cross_entropy
+        entropy = cross_entropy(logits, targets, self.training.label_smoothing)
+        loss = entropy
         if self.training.doubly_stochastic:
             loss = loss + self.training.doubly_stochastic * attention_penalty(read.alphas, valid)
         own = self.model.penalty(read, logits, targets, valid)
@@ -255,7 +259,7 @@ class Fit:
         self.optimiser.step()
         self.step += 1
         self._update_average()
-        return float(cross_entropy.detach()), int(valid.sum())
+        return float(entropy.detach()), int(valid.sum())
 
     def schedule(self) -> float:
         """The share of its peak that a learning rate has at this step.

@@ -12,6 +12,7 @@ from torch.nn import functional
 from models.attention import make_attention
 from models.decoders import DECODERS
 from models.decoders.base import Decoder, make
+from models.decoders.stepper import Stepper
 from models.search import greedy
 from models.vocabulary import END, NULL, START
 from tasks.training import attention_penalty
@@ -105,6 +106,20 @@ def test_gradients_are_those_of_the_steps(name: str, options: dict[str, Any]) ->
     plain = gradients(decoder, stepped[valid], alphas, tokens)
     assert fast.keys() == plain.keys() and any("hidden_gates" in weight for weight in fast)
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_a_stepper_takes_the_decoders_steps(name: str, options: dict[str, Any]) -> None:
+    decoder = decoder_of(name, options).eval()
+    grid, tokens = example()
+    stepper = Stepper(decoder)
+    states = [each.start(grid).expand(tokens.shape[1]) for each in (decoder, stepper)]
+    for time in range(tokens.shape[2] - 1):
+        with torch.no_grad():
+            true, states[0] = decoder.step(states[0], tokens[:, :, time])
+        logits, states[1] = stepper.step(states[1], tokens[:, :, time])
+        torch.testing.assert_close(logits, true, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(states[1].alphas, states[0].alphas, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ATTENDING)

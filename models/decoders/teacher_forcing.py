@@ -59,11 +59,7 @@ def read_captions(decoder: Decoder, state: State, word_gates: Tensor, step: Step
     weights: list[Tensor] = [layer.weight for layer in layers]
     asked = word_gates.new_zeros(*word_gates.shape[:3], 0)
     if layers:
-        zero = hidden_weight.new_zeros(())
-        biases: list[Tensor] = [
-            zero.expand(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers
-        ]
-        asked = torch.cat(biases).to(dtype).expand(*word_gates.shape[:3], -1)
+        asked = torch.cat(biases_of(decoder)).to(dtype).expand(*word_gates.shape[:3], -1)
         asked = _Late.apply(asked, torch.cat(weights), hiddens)
     reading = torch.cat([*weights, hidden_weight]).detach().to(dtype)
     looking = None if context_weight is None else context_weight.detach().to(dtype)
@@ -76,10 +72,16 @@ def read_captions(decoder: Decoder, state: State, word_gates: Tensor, step: Step
     return states
 
 
+def biases_of(decoder: Decoder) -> list[Tensor]:
+    """(A,) each: of the layers that a decoder asks; zeros where one has none."""
+    layers = decoder.asking().values()
+    return [layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers]
+
+
 def one_step(
     decoder: Decoder, state: State, asked: Tensor, gates: Tensor, reading: Tensor, looking: Tensor | None
 ) -> State:
-    """One word. asked (N, R, sum of A): of what reads the hidden state, the biases. gates (N, R, G): the words' part.
+    """One word. asked (..., sum of A): of what reads the hidden state, the biases. gates (N, R, G): the words' part.
 
     reading (sum of A + G, H): the weights of all that reads the hidden state. looking (G, D'): of the context.
     """

@@ -1,0 +1,39 @@
+"""A trained decoder, arranged for speaking: `Decoder.step`, with what depends on its weights alone computed once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .base import Decoder, State
+from .teacher_forcing import biases_of, one_step
+
+
+class Stepper:
+    """`start` and `step` of a decoder in evaluation mode; the weights are those it had when this was made.
+
+    The words' part of the gates is a table (V, G), a row a word; all that reads the hidden state is one product. For
+    one picture the plain decoder is as good: the table costs as much as V steps of one hypothesis.
+    """
+
+    @torch.no_grad()
+    def __init__(self, decoder: Decoder) -> None:
+        assert not decoder.training
+        self._decoder = decoder
+        self._word_gates = decoder.word_gates(decoder.embed.weight)
+        layers = list(decoder.asking().values())
+        self._reading = torch.cat([*(layer.weight for layer in layers), decoder.hidden_gates.weight])
+        self._biases = torch.cat(biases_of(decoder)) if layers else self._reading.new_zeros(0)
+        self._looking = None if decoder.context_gates is None else decoder.context_gates.weight.detach()
+
+    def start(self, grid: Tensor) -> State:
+        """grid (N, h, w, C), float -> the state before the first word, R = 1."""
+        return self._decoder.start(grid)
+
+    @torch.no_grad()
+    def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
+        """tokens (N, R), the words just read -> logits (N, R, V) of the next, and the state after them."""
+        gates = functional.embedding(tokens, self._word_gates)
+        state = one_step(self._decoder, state, self._biases, gates, self._reading, self._looking)
+        return self._decoder.logits(self._decoder.embed(tokens), state.hidden, state.context), state
