@@ -6,10 +6,13 @@ The order of an epoch is a function of the seed and the epoch alone: a resumed r
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +22,10 @@ from torch import Tensor
 from models.vocabulary import NULL
 from tasks.captions import CaptionedPicture
 from tasks.grid_cache import GridReader
+
+_POOL = 16  # blocks that are mixed
+# Mapped grids are read-only, and nothing here writes to them.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
 @dataclass(frozen=True)
@@ -67,20 +74,27 @@ class Batches(ABC):
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
         """`Batch.pictures` for these pictures, a function of them, the seed and the epoch."""
 
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """The pictures of an epoch in order, by their places: a function of the seed and the epoch."""
+        return np.random.default_rng((self.seed, epoch)).permutation(len(self.captioned))
+
+    def expect(self, order: npt.NDArray[np.int64], at: int) -> None:  # noqa: B027 -- most have nothing to prepare
+        """Called by the reading thread before it reads the batch that begins at `at` of the order."""
+
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of epoch `number` from batch `start` on, shuffled, each read while the one before is used."""
-        order = np.random.default_rng((self.seed, number)).permutation(len(self.captioned))
-        places = [order[at : at + self.size] for at in range(start * self.size, len(order), self.size)]
+        """The batches of epoch `number` from batch `start` on, shuffled; two are read while one is used."""
+        order = self.order(number)
+        firsts = iter(range(start * self.size, len(order), self.size))
         with ThreadPoolExecutor(1) as pool:
-            ahead = pool.submit(self._read, places[0], number) if places else None
-            for place in range(len(places)):
-                assert ahead is not None
-                batch = ahead.result()
-                ahead = pool.submit(self._read, places[place + 1], number) if place + 1 < len(places) else None
+            ahead = deque(pool.submit(self._read, order, at, number) for at in islice(firsts, 2))
+            while ahead:
+                batch = ahead.popleft().result()
+                ahead.extend(pool.submit(self._read, order, at, number) for at in islice(firsts, 1))
                 yield batch
 
-    def _read(self, places: npt.NDArray[np.int64], epoch: int) -> Batch:
-        captioned = [self.captioned[place] for place in places]
+    def _read(self, order: npt.NDArray[np.int64], at: int, epoch: int) -> Batch:
+        self.expect(order, at)
+        captioned = [self.captioned[place] for place in order[at : at + self.size]]
         rows = max(len(picture.tokens) for picture in captioned)
         tokens = np.full((len(captioned), rows, captioned[0].tokens.shape[1]), NULL, dtype=np.int64)
         for place, picture in enumerate(captioned):
@@ -90,14 +104,57 @@ class Batches(ABC):
 
 
 class GridBatches(Batches):
-    """Batches of cached grids; pictures without one are left out."""
+    """Batches of cached grids; pictures without one are left out.
 
-    def __init__(self, pictures: Sequence[CaptionedPicture], grids: GridReader, size: int, seed: int) -> None:
+    block: pictures whose grids lie side by side are read together, so many at a time; the blocks come at random, and
+    those of a pool of sixteen are mixed. While one pool is used the next is read. None for fully random order.
+    """
+
+    def __init__(
+        self, pictures: Sequence[CaptionedPicture], grids: GridReader, size: int, seed: int, block: int | None = None
+    ) -> None:
         super().__init__([picture for picture in pictures if picture.digest in grids], size, seed)
-        self._grids = grids
+        self._grids, self._block = grids, block
+        self._first = True
+        # Of each picture, its place among all in the order in which their grids lie in the cache.
+        rows = [grids.row(picture.digest) for picture in self.captioned]
+        self._ranks = np.argsort(sorted(range(len(rows)), key=rows.__getitem__))
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        if self._block is None:
+            return super().order(epoch)
+        chance = np.random.default_rng((self.seed, epoch))
+        stored = self._stored(np.arange(len(self._ranks)))
+        blocks = [stored[at : at + self._block] for at in range(0, len(stored), self._block)]
+        mixed = np.concatenate([blocks[at] for at in chance.permutation(len(blocks))])
+        pool = _POOL * self._block
+        return np.concatenate([chance.permutation(mixed[at : at + pool]) for at in range(0, len(mixed), pool)])
+
+    def _stored(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Places in the order in which their grids lie in the cache."""
+        return places[np.argsort(self._ranks[places])]
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        self._first = True
+        yield from super().epoch(number, start)
+
+    def expect(self, order: npt.NDArray[np.int64], at: int) -> None:
+        """Have the next pool read from the disk, piece by piece, while this one is used."""
+        if self._block is None:
+            return
+        pool = _POOL * self._block
+        begins = at - at % pool
+        if self._first:
+            self._ask(order[begins : begins + pool])
+            self._first = False
+        following = self._stored(order[begins + pool : begins + 2 * pool])
+        self._ask(following[at - begins : at - begins + self.size])
+
+    def _ask(self, places: npt.NDArray[np.int64]) -> None:
+        self._grids.expect([self.captioned[place].digest for place in places])
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
-        return torch.from_numpy(self._grids.read([picture.digest for picture in captioned])).float()
+        return read_floats(self._grids, [picture.digest for picture in captioned])
 
     def gram(self) -> Tensor:
         """The sum of a a^T over all annotation vectors of the split, float64 (C, C)."""
@@ -113,4 +170,12 @@ def grids_in_order(digests: Sequence[str], grids: GridReader, size: int) -> Iter
     """(digests, grid (n, h, w, C) float32) for `size` pictures at a time, in the order given."""
     for at in range(0, len(digests), size):
         part = digests[at : at + size]
-        yield part, torch.from_numpy(grids.read(part)).float()
+        yield part, read_floats(grids, part)
+
+
+def read_floats(grids: GridReader, digests: Sequence[str]) -> Tensor:
+    """(n, h, w, C) float32 in the order asked for, each copied and converted at once."""
+    out = torch.empty(len(digests), *grids.shape)
+    for row, digest in zip(out, digests, strict=True):
+        row.copy_(torch.from_numpy(grids.mapped(digest)))
+    return out

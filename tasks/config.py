@@ -138,8 +138,8 @@ class DecoderConfig(Section):
         return {name: value for name, value in chosen.items() if value is not None}
 
 
-class TrainingConfig(Section):
-    """How the decoder is fitted to the cached grids (stage `train`)."""
+class FitConfig(Section):
+    """How a model is fitted: what both training stages have."""
 
     epochs: int = Field(20, ge=1)
     batch_pictures: int = Field(16, ge=1, description="pictures a step, each with all its captions")
@@ -156,7 +156,18 @@ class TrainingConfig(Section):
     seed: int = 0
 
 
-class TuningConfig(TrainingConfig):
+class TrainingConfig(FitConfig):
+    """How the decoder is fitted to the cached grids (stage `train`)."""
+
+    block: int | None = Field(
+        None,
+        ge=1,
+        description="for caches larger than memory: pictures are read in blocks of so many neighbours, and those of "
+        "sixteen blocks mixed; none for fully random order",
+    )
+
+
+class TuningConfig(FitConfig):
     """How the backbone is fine-tuned, from the decoder trained on its frozen grids (stage `tune`)."""
 
     epochs: int = Field(5, ge=1)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import mmap
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,9 +37,9 @@ _INDEX = pa.schema([("digest", pa.string()), ("row", pa.int32()), ("width", pa.i
 Grids = npt.NDArray[np.float16]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Row:
-    """Where a picture's grid lies."""
+    """Where a picture's grid lies; in order as in the files."""
 
     shard: int
     row: int
@@ -260,13 +262,16 @@ class GridReader:
     def __init__(self, store: GridStore, rows: dict[str, Row]) -> None:
         self._rows = rows
         numbers = sorted({row.shard for row in rows.values()})
-        self._maps = {number: self._map(store, number) for number in numbers}
-        shapes = {grids.shape[1:] for grids in self._maps.values()}
+        maps = {number: self._map(store, number) for number in numbers}
+        self._files = {number: (file, offset) for number, (file, offset, _) in maps.items()}
+        self._grids = {number: grids for number, (_, _, grids) in maps.items()}
+        shapes = {grids.shape[1:] for grids in self._grids.values()}
         if len(shapes) > 1:
             raise AttendError(f"{store.folder}: shards hold grids of different shapes: {sorted(shapes)}")
         self.shape: tuple[int, int, int] = shapes.pop() if shapes else (0, 0, 0)
 
-    def _map(self, store: GridStore, number: int) -> Grids:
+    def _map(self, store: GridStore, number: int) -> tuple[mmap.mmap, int, Grids]:
+        """A shard's file, and where its grids begin in it."""
         index = store.folder / f"shard-{number:05d}.parquet"
         if not index.exists():
             raise AttendError(f"{index}: is gone: run `attend run` to extract its pictures again")
@@ -281,18 +286,48 @@ class GridReader:
             offset, shape = grid.id.get_offset(), grid.shape
             if offset is None or grid.dtype != np.float16:
                 raise AttendError(f"{shard.path}: `grid` is not contiguous float16: it was not written by this program")
-        return np.memmap(shard.path, dtype=np.float16, mode="r", offset=offset, shape=shape)
+        with shard.path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        grids: Grids = np.frombuffer(mapped, np.float16, math.prod(shape), offset).reshape(shape)
+        return mapped, offset, grids
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._rows
+
+    def row(self, digest: str) -> Row:
+        """Where a picture's grid lies."""
+        return self._rows[digest]
 
     def read(self, digests: Sequence[str]) -> Grids:
         """(len(digests), height, width, channels) float16, in the order asked for."""
         out = np.empty((len(digests), *self.shape), dtype=np.float16)
         for place, digest in enumerate(digests):
-            row = self._rows[digest]
-            out[place] = self._maps[row.shard][row.row]
+            out[place] = self.mapped(digest)
         return out
+
+    def mapped(self, digest: str) -> Grids:
+        """(height, width, channels) float16 of one picture, in the mapped file itself: not to be written to."""
+        row = self._rows[digest]
+        grid: Grids = self._grids[row.shard][row.row]
+        return grid
+
+    def expect(self, digests: Sequence[str]) -> None:
+        """Have the system read these from the disk: they are asked for soon. Grids side by side are read at once."""
+        size = 2 * math.prod(self.shape)
+        for shard, first, count in _runs(sorted(self._rows[digest] for digest in digests)):
+            file, offset = self._files[shard]
+            begin = (offset + first * size) // mmap.PAGESIZE * mmap.PAGESIZE
+            file.madvise(mmap.MADV_WILLNEED, begin, offset + (first + count) * size - begin)
+
+
+def _runs(rows: Sequence[Row]) -> Iterator[tuple[int, int, int]]:
+    """Rows in order -> (shard, first row, how many) of those that follow each other."""
+    first = 0
+    for at in range(1, len(rows) + 1):
+        whole = at < len(rows) and rows[at] == Row(rows[at - 1].shard, rows[at - 1].row + 1)
+        if not whole:
+            yield rows[first].shard, rows[first].row, at - first
+            first = at
 
 
 class hdf5_arrays(contextlib.AbstractContextManager[dict[str, Any]]):  # noqa: N801 -- used as a function

@@ -30,7 +30,7 @@ from models.search import Decoding, greedy
 from models.vocabulary import UNK, Vocabulary
 from tasks.batches import Batch, Batches, GridBatches, grids_in_order
 from tasks.captions import read_captions, read_vocabulary
-from tasks.config import DecoderConfig, MachineConfig, TrainingConfig
+from tasks.config import DecoderConfig, FitConfig, MachineConfig, TrainingConfig
 from tasks.devices import check_compiler, device_of
 from tasks.errors import AttendError
 from tasks.features import open_grids
@@ -63,7 +63,7 @@ def train(
     grids = open_grids(work.upstream["extract"], machine)
     vocabulary = read_vocabulary(work.upstream["tensorise"].path)
     pictures = read_captions(work.upstream["tensorise"].path, "train")
-    batches = GridBatches(pictures, grids, training.batch_pictures, training.seed)
+    batches = GridBatches(pictures, grids, training.batch_pictures, training.seed, training.block)
     dev = GridDev(pictures_of(work.upstream["ingest"].path, "dev"), grids, vocabulary, machine)
     if not batches.captioned or not dev.pictures:
         raise AttendError("train: no picture of the train or dev split could be read: see extract's failed.parquet")
@@ -162,7 +162,7 @@ class Fit:
         self,
         model: nn.Module,
         rates: dict[float, list[nn.Parameter]],
-        training: TrainingConfig,
+        training: FitConfig,
         machine: MachineConfig,
         batches: Batches,
         out: Path,

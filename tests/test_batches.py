@@ -1,0 +1,69 @@
+"""Laws of the epochs: each picture once, in an order of the seed and the epoch alone; blocks stay near each other."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.vocabulary import END, START
+from tasks.batches import GridBatches
+from tasks.captions import CaptionedPicture
+from tasks.grid_cache import GridReader
+from tests.test_grid_cache import store_with
+
+PICTURES = 70  # in seven shards
+
+
+def batches_of(folder: Path, block: int | None, seed: int = 0) -> GridBatches:
+    store, grids = store_with(folder, shards=7, rows=10)
+    tokens = np.array([[START, 4, END]])
+    pictures = [CaptionedPicture(digest, tokens) for digest in sorted(grids, reverse=True)]
+    return GridBatches(pictures, GridReader(store, store.rows()[0]), 4, seed, block)
+
+
+@pytest.mark.parametrize("block", [None, 1, 3, 10, 100])
+def test_an_epoch_has_each_picture_once_and_its_own_grid(tmp_path: Path, block: int | None) -> None:
+    batches = batches_of(tmp_path, block)
+    read = [grid for batch in batches.epoch(0) for grid in batch.pictures.numpy()]
+    order = batches.order(0)
+    assert sorted(order) == list(range(PICTURES))
+    for grid, place in zip(read, order, strict=True):
+        assert np.array_equal(grid, batches._grids.read([batches.captioned[place].digest])[0])
+
+
+@pytest.mark.parametrize("block", [None, 3])
+def test_the_order_is_of_the_seed_and_the_epoch(tmp_path: Path, block: int | None) -> None:
+    batches = batches_of(tmp_path / "one", block)
+    assert np.array_equal(batches.order(1), batches_of(tmp_path / "two", block).order(1))
+    assert not np.array_equal(batches.order(1), batches.order(2))
+    assert not np.array_equal(batches.order(1), batches_of(tmp_path / "three", block, seed=1).order(1))
+    rest = [grid for batch in batches.epoch(1, start=5) for grid in batch.pictures.numpy()]
+    whole = [grid for batch in batches.epoch(1) for grid in batch.pictures.numpy()]
+    assert np.array_equal(rest, whole[20:])
+
+
+def test_a_pool_is_of_whole_blocks_and_mixed(tmp_path: Path) -> None:
+    batches = batches_of(tmp_path, 2)
+    order = batches.order(0)[:32]
+    rows = sorted(batches._grids.row(batches.captioned[place].digest) for place in order)
+    assert all(rows[at].row // 2 == rows[at + 1].row // 2 for at in range(0, 32, 2))
+    near = sum(abs(int(one) - int(two)) == 1 for one, two in itertools.pairwise(order))
+    assert near < 8  # neighbours come apart
+
+
+def test_what_is_expected_is_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every grid of a pool is asked for before the pool's first batch is read."""
+    batches = batches_of(tmp_path, 1)  # pools of 16 pictures, four batches each
+    asked: set[str] = set()
+    reads = []
+    mapped = batches._grids.mapped
+    monkeypatch.setattr(batches._grids, "expect", asked.update)
+    monkeypatch.setattr(batches._grids, "mapped", lambda digest: reads.append((digest, set(asked))) or mapped(digest))
+    list(batches.epoch(0))
+    assert len(reads) == PICTURES
+    for place, (_, before) in enumerate(reads):
+        pool = {wanted for wanted, _ in reads[place // 16 * 16 : place // 16 * 16 + 16]}
+        assert pool <= before
