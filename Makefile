@@ -5,7 +5,7 @@ UV_VERSION = 0.13.8
 BIN = .venv/bin
 READY = .venv/.ready
 
-.PHONY: demo test test-slow check setup lock help
+.PHONY: demo test test-slow check bench setup lock help
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,10 @@ test-slow: $(READY)  ## the tests that take longer, and those on real photograph
 
 check: $(READY)  ## lint, format and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: $(READY)  ## the speed benches: half an hour on an idle machine; reading.py needs disk for more than its memory
+	@for name in training_step beam_search extraction status reading; do \
+	  echo "== bench/$$name.py"; $(BIN)/python -m bench.$$name || exit 1; done
 
 lock: $(READY)  ## resolve requirements.lock anew
 	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url \

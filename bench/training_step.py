@@ -55,14 +55,15 @@ ROWS = {
     "7x7x1280": Row(7, 1280, 9490, 16, (3.0, 6.0)),
     "4x4x400": Row(4, 400, 9490, 25, (2.0, 3.5)),
 }
-FORMS = ("textbook", "float32", "bfloat16")
+PLAIN = ("textbook", "float32", "bfloat16")
+COMPILED = ("float32, compiled", "bfloat16, compiled")
 
 
 def main() -> None:
     given = _arguments()
     torch.set_num_threads(given.threads)
     if given.memory:
-        print(_memory(Problem(ROWS[given.rows[0]]), given.memory, given.compile))
+        print(_memory(Problem(ROWS[given.rows[0]]), given.memory))
         return
     describe()
     for dtype in (torch.float32, torch.bfloat16):
@@ -78,8 +79,7 @@ def _arguments() -> Any:
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--compile", action="store_true", help="machine.compile")
-    parser.add_argument("--memory", choices=FORMS, help=argparse.SUPPRESS)
+    parser.add_argument("--memory", choices=PLAIN + COMPILED, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -96,12 +96,13 @@ class Problem:
         tokens[:, :, 0] = START
         self.batch = Batch(torch.randn(row.pictures, side, side, row.channels), tokens)
 
-    def step(self, form: str, compile_step: bool) -> Callable[[], float]:
-        """A step that returns the loss before it."""
+    def step(self, form: str) -> Callable[[], float]:
+        """A step that returns the loss before it. Once one was compiled, those made after it are too."""
         if form == "textbook":
             return self._textbook()
-        training = TrainingConfig(learning_rate=RATE, warmup_steps=0, precision=form)  # type: ignore[arg-type]
-        machine = MachineConfig(device="cpu", compile=compile_step)
+        precision: Any = form.partition(",")[0]
+        training = TrainingConfig(learning_rate=RATE, warmup_steps=0, precision=precision)
+        machine = MachineConfig(device="cpu", compile=form in COMPILED)
         weights, batches = {RATE: list(self.decoder.parameters())}, _Batches(self.row.pictures)
         fit = Fit(self.decoder, weights, training, machine, batches, Path(tempfile.mkdtemp()))  # type: ignore[arg-type]
         return lambda: fit.learn(self.batch)[0]
@@ -160,35 +161,40 @@ class _Batches:
 
 
 def _compare(name: str, given: Any) -> None:
-    problem = Problem(ROWS[name])
-    steps = {form: problem.step(form, given.compile) for form in FORMS}
-    _check(problem, steps)
-    seconds = dict.fromkeys(FORMS, float("inf"))
+    problem, other = Problem(ROWS[name]), Problem(ROWS[name])
+    steps = {form: problem.step(form) for form in PLAIN}
+    truth = problem.from_here(steps["textbook"])
+    _check(problem, {form: steps[form] for form in PLAIN[1:]}, truth)
+    compiled = {form: other.step(form) for form in COMPILED}
+    _check(other, compiled, truth)
+    steps |= compiled
+    seconds = dict.fromkeys(steps, float("inf"))
     for _ in range(given.rounds):
         for form, step in steps.items():
             began = time.perf_counter()
             step()
             seconds[form] = min(seconds[form], time.perf_counter() - began)
     tokens = problem.row.pictures * CAPTIONS * LENGTH
-    goals = dict(zip(FORMS[1:], problem.row.goals, strict=True))
+    goals = dict(zip(PLAIN[1:], problem.row.goals, strict=True))
     for form, taken in seconds.items():
-        peak = _peak(torch.bfloat16 if form == "bfloat16" else torch.float32)
+        precision = form.partition(",")[0]
+        peak = _peak(torch.bfloat16 if precision == "bfloat16" else torch.float32)
         share = problem.flops(form) / taken / 1e9 / peak
-        ratio, goal = f"{seconds['textbook'] / taken:.1f}", goals.get(form) or ""
+        ratio, goal = f"{seconds['textbook'] / taken:.1f}", goals.get(precision) or ""
         told = [name, form, f"{taken:.3f}", f"{tokens / taken:,.0f}", ratio, str(goal), f"{share:.0%}"]
-        print("| " + " | ".join([*told, _memory_of(name, form, given)]) + " |", flush=True)
+        print("| " + " | ".join([*told, _memory_of(name, form)]) + " |", flush=True)
 
 
-def _check(problem: Problem, steps: dict[str, Callable[[], float]]) -> None:
-    """SystemExit where a form's loss or gradients at the same weights are not the textbook form's."""
-    loss, gradients = problem.from_here(steps["textbook"])
+def _check(problem: Problem, steps: dict[str, Callable[[], float]], truth: tuple[float, dict[str, Tensor]]) -> None:
+    """SystemExit where a form's loss or gradients at the same weights are not the textbook form's, `truth`."""
+    loss, gradients = truth
     # The keys' bias moves all scores alike: its gradient is nothing but rounding.
     sizes = {name: float(value.norm()) for name, value in gradients.items() if name != "attention.key.bias"}
-    for form in FORMS[1:]:
-        own, found = problem.from_here(steps[form])
+    for form, step in steps.items():
+        own, found = problem.from_here(step)
         worst = max(float((found[name] - gradients[name]).norm()) / size for name, size in sizes.items())
         print(f"{form}: its loss differs by {abs(own - loss) / loss:.0e}, its gradients by {worst:.0e}", flush=True)
-        most = (1e-6, 1e-4) if form == "float32" else (1e-3, 5e-2)
+        most = (1e-6, 1e-4) if form.startswith("float32") else (1e-3, 5e-2)
         if abs(own - loss) / loss > most[0] or worst > most[1]:
             raise SystemExit(f"{form} does not compute the textbook form's loss and gradients")
 
@@ -205,27 +211,19 @@ def _peak(dtype: torch.dtype) -> float:
     return 2 * size**3 / best / 1e9
 
 
-def _memory(problem: Problem, form: str, compile_step: bool) -> float:
+def _memory(problem: Problem, form: str) -> float:
     """MiB at the most that two steps need beyond the model and the batch."""
 
     def two_steps() -> None:
-        step = problem.step(form, compile_step)
+        step = problem.step(form)
         step()
         step()
 
     return peak_memory(two_steps)
 
 
-def _memory_of(name: str, form: str, given: Any) -> str:
-    command = [
-        sys.executable,
-        "-m",
-        "bench.training_step",
-        name,
-        "--memory",
-        form,
-        *(["--compile"] if given.compile else []),
-    ]
+def _memory_of(name: str, form: str) -> str:
+    command = [sys.executable, "-m", "bench.training_step", name, "--memory", form]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return f"{float(found):,.0f} MiB"
 

@@ -33,6 +33,7 @@ from tasks.identity import FORMAT, Identity
 from tasks.ledger import FileRecord, canonical, digest_of_file, flush, write_atomically
 
 _PAGE = 4096
+_ADVISED = 2**20  # bytes asked for at once: of a longer piece Linux reads no more than its read-ahead
 _INDEX = pa.schema([("digest", pa.string()), ("row", pa.int32()), ("width", pa.int32()), ("height", pa.int32())])
 Grids = npt.NDArray[np.float16]
 
@@ -317,7 +318,9 @@ class GridReader:
         for shard, first, count in _runs(sorted(self._rows[digest] for digest in digests)):
             file, offset = self._files[shard]
             begin = (offset + first * size) // mmap.PAGESIZE * mmap.PAGESIZE
-            file.madvise(mmap.MADV_WILLNEED, begin, offset + (first + count) * size - begin)
+            end = offset + (first + count) * size
+            for at in range(begin, end, _ADVISED):
+                file.madvise(mmap.MADV_WILLNEED, at, min(_ADVISED, end - at))
 
 
 def _runs(rows: Sequence[Row]) -> Iterator[tuple[int, int, int]]:
