@@ -24,9 +24,10 @@ from models.decoders.base import Decoder, make
 from models.decoders.stepper import Stepper
 from models.search import Decoding, beam_search
 from models.vocabulary import END, NULL, START
+from tasks.batches import captioned_at_once
 from tasks.config import MachineConfig
 
-PICTURES, ALONE = 128, 24
+PICTURES, ALONE = 512, 32
 LENGTH, CAPTIONS = 20, 5
 
 
@@ -61,7 +62,7 @@ def _compare(name: str, row: Row, rounds: int) -> None:
     decoder: Any = make("show_attend_tell", row.channels, row.vocabulary, {"dropout_output": 0.0})
     _train(decoder, grid, _captions(row))
     textbook = Textbook(decoder.eval())
-    size = MachineConfig().decode_batch
+    size = captioned_at_once(MachineConfig(), (row.side, row.side, row.channels))
     for beam, goal in row.goals.items():
         decoding = Decoding(beam=beam, max_length=LENGTH)
         best: dict[str, float] = {}

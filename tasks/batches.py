@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from models.vocabulary import NULL
 from tasks.captions import CaptionedPicture
+from tasks.config import MachineConfig
+from tasks.errors import AttendError
 from tasks.grid_cache import GridReader
 
 _POOL = 16  # blocks that are mixed
@@ -166,11 +169,43 @@ class GridBatches(Batches):
         return total
 
 
+class ResidentBatches(GridBatches):
+    """The same batches, of grids that were all brought to the device's memory first, float16: for a GPU they fit in."""
+
+    def __init__(self, *given: Any, device: torch.device, **options: Any) -> None:
+        """given, options: as `GridBatches` takes them. Raises AttendError where the device has no room."""
+        super().__init__(*given, **options)
+        digests = [picture.digest for picture in self.captioned]
+        self._places = {digest: place for place, digest in enumerate(digests)}
+        try:
+            self._all = torch.empty(len(digests), *self._grids.shape, dtype=torch.float16, device=device)
+        except torch.OutOfMemoryError:
+            size = 2 * len(digests) * math.prod(self._grids.shape) / 2**30
+            raise AttendError(
+                f"machine.resident: the grids take {size:.1f} GiB, more than {device} has: set machine.resident=false"
+            ) from None
+        for at in range(0, len(digests), 64):
+            read = torch.from_numpy(self._grids.read(digests[at : at + 64]))
+            self._all[at : at + len(read)] = read.to(device)
+
+    def expect(self, order: npt.NDArray[np.int64], at: int) -> None:
+        """Nothing is read any more."""
+
+    def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
+        places = torch.tensor([self._places[picture.digest] for picture in captioned])
+        return self._all[places.to(self._all.device)].float()
+
+
 def grids_in_order(digests: Sequence[str], grids: GridReader, size: int) -> Iterator[tuple[Sequence[str], Tensor]]:
     """(digests, grid (n, h, w, C) float32) for `size` pictures at a time, in the order given."""
     for at in range(0, len(digests), size):
         part = digests[at : at + size]
         yield part, read_floats(grids, part)
+
+
+def captioned_at_once(machine: MachineConfig, shape: tuple[int, int, int]) -> int:
+    """Pictures with grids of this shape: more at once are faster, until the beams' memory counts."""
+    return machine.decode_batch or min(max(2**28 // (4 * math.prod(shape)), 1), 256)
 
 
 def read_floats(grids: GridReader, digests: Sequence[str]) -> Tensor:

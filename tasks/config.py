@@ -225,8 +225,11 @@ class MachineConfig(Section):
     threads: int = Field(0, ge=0, description="torch threads; 0 leaves torch's choice")
     decode_workers: int = Field(0, ge=0, description="threads that decode pictures; 0 for one a core")
     extract_batch: int = Field(64, ge=1, description="pictures decoded, then encoded, at once")
-    decode_batch: int = Field(64, ge=1, description="pictures captioned at once")
+    decode_batch: int = Field(
+        0, ge=0, description="pictures captioned at once; 0 for what 256 MiB of grids hold, 256 at the most"
+    )
     shard_rows: int = Field(512, ge=1, description="pictures a shard")
+    resident: bool = Field(False, description="keep the grids that are trained on in the device's memory")
     checkpoint_seconds: float = Field(120.0, ge=0)
     compile: bool = Field(
         False,

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from models.captioner import key_of_digest
 from models.search import Caption, Decoding, decode
 from models.vocabulary import Vocabulary
-from tasks.batches import grids_in_order
+from tasks.batches import captioned_at_once, grids_in_order
 from tasks.captions import read_vocabulary
 from tasks.config import EvaluationConfig, MachineConfig
 from tasks.devices import device_of
@@ -74,7 +74,7 @@ def predict(
     decoding = Decoding(**evaluation.decoding())
     label = f"captions, beam {decoding.beam}" if decoding.search == "beam" else "captions, sampled"
     with Bar(len(digests), label, "pictures") as bar:
-        for part, grid in grids_in_order(digests, grids, machine.decode_batch):
+        for part, grid in grids_in_order(digests, grids, captioned_at_once(machine, grids.shape)):
             found = decode(decoder, grid.to(device), decoding, [key_of_digest(digest) for digest in part])
             rows += [_row(digest, best, vocabulary) for digest, best in zip(part, found, strict=True)]
             bar.advance(len(part))

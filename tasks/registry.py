@@ -33,7 +33,7 @@ from tasks.errors import AttendError
 from tasks.ledger import Artifact, Outcome, Work, Workspace, digest_of
 from tasks.progress import say
 from tasks.section import Section
-from tasks.tracking import TRAIN_KEY, TrainingLog, params_of, tracking_uri, training_log
+from tasks.tracking import TRAIN_KEY, TrainingLog, log_scores, params_of, tracking_uri, training_log
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -111,8 +111,7 @@ def _version_with_key(client: MlflowClient, model: str, key: str) -> ModelVersio
 
 
 def _log_files(log: TrainingLog, work: Work, scores: dict[str, Any]) -> None:
-    for name, value in scores["scores"].items():
-        log.client.log_metric(log.run_id, name, value)
+    log_scores(log.client, log.run_id, scores["scores"])
     log.client.set_tag(log.run_id, "attend.signature", scores["signature"])
     places = {
         "train": (("weights.safetensors", "checkpoints"), ("last.safetensors", "checkpoints"), ("history.parquet", "")),

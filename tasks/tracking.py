@@ -11,6 +11,7 @@ import logging
 import os
 import sqlite3
 import sys
+import time
 import urllib.error
 import urllib.request
 import warnings
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 TRAIN_KEY = "attend.train_key"
 _EPOCHS = "attend.epochs"
+_AT_ONCE = 100  # parameters that MLflow takes in a request
 _EVALUATION = "attend.evaluation"
 MLFLOW_UI = "ATTEND_MLFLOW_UI"  # where the pages of an embedded store are, if a server shows them
 
@@ -157,9 +159,7 @@ class TrainingLog:
         number = int(row["epoch"])
         if number <= int(self.client.get_run(self.run_id).data.tags.get(_EPOCHS, 0)):
             return
-        for name, value in row.items():
-            if name != "epoch":
-                self.client.log_metric(self.run_id, name, value, step=number)
+        log_scores(self.client, self.run_id, {name: row[name] for name in row if name != "epoch"}, number)
         self.client.set_tag(self.run_id, _EPOCHS, str(number))
 
     def epoch_if_it_answers(self, row: dict[str, float]) -> None:
@@ -214,6 +214,8 @@ def _ending(client: MlflowClient, run_id: str) -> Iterator[None]:
 
 def _run_of(client: MlflowClient, experiment: str, train_key: str, model: str, params: dict[str, Any]) -> str:
     """The id of the run with this key, taken up again or made."""
+    from mlflow.entities import Param
+
     found = client.search_runs([experiment], f"tags.`{TRAIN_KEY}` = '{train_key}'", max_results=1)
     if found:
         run_id = str(found[0].info.run_id)
@@ -221,11 +223,19 @@ def _run_of(client: MlflowClient, experiment: str, train_key: str, model: str, p
     else:
         run = client.create_run(experiment, tags={TRAIN_KEY: train_key}, run_name=f"{model}-{train_key[:8]}")
         run_id = str(run.info.run_id)
-    logged = client.get_run(run_id).data.params
-    for key, value in params.items():
-        if key not in logged:  # a run killed meanwhile logged some of them
-            client.log_param(run_id, key, value)
+    logged = client.get_run(run_id).data.params  # a run killed meanwhile logged some of them
+    new = [Param(key, str(value)) for key, value in params.items() if key not in logged]
+    for at in range(0, len(new), _AT_ONCE):
+        client.log_batch(run_id, params=new[at : at + _AT_ONCE])
     return run_id
+
+
+def log_scores(client: MlflowClient, run_id: str, scores: Mapping[str, float], step: int = 0) -> None:
+    """Log metrics of one step, all in one request."""
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    client.log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in scores.items()])
 
 
 def evaluation_with(client: MlflowClient, workspace: Path, model: str, key: str) -> dict[str, Any] | None:
@@ -248,8 +258,7 @@ def log_evaluation(
     with _until_ended(workspace, experiment, _EVALUATION, key):
         run_id = client.create_run(experiment, tags=tags, run_name=name).info.run_id
         with _ending(client, run_id):
-            for metric, value in told["scores"].items():
-                client.log_metric(run_id, metric, value)
+            log_scores(client, run_id, told["scores"])
             client.log_artifacts(run_id, files)
 
 

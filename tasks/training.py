@@ -14,6 +14,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from models.decoders.base import Decoder, make
 from models.decoders.stepper import Stepper
 from models.search import Decoding, greedy
 from models.vocabulary import UNK, Vocabulary
-from tasks.batches import Batch, Batches, GridBatches, grids_in_order
+from tasks.batches import Batch, Batches, GridBatches, ResidentBatches, captioned_at_once, grids_in_order
 from tasks.captions import read_captions, read_vocabulary
 from tasks.config import DecoderConfig, FitConfig, MachineConfig, TrainingConfig
 from tasks.devices import check_compiler, device_of
@@ -63,7 +64,8 @@ def train(
     grids = open_grids(work.upstream["extract"], machine)
     vocabulary = read_vocabulary(work.upstream["tensorise"].path)
     pictures = read_captions(work.upstream["tensorise"].path, "train")
-    batches = GridBatches(pictures, grids, training.batch_pictures, training.seed, training.block)
+    of_grids = partial(ResidentBatches, device=device_of(machine)) if machine.resident else GridBatches
+    batches = of_grids(pictures, grids, training.batch_pictures, training.seed, training.block)
     dev = GridDev(pictures_of(work.upstream["ingest"].path, "dev"), grids, vocabulary, machine)
     if not batches.captioned or not dev.pictures:
         raise AttendError("train: no picture of the train or dev split could be read: see extract's failed.parquet")
@@ -142,7 +144,8 @@ class GridDev(Dev):
     def seen(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
         assert isinstance(model, Decoder)
         device, digests = next(model.parameters()).device, [picture.digest for picture in self.pictures]
-        parts = grids_in_order(digests, self._grids, self.machine.decode_batch)
+        size = captioned_at_once(self.machine, self._grids.shape)
+        parts = grids_in_order(digests, self._grids, size)
         return model, (grid.to(device) for _, grid in parts)
 
 

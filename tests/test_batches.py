@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from models.vocabulary import END, START
-from tasks.batches import GridBatches
+from tasks.batches import GridBatches, ResidentBatches
 from tasks.captions import CaptionedPicture
 from tasks.grid_cache import GridReader
+from tasks.stages import artifacts
+from tests.conftest import run_all, small
 from tests.test_grid_cache import store_with
 
 PICTURES = 70  # in seven shards
@@ -32,6 +35,21 @@ def test_an_epoch_has_each_picture_once_and_its_own_grid(tmp_path: Path, block: 
     assert sorted(order) == list(range(PICTURES))
     for grid, place in zip(read, order, strict=True):
         assert np.array_equal(grid, batches._grids.read([batches.captioned[place].digest])[0])
+
+
+@pytest.mark.parametrize("block", [None, 3])
+def test_resident_grids_make_the_same_batches(tmp_path: Path, block: int | None) -> None:
+    batches = batches_of(tmp_path, block)
+    resident = ResidentBatches(batches.captioned, batches._grids, 4, 0, block, device=torch.device("cpu"))
+    for one, other in zip(batches.epoch(3), resident.epoch(3), strict=True):
+        assert torch.equal(one.pictures, other.pictures) and torch.equal(one.tokens, other.tokens)
+
+
+def test_training_on_resident_grids_gives_the_same_weights(finished: Path, workspace: Path) -> None:
+    made = [
+        run_all(small(workspace, machine__resident=True)) and artifacts(small(place)) for place in (finished, workspace)
+    ]
+    assert made[0]["train"].products == made[1]["train"].products
 
 
 @pytest.mark.parametrize("block", [None, 3])
