@@ -62,9 +62,9 @@ def _compare(name: str, row: Row, rounds: int) -> None:
     decoder: Any = make("show_attend_tell", row.channels, row.vocabulary, {"dropout_output": 0.0})
     _train(decoder, grid, _captions(row))
     textbook = Textbook(decoder.eval())
-    size = captioned_at_once(MachineConfig(), (row.side, row.side, row.channels))
     for beam, goal in row.goals.items():
         decoding = Decoding(beam=beam, max_length=LENGTH)
+        size = captioned_at_once(MachineConfig(), (row.side, row.side, row.channels), beam)
         best: dict[str, float] = {}
         for _ in range(rounds):
             alone = _timed(best, "textbook", lambda: _one_by_one(textbook, grid[:ALONE], beam))  # noqa: B023

@@ -35,7 +35,7 @@ class _CrossEntropy(torch.autograd.Function):
             place = target.unsqueeze(1)
             total -= (1 - smoothing) * found.gather(1, place).sum() + smoothing / words * found.sum()
             found.exp_().scatter_add_(1, place, found.new_full(place.shape, smoothing - 1))
-            out.copy_(found.sub_(smoothing / words).mul_(1 / count))
+            out.copy_(found.sub_(smoothing / words).div_(count))
         context.save_for_backward(gradient)
         return total / count
 

@@ -54,7 +54,9 @@ def decode(data: bytes) -> Tensor:
 
 def _decode_jpeg(data: bytes) -> Tensor:
     try:
-        pixels: Tensor = decoders.decode_jpeg(data)  # type: ignore[attr-defined, assignment]
+        # Not of `bytes`: around those it changes the process's warning filters, and other threads' with them.
+        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        pixels: Tensor = decoders.decode_jpeg(encoded)  # type: ignore[attr-defined, assignment]
         return pixels
     except RuntimeError as error:  # it tells the place in its own source first
         raise ValueError(f"cannot be decoded: {str(error).rpartition(', ')[2]}") from None
@@ -86,8 +88,9 @@ def seen(photograph: Tensor, fit: Fit) -> Tensor:
 def resize(photograph: Tensor, size: int, fit: Fit, interpolation: Interpolation = "bilinear") -> Tensor:
     """uint8 (3, H, W) -> (3, size, size), antialiased, channels last in memory.
 
-    `squash` shows the whole photograph in the square; `crop` keeps proportions and cuts the middle out. Pixels are
-    those of Pillow's resize give or take one: the kernels are the same, torch's are several times as fast.
+    `squash` shows the whole photograph in the square; `crop` keeps proportions and cuts the middle out. The kernels
+    are Pillow's, and so are the pixels, give or take one; cubic ones may differ by more where one side grows and the
+    other shrinks, because what overshoots between the two is clipped in another order.
     """
     shown = seen(photograph, fit).unsqueeze(0).contiguous(memory_format=torch.channels_last)
     return functional.interpolate(shown, (size, size), mode=interpolation, antialias=True).squeeze(0)

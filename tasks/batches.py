@@ -109,8 +109,10 @@ class Batches(ABC):
 class GridBatches(Batches):
     """Batches of cached grids; pictures without one are left out.
 
-    block: pictures whose grids lie side by side are read together, so many at a time; the blocks come at random, and
-    those of a pool of sixteen are mixed. While one pool is used the next is read. None for fully random order.
+    block: pictures whose digests follow each other are read together, so many at a time; the blocks come at random, and
+    those of a pool of sixteen are mixed. While one pool is used the next is read. None for fully random order. Each
+    addition to the cache lies in the order of its digests, so that a block is a run in each; but the order is one of
+    the pictures, and no other if their grids are moved.
     """
 
     def __init__(
@@ -118,43 +120,40 @@ class GridBatches(Batches):
     ) -> None:
         super().__init__([picture for picture in pictures if picture.digest in grids], size, seed)
         self._grids, self._block = grids, block
-        self._first = True
-        # Of each picture, its place among all in the order in which their grids lie in the cache.
-        rows = [grids.row(picture.digest) for picture in self.captioned]
-        self._ranks = np.argsort(sorted(range(len(rows)), key=rows.__getitem__))
+        self._pool = 0 if block is None else math.ceil(_POOL * block / size) * size  # of whole batches
+        self._asked: tuple[int, int] | None = None  # the pool in use, and how far the next one was asked for
+        digests = [picture.digest for picture in self.captioned]
+        self._by_digest = np.array(sorted(range(len(digests)), key=digests.__getitem__))
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         if self._block is None:
             return super().order(epoch)
         chance = np.random.default_rng((self.seed, epoch))
-        stored = self._stored(np.arange(len(self._ranks)))
-        blocks = [stored[at : at + self._block] for at in range(0, len(stored), self._block)]
+        blocks = [self._by_digest[at : at + self._block] for at in range(0, len(self._by_digest), self._block)]
         mixed = np.concatenate([blocks[at] for at in chance.permutation(len(blocks))])
-        pool = _POOL * self._block
-        return np.concatenate([chance.permutation(mixed[at : at + pool]) for at in range(0, len(mixed), pool)])
-
-    def _stored(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Places in the order in which their grids lie in the cache."""
-        return places[np.argsort(self._ranks[places])]
+        firsts = range(0, len(mixed), self._pool)
+        return np.concatenate([chance.permutation(mixed[at : at + self._pool]) for at in firsts])
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        self._first = True
+        self._asked = None
         yield from super().epoch(number, start)
 
     def expect(self, order: npt.NDArray[np.int64], at: int) -> None:
         """Have the next pool read from the disk, piece by piece, while this one is used."""
         if self._block is None:
             return
-        pool = _POOL * self._block
-        begins = at - at % pool
-        if self._first:
-            self._ask(order[begins : begins + pool])
-            self._first = False
-        following = self._stored(order[begins + pool : begins + 2 * pool])
-        self._ask(following[at - begins : at - begins + self.size])
+        pool = at // self._pool
+        if self._asked is None:
+            self._grids.expect(self._digests(order, pool))
+        done = self._asked[1] if self._asked is not None and self._asked[0] == pool else 0
+        until = at % self._pool + self.size
+        self._grids.expect(self._digests(order, pool + 1)[done:until])
+        self._asked = pool, until
 
-    def _ask(self, places: npt.NDArray[np.int64]) -> None:
-        self._grids.expect([self.captioned[place].digest for place in places])
+    def _digests(self, order: npt.NDArray[np.int64], pool: int) -> list[str]:
+        """Of a pool's pictures, as they lie in the cache."""
+        places = order[pool * self._pool : (pool + 1) * self._pool]
+        return sorted((self.captioned[place].digest for place in places), key=self._grids.row)
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
         return read_floats(self._grids, [picture.digest for picture in captioned])
@@ -170,7 +169,7 @@ class GridBatches(Batches):
 
 
 class ResidentBatches(GridBatches):
-    """The same batches, of grids that were all brought to the device's memory first, float16: for a GPU they fit in."""
+    """The same batches, of grids that were all brought to a GPU's memory first, float16."""
 
     def __init__(self, *given: Any, device: torch.device, **options: Any) -> None:
         """given, options: as `GridBatches` takes them. Raises AttendError where the device has no room."""
@@ -203,9 +202,11 @@ def grids_in_order(digests: Sequence[str], grids: GridReader, size: int) -> Iter
         yield part, read_floats(grids, part)
 
 
-def captioned_at_once(machine: MachineConfig, shape: tuple[int, int, int]) -> int:
-    """Pictures with grids of this shape: more at once are faster, until the beams' memory counts."""
-    return machine.decode_batch or min(max(2**28 // (4 * math.prod(shape)), 1), 256)
+def captioned_at_once(machine: MachineConfig, shape: tuple[int, int, int], rows: int) -> int:
+    """Pictures with grids of this shape and so many hypotheses: more at once are faster, until their memory counts."""
+    # Each position is scored by some 512 numbers a hypothesis: see attention.py.
+    needed = 4 * math.prod(shape) + 4 * 512 * shape[0] * shape[1] * rows
+    return machine.decode_batch or min(max(2**29 // needed, 1), 256)
 
 
 def read_floats(grids: GridReader, digests: Sequence[str]) -> Tensor:

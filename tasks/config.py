@@ -226,14 +226,14 @@ class MachineConfig(Section):
     decode_workers: int = Field(0, ge=0, description="threads that decode pictures; 0 for one a core")
     extract_batch: int = Field(64, ge=1, description="pictures decoded, then encoded, at once")
     decode_batch: int = Field(
-        0, ge=0, description="pictures captioned at once; 0 for what 256 MiB of grids hold, 256 at the most"
+        0, ge=0, description="pictures captioned at once; 0 for what 512 MiB hold, 256 at the most"
     )
     shard_rows: int = Field(512, ge=1, description="pictures a shard")
-    resident: bool = Field(False, description="keep the grids that are trained on in the device's memory")
+    resident: bool = Field(False, description="keep the grids that are trained on in the GPU's memory")
     checkpoint_seconds: float = Field(120.0, ge=0)
     compile: bool = Field(
         False,
-        description="compile backbone and training step: seconds, paid back on GPUs and where there is much to do",
+        description="compile extraction's backbone and the decoder's step: seconds, paid back by much work",
     )
 
 

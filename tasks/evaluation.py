@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.captioner import key_of_digest
+from models.decoders.stepper import Stepper
 from models.search import Caption, Decoding, decode
 from models.vocabulary import Vocabulary
 from tasks.batches import captioned_at_once, grids_in_order
@@ -67,6 +68,7 @@ def predict(
     device = device_of(machine)
     grids = open_grids(work.upstream["extract"], machine)
     decoder, _ = load_decoder(work.upstream["train"].path, device)
+    stepper = Stepper(decoder)
     digests = [picture.digest for picture in pictures if picture.digest in grids]
     if not digests:
         raise AttendError(f"evaluate: no picture of the split {evaluation.split!r} could be read")
@@ -74,8 +76,9 @@ def predict(
     decoding = Decoding(**evaluation.decoding())
     label = f"captions, beam {decoding.beam}" if decoding.search == "beam" else "captions, sampled"
     with Bar(len(digests), label, "pictures") as bar:
-        for part, grid in grids_in_order(digests, grids, captioned_at_once(machine, grids.shape)):
-            found = decode(decoder, grid.to(device), decoding, [key_of_digest(digest) for digest in part])
+        size = captioned_at_once(machine, grids.shape, decoding.beam if decoding.search == "beam" else decoding.n_best)
+        for part, grid in grids_in_order(digests, grids, size):
+            found = decode(stepper, grid.to(device), decoding, [key_of_digest(digest) for digest in part])
             rows += [_row(digest, best, vocabulary) for digest, best in zip(part, found, strict=True)]
             bar.advance(len(part))
     write_predictions(rows, work.out / PREDICTIONS)

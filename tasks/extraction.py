@@ -115,7 +115,7 @@ def _decoded(
 ) -> Iterator[_Batch]:
     """The photographs in order, batch by batch: one is decoded, the files of the next are read."""
     batches = deque(_cut(wanted, machine.shard_rows, machine.extract_batch))
-    files = [pool.submit(_read, *item) for item in batches[0][0]]
+    files = [pool.submit(_read, *item) for item in batches[0][0]] if batches else []
     while batches:
         watch = Stopwatch()
         items, ends_shard = batches.popleft()
@@ -214,6 +214,8 @@ class _Writer:
         self._before = dict(filled.seconds)
 
     def add(self, batch: _Batch, values: Grids | None) -> None:
+        if self._under_way is not None and self._under_way[1].done():
+            self.wait()  # to tell of it at once
         self._done += batch.asked
         if values is not None:
             self._slabs.append(values)
@@ -224,6 +226,8 @@ class _Writer:
                 digests, sizes = zip(*self._photographs, strict=True)
                 shard = self._thread.submit(self._store.write, self._slabs, digests, sizes)
                 self._under_way = self._done, shard, self._spent()
+            else:
+                self._written(self._done)
             self._slabs, self._photographs = [], []
 
     def _spent(self) -> dict[str, float]:

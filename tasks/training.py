@@ -64,7 +64,9 @@ def train(
     grids = open_grids(work.upstream["extract"], machine)
     vocabulary = read_vocabulary(work.upstream["tensorise"].path)
     pictures = read_captions(work.upstream["tensorise"].path, "train")
-    of_grids = partial(ResidentBatches, device=device_of(machine)) if machine.resident else GridBatches
+    device = device_of(machine)
+    resident = machine.resident and device.type != "cpu"  # a CPU maps the files: as much as fits is in its memory
+    of_grids = partial(ResidentBatches, device=device) if resident else GridBatches
     batches = of_grids(pictures, grids, training.batch_pictures, training.seed, training.block)
     dev = GridDev(pictures_of(work.upstream["ingest"].path, "dev"), grids, vocabulary, machine)
     if not batches.captioned or not dev.pictures:
@@ -144,7 +146,7 @@ class GridDev(Dev):
     def seen(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
         assert isinstance(model, Decoder)
         device, digests = next(model.parameters()).device, [picture.digest for picture in self.pictures]
-        size = captioned_at_once(self.machine, self._grids.shape)
+        size = captioned_at_once(self.machine, self._grids.shape, rows=1)
         parts = grids_in_order(digests, self._grids, size)
         return model, (grid.to(device) for _, grid in parts)
 

@@ -110,8 +110,13 @@ def test_the_encoder_computes_what_the_backbone_does(name: str) -> None:
 def test_a_compiled_encoder_is_the_encoder(precision: Precision) -> None:
     backbone = make("tiny", seed=0)
     pixels = torch.randint(0, 255, (7, 3, 64, 64), dtype=torch.uint8)
-    plain, compiled = Encoder(backbone, precision)(pixels), Encoder(backbone, precision, compile_for=3)(pixels)
-    torch.testing.assert_close(compiled.float(), plain.float(), rtol=2e-2, atol=2e-2)
+    plain, encoder = Encoder(backbone, precision)(pixels), Encoder(backbone, precision, compile_for=7)
+    compiled, sizes = encoder._compiled, []
+    assert compiled is not None
+    encoder._compiled = lambda inputs: sizes.append(len(inputs)) or compiled(inputs)
+    torch.testing.assert_close(encoder(pixels).float(), plain.float(), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(encoder(pixels[:3]).float(), plain[:3].float(), rtol=2e-2, atol=2e-2)
+    assert sizes == [7]  # the others went uncompiled
 
 
 def test_a_pooled_grid_has_the_size_asked_for() -> None:

@@ -12,7 +12,7 @@ import torch
 from models.vocabulary import END, START
 from tasks.batches import GridBatches, ResidentBatches
 from tasks.captions import CaptionedPicture
-from tasks.grid_cache import GridReader
+from tasks.grid_cache import GridReader, remove_shard
 from tasks.stages import artifacts
 from tests.conftest import run_all, small
 from tests.test_grid_cache import store_with
@@ -20,11 +20,17 @@ from tests.test_grid_cache import store_with
 PICTURES = 70  # in seven shards
 
 
-def batches_of(folder: Path, block: int | None, seed: int = 0) -> GridBatches:
+def batches_of(folder: Path, block: int | None, seed: int = 0, size: int = 4, moved: bool = False) -> GridBatches:
+    """moved: whether the shards were written anew, and their rows lie the other way round."""
     store, grids = store_with(folder, shards=7, rows=10)
+    if moved:
+        sizes = [(1, 1)] * len(grids)
+        store.write([np.stack(list(grids.values())[::-1])], list(grids)[::-1], sizes)
+        for number in range(7):
+            remove_shard(store.folder / f"shard-{number:05d}.h5")
     tokens = np.array([[START, 4, END]])
     pictures = [CaptionedPicture(digest, tokens) for digest in sorted(grids, reverse=True)]
-    return GridBatches(pictures, GridReader(store, store.rows()[0]), 4, seed, block)
+    return GridBatches(pictures, GridReader(store, store.rows()[0]), size, seed, block)
 
 
 @pytest.mark.parametrize("block", [None, 1, 3, 10, 100])
@@ -56,6 +62,10 @@ def test_training_on_resident_grids_gives_the_same_weights(finished: Path, works
 def test_the_order_is_of_the_seed_and_the_epoch(tmp_path: Path, block: int | None) -> None:
     batches = batches_of(tmp_path / "one", block)
     assert np.array_equal(batches.order(1), batches_of(tmp_path / "two", block).order(1))
+    elsewhere = batches_of(tmp_path / "moved", block, moved=True)
+    assert np.array_equal(batches.order(1), elsewhere.order(1))
+    for one, other in zip(batches.epoch(1), elsewhere.epoch(1), strict=True):
+        assert torch.equal(one.pictures, other.pictures)
     assert not np.array_equal(batches.order(1), batches.order(2))
     assert not np.array_equal(batches.order(1), batches_of(tmp_path / "three", block, seed=1).order(1))
     rest = [grid for batch in batches.epoch(1, start=5) for grid in batch.pictures.numpy()]
@@ -72,16 +82,21 @@ def test_a_pool_is_of_whole_blocks_and_mixed(tmp_path: Path) -> None:
     assert near < 8  # neighbours come apart
 
 
-def test_what_is_expected_is_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size", "pool"), [(4, 16), (5, 20), (30, 30)])
+@pytest.mark.parametrize("start", [0, 1])
+def test_what_is_expected_is_what_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, pool: int, start: int
+) -> None:
     """Every grid of a pool is asked for before the pool's first batch is read."""
-    batches = batches_of(tmp_path, 1)  # pools of 16 pictures, four batches each
+    batches = batches_of(tmp_path, 1, size=size)
     asked: set[str] = set()
     reads = []
     mapped = batches._grids.mapped
     monkeypatch.setattr(batches._grids, "expect", asked.update)
     monkeypatch.setattr(batches._grids, "mapped", lambda digest: reads.append((digest, set(asked))) or mapped(digest))
-    list(batches.epoch(0))
-    assert len(reads) == PICTURES
-    for place, (_, before) in enumerate(reads):
-        pool = {wanted for wanted, _ in reads[place // 16 * 16 : place // 16 * 16 + 16]}
-        assert pool <= before
+    list(batches.epoch(0, start))
+    assert len(reads) == PICTURES - start * size
+    for place, (_, before) in enumerate(reads, start * size):
+        first = max(place // pool * pool - start * size, 0)
+        wanted = {digest for digest, _ in reads[first : place // pool * pool + pool - start * size]}
+        assert wanted <= before

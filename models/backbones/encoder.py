@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -41,13 +42,18 @@ class Encoder:
         self._backbone.fold()
         self._backbone.to(self.device, self.dtype).to(memory_format=torch.channels_last)
         self._compile_for = compile_for
-        self._compiled = torch.compile(self._backbone.maps, dynamic=False, options={"freezing": True})
+        self._compiled: Callable[[Tensor], Tensor] | None = None
+        if compile_for is not None:  # not otherwise: the compiler alone takes a second to load
+            self._compiled = torch.compile(self._backbone.maps, dynamic=False, options={"freezing": True})
 
     @torch.inference_mode()
     def __call__(self, photographs: Tensor) -> Tensor:
         """The grids, on the encoder's device. Values beyond float16 are clamped to its largest."""
-        size = self._part(len(photographs), photographs[0, 0].numel())
-        return torch.cat([self._encoded(part) for part in torch.split(photographs, size)])
+        pixels = photographs[0, 0].numel()
+        usual = self._compile_for and self._part(self._compile_for, pixels)
+        size = self._part(len(photographs), pixels)
+        parts = torch.split(photographs, size)
+        return torch.cat([self._encoded(part, self._compiled if len(part) == usual else None) for part in parts])
 
     def _part(self, photographs: int, pixels: int) -> int:
         """How many of so many photographs are encoded at once, the same in all parts if it can be."""
@@ -56,11 +62,10 @@ class Encoder:
         parts = math.ceil(photographs / max(_CACHED_PIXELS // pixels, 1))
         return math.ceil(photographs / parts)
 
-    def _encoded(self, photographs: Tensor) -> Tensor:
-        usual = self._compile_for and self._part(self._compile_for, photographs[0, 0].numel())
-        maps = self._compiled if len(photographs) == usual else self._backbone.maps
+    @torch.inference_mode()
+    def _encoded(self, photographs: Tensor, compiled: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         inputs = self._backbone.normalised(photographs.to(self.device, non_blocking=True)).to(self.dtype)
-        grid = self._backbone.laid_out(maps(inputs).float())
+        grid = self._backbone.laid_out((compiled or self._backbone.maps)(inputs).float())
         limit = torch.finfo(torch.float16).max
         return grid.clamp(-limit, limit).to(torch.float16)
 
@@ -69,7 +74,7 @@ class Encoder:
         pooled = self._backbone.grid
         sides = self.declared.sides(size) if pooled is None else (pooled, pooled)
         try:
-            shape = self(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
+            shape = self._encoded(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
         except Exception as error:  # torch and its libraries assert sizes in ways of their own
             raise ValueError(f"takes no pictures of {size} px: {' '.join(str(error).split())[:160]}") from None
         if shape[0] != shape[1] or shape[0] not in sides or self.declared.channels not in (None, shape[2]):
