@@ -9,8 +9,6 @@ ones do. Both forms take turns; the fastest of their rounds counts.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.machine import describe
+from bench.machine import describe, timed
 from bench.textbook import Textbook
 from models.decoders.base import Decoder, make
 from models.decoders.stepper import Stepper
@@ -67,8 +65,8 @@ def _compare(name: str, row: Row, rounds: int) -> None:
         size = captioned_at_once(MachineConfig(), (row.side, row.side, row.channels), beam)
         best: dict[str, float] = {}
         for _ in range(rounds):
-            alone = _timed(best, "textbook", lambda: _one_by_one(textbook, grid[:ALONE], beam))  # noqa: B023
-            ours = _timed(best, "ours", lambda: _batched(decoder, grid, decoding, size))  # noqa: B023
+            alone = timed(best, "textbook", lambda: _one_by_one(textbook, grid[:ALONE], beam))  # noqa: B023
+            ours = timed(best, "ours", lambda: _batched(decoder, grid, decoding, size))  # noqa: B023
         if ours[:ALONE] != alone:
             different = sum(one != other for one, other in zip(ours, alone, strict=False))
             raise SystemExit(f"{name}, beam {beam}: {different} of {ALONE} captions are not the textbook form's")
@@ -112,13 +110,6 @@ def _batched(decoder: Decoder, grid: Tensor, decoding: Decoding, size: int) -> l
     stepper = Stepper(decoder)
     found = [beam_search(stepper, part, decoding) for part in torch.split(grid, size)]
     return [captions[0].tokens for part in found for captions in part]
-
-
-def _timed(best: dict[str, float], form: str, work: Callable[[], list[list[int]]]) -> list[list[int]]:
-    began = time.perf_counter()
-    found = work()
-    best[form] = min(best.get(form, float("inf")), time.perf_counter() - began)
-    return found
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ import hashlib
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from bench.machine import describe, peak_memory
+from bench.machine import describe, peak_memory, timed
 from models.backbones.base import Backbone, make
 from models.backbones.encoder import Encoder
 from models.photographs import IMAGENET, decode, resize, stack
@@ -192,11 +190,11 @@ def _compare(row: Row, wanted: list[tuple[str, Path]], given: Any, scratch: Path
     pixels = pipelines["float32"].decode(wanted)
     best: dict[str, float] = {}
     for _ in range(given.rounds):
-        _timed(best, "plain", lambda: _plain(backbone, files, row.size, out))
-        _timed(best, "decode", lambda: pipelines["float32"].decode(wanted))
+        timed(best, "plain", lambda: _plain(backbone, files, row.size, out))
+        timed(best, "decode", lambda: pipelines["float32"].decode(wanted))
         for precision, pipeline in pipelines.items():
-            _timed(best, f"forward {precision}", lambda pipeline=pipeline: pipeline.forward(pixels))  # type: ignore[misc]
-            _timed(best, precision, lambda pipeline=pipeline: pipeline.run(wanted))  # type: ignore[misc]
+            timed(best, f"forward {precision}", lambda pipeline=pipeline: pipeline.forward(pixels))  # type: ignore[misc]
+            timed(best, precision, lambda pipeline=pipeline: pipeline.run(wanted))  # type: ignore[misc]
     _check(out, pipelines, wanted)
     rates = {form: len(wanted) / seconds for form, seconds in best.items()}
     _tell(row, "plain loop", rates["plain"])
@@ -209,12 +207,6 @@ def _compare(row: Row, wanted: list[tuple[str, Path]], given: Any, scratch: Path
         _tell(
             row, precision, rate, f"{rate / rates['plain']:.1f}", goal, f"{rate / bound:.0%}", f"{rate / forward:.0%}"
         )
-
-
-def _timed(best: dict[str, float], form: str, work: Callable[[], object]) -> None:
-    began = time.perf_counter()
-    work()
-    best[form] = min(best.get(form, float("inf")), time.perf_counter() - began)
 
 
 def _tell(row: Row, form: str, rate: float, *cells: str) -> None:

@@ -122,14 +122,13 @@ class GridBatches(Batches):
         self._grids, self._block = grids, block
         self._pool = 0 if block is None else math.ceil(_POOL * block / size) * size  # of whole batches
         self._asked: tuple[int, int] | None = None  # the pool in use, and how far the next one was asked for
-        digests = [picture.digest for picture in self.captioned]
-        self._by_digest = np.array(sorted(range(len(digests)), key=digests.__getitem__))
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         if self._block is None:
             return super().order(epoch)
         chance = np.random.default_rng((self.seed, epoch))
-        blocks = [self._by_digest[at : at + self._block] for at in range(0, len(self._by_digest), self._block)]
+        by_digest = np.argsort([picture.digest for picture in self.captioned])
+        blocks = [by_digest[at : at + self._block] for at in range(0, len(by_digest), self._block)]
         mixed = np.concatenate([blocks[at] for at in chance.permutation(len(blocks))])
         firsts = range(0, len(mixed), self._pool)
         return np.concatenate([chance.permutation(mixed[at : at + self._pool]) for at in firsts])

@@ -106,6 +106,12 @@ def decoders(machine: MachineConfig) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(machine.decode_workers or os.cpu_count() or 1)
 
 
+def check_unchanged(digest: str, path: Path, data: bytes) -> None:
+    """AttendError where what was read of a photograph's file is not what was ingested."""
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise AttendError(f"{path}: was changed while the run was going on: run again")
+
+
 def _decoded(
     wanted: Sequence[tuple[str, Path]],
     machine: MachineConfig,
@@ -148,8 +154,7 @@ def _decode(
 ) -> _Photograph | Failed:
     if isinstance(data, Failed):
         return data
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise AttendError(f"{path}: was changed while the run was going on: run again")
+    check_unchanged(digest, path, data)
     try:
         pixels = decode(data)
         return _Photograph(digest, resize(pixels, size, fit, interpolation), (pixels.shape[2], pixels.shape[1]))

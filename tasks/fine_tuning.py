@@ -7,7 +7,6 @@ decoder is trained on those. Resumes as `train` does.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ from tasks.captions import CaptionedPicture, read_captions, read_vocabulary
 from tasks.config import DecoderConfig, GridsConfig, MachineConfig, TuningConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
-from tasks.extraction import decoders
+from tasks.extraction import check_unchanged, decoders
 from tasks.features import open_grids
 from tasks.ledger import Outcome, Work, digest_of_file
 from tasks.manifest import GENERATED, Picture, files_of, pictures_of
@@ -109,8 +108,7 @@ class Views:
         path = self._files[digest]
         try:
             data = path.read_bytes()
-            if hashlib.sha256(data).hexdigest() != digest:
-                raise AttendError(f"{path}: was changed while the run was going on: run again")
+            check_unchanged(digest, path, data)
             return decode(data)
         except (OSError, ValueError) as error:
             raise AttendError(f"{path}: {getattr(error, 'strerror', None) or error}") from None

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .base import Decoder, State
-from .teacher_forcing import biases_of, one_step
+from .teacher_forcing import asked_biases, one_step, reading_weights
 
 
 class Stepper:
@@ -22,9 +22,7 @@ class Stepper:
         assert not decoder.training
         self._decoder = decoder
         self._word_gates = decoder.word_gates(decoder.embed.weight)
-        layers = list(decoder.asking().values())
-        self._reading = torch.cat([*(layer.weight for layer in layers), decoder.hidden_gates.weight])
-        self._biases = torch.cat(biases_of(decoder)) if layers else self._reading.new_zeros(0)
+        self._reading, self._biases = reading_weights(decoder), asked_biases(decoder)
         self._looking = None if decoder.context_gates is None else decoder.context_gates.weight.detach()
 
     def start(self, grid: Tensor) -> State:

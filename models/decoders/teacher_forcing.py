@@ -57,11 +57,10 @@ def read_captions(decoder: Decoder, state: State, word_gates: Tensor, step: Step
     if context_weight is not None:
         gates = _Late.apply(gates, context_weight, contexts)
     weights: list[Tensor] = [layer.weight for layer in layers]
-    asked = word_gates.new_zeros(*word_gates.shape[:3], 0)
+    asked = asked_biases(decoder).to(dtype).expand(*word_gates.shape[:3], -1)
     if layers:
-        asked = torch.cat(biases_of(decoder)).to(dtype).expand(*word_gates.shape[:3], -1)
         asked = _Late.apply(asked, torch.cat(weights), hiddens)
-    reading = torch.cat([*weights, hidden_weight]).detach().to(dtype)
+    reading = reading_weights(decoder).detach().to(dtype)
     looking = None if context_weight is None else context_weight.detach().to(dtype)
     states = []
     for ask, gate in zip(asked.unbind(2), gates.unbind(2), strict=True):
@@ -72,10 +71,16 @@ def read_captions(decoder: Decoder, state: State, word_gates: Tensor, step: Step
     return states
 
 
-def biases_of(decoder: Decoder) -> list[Tensor]:
-    """(A,) each: of the layers that a decoder asks; zeros where one has none."""
+def reading_weights(decoder: Decoder) -> Tensor:
+    """(sum of A + G, H): of all that reads the hidden state, the layers that are asked and then the cell."""
+    return torch.cat([*(layer.weight for layer in decoder.asking().values()), decoder.hidden_gates.weight])
+
+
+def asked_biases(decoder: Decoder) -> Tensor:
+    """(sum of A,): of the layers that are asked; zeros where one has none."""
+    none = decoder.hidden_gates.weight.new_zeros
     layers = decoder.asking().values()
-    return [layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers]
+    return torch.cat([none(0), *(none(layer.out_features) if layer.bias is None else layer.bias for layer in layers)])
 
 
 def one_step(
