@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -254,6 +254,35 @@ def read_shard(index: Path) -> Shard:
         raise AttendError(f"{index}: is damaged") from None
 
 
+class _Mapped(NamedTuple):
+    """A shard's file in memory, where its grids begin in it, and they: (rows, height, width, channels) float16."""
+
+    file: mmap.mmap
+    offset: int
+    grids: Grids
+
+
+def _map(store: GridStore, number: int) -> _Mapped:
+    index = store.folder / f"shard-{number:05d}.parquet"
+    if not index.exists():
+        raise AttendError(f"{index}: is gone: run `attend run` to extract its pictures again")
+    shard = read_shard(index)
+    damage = shard.damage()
+    if damage is not None:
+        raise AttendError(f"{damage}: run `attend run` to extract its pictures again")
+    with h5py.File(shard.path, "r") as file:
+        if file.attrs.get("identity") != store.identity.digest:
+            raise AttendError(f"{shard.path}: holds grids of another backbone or transform than the one asked for")
+        grid = file["grid"]
+        offset, shape = grid.id.get_offset(), grid.shape
+        if offset is None or grid.dtype != np.float16:
+            raise AttendError(f"{shard.path}: `grid` is not contiguous float16: it was not written by this program")
+    with shard.path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    grids: Grids = np.frombuffer(mapped, np.float16, math.prod(shape), offset).reshape(shape)
+    return _Mapped(mapped, offset, grids)
+
+
 class GridReader:
     """Grids by content digest, mapped into memory out of their shards.
 
@@ -263,34 +292,11 @@ class GridReader:
     def __init__(self, store: GridStore, rows: dict[str, Row]) -> None:
         self._rows = rows
         numbers = sorted({row.shard for row in rows.values()})
-        maps = {number: self._map(store, number) for number in numbers}
-        self._files = {number: (file, offset) for number, (file, offset, _) in maps.items()}
-        self._grids = {number: grids for number, (_, _, grids) in maps.items()}
-        shapes = {grids.shape[1:] for grids in self._grids.values()}
+        self._maps = {number: _map(store, number) for number in numbers}
+        shapes = {mapped.grids.shape[1:] for mapped in self._maps.values()}
         if len(shapes) > 1:
             raise AttendError(f"{store.folder}: shards hold grids of different shapes: {sorted(shapes)}")
         self.shape: tuple[int, int, int] = shapes.pop() if shapes else (0, 0, 0)
-
-    def _map(self, store: GridStore, number: int) -> tuple[mmap.mmap, int, Grids]:
-        """A shard's file, and where its grids begin in it."""
-        index = store.folder / f"shard-{number:05d}.parquet"
-        if not index.exists():
-            raise AttendError(f"{index}: is gone: run `attend run` to extract its pictures again")
-        shard = read_shard(index)
-        damage = shard.damage()
-        if damage is not None:
-            raise AttendError(f"{damage}: run `attend run` to extract its pictures again")
-        with h5py.File(shard.path, "r") as file:
-            if file.attrs.get("identity") != store.identity.digest:
-                raise AttendError(f"{shard.path}: holds grids of another backbone or transform than the one asked for")
-            grid = file["grid"]
-            offset, shape = grid.id.get_offset(), grid.shape
-            if offset is None or grid.dtype != np.float16:
-                raise AttendError(f"{shard.path}: `grid` is not contiguous float16: it was not written by this program")
-        with shard.path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        grids: Grids = np.frombuffer(mapped, np.float16, math.prod(shape), offset).reshape(shape)
-        return mapped, offset, grids
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._rows
@@ -309,18 +315,18 @@ class GridReader:
     def mapped(self, digest: str) -> Grids:
         """(height, width, channels) float16 of one picture, in the mapped file itself: not to be written to."""
         row = self._rows[digest]
-        grid: Grids = self._grids[row.shard][row.row]
+        grid: Grids = self._maps[row.shard].grids[row.row]
         return grid
 
     def expect(self, digests: Sequence[str]) -> None:
         """Have the system read these from the disk: they are asked for soon. Grids side by side are read at once."""
         size = 2 * math.prod(self.shape)
         for shard, first, count in _runs(sorted(self._rows[digest] for digest in digests)):
-            file, offset = self._files[shard]
-            begin = (offset + first * size) // mmap.PAGESIZE * mmap.PAGESIZE
-            end = offset + (first + count) * size
+            mapped = self._maps[shard]
+            begin = (mapped.offset + first * size) // mmap.PAGESIZE * mmap.PAGESIZE
+            end = mapped.offset + (first + count) * size
             for at in range(begin, end, _ADVISED):
-                file.madvise(mmap.MADV_WILLNEED, at, min(_ADVISED, end - at))
+                mapped.file.madvise(mmap.MADV_WILLNEED, at, min(_ADVISED, end - at))
 
 
 def _runs(rows: Sequence[Row]) -> Iterator[tuple[int, int, int]]:
