@@ -19,6 +19,7 @@ from models.captioner import key_of_digest
 from tasks import registry, tracking
 from tasks.config import load
 from tasks.features import open_grids
+from tasks.logged_model import load_captioner
 from tasks.manifest import GENERATED, files_of
 from tasks.stages import artifact, artifacts
 
@@ -30,7 +31,7 @@ def main() -> None:
     found = artifacts(config)
     registered = json.loads((artifact(config, "register").path / registry.REGISTRATION).read_text(encoding="utf-8"))
     tracking.connect(config.workspace)
-    captioner = registry.load_bundle(registered["uri"])
+    captioner = load_captioner(registered["uri"])
     grids = open_grids(found["extract"], config.machine)
     files = files_of(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED))
     rows = pq.read_table(found["evaluate"].path / "predictions.parquet").column("digest").to_pylist()

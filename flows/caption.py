@@ -1,22 +1,36 @@
-"""Caption picture files with a registered model."""
+"""Caption pictures with a registered model."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.datasets.base import numbered_lines, picture_files
-from tasks.digests import Digests
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flows.pictures import Column, Named, Pictures, open_pictures
+from tasks.datasets.base import numbered_lines
 from tasks.errors import AttendError
-from tasks.ledger import write_atomically
+from tasks.ledger import Workspace, digest_of, write_whole
 from tasks.progress import Bar
 
-_BATCH = 32
-_SAVE_SECONDS = 30.0
+_PART_SECONDS, _PART_ROWS = 30.0, 4096
+_SCHEMA = pa.schema(
+    [
+        ("file_name", pa.string()),
+        ("text", pa.string()),
+        ("log_probability", pa.float64()),
+        ("error", pa.string()),
+        ("digest", pa.string()),
+        ("model", pa.string()),
+    ]
+)
+Row = dict[str, Any]
 
 
 class Kept(NamedTuple):
@@ -31,160 +45,191 @@ class Kept(NamedTuple):
 
 
 def caption_files(
-    pictures: list[Path], model: str | None, beam: int | None, attention: Path | None, workspace: Path, as_json: bool
+    given: list[str], model: str | None, beam: int | None, attention: Path | None, workspace: Path, as_json: bool
 ) -> int:
     """Print a caption for each picture; returns how many could not be captioned.
 
-    model: an MLflow address; None for the champion registered last.
+    given: files, folders or patterns. model: an MLflow address; None for the champion registered last.
     """
-    files = _files(pictures)
-    if attention is not None and len(files) != 1:
-        raise AttendError(f"--attention: draws one picture, {len(files)} are given")
+    from tasks.logged_model import load_captioner
+    from tasks.versions import resolve
+
+    pictures = open_pictures(given, workspace)
+    if isinstance(pictures, Column):
+        raise AttendError(f"{given[0]}: the captions of a Parquet file are kept in another: add --out captions.parquet")
+    if attention is not None and len(pictures) != 1:
+        raise AttendError(f"--attention: draws one picture, {len(pictures)} are given")
     if attention is not None and attention.suffix != ".png":
         raise AttendError(f"--attention: {attention}: is written as PNG: give a name ending in .png")
     if attention is not None and not attention.parent.is_dir():
         raise AttendError(f"--attention: {attention.parent}: no such folder")
-    captioner = load_captioner(model, workspace)
-    rows = []
-    for row, photograph, item in _captioned(captioner, files, beam, attention is not None):
-        rows.append(row)
-        if attention is not None and item.error is None:
-            _draw(photograph, item, captioner, attention)
-    _print(rows, as_json)
-    return sum(row["error"] is not None for row in rows)
+    captioner = load_captioner(resolve(model, workspace))
+    names: dict[str, list[str]] = {}
+    for name, digest in pictures.named():
+        names.setdefault(digest, []).append(name)
+    rows: dict[str, Row] = {}
+    with Bar(len(names), "captions", "pictures") as bar:
+        for part in pictures.batches(set(names)):
+            for named, row, item in _captioned(captioner, part, beam, attention is not None):
+                rows |= {name: {"picture": name, **_without(row, "digest")} for name in names[named.digest]}
+                if attention is not None and item is not None and item.error is None:
+                    _draw(named, item, captioner, attention)
+            bar.advance(len(part))
+    shown = [rows[name] for name, _ in pictures.named()]
+    _print(shown, as_json)
+    return sum(row["error"] is not None for row in shown)
 
 
-def caption_into(out: Path, folder: Path, model: str | None, beam: int | None, workspace: Path) -> Kept:
-    """Keep a file of captions for all pictures of a folder: JSON lines of file_name, text, log_probability, error,
-    digest and model. What is captioned there already, by the same version with the same beam, is not captioned again.
+def caption_into(out: Path, given: list[str], model: str | None, beam: int | None, workspace: Path) -> Kept:
+    """Keep a file of captions, .jsonl or .parquet: file_name, text, log_probability, error, digest and model a picture.
+
+    What is captioned there already, by the same version with the same beam, is not captioned again. While it works,
+    parts are kept beside the file, so that a run that was killed goes on; at the end they are merged into it.
     """
-    if not folder.is_dir():
-        raise AttendError(f"{folder}: no such folder")
+    from tasks.logged_model import load_captioner
+    from tasks.versions import resolve
+
+    if out.suffix not in (".jsonl", ".parquet"):
+        raise AttendError(f"--out: {out}: give a name ending in .jsonl or .parquet")
     if not out.parent.is_dir():
         raise AttendError(f"--out: {out.parent}: no such folder")
     address = resolve(model, workspace)
     by = f"{address}, beam {beam}" if beam else address
-    files = picture_files(folder)
-    digests = Digests(workspace / "digests.sqlite").of(files)
-    known = {row["digest"]: row for row in _read_lines(out) if row.get("model") == by}
-    new = [file for file in files if digests[file] not in known]
-    rows = {file: known[digests[file]] for file in files if digests[file] in known}
-    if new:
-        saved = time.monotonic()
-        for (row, _, _), file in zip(_captioned(load_captioner(address, workspace), new, beam), new, strict=True):
-            rows[file] = {
-                "text": row["caption"],
-                **{name: row[name] for name in ("log_probability", "error")},
-                "digest": digests[file],
-                "model": by,
-            }
-            if time.monotonic() - saved > _SAVE_SECONDS:
-                _write_lines(out, folder, rows)
-                saved = time.monotonic()
-    _write_lines(out, folder, rows)
-    return Kept(len(new), len(files) - len(new), sum(row["error"] is not None for row in rows.values()))
+    with Workspace(workspace).lock(f"captions-{digest_of(str(out.absolute()))[:20]}", f"captions of {out}"):
+        parts = _Parts(out, by)
+        pictures = open_pictures(given, workspace)
+        names = list(pictures.named())
+        known = parts.known()
+        new = {digest for _, digest in names} - known.keys()
+        if new:
+            _caption_new(pictures, new, len(known), load_captioner(address), beam, parts, known)
+        rows = [{"file_name": name, **known[digest], "model": by} for name, digest in names]
+        _write(out, rows)
+        parts.remove()
+    captioned = sum(digest in new for _, digest in names)
+    return Kept(captioned, len(names) - captioned, sum(row["error"] is not None for row in rows))
+
+
+def _caption_new(
+    pictures: Pictures,
+    new: set[str],
+    done: int,
+    captioner: Any,
+    beam: int | None,
+    parts: _Parts,
+    known: dict[str, Row],
+) -> None:
+    rows: list[Row] = []
+    begun = time.monotonic()
+    with Bar(done + len(new), "captions", "pictures", done) as bar:
+        try:
+            for batch in pictures.batches(new):
+                rows += [row for _, row, _ in _captioned(captioner, batch, beam)]
+                bar.advance(len(batch))
+                if len(rows) >= _PART_ROWS or time.monotonic() - begun > _PART_SECONDS:
+                    parts.keep(rows)
+                    known |= {row["digest"]: row for row in rows}
+                    rows, begun = [], time.monotonic()
+        finally:
+            parts.keep(rows)
+            known |= {row["digest"]: row for row in rows}
+
+
+class _Parts:
+    """The folder OUT.parts: captions that one version found and that are not in OUT yet."""
+
+    def __init__(self, out: Path, by: str) -> None:
+        self._out, self._by = out, by
+        self._folder = out.with_name(f"{out.name}.parts")
+
+    def known(self) -> dict[str, Row]:
+        """Digest -> row, of OUT and of what a killed run left."""
+        kept = sorted(self._folder.glob("part-*.parquet"))
+        rows = [*_read(self._out), *(row for path in kept for row in _read(path))]
+        return {row["digest"]: _without(row, "file_name", "model") for row in rows if row.get("model") == self._by}
+
+    def keep(self, rows: list[Row]) -> None:
+        if not rows:
+            return
+        self._folder.mkdir(exist_ok=True)
+        taken = [int(path.stem[5:]) for path in self._folder.glob("part-*.parquet")]
+        path = self._folder / f"part-{max(taken, default=-1) + 1:05d}.parquet"
+        _write(path, [{"file_name": None, **row, "model": self._by} for row in rows])
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _captioned(
-    captioner: Any, files: list[Path], beam: int | None, attention: bool = False
-) -> Iterator[tuple[dict[str, Any], bytes, Any]]:
-    with Bar(len(files), "captions", "pictures") as bar:
-        for at in range(0, len(files), _BATCH):
-            part = files[at : at + _BATCH]
-            photographs = [file.read_bytes() for file in part]
-            try:
-                captioned = captioner.caption(photographs, beam=beam, attention=attention)
-            except ValueError as error:
-                raise AttendError(str(error)) from None
-            for file, photograph, item in zip(part, photographs, captioned, strict=True):
-                yield _row(file, item), photograph, item
-            bar.advance(len(part))
+    captioner: Any, batch: list[Named], beam: int | None, attention: bool = False
+) -> Iterator[tuple[Named, Row, Any]]:
+    """Each picture of a batch with its row, and with what the captioner said; None of one that could not be read."""
+    try:
+        said = iter(
+            captioner.caption([named.data for named in batch if named.data is not None], beam=beam, attention=attention)
+        )
+    except ValueError as error:
+        raise AttendError(str(error)) from None
+    for named in batch:
+        item = None if named.data is None else next(said)
+        why = named.why if item is None else item.error
+        row = {
+            "text": item.caption if item is not None and why is None else None,
+            "log_probability": item.log_probability if item is not None and why is None else None,
+            "error": why,
+            "digest": named.digest,
+        }
+        yield named, row, item
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> list[Row]:
     if not path.exists():
         return []
-    rows = []
-    for number, line in numbered_lines(path):
-        try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError):
-            raise AttendError(f"--out: {path}:{number}: is no line of captions: give another file") from None
-    return rows
+    try:
+        if path.suffix == ".parquet":
+            rows: list[Row] = pq.read_table(path, columns=_SCHEMA.names).to_pylist()
+            return rows
+        rows = []
+        for number, line in numbered_lines(path):  # noqa: B007 -- told below
+            row = dict(json.loads(line))
+            rows.append({name: row[name] for name in _SCHEMA.names})
+        return rows
+    except pa.ArrowException:
+        raise AttendError(f"--out: {path}: is no file of captions: give another") from None
+    except (ValueError, TypeError, KeyError):
+        raise AttendError(f"--out: {path}:{number}: is no line of captions: give another file") from None
 
 
-def _write_lines(path: Path, folder: Path, rows: dict[Path, dict[str, Any]]) -> None:
-    told = [{**row, "file_name": file.relative_to(folder).as_posix()} for file, row in sorted(rows.items())]
-    order = ("file_name", "text", "log_probability", "error", "digest", "model")
-    lines = [json.dumps({name: row[name] for name in order}, ensure_ascii=False) for row in told]
-    write_atomically(path, "".join(f"{line}\n" for line in lines))
-
-
-def load_captioner(model: str | None, workspace: Path) -> Any:
-    """The captioner of an MLflow address; None for the champion registered last."""
-    from tasks import registry
-
-    if model is None or not model.startswith("runs:/"):
-        model = resolve(model, workspace)
-    return registry.load_bundle(model)
-
-
-def resolve(model: str | None, workspace: Path) -> str:
-    """`models:/NAME/VERSION` of an address; None for the champion registered last."""
-    from tasks import registry, tracking
-
-    if model is not None and not model.startswith("models:/"):
-        raise AttendError(f"--model: {model}: an address reads models:/NAME@ALIAS or models:/NAME/VERSION")
-    tracking.check_store(workspace, must_exist=True)
-    client = tracking.connect(workspace)
-    if model is None:
-        found = [item for item in registry.registered_models(client) if item.champion is not None]
-        if not found:
-            raise AttendError(
-                f"{tracking.tracking_uri(workspace)}: no champion is registered yet: run `attend run` first"
-            )
-        model = f"models:/{found[0].name}@champion"
-        print(f"model: {model}", file=sys.stderr)
-    version = registry.version_at(client, model)
-    return f"models:/{version.name}/{version.version}"
-
-
-def _files(pictures: list[Path]) -> list[Path]:
-    files: list[Path] = []
-    for picture in pictures:
-        if picture.is_dir():
-            files += picture_files(picture)
-        elif picture.is_file():
-            files.append(picture)
+def _write(path: Path, rows: list[Row]) -> None:
+    """Write all rows, or leave what is there."""
+    rows = [{name: row[name] for name in _SCHEMA.names} for row in rows]
+    with write_whole(path) as temporary:
+        if path.suffix == ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), temporary)
         else:
-            raise AttendError(f"{picture}: no such picture")
-    if not files:
-        raise AttendError(f"{pictures[0]}: no picture in this folder")
-    return files
+            with temporary.open("w", encoding="utf-8") as file:
+                file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
 
-def _row(file: Path, item: Any) -> dict[str, Any]:
-    return {
-        "picture": str(file),
-        "caption": item.caption if item.error is None else None,
-        "log_probability": item.log_probability if item.error is None else None,
-        "error": item.error,
-    }
+def _without(row: Row, *names: str) -> Row:
+    return {name: value for name, value in row.items() if name not in names}
 
 
-def _draw(photograph: bytes, item: Any, captioner: Any, out: Path) -> None:
+def _draw(named: Named, item: Any, captioner: Any, out: Path) -> None:
     from models.photographs import decode
     from tasks.attention_maps import draw
 
-    draw(decode(photograph), item.tokens, item.attention.numpy(), captioner.config["backbone"]["fit"]).savefig(out)
+    assert named.data is not None
+    draw(decode(named.data), item.tokens, item.attention.numpy(), captioner.config["backbone"]["fit"]).savefig(out)
 
 
-def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
+def _print(rows: list[Row], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        told = [{"picture": row["picture"], "caption": row["text"], **_without(row, "picture", "text")} for row in rows]
+        print(json.dumps(told, indent=1, ensure_ascii=False))
         return
     for row in rows:
         if row["error"] is None:
-            print(f"{row['picture']}: {row['caption']}")
+            print(f"{row['picture']}: {row['text']}")
         else:
             print(f"{row['picture']}: {row['error']}", file=sys.stderr)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows import cli_cache
+from flows import cli_cache, cli_models
 from flows.options import Json, Overrides, Preset, Until, Verify, WorkspaceOption, print_json
 from tasks.errors import AttendError, is_disk_full
 
@@ -28,6 +28,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(cli_cache.app, name="cache")
+for command in (cli_models.compare, cli_models.promote, cli_models.rollback):
+    app.command()(command)
 
 _STATE_COLOURS = {"fresh": "green", "stale": "yellow", "missing": "yellow", "damaged": "red", "interrupted": "magenta"}
 
@@ -82,7 +84,9 @@ def demo(workspace: WorkspaceOption = Path("workspace")) -> None:
 
 @app.command()
 def caption(
-    pictures: Annotated[list[Path], typer.Argument(metavar="PICTURE...", help="pictures, or folders of them")],
+    pictures: Annotated[
+        list[str], typer.Argument(metavar="PICTURE...", help="pictures, folders, patterns, or a Parquet file of them")
+    ],
     model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
     beam: Annotated[int | None, typer.Option(min=1, max=32, help="beam width; the model's own if not given")] = None,
     attention: Annotated[
@@ -90,7 +94,7 @@ def caption(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="keep the captions of one folder in this file (JSON lines); again: new ones only"),
+        typer.Option(help="keep the captions in this .jsonl or .parquet file; again: new pictures only"),
     ] = None,
     workspace: WorkspaceOption = Path("workspace"),
     as_json: Json = False,
@@ -99,14 +103,31 @@ def caption(
     from flows.caption import caption_files, caption_into
 
     if out is not None:
-        if len(pictures) != 1 or attention is not None or as_json:
-            raise AttendError("--out: goes with one folder, and with neither --attention nor --json")
-        kept = caption_into(out, pictures[0], model, beam, workspace.expanduser().absolute())
+        if attention is not None or as_json:
+            raise AttendError("--out: goes with neither --attention nor --json")
+        kept = caption_into(out, pictures, model, beam, workspace.expanduser().absolute())
         typer.echo(f"{kept}: {out}")
         raise typer.Exit(1 if kept.without else 0)
     failed = caption_files(pictures, model, beam, attention, workspace.expanduser().absolute(), as_json)
     if failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def serve(
+    model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
+    host: Annotated[str, typer.Option(help="address to listen on; others than this machine's own are open to all")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    batch: Annotated[int, typer.Option(min=1, max=256, help="pictures of waiting requests captioned at once")] = 32,
+    refresh: Annotated[float, typer.Option(min=1, help="seconds between two looks for a new champion")] = 15,
+    workspace: WorkspaceOption = Path("workspace"),
+) -> None:
+    """Serve a registered model over HTTP, with a page to try it on (the newest champion, unless one is named)."""
+    from flows.serve import serve as run_server
+
+    run_server(model, workspace.expanduser().absolute(), host, port, batch, refresh)
 
 
 @app.command()
@@ -125,7 +146,8 @@ def evaluate(
         print_json(told)
         return
     for name, value in told["scores"].items():
-        typer.echo(f"{name:<10} {value:.2f}")
+        low, high = told["intervals"][name]
+        typer.echo(f"{name:<10} {value:.2f}  ({low:.2f} to {high:.2f})")
     typer.echo(f"{told['model']}: {told['pictures']:,} pictures; {told['signature']}")
 
 

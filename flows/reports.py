@@ -86,8 +86,10 @@ def show_registration(registered: Artifact) -> None:
 
 
 def _score_lines(told: dict[str, Any]) -> list[str]:
-    lines = ["| score | % |", "| --- | --- |"]
-    lines += [f"| {name} | {value:.2f} |" for name, value in told["scores"].items()]
+    lines = ["| score | % | 95 % interval |", "| --- | --- | --- |"]
+    for name, value in told["scores"].items():
+        low, high = told["intervals"][name]
+        lines.append(f"| {name} | {value:.2f} | {low:.2f} to {high:.2f} |")
     return [*lines, "", f"{told['pictures']:,} pictures; `{told['signature'].replace('|', ', ')}`"]
 
 

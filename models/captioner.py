@@ -135,11 +135,15 @@ class Captioner:
 
         keys: `key_of` each photograph, which sampling draws by. attention: also where it looked; ValueError for a
         decoder that does not look. decoding: fields of search.Decoding; what is not given, or None, is as the model
-        was evaluated, but that a beam is searched where one is given. ValueError for what does not go together.
+        was evaluated, but that a beam is searched where one is given, and words are drawn where a temperature, top_k or
+        top_p is. ValueError for what does not go together.
         """
         given = {name: value for name, value in decoding.items() if value is not None}
-        if "beam" in given:
-            given.setdefault("search", "beam")
+        drawn = [name for name in ("temperature", "top_k", "top_p") if name in given]
+        if "search" not in given and drawn and "beam" in given:
+            raise ValueError(f"beam and {drawn[0]} do not go together: a beam is searched, or words are drawn")
+        if drawn or "beam" in given:
+            given.setdefault("search", "sample" if drawn else "beam")
         chosen = replace(self.decoding, **given)
         values = grid.to(self.device).float()
         found = decode_captions(self._stepper, values, chosen, keys)

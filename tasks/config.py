@@ -215,6 +215,9 @@ class RegistryConfig(Section):
 
     model: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     promote_on: str = "bleu4"
+    certainty: float = Field(
+        0.95, ge=0.5, lt=1, description="champion is who scores higher in this share of a paired bootstrap's resamples"
+    )
 
 
 class MachineConfig(Section):

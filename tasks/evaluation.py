@@ -1,12 +1,12 @@
 """Stage `evaluate`: caption the held-out pictures freely, write predictions.parquet, then score what was written.
 
-predictions.parquet: digest, caption, tokens, log_probability, finished, alternatives (the next best captions).
-scores.json: the scores in percent, and the signature of the settings they were taken with.
+predictions.parquet: digest, caption, tokens, log_probability, finished, alternatives (the next best captions), and
+what they are scored against: references (cut into words) and facts (JSON or null). scores.json: the scores in percent
+with their intervals, and the signature of the settings they were taken with.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +27,8 @@ from tasks.errors import AttendError
 from tasks.features import open_grids
 from tasks.ledger import Outcome, Work, digest_of
 from tasks.manifest import Picture, pictures_of
-from tasks.metrics import METRICS, Metric, Scored
+from tasks.metrics import Scored, load
+from tasks.metrics.bootstrap import intervals
 from tasks.progress import Bar
 from tasks.tokenisers import tokeniser
 from tasks.training import load_decoder
@@ -41,6 +42,8 @@ _SCHEMA = pa.schema(
         ("log_probability", pa.float64()),
         ("finished", pa.bool_()),
         ("alternatives", pa.list_(pa.string())),
+        ("references", pa.list_(pa.string())),
+        ("facts", pa.string()),
     ]
 )
 
@@ -81,12 +84,35 @@ def predict(
             found = decode(stepper, grid.to(device), decoding, [key_of_digest(digest) for digest in part])
             rows += [_row(digest, best, vocabulary) for digest, best in zip(part, found, strict=True)]
             bar.advance(len(part))
-    write_predictions(rows, work.out / PREDICTIONS)
+    write_predictions(rows, pictures, vocabulary, work.out / PREDICTIONS)
 
 
-def write_predictions(rows: list[dict[str, Any]], path: Path) -> None:
-    """Write captions (digest, caption, and what else is known of them) as Parquet, to be scored from there."""
+def write_predictions(rows: list[dict[str, Any]], pictures: list[Picture], vocabulary: Vocabulary, path: Path) -> None:
+    """Write captions (digest, caption, and what else is known of them) as Parquet, to be scored from there.
+
+    vocabulary: whose tokeniser cuts the references.
+    """
+    tokenise = tokeniser(vocabulary.settings["tokeniser"])
+    by_digest = {picture.digest: picture for picture in pictures}
+    for row in rows:
+        picture = by_digest[row["digest"]]
+        row["references"] = [" ".join(tokenise(text)) for text in picture.captions]
+        row["facts"] = json.dumps(picture.facts) if picture.facts is not None else None
     pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), path)
+
+
+def read_predictions(path: Path) -> dict[str, Scored]:
+    """Digest -> caption and references, in the file's order; AttendError for a file of a version without references."""
+    if "references" not in pq.read_schema(path).names:
+        raise AttendError(f"{path}: was written by an older version, without references: evaluate again")
+    return {
+        row["digest"]: Scored(
+            row["caption"].split(),
+            [text.split() for text in row["references"]],
+            json.loads(row["facts"]) if row["facts"] is not None else None,
+        )
+        for row in pq.read_table(path, columns=["digest", "caption", "references", "facts"]).to_pylist()
+    }
 
 
 def _row(digest: str, captions: list[Caption], vocabulary: Vocabulary) -> dict[str, Any]:
@@ -105,18 +131,14 @@ def score(
     predictions: Path, pictures: list[Picture], vocabulary: Vocabulary, evaluation: EvaluationConfig
 ) -> dict[str, Any]:
     """Score a predictions file; the result carries its settings and a digest of the data it was taken on."""
-    tokenise = tokeniser(vocabulary.settings["tokeniser"])
-    by_digest = {picture.digest: picture for picture in pictures}
-    corpus = []
-    for row in pq.read_table(predictions).to_pylist():
-        picture = by_digest[row["digest"]]
-        references = [tokenise(text) for text in picture.captions]
-        corpus.append(Scored(row["caption"].split(), references, picture.facts))
+    corpus = list(read_predictions(predictions).values())
     scores: dict[str, float] = {}
+    doubt: dict[str, tuple[float, float]] = {}
     for name in evaluation.metrics:
-        member = METRICS[name]
-        metric: Metric = getattr(importlib.import_module(f"tasks.metrics.{member.module}"), member.function)
-        scores |= metric(corpus)
+        metric = load(name)
+        counted = metric.statistics(corpus)
+        scores |= {score: float(value) for score, value in metric.scores(counted.sum(axis=0)).items()}
+        doubt |= intervals(metric, counted)
     counts = {len(item.references) for item in corpus}
     per_picture = str(counts.pop()) if len(counts) == 1 else f"{min(counts)}-{max(counts)}"
     signature = (
@@ -124,8 +146,14 @@ def score(
         f"|tokeniser:nltk-{vocabulary.settings['tokeniser']}-lower-nopunct|{_told(evaluation)}"
         f"|nltk:{metadata.version('nltk')}"
     )
-    data = digest_of([[digest, by_digest[digest].captions] for digest in sorted(by_digest)])
-    return {"scores": scores, "signature": signature, "pictures": len(corpus), "data": data}
+    data = digest_of([[picture.digest, picture.captions] for picture in pictures])
+    return {
+        "scores": scores,
+        "intervals": doubt,
+        "signature": signature,
+        "pictures": len(corpus),
+        "data": data,
+    }
 
 
 def _told(evaluation: EvaluationConfig) -> str:

@@ -351,14 +351,22 @@ def drop_temporaries(folders: Iterable[Path]) -> None:
                     path.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def write_whole(path: Path) -> Iterator[Path]:
+    """A file to write in the place of `path`, which it becomes when the block ends well: never a part of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        flush(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old text or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with write_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ import base64
 import binascii
 import importlib
 import importlib.util
+import io
 import json
 import sys
 import threading
@@ -16,8 +17,21 @@ from pathlib import Path
 import mlflow
 import pandas as pd
 import torch
+from PIL import Image
 
-_LIMITS = {"beam_size": (1, 32), "max_length": (1, 100), "n_best": (1, 32)}
+# Parameter of a request -> field of the search, least and most. 0 stands for "as the model was evaluated": a
+# signature's parameter needs a default of its type.
+_PARAMETERS = {
+    "beam_size": ("beam", 1, 32),
+    "max_length": ("max_length", 1, 100),
+    "temperature": ("temperature", 0.05, 10.0),
+    "top_p": ("top_p", 0.01, 1.0),
+    "n_best": ("n_best", 1, 32),
+}
+# Of a request, from whomever it comes: fewer formats and pixels than of pictures that are one's own.
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+_MAX_PIXELS = 50_000_000
+_MAX_BYTES = 32 * 2**20
 _LOADING = threading.Lock()
 
 
@@ -65,6 +79,34 @@ def _photograph(value):
         return value
 
 
+def refusal(photograph):
+    """Why a photograph is not even decoded; None where it may be."""
+    if len(photograph) > _MAX_BYTES:
+        return f"has {len(photograph):,} bytes, over the limit of {_MAX_BYTES:,}"
+    try:
+        with Image.open(io.BytesIO(photograph), formats=_FORMATS) as image:  # reads the header alone
+            pixels = image.width * image.height
+    except Exception:  # Pillow's plugins raise OSError, SyntaxError, struct.error, ...
+        return f"is no picture of a known format ({', '.join(_FORMATS)})"
+    return f"has {pixels:,} pixels, over the limit of {_MAX_PIXELS:,}" if pixels > _MAX_PIXELS else None
+
+
+def decoding_of(params):
+    """The search that a request's parameters ask for, `attention` among it; MlflowException names one out of bounds."""
+    params = dict(params or {})
+    decoding = {"attention": bool(params.get("return_attention"))}
+    for name, (field, least, most) in _PARAMETERS.items():
+        value = params.get(name) or None
+        if value is not None and not least <= value <= most:
+            raise _refused(f"{name} is {value}: give {least} to {most}, or 0 for the model's own")
+        decoding[field] = value
+    return decoding
+
+
+def _refused(why):
+    return mlflow.exceptions.MlflowException.invalid_parameter_value(why)
+
+
 class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
     """A column `image` of encoded photographs in; one caption with its details a row out."""
 
@@ -73,35 +115,38 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
 
     def predict(self, context, model_input: pd.DataFrame, params=None):
         """A list of dicts: caption, tokens, log_probability, alternatives, attention, error."""
-        params = dict(params or {})
-        for name, (least, most) in _LIMITS.items():
-            value = params.get(name) or 0
-            # 0 stands for "as the model was evaluated": a signature's parameter needs a default of its type.
-            if value and not least <= value <= most:
-                raise mlflow.exceptions.MlflowException.invalid_parameter_value(
-                    f"{name} is {value}: give {least} to {most}"
-                )
+        photographs = photographs_of(model_input)
+        refusals = [refusal(photograph) for photograph in photographs]
+        sound = [photograph for photograph, why in zip(photographs, refusals, strict=True) if why is None]
         try:
-            captioned = self._captioner.caption(
-                photographs_of(model_input),
-                beam=params.get("beam_size") or None,
-                max_length=params.get("max_length") or None,
-                n_best=params.get("n_best") or None,
-                attention=bool(params.get("return_attention", False)),
-            )
+            captioned = iter(self._captioner.caption(sound, **decoding_of(params)))
         except ValueError as error:  # parameters that do not go together
-            raise mlflow.exceptions.MlflowException.invalid_parameter_value(str(error)) from None
-        return [
-            {
-                "caption": item.caption,
-                "tokens": item.tokens,
-                "log_probability": item.log_probability,
-                "alternatives": [{"caption": text, "log_probability": p} for text, p in item.alternatives],
-                "attention": item.attention.tolist() if item.attention is not None else [],
-                "error": item.error,
-            }
-            for item in captioned
-        ]
+            raise _refused(str(error)) from None
+        return [_row(next(captioned)) if why is None else _without_caption(why) for why in refusals]
+
+
+def _row(item):
+    if item.error is not None:
+        return _without_caption(item.error)
+    return {
+        "caption": item.caption,
+        "tokens": item.tokens,
+        "log_probability": item.log_probability,
+        "alternatives": [{"caption": text, "log_probability": p} for text, p in item.alternatives],
+        "attention": item.attention.tolist() if item.attention is not None else [],
+        "error": None,
+    }
+
+
+def _without_caption(why):
+    return {
+        "caption": "",
+        "tokens": [],
+        "log_probability": 0.0,
+        "alternatives": [],
+        "attention": [],
+        "error": why,
+    }
 
 
 mlflow.models.set_model(RegisteredCaptioner())

@@ -1,23 +1,21 @@
-"""Stage `register`, and the registered models. This file and tracking.py are the only ones that speak to MLflow.
+"""Stage `register`, and the registered models. This file, promotion.py and tracking.py alone speak to MLflow.
 
-A registered version is a self-contained bundle (see bundle.py); `champion` is the alias of the best one, and is
-moved only by a better score on the same evaluation data.
+A registered version is a self-contained bundle (see bundle.py) with a card and a report. Who is champion is decided
+in promotion.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import pyarrow.parquet as pq
 
+from tasks.bundle import make_captioner, write_bundle
+from tasks.captions import read_vocabulary
 from tasks.config import (
     CaptionsConfig,
     DecoderConfig,
@@ -29,20 +27,27 @@ from tasks.config import (
     TuningConfig,
 )
 from tasks.datasets.base import DatasetOptions
-from tasks.errors import AttendError
+from tasks.evaluation import PREDICTIONS, SCORES, read_predictions
 from tasks.ledger import Artifact, Outcome, Work, Workspace, digest_of
+from tasks.logged_model import drop_unregistered, load_captioner, log_model
+from tasks.manifest import GENERATED, files_of
+from tasks.model_card import card
 from tasks.progress import say
+from tasks.promotion import SideBySide, crown, promote, rolled_back, side_by_side
+from tasks.report import REPORT, Rival, write_report
+from tasks.rescoring import rescore
 from tasks.section import Section
 from tasks.tracking import TRAIN_KEY, TrainingLog, log_scores, params_of, tracking_uri, training_log
+from tasks.versions import Earlier, earlier_versions, kept_predictions, version_with_alias
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
+    from models.captioner import Captioner
+
 REGISTRATION = "registration.json"
 _KEY = "attend.key"
-_SAMPLES = 4
-_REQUIREMENTS = ("mlflow", "torch", "torchvision", "torchcodec", "safetensors", "pillow", "numpy", "pandas")
 
 
 def register(
@@ -58,11 +63,9 @@ def register(
     work: Work,
 ) -> Outcome:
     """Log the trained model with its history, scores and samples, register it, and decide who is champion."""
-    from tasks.bundle import make_captioner, write_bundle
-
     workspace = machine.workspace.expanduser().absolute()
     trained, evaluated = work.upstream["train"], work.upstream["evaluate"]
-    scores = json.loads((evaluated.path / "scores.json").read_text(encoding="utf-8"))
+    scores = json.loads((evaluated.path / SCORES).read_text(encoding="utf-8"))
     sections: dict[str, Section] = {
         "data": data,
         "grids": grids,
@@ -81,16 +84,24 @@ def register(
         for row in pq.read_table(trained.path / "history.parquet").to_pylist():
             log.epoch(row)
         version = _version_with_key(log.client, registry.model, work.key)
+        champion = version_with_alias(log.client, registry.model, "champion")
+        against = None
+        if champion is not None and (version is None or number(champion) != number(version)):
+            theirs = _predictions_of(champion, scores, data, evaluation, work, log.client, scratch)
+            against = side_by_side(theirs, evaluated.path / PREDICTIONS, evaluation.metrics)
         if version is None:
             captioner = make_captioner(grids, evaluation, work.upstream)
-            bundle = scratch / "bundle"
-            digest = write_bundle(captioner, bundle)
+            digest = write_bundle(captioner, scratch / "bundle")
             _log_files(log, work, scores)
-            _log_samples(log, captioner, work, data, scratch)
-            _drop_unregistered(log, registry.model)
-            source = _log_model(log.run_id, bundle, ("timm",) if grids.backbone.startswith("timm:") else ())
-            version = _create_version(log, registry.model, source, work, scores, digest)
-        alias, why = _promote(log.client, registry, version, scores, data, evaluation, work)
+            rivals = [] if champion is None or against is None else [Rival(_name(champion), against.scores)]
+            earlier = earlier_versions(log.client, registry.model, scores)
+            _log_report(log, captioner, work, data, evaluation, scores, rivals, earlier, scratch)
+            drop_unregistered(log, registry.model)
+            libraries = ("timm",) if grids.backbone.startswith("timm:") else ()
+            source = log_model(log.run_id, scratch / "bundle", libraries)
+            text = card(registry.model, data, grids, decoder, training, work.upstream, scores)
+            version = _create_version(log, registry.model, source, work, scores, digest, text)
+        alias, why = _decide(log.client, registry, version, champion, against)
     uri = f"models:/{registry.model}/{version.version}"
     told = {"model": registry.model, "version": version.version, "alias": alias, "why": why, "uri": uri}
     told |= {"store": tracking_uri(workspace), "run_id": log.run_id}
@@ -115,7 +126,7 @@ def _log_files(log: TrainingLog, work: Work, scores: dict[str, Any]) -> None:
     log.client.set_tag(log.run_id, "attend.signature", scores["signature"])
     places = {
         "train": (("weights.safetensors", "checkpoints"), ("last.safetensors", "checkpoints"), ("history.parquet", "")),
-        "evaluate": (("predictions.parquet", ""), ("scores.json", "")),
+        "evaluate": ((PREDICTIONS, ""), (SCORES, "")),
         "tensorise": (("vocabulary.json", ""),),
         "tune": (("history.parquet", "tune"),),
     }
@@ -126,73 +137,8 @@ def _log_files(log: TrainingLog, work: Work, scores: dict[str, Any]) -> None:
             log.client.log_artifact(log.run_id, str(work.upstream[stage].path / file), folder or None)
 
 
-def _log_samples(log: TrainingLog, captioner: Any, work: Work, data: DatasetOptions, scratch: Path) -> None:
-    """A few evaluated pictures with their captions and where the model looked."""
-    from models.photographs import decode
-    from tasks.attention_maps import draw
-    from tasks.manifest import GENERATED, files_of
-
-    manifest = work.upstream["ingest"].path
-    files = files_of(manifest, data.image_folder(manifest / GENERATED))
-    digests = pq.read_table(work.upstream["evaluate"].path / "predictions.parquet").column("digest").to_pylist()
-    photographs = {digest: files[digest].read_bytes() for digest in digests[:_SAMPLES]}
-    captioned = captioner.caption(list(photographs.values()), attention=captioner.attends)
-    for (digest, photograph), item in zip(photographs.items(), captioned, strict=True):
-        if item.tokens and item.attention is not None:
-            path = scratch / f"{digest[:12]}.png"
-            draw(decode(photograph), item.tokens, item.attention.numpy(), captioner.config["backbone"]["fit"]).savefig(
-                path
-            )
-            log.client.log_artifact(log.run_id, str(path), "samples")
-
-
-def _log_model(run_id: str, bundle: Path, libraries: tuple[str, ...] = ()) -> str:
-    """Log the bundle as a pyfunc model, from code, and return its `models:/m-...` address.
-
-    libraries: what its backbone needs beside the usual.
-    """
-    requirements = (*_REQUIREMENTS, *libraries)
-    import mlflow
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
-
-    signature = ModelSignature(
-        inputs=Schema([ColSpec(DataType.binary, "image")]),
-        outputs=Schema([ColSpec(DataType.string, "caption"), ColSpec(DataType.double, "log_probability")]),
-        params=ParamSchema(
-            [
-                ParamSpec("beam_size", DataType.long, 0),
-                ParamSpec("max_length", DataType.long, 0),
-                ParamSpec("n_best", DataType.long, 0),
-                ParamSpec("return_attention", DataType.boolean, False),
-            ]
-        ),
-    )
-    with mlflow.start_run(run_id=run_id):
-        info = mlflow.pyfunc.log_model(
-            name="captioner",
-            python_model=str(Path(__file__).with_name("registered_model.py")),
-            artifacts={"bundle": str(bundle)},
-            signature=signature,
-            pip_requirements=[f"{name}=={metadata.version(name).split('+')[0]}" for name in requirements],
-        )
-    return str(info.model_uri)
-
-
-def _drop_unregistered(log: TrainingLog, model: str) -> None:
-    """Delete what a killed registration logged of this run and did not come to register."""
-    experiment = log.client.get_run(log.run_id).info.experiment_id
-    registered = {version.source for version in log.client.search_model_versions(f"name = '{model}'")}
-    for logged in log.client.search_logged_models([experiment], f"source_run_id = '{log.run_id}'"):
-        if f"models:/{logged.model_id}" not in registered:
-            log.client.delete_logged_model(logged.model_id)
-            place = urlsplit(logged.artifact_location)
-            if place.scheme == "file":
-                shutil.rmtree(place.path, ignore_errors=True)
-
-
 def _create_version(
-    log: TrainingLog, model: str, source: str, work: Work, scores: dict[str, Any], digest: str
+    log: TrainingLog, model: str, source: str, work: Work, scores: dict[str, Any], digest: str, description: str
 ) -> ModelVersion:
     from mlflow.exceptions import MlflowException
 
@@ -205,125 +151,99 @@ def _create_version(
         "attend.data": scores["data"],
         "attend.signature": scores["signature"],
         **{f"score.{name}": repr(value) for name, value in scores["scores"].items()},
+        **{f"attend.made_from.{stage}": artifact.ledger.key for stage, artifact in work.upstream.items()},
     }
     return log.client.create_model_version(
-        model, source, log.run_id, tags=tags, model_id=source.removeprefix("models:/")
+        model,
+        source,
+        log.run_id,
+        tags=tags,
+        description=description,
+        model_id=source.removeprefix("models:/"),
     )
 
 
-def _promote(
+def _log_report(
+    log: TrainingLog,
+    captioner: Captioner,
+    work: Work,
+    data: DatasetOptions,
+    evaluation: EvaluationConfig,
+    scores: dict[str, Any],
+    rivals: list[Rival],
+    earlier: list[Earlier],
+    scratch: Path,
+) -> None:
+    made = work.upstream
+    manifest = made["ingest"].path
+    write_report(
+        scratch / REPORT,
+        f"{log.client.get_run(log.run_id).info.run_name}: {scores['pictures']:,} held-out pictures",
+        scores,
+        made["evaluate"].path / PREDICTIONS,
+        captioner,
+        files_of(manifest, data.image_folder(manifest / GENERATED)),
+        evaluation.decoding(),
+        pq.read_table(made["train"].path / "history.parquet").to_pylist(),
+        rivals,
+        earlier,
+    )
+    log.client.log_artifact(log.run_id, str(scratch / REPORT))
+
+
+def _name(version: ModelVersion) -> str:
+    return f"version {version.version}"
+
+
+def _decide(
     client: MlflowClient,
     registry: RegistryConfig,
     version: ModelVersion,
-    scores: dict[str, Any],
-    data: DatasetOptions,
-    evaluation: EvaluationConfig,
-    work: Work,
+    champion: ModelVersion | None,
+    against: SideBySide | None,
 ) -> tuple[str, str]:
-    """Give the version its alias: champion where it beats the champion on these pictures, else challenger."""
-    metric, mine = registry.promote_on, scores["scores"][registry.promote_on]
-    champion = version_with_alias(client, registry.model, "champion")
-    name = f"version {version.version}"
-    if champion is not None and champion.version == version.version:
-        return "champion", f"{name} is champion ({metric} {mine:.2f})"
+    """The version's alias, and why. against: the champion compared with it, where that is another version."""
     if champion is None:
-        alias, why = "champion", f"{name} is champion: the first ({metric} {mine:.2f})"
-    else:
-        theirs = _score_of(champion, metric, scores, data, evaluation, work)
-        alias = "champion" if mine > theirs else "challenger"
-        verdict = "beats" if mine > theirs else "does not beat"
-        why = f"{name} is {alias}: {metric} {mine:.2f} {verdict} the {theirs:.2f} of version {champion.version}"
-        if alias == "champion":
-            client.set_registered_model_alias(registry.model, "previous", champion.version)
-    client.set_registered_model_alias(registry.model, alias, version.version)
-    client.set_model_version_tag(registry.model, version.version, "attend.decision", why)
-    return alias, why
+        return "champion", crown(client, version, f"{_name(version)} is champion: the first")
+    if against is None:
+        return "champion", f"{_name(version)} is champion"
+    if rolled_back(version):
+        why = f"{_name(version)} was champion and was rolled back: `attend promote` makes it champion again"
+        return "challenger", why
+    compared = next(item for item in against.scores if item.score == registry.promote_on)
+    return promote(client, version, champion, compared, registry.certainty)
 
 
-def _score_of(
+def _predictions_of(
     champion: ModelVersion,
-    metric: str,
     scores: dict[str, Any],
     data: DatasetOptions,
     evaluation: EvaluationConfig,
     work: Work,
-) -> float:
-    """The champion's score on the same pictures and settings: as recorded, or else taken now, from photographs."""
-    tags = champion.tags
-    same = tags.get("attend.data") == scores["data"] and tags.get("attend.signature") == scores["signature"]
-    if same and f"score.{metric}" in tags:
-        return float(tags[f"score.{metric}"])
-    from tasks.captions import read_vocabulary
-    from tasks.rescoring import rescore
+    client: MlflowClient,
+    scratch: Path,
+) -> Path:
+    """The champion's captions of the same pictures by the same settings: as its run kept them, or else found now."""
+    if (
+        champion.tags.get("attend.data") == scores["data"]
+        and champion.tags.get("attend.signature") == scores["signature"]
+    ):
+        kept = kept_predictions(client, str(champion.run_id), scratch / "kept")
+        if kept is not None:
+            return kept
 
     name = f"{champion.name} version {champion.version}"
     say(f"register: {name} was scored on other pictures or settings; scoring it on these")
-    captioner = load_bundle(f"models:/{champion.name}/{champion.version}")
-    with work.scratch() as scratch:
-        found = rescore(
-            captioner,
-            name,
-            work.upstream["ingest"],
-            data,
-            read_vocabulary(work.upstream["tensorise"].path),
-            evaluation,
-            scratch / "predictions.parquet",
-            pq.read_table(work.upstream["evaluate"].path / "predictions.parquet").column("digest").to_pylist(),
-        )
-    return float(found["scores"][metric])
-
-
-def version_with_alias(client: MlflowClient, model: str, alias: str) -> ModelVersion | None:
-    """The version that bears an alias; None where there is none yet."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return client.get_model_version_by_alias(model, alias)
-    except MlflowException as error:
-        # A missing alias and a missing model are told apart by code, and differently by different stores.
-        if error.error_code in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
-            return None
-        raise
-
-
-def version_at(client: MlflowClient, address: str) -> ModelVersion:
-    """The version that `models:/NAME@ALIAS` or `models:/NAME/VERSION` names; AttendError where there is none."""
-    from mlflow.exceptions import MlflowException
-
-    path = address.removeprefix("models:/")
-    name, at, alias = path.partition("@")
-    try:
-        if at:
-            return client.get_model_version_by_alias(name, alias)
-        name, _, version = path.partition("/")
-        return client.get_model_version(name, version)
-    except MlflowException as error:
-        raise AttendError(f"{address}: no such model: {' '.join(str(error).split())[:160]}") from None
-
-
-def load_bundle(uri: str) -> Any:
-    """The Captioner of a registered model, by its own code; AttendError where the address names none."""
-    import mlflow
-    from mlflow.exceptions import MlflowException
-
-    try:
-        model = mlflow.pyfunc.load_model(uri)
-    except (MlflowException, OSError) as error:
-        raise AttendError(
-            f"{uri}: no such model in {mlflow.get_tracking_uri()}: {' '.join(str(error).split())[:160]}"
-        ) from None
-    return model.unwrap_python_model()._captioner
-
-
-@dataclass(frozen=True)
-class Registered:
-    """A registered model and who its champion is."""
-
-    name: str
-    champion: str | None
-
-
-def registered_models(client: MlflowClient) -> list[Registered]:
-    """The registered models, newest first."""
-    found = client.search_registered_models(order_by=["last_updated_timestamp DESC"])
-    return [Registered(model.name, client.get_registered_model(model.name).aliases.get("champion")) for model in found]
+    captioner = load_captioner(f"models:/{champion.name}/{champion.version}")
+    predictions = scratch / "champion.parquet"
+    rescore(
+        captioner,
+        name,
+        work.upstream["ingest"],
+        data,
+        read_vocabulary(work.upstream["tensorise"].path),
+        evaluation,
+        predictions,
+        list(read_predictions(work.upstream["evaluate"].path / PREDICTIONS)),
+    )
+    return predictions

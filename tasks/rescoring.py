@@ -6,20 +6,27 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from models.vocabulary import Vocabulary
-from tasks import registry, tracking
+from tasks import tracking
 from tasks.captions import read_vocabulary
 from tasks.config import Config, EvaluationConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
 from tasks.evaluation import PREDICTIONS, SCORES, score, write_predictions
 from tasks.ledger import Artifact, Workspace, digest_of
+from tasks.logged_model import load_captioner
 from tasks.manifest import GENERATED, files_of, pictures_of
 from tasks.progress import Bar
+from tasks.report import REPORT, write_report
 from tasks.sessions import prepare, session
-from tasks.stages import artifacts, inputs_of, run_stage
+from tasks.stages import BY_NAME, artifacts, inputs_of, run_stage
+from tasks.versions import earlier_versions, version_at
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
 _BATCH = 64
 
@@ -34,24 +41,52 @@ def evaluate_registered(config: Config, model: str | None = None) -> dict[str, A
     prepare(config)
     with session(Workspace(config.workspace), f"evaluation of {address}"):
         client = tracking.connect(config.workspace)
-        version = registry.version_at(client, address)
+        version = version_at(client, address)
         inputs = inputs_of(config, "tensorise")
         for stage in ("ingest", "tensorise"):
             run_stage(config, stage, inputs)
         made = artifacts(config, "tensorise", inputs)
         name = f"{version.name} version {version.version}"
         pictures, words = made["ingest"].products[config.evaluation.split], made["tensorise"].products["vocabulary"]
-        key = digest_of([version.name, version.version, pictures, words, config.evaluation.key_part()])
-        told = tracking.evaluation_with(client, config.workspace, version.name, key)
-        if told is None:
-            captioner = registry.load_bundle(f"models:/{version.name}/{version.version}")
-            vocabulary = read_vocabulary(made["tensorise"].path)
+        settings = [BY_NAME["evaluate"].version, config.evaluation.key_part()]
+        key = digest_of([version.name, version.version, pictures, words, settings])
+        run_id = tracking.evaluation_with(client, config.workspace, version.name, key)
+        if run_id is None:
+            captioner = load_captioner(f"models:/{version.name}/{version.version}")
             with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
-                predictions = Path(scratch) / PREDICTIONS
-                told = rescore(captioner, name, made["ingest"], config.data, vocabulary, config.evaluation, predictions)
-                (Path(scratch) / SCORES).write_text(json.dumps(told, indent=1, sort_keys=True), encoding="utf-8")
-                tracking.log_evaluation(client, config.workspace, version.name, f"{name} scored", key, told, scratch)
-    return {"model": name, **told}
+                told = _evaluate(config, captioner, version, made, client, Path(scratch))
+                run_id = tracking.log_evaluation(
+                    client, config.workspace, version.name, f"{name} scored", key, told, scratch
+                )
+        else:
+            told = json.loads(Path(client.download_artifacts(run_id, SCORES)).read_text(encoding="utf-8"))
+    return {"model": name, "run_id": run_id, **told}
+
+
+def _evaluate(
+    config: Config,
+    captioner: Any,
+    version: ModelVersion,
+    made: dict[str, Artifact],
+    client: MlflowClient,
+    out: Path,
+) -> dict[str, Any]:
+    """Write predictions, scores and report into a folder; returns the scores."""
+    name, vocabulary = f"{version.name} version {version.version}", read_vocabulary(made["tensorise"].path)
+    predictions = out / PREDICTIONS
+    told = rescore(captioner, name, made["ingest"], config.data, vocabulary, config.evaluation, predictions)
+    (out / SCORES).write_text(json.dumps(told, indent=1, sort_keys=True), encoding="utf-8")
+    write_report(
+        out / REPORT,
+        f"{name}: {told['pictures']:,} held-out pictures",
+        told,
+        predictions,
+        captioner,
+        files_of(made["ingest"].path, config.data.image_folder(made["ingest"].path / GENERATED)),
+        config.evaluation.decoding(),
+        earlier=earlier_versions(client, version.name, told),
+    )
+    return told
 
 
 def rescore(
@@ -66,7 +101,7 @@ def rescore(
 ) -> dict[str, Any]:
     """Caption pictures of `evaluation.split` with a registered model, write the captions, and score what was written.
 
-    captioner: of `registry.load_bundle`. name: the model, for messages. vocabulary: whose tokeniser cuts the
+    captioner: of `load_captioner`. name: the model, for messages. vocabulary: whose tokeniser cuts the
     references. predictions: the Parquet file to write. digests: the pictures; all that can be read where not given.
     Raises AttendError where the model's own code cannot search as `evaluation` asks.
     """
@@ -92,5 +127,5 @@ def rescore(
             bar.advance(len(part))
     if not rows:
         raise AttendError(f"{name}: no picture of the split {evaluation.split!r} could be read")
-    write_predictions(rows, predictions)
+    write_predictions(rows, pictures, vocabulary, predictions)
     return score(predictions, pictures, vocabulary, evaluation)

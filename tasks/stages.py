@@ -88,7 +88,7 @@ STAGES = (
     ),
     Stage(
         "evaluate",
-        version=1,
+        version=2,
         sections=("evaluation",),
         needs=(
             "extract.identity",
@@ -101,7 +101,7 @@ STAGES = (
     ),
     Stage(
         "register",
-        version=1,
+        version=2,
         sections=("registry",),
         needs=("extract.identity", "tensorise.vocabulary", "train.weights", "evaluate.scores", "evaluate.decoding"),
         function="tasks.registry:register",

@@ -238,28 +238,26 @@ def log_scores(client: MlflowClient, run_id: str, scores: Mapping[str, float], s
     client.log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in scores.items()])
 
 
-def evaluation_with(client: MlflowClient, workspace: Path, model: str, key: str) -> dict[str, Any] | None:
-    """What `log_evaluation` kept under this key; None where nothing is."""
+def evaluation_with(client: MlflowClient, workspace: Path, model: str, key: str) -> str | None:
+    """The run in which `log_evaluation` kept the files of this key; None where there is none."""
     experiment = experiment_of(client, workspace, model)
     query = f"tags.`{_EVALUATION}` = '{key}' and attributes.status = 'FINISHED'"
     found = client.search_runs([experiment], query, max_results=1)
-    if not found:
-        return None
-    tags, metrics = found[0].data.tags, found[0].data.metrics
-    return {"scores": metrics, "signature": tags["attend.signature"], "pictures": int(tags["attend.pictures"])}
+    return str(found[0].info.run_id) if found else None
 
 
 def log_evaluation(
     client: MlflowClient, workspace: Path, model: str, name: str, key: str, told: dict[str, Any], files: str
-) -> None:
-    """Keep the scores of a registered model and the files they were taken from in a run of their own."""
+) -> str:
+    """Keep the scores of a registered model and the files they were taken from in a run of their own; its id."""
     experiment = experiment_of(client, workspace, model)
-    tags = {_EVALUATION: key, "attend.signature": told["signature"], "attend.pictures": str(told["pictures"])}
+    tags = {_EVALUATION: key, "attend.signature": told["signature"]}
     with _until_ended(workspace, experiment, _EVALUATION, key):
         run_id = client.create_run(experiment, tags=tags, run_name=name).info.run_id
         with _ending(client, run_id):
             log_scores(client, run_id, told["scores"])
             client.log_artifacts(run_id, files)
+    return str(run_id)
 
 
 def close_dead_runs(workspace: Path) -> None:

@@ -38,8 +38,7 @@ from tasks.features import open_grids
 from tasks.grid_cache import GridReader
 from tasks.ledger import Outcome, Stopwatch, Work, digest_of, digest_of_file, flush
 from tasks.manifest import Picture, pictures_of
-from tasks.metrics import Scored
-from tasks.metrics.bleu import bleu
+from tasks.metrics import Scored, measure
 from tasks.progress import Bar, say
 from tasks.stages import PROGRESS
 from tasks.tokenisers import tokeniser
@@ -131,7 +130,7 @@ class Dev(ABC):
             for caption in greedy(stepper, grid, decoding):
                 words = self._vocabulary.decode(caption.tokens)
                 scored.append(Scored(words, self._references[len(scored)]))
-        return bleu(scored)["bleu4"]
+        return measure("bleu", scored)["bleu4"]
 
 
 class GridDev(Dev):

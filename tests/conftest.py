@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from tasks.config import Config, validate
+from tasks.manifest import GENERATED
 from tasks.stages import STAGES, run_stage
 
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ.pop("ATTEND_WORKSPACE", None)
 
+HERE = Path(__file__).resolve().parents[1]
 WITHOUT_MLFLOW = [stage.name for stage in STAGES if stage.name != "register"]
 
 
@@ -48,6 +50,29 @@ def small(workspace: Path, **changes: object) -> Config:
 def run_all(config: Config) -> dict[str, str]:
     """Run every stage but register; stage -> its state before."""
     return {name: run_stage(config, name).state for name in WITHOUT_MLFLOW}
+
+
+def trained(workspace: Path, **changes: object) -> Config:
+    """A config whose captions say something."""
+    return small(workspace, **{"training__epochs": 12, "training__learning_rate": 0.02, **changes})
+
+
+def register_all(config: Config) -> dict[str, str]:
+    """Run every stage; stage -> its state before."""
+    return {stage.name: run_stage(config, stage.name).state for stage in STAGES}
+
+
+@pytest.fixture(scope="session")
+def registered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with one registered version of `trained`, champion: nothing that tests see of it is to be changed."""
+    workspace = tmp_path_factory.mktemp("registered") / "workspace"
+    register_all(trained(workspace))
+    return workspace
+
+
+def pictures(workspace: Path) -> list[Path]:
+    """Its generated pictures."""
+    return sorted(workspace.glob(f"artifacts/ingest/*/{GENERATED}/*.png"))
 
 
 @pytest.fixture

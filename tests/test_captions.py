@@ -16,8 +16,7 @@ from tasks import training
 from tasks.captions import build_vocabulary, read_vocabulary
 from tasks.config import CaptionsConfig
 from tasks.errors import AttendError
-from tasks.metrics import Scored
-from tasks.metrics.bleu import bleu
+from tasks.metrics import Scored, measure
 from tasks.stages import artifacts, run_stage
 from tasks.tokenisers import BytePairs, tokeniser
 from tasks.word_vectors import load_word_vectors, vector_digests
@@ -79,7 +78,7 @@ def test_the_unknown_word_is_no_word_and_never_a_hit() -> None:
     assert set(vocabulary.words) == {"a", "on", "table"}
     assert vocabulary.encode(words, 9)[2] == UNK
     # A caption can never hold it, so a reference that does gives nothing to any caption.
-    assert bleu([Scored(["a", "on"], [words])])["bleu1"] < 100
+    assert measure("bleu", [Scored(["a", "on"], [words])])["bleu1"] < 100
     assert Vocabulary(("a",)).decode([UNK]) == [SPECIAL[UNK]]
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageOps
 
-from tasks import registry, stages, tracking
+from tasks import stages, tracking
 from tasks.config import Config
 from tasks.ledger import Workspace
 from tasks.manifest import GENERATED
 from tasks.stages import BY_NAME, STAGES, artifacts, inputs_of, plan, run_stage
+from tasks.versions import version_with_alias
 from tests.conftest import small
 
 ALL = ("ingest", "extract", "tensorise", "train", "evaluate", "register")
@@ -260,4 +261,4 @@ def test_a_version_deleted_from_the_registry_is_registered_again(place: Place) -
     client.delete_registered_model_alias("small", "champion")
     client.delete_model_version("small", "1")
     assert run(place.config()) == Done(("register",), versions=1)
-    assert registry.version_with_alias(client, "small", "champion") is not None
+    assert version_with_alias(client, "small", "champion") is not None

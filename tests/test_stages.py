@@ -24,8 +24,7 @@ from tasks.features import open_grids
 from tasks.grid_cache import GridReader
 from tasks.ledger import Ledger, Work, Workspace
 from tasks.manifest import GENERATED, files_of, pictures_of
-from tasks.metrics import Scored
-from tasks.metrics.bleu import bleu
+from tasks.metrics import Scored, measure
 from tasks.stages import BY_NAME, STAGES, Inputs, Status, artifacts, inputs_of, plan, run_stage
 from tasks.tokenisers import tokeniser
 from tests.conftest import run_all, small
@@ -346,7 +345,7 @@ def test_the_best_epoch_is_by_free_running_bleu(workspace: Path) -> None:
         scored.append(Scored(vocabulary.decode(caption.tokens), [tokenise(text) for text in picture.captions]))
     best = max(row["dev_bleu4"] for row in pq.read_table(found["train"].path / training.HISTORY).to_pylist())
     assert best > 5
-    assert bleu(scored)["bleu4"] == pytest.approx(best, abs=1e-6)
+    assert measure("bleu", scored)["bleu4"] == pytest.approx(best, abs=1e-6)
 
 
 def test_batch_size_does_not_change_the_captions(workspace: Path, tmp_path: Path) -> None:

@@ -1,19 +1,40 @@
-"""Corpus BLEU-1 to BLEU-4 (Papineni et al. 2002), by NLTK, in percent."""
+"""Corpus BLEU-1 to BLEU-4 (Papineni et al. 2002), in percent: uniform weights, no smoothing.
 
-import warnings
+NLTK counts the n-grams.
+"""
+
 from collections.abc import Sequence
 
-from nltk.translate.bleu_score import corpus_bleu
+import numpy as np
+from nltk.translate.bleu_score import SmoothingFunction, closest_ref_length, modified_precision, sentence_bleu
 
-from tasks.metrics import Scored
+from tasks.metrics import Counts, Scored
 
-_WEIGHTS = [tuple(1 / n for _ in range(n)) for n in range(1, 5)]
+_ORDERS = range(1, 5)
 
 
-def bleu(corpus: Sequence[Scored]) -> dict[str, float]:
-    """BLEU-1..4 against all references of each picture, uniform weights, no smoothing."""
-    with warnings.catch_warnings():
-        # NLTK warns where no n-gram of an order matches; such a BLEU is 0, which is what we report.
-        warnings.simplefilter("ignore")
-        scores = corpus_bleu([item.references for item in corpus], [item.caption for item in corpus], weights=_WEIGHTS)
-    return {f"bleu{n}": 100.0 * float(score) if score > 1e-12 else 0.0 for n, score in enumerate(scores, 1)}
+def statistics(corpus: Sequence[Scored]) -> Counts:
+    """(pictures, 10): n-grams matched and proposed of orders 1 to 4, words, words of the closest reference."""
+    rows = []
+    for item in corpus:
+        # NLTK's fractions are not reduced: they keep the counts.
+        grams = [modified_precision(item.references, item.caption, order) for order in _ORDERS]
+        words = len(item.caption)
+        matched, proposed = [gram.numerator for gram in grams], [gram.denominator for gram in grams]
+        rows.append([*matched, *proposed, words, closest_ref_length(item.references, words)])
+    return np.array(rows, dtype=np.float64)
+
+
+def scores(sums: Counts) -> dict[str, Counts]:
+    """`bleu1` to `bleu4`: the brevity penalty times the geometric mean of the precisions; 0 where one is 0."""
+    matched, proposed, words, closest = sums[..., :4], sums[..., 4:8], sums[..., 8], sums[..., 9]
+    with np.errstate(divide="ignore"):
+        precisions = np.log(matched / proposed)
+    brevity = np.minimum(0.0, 1.0 - closest / np.maximum(words, 1e-9))
+    means = np.cumsum(precisions, axis=-1) / np.array(_ORDERS)
+    return {f"bleu{order}": 100.0 * np.exp(brevity + means[..., order - 1]) for order in _ORDERS}
+
+
+def of_one(item: Scored) -> float:
+    """Smoothed BLEU-4 of a single caption (Lin & Och 2004), by NLTK, in percent: to order captions, not to report."""
+    return 100.0 * float(sentence_bleu(item.references, item.caption, smoothing_function=SmoothingFunction().method2))

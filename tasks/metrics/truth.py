@@ -6,18 +6,25 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tasks.datasets.scenes import COLOURS, SHAPES, SIZES, relations
-from tasks.metrics import Scored
+from tasks.metrics import Counts, Scored
 
 _RELATIONS = {("left", "of"): "left of", ("right", "of"): "right of", ("above",): "above", ("below",): "below"}
 _FILLER = {"a", "the", "there", "is", "in", "picture", "of", "and", "are", "shown", "only", "one", "with"}
 Mention = dict[str, str]
 
 
-def truth(corpus: Sequence[Scored]) -> dict[str, float]:
+def statistics(corpus: Sequence[Scored]) -> Counts:
+    """(pictures, 2): whether the caption is true, and 1."""
+    true = [item.facts is not None and is_true(item.caption, item.facts["things"]) for item in corpus]
+    return np.array([[held, 1] for held in true], dtype=np.float64)
+
+
+def scores(sums: Counts) -> dict[str, Counts]:
     """`truth`: percent of captions that state something and state nothing false."""
-    true = sum(is_true(item.caption, item.facts["things"]) for item in corpus if item.facts is not None)
-    return {"truth": 100.0 * true / len(corpus)}
+    return {"truth": 100.0 * sums[..., 0] / sums[..., 1]}
 
 
 def is_true(words: list[str], things: list[dict[str, Any]]) -> bool:

@@ -1,0 +1,1 @@
+"""`attend serve`: a registered captioner over HTTP, and a page to try it on."""

@@ -1,0 +1,67 @@
+"""A registered version's card: what it is made of, what it was trained on and scored, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from tasks.config import DecoderConfig, GridsConfig, TrainingConfig
+from tasks.datasets.base import DatasetOptions
+from tasks.evaluation import PREDICTIONS, read_predictions
+from tasks.ledger import Artifact
+from tasks.metrics.bleu import of_one
+
+_SAMPLES = 3
+
+
+def card(
+    model: str,
+    data: DatasetOptions,
+    grids: GridsConfig,
+    decoder: DecoderConfig,
+    training: TrainingConfig,
+    made: Mapping[str, Artifact],
+    told: dict[str, Any],
+) -> str:
+    """Markdown. made: the artifacts it was made from, by stage. told: scores.json."""
+    ingested, trained = made["ingest"].ledger.counts, made["train"].ledger.counts
+    words = made["tensorise"].ledger.counts
+    splits = ", ".join(f"{ingested[split]:,} {split}" for split in ("train", "dev", "test") if split in ingested)
+    tuned = ", fine-tuned on these pictures" if "tune" in made else ""
+    lines = [
+        f"# {model}",
+        "",
+        f"Captions photographs. Made by attend {metadata.version('attend')}.",
+        "",
+        "## Data",
+        "",
+        f"{ingested['pictures']:,} pictures ({splits}) with {ingested['captions']:,} captions, read as "
+        f"`{data.model_dump()['adapter']}`; a vocabulary of {words['words']:,}. It knows no other words, and says what "
+        "captions like these say.",
+        "",
+        "## Model",
+        "",
+        f"- backbone: `{grids.backbone}`, {grids.image_size} px ({grids.fit}), {grids.precision}{tuned}",
+        f"- decoder: `{decoder.name}`, {trained['epochs']} epochs, seed {training.seed}, {training.precision}",
+        "",
+        "## Scores",
+        "",
+        "| score | % | 95 % interval |",
+        "| --- | --- | --- |",
+    ]
+    for name, value in told["scores"].items():
+        low, high = told["intervals"][name]
+        lines.append(f"| {name} | {value:.2f} | {low:.2f} to {high:.2f} |")
+    signature = told["signature"].replace("|", ", ")
+    lines += ["", f"Free-running, on {told['pictures']:,} held-out pictures; `{signature}`.", ""]
+    ranked = sorted(read_predictions(made["evaluate"].path / PREDICTIONS).values(), key=of_one, reverse=True)
+    for title, chosen in (("good", ranked[:_SAMPLES]), ("bad", ranked[::-1][:_SAMPLES])):
+        lines += [f"## Captions: {title}", "", "| it says | a person wrote |", "| --- | --- |"]
+        lines += [f"| {_cell(item.caption)} | {_cell(item.references[0])} |" for item in chosen]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(words: list[str]) -> str:
+    return " ".join(words).replace("|", "\\|")

@@ -1,0 +1,59 @@
+// Words of a caption that show, over its photograph, where the model looked for each of them.
+"use strict";
+
+const Heat = (() => {
+  // Black over red and orange to pale yellow, as a share of the map's largest value.
+  const STOPS = [[0, 0, 4], [87, 16, 110], [188, 55, 84], [249, 142, 9], [252, 255, 164]];
+
+  function colour(share) {
+    const at = Math.min(Math.max(share, 0), 1) * (STOPS.length - 1);
+    const low = Math.min(Math.floor(at), STOPS.length - 2);
+    return STOPS[low].map((value, channel) => value + (STOPS[low + 1][channel] - value) * (at - low));
+  }
+
+  // map: height x width numbers, any scale.
+  function paint(canvas, map, height, width) {
+    const most = Math.max(...map, 1e-9);
+    const small = document.createElement("canvas");
+    small.width = width;
+    small.height = height;
+    const pixels = new ImageData(width, height);
+    map.forEach((value, at) => pixels.data.set([...colour(value / most), 255], 4 * at));
+    small.getContext("2d").putImageData(pixels, 0, 0);
+    canvas.width = canvas.height = 256;
+    const context = canvas.getContext("2d");
+    context.imageSmoothingQuality = "high";
+    context.drawImage(small, 0, 0, canvas.width, canvas.height);
+  }
+
+  // One button a word in `line`; passing over one, or reaching it by keyboard, lays its map over the photograph, and
+  // pressing it keeps it there. maps: one a word, or none where the model does not attend.
+  function words(line, frame, canvas, tokens, maps, height, width) {
+    let kept = null;
+    frame.classList.remove("on");
+    const show = (at) => {
+      frame.classList.toggle("on", at !== null);
+      if (at !== null) paint(canvas, maps[at], height, width);
+    };
+    const parts = tokens.map((token, at) => {
+      const part = document.createElement(maps.length ? "button" : "span");
+      part.textContent = token;
+      if (!maps.length) return part;
+      part.type = "button";
+      part.setAttribute("aria-pressed", "false");
+      part.addEventListener("mouseenter", () => show(at));
+      part.addEventListener("focus", () => show(at));
+      part.addEventListener("mouseleave", () => show(kept));
+      part.addEventListener("blur", () => show(kept));
+      part.addEventListener("click", () => {
+        kept = kept === at ? null : at;
+        parts.forEach((other, place) => other.setAttribute("aria-pressed", String(place === kept)));
+        show(kept === null ? at : kept);
+      });
+      return part;
+    });
+    line.replaceChildren(...parts);
+  }
+
+  return { words };
+})();

@@ -1,0 +1,100 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const at = (id) => document.getElementById(id);
+  const number = (value) => value.toFixed(2);
+  const signed = (value) => (value < 0 ? "\u2212" : "+") + Math.abs(value).toFixed(2);
+
+  function element(tag, text, ...children) {
+    const made = document.createElement(tag);
+    if (text) made.textContent = text;
+    made.append(...children);
+    return made;
+  }
+
+  function row(cells, tag = "td") {
+    return element("tr", "", ...cells.map((cell) => element(tag, cell)));
+  }
+
+  at("signature").textContent = data.signature.replaceAll("|", " \u00b7 ");
+  at("scores").append(row(["score", "%", "95 % interval"], "th"),
+    ...data.scores.map((item) => row([item.name, number(item.value), `${number(item.low)} to ${number(item.high)}`])));
+  for (const rival of data.compared) {
+    const table = element("table", "", row(["score", rival.name, "this one", "difference", "95 % interval", "better in"], "th"),
+      ...rival.scores.map((item) => row([item.score, number(item.first), number(item.second),
+        signed(item.second - item.first), `${signed(item.low)} to ${signed(item.high)}`,
+        `${(100 * item.better).toFixed(1)} % of resamples`])));
+    at("rivals").append(element("h2", `Against ${rival.name}, on the same pictures`), element("div", "", table));
+    at("rivals").lastChild.className = "wide";
+  }
+  if (data.earlier.length) {
+    const names = data.scores.map((item) => item.name);
+    const table = element("table", "", row(["version", ...names, "scored"], "th"),
+      ...data.earlier.map((item) => row([item.name,
+        ...names.map((name) => (name in item.scores ? number(item.scores[name]) : "")),
+        item.same ? "on these pictures, alike" : "on other pictures or settings"])));
+    at("rivals").append(element("h2", "Earlier versions"), element("div", "", table));
+    at("rivals").lastChild.className = "wide";
+  }
+  at("language").textContent = data.language;
+  at("how").textContent = data.attends
+    ? "Pass over a word, or reach it with the Tab key, to see where the model looked for it."
+    : "This decoder is told of the picture once: there are no attention maps.";
+
+  const decoded = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+
+  function card(digest) {
+    const item = data.cards[digest];
+    const [caption, references, score] = data.rows[item.row];
+    const frame = element("div");
+    frame.className = "looked";
+    frame.style.aspectRatio = `${item.width} / ${item.height}`;
+    const image = element("img");
+    image.src = `data:image/jpeg;base64,${item.photograph}`;
+    image.alt = references[0];
+    image.loading = "lazy";
+    const canvas = element("canvas");
+    canvas.setAttribute("aria-hidden", "true");
+    frame.append(image, canvas);
+    const line = element("div");
+    line.className = "words";
+    const cells = item.side[0] * item.side[1];
+    const bytes = decoded(item.maps);
+    const maps = cells ? item.tokens.map((_, word) => [...bytes.subarray(word * cells, (word + 1) * cells)]) : [];
+    Heat.words(line, frame, canvas, item.tokens, maps, ...item.side);
+    const said = element("ul", "", ...references.map((text) => element("li", text)));
+    said.className = "quiet";
+    const made = element("article", "", frame, line, said, element("div", `sentence BLEU ${number(score)}`));
+    made.className = "card";
+    made.lastChild.className = "quiet";
+    made.dataset.text = [caption, ...references].join("\n");
+    return made;
+  }
+
+  for (const [name, digests] of Object.entries(data.groups)) {
+    const cards = element("div", "", ...digests.map(card));
+    cards.className = "cards";
+    at("groups").append(element("section", "", element("h3", name), cards));
+  }
+
+  at("found").append(row(["caption", "a person wrote", "sentence BLEU"], "th"),
+    ...data.rows.map(([caption, references, score]) => {
+      const made = row([caption, references[0] || "", number(score)]);
+      made.dataset.text = [caption, ...references].join("\n");
+      return made;
+    }));
+
+  const filterable = [...document.querySelectorAll("[data-text]")];
+  function filter() {
+    const words = at("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+    let shown = 0;
+    for (const item of filterable) {
+      const text = item.dataset.text.toLowerCase();
+      item.hidden = !words.every((word) => text.includes(word));
+      shown += !item.hidden && item.tagName === "TR";
+    }
+    at("count").textContent = `${shown.toLocaleString("en")} of ${data.rows.length.toLocaleString("en")} captions shown; ${data.left_out}`;
+  }
+  at("filter").addEventListener("input", filter);
+  filter();
+})();

@@ -1,0 +1,150 @@
+"""`attend caption`: folders, patterns and Parquet files to a file of captions, each picture once, however often killed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flows import caption
+from flows.caption import Kept, caption_into
+from tasks.bundle import make_captioner
+from tasks.errors import AttendError
+from tasks.stages import artifacts
+from tests.conftest import pictures, trained
+
+
+def captions_of(workspace: Path, photographs: list[bytes]) -> list[str]:
+    config = trained(workspace)
+    captioner = make_captioner(config.grids, config.evaluation, artifacts(config))
+    return [item.caption for item in captioner.caption(photographs)]
+
+
+def folder_of(registered: Path, place: Path, count: int = 5) -> Path:
+    (place / "sub").mkdir(parents=True)
+    for at, path in enumerate(pictures(registered)[:count]):
+        shutil.copy(path, place / ("sub" if at == 0 else "") / path.name)
+    return place
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    if path.suffix == ".parquet":
+        rows: list[dict[str, object]] = pq.read_table(path).to_pylist()
+        return rows
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_folder_is_captioned_once(registered: Path, tmp_path: Path, suffix: str) -> None:
+    folder, out = folder_of(registered, tmp_path / "folder"), tmp_path / f"captions.{suffix}"
+    given = [str(folder)]
+    assert caption_into(out, given, None, None, registered) == Kept(5, 0, 0)
+    rows = read(out)
+    assert [row["file_name"] for row in rows][-1] == f"sub/{pictures(registered)[0].name}"
+    expected = captions_of(registered, [(folder / str(row["file_name"])).read_bytes() for row in rows])
+    assert [row["text"] for row in rows] == expected and len(set(expected)) > 1
+    assert caption_into(out, given, None, None, registered) == Kept(0, 5, 0) and read(out) == rows
+    shutil.copy(pictures(registered)[7], folder)
+    shutil.copy(folder / pictures(registered)[1].name, folder / "copy.png")
+    (folder / "broken.png").write_bytes(b"no picture")
+    (folder / "sub" / pictures(registered)[0].name).rename(folder / "renamed.png")
+    (folder / pictures(registered)[2].name).unlink()
+    assert caption_into(out, given, "models:/small/1", None, registered) == Kept(2, 5, 1)
+    by_name = {str(row["file_name"]): row for row in read(out)}
+    assert len(by_name) == 7 and "no picture" in str(by_name["broken.png"]["error"]) and by_name["renamed.png"]["text"]
+    assert by_name["copy.png"]["text"] == by_name[pictures(registered)[1].name]["text"]
+    assert pictures(registered)[2].name not in by_name
+    assert caption_into(out, given, None, 1, registered).new == 7  # another beam: other captions
+    assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, "folder"]
+
+
+def test_the_pictures_of_a_parquet_file(registered: Path, tmp_path: Path) -> None:
+    data = [path.read_bytes() for path in pictures(registered)[:6]]
+    out, path = tmp_path / "captions.parquet", tmp_path / "fetched.parquet"
+    urls = [f"https://example.org/{at}.png" for at in range(7)]
+    pq.write_table(pa.table({"url": urls, "image": [*data, None]}), path)
+    assert caption_into(out, [str(path)], None, None, registered) == Kept(7, 0, 1)
+    rows = read(out)
+    assert [row["file_name"] for row in rows] == urls and rows[-1]["error"] == "is empty"
+    assert [row["text"] for row in rows[:-1]] == captions_of(registered, data)
+    # Hugging Face keeps {bytes, path}.
+    pq.write_table(pa.table({"image": [{"bytes": item, "path": None} for item in data]}), path)
+    assert caption_into(out, [str(path)], None, None, registered) == Kept(0, 6, 0)
+    assert read(out)[2]["file_name"] == "row 2"
+    pq.write_table(pa.table({"url": urls}), path)
+    with pytest.raises(AttendError, match="needs one binary column of encoded pictures, has: url"):
+        caption_into(out, [str(path)], None, None, registered)
+
+
+def test_mistakes_are_told_and_nothing_is_lost(registered: Path, tmp_path: Path) -> None:
+    folder, out = folder_of(registered, tmp_path / "folder"), tmp_path / "captions.jsonl"
+    for given, told in (
+        (["https://example.org/a.jpg"], "is an address: fetch the picture, and give the file"),
+        ([str(folder / "*.webp")], "no such picture"),
+        ([str(tmp_path / "none")], "no such picture"),
+    ):
+        with pytest.raises(AttendError, match=told):
+            caption_into(out, given, None, None, registered)
+    with pytest.raises(AttendError, match=r"ending in .jsonl or .parquet"):
+        caption_into(tmp_path / "captions.txt", [str(folder)], None, None, registered)
+    assert caption_into(out, [str(folder / "*.png")], None, None, registered).new == 4
+    out.write_text("not a line of captions\n")
+    with pytest.raises(AttendError, match=r"captions.jsonl:1: is no line of captions"):
+        caption_into(out, [str(folder)], None, None, registered)
+    assert out.read_text() == "not a line of captions\n"
+
+
+def test_what_a_failed_run_captioned_is_kept(registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, out = folder_of(registered, tmp_path / "folder", 12), tmp_path / "captions.parquet"
+    monkeypatch.setattr("flows.pictures._BATCH", 4)
+    asked: list[int] = []
+    real = caption._captioned
+
+    def failing(captioner, batch, beam, attention=False):  # type: ignore[no-untyped-def]
+        asked.append(len(batch))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return real(captioner, batch, beam, attention)
+
+    monkeypatch.setattr(caption, "_captioned", failing)
+    with pytest.raises(KeyboardInterrupt):
+        caption_into(out, [str(folder)], None, None, registered)
+    assert not out.exists() and asked == [4, 4, 4]
+    assert caption_into(out, [str(folder)], None, None, registered).new == 4
+    assert len({row["file_name"] for row in read(out)}) == 12
+
+
+@pytest.mark.slow
+def test_killed_twice_each_picture_is_captioned_exactly_once(registered: Path, tmp_path: Path) -> None:
+    """SIGKILL in the middle of the work: what was kept by then is not done again."""
+    folder, out = tmp_path / "many", tmp_path / "captions.parquet"
+    folder.mkdir()
+    for at in range(3000):  # bytes after the end of a PNG make another content of the same picture
+        data = pictures(registered)[at % 60].read_bytes()
+        (folder / f"{at:05d}.png").write_bytes(data + at.to_bytes(4, "big"))
+    code = (
+        "import sys; from flows import caption; caption._PART_SECONDS = 0.2; from pathlib import Path\n"
+        "print(caption.caption_into(Path(sys.argv[1]), [sys.argv[2]], 'models:/small/1', 1, Path(sys.argv[3])))"
+    )
+    command = [sys.executable, "-c", code, str(out), str(folder), str(registered)]
+    kept: list[int] = []
+    for _ in range(2):
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        while sum(len(read(part)) for part in tmp_path.glob("*.parts/*.parquet")) <= sum(kept) + 200:
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.02)
+        run.send_signal(signal.SIGKILL)
+        run.communicate()
+        kept.append(sum(len(read(part)) for part in tmp_path.glob("*.parts/*.parquet")) - sum(kept))
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{3000 - sum(kept):,} captioned, {sum(kept):,} were known, 0 without")
+    assert [row["file_name"] for row in read(out)] == [f"{at:05d}.png" for at in range(3000)]
+    assert not list(tmp_path.glob("*.parts"))

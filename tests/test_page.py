@@ -1,0 +1,158 @@
+"""The pages, driven in a browser: drop a picture, read the caption, pass over a word, see the map move; no mouse needed.
+
+Skipped where there is no Chromium on the PATH.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from flows.serving.app import create_app
+from flows.serving.limits import Limits
+from flows.serving.served import Served
+from tasks.report import REPORT
+from tests.conftest import pictures
+from tests.test_serving import free_port
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")]
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def address(registered: Path) -> Iterator[str]:
+    served, port = Served(None, registered, 3600), free_port()
+    app = create_app(served, Limits(), 32, {"127.0.0.1"})
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}/"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        found = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(params=[DESKTOP, PHONE], ids=["desktop", "phone"])
+def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A page that may fetch nothing from elsewhere and write nothing to its console."""
+    found = browser.new_page(viewport=request.param)
+    said: list[str] = []
+    found.on("console", lambda message: said.append(message.text))
+    found.on("pageerror", lambda error: said.append(str(error)))
+    found.on(
+        "request",
+        lambda asked: (
+            said.append(asked.url)
+            if not asked.url.startswith(("http://127.0.0.1", "file:", "blob:", "data:"))
+            else None
+        ),
+    )
+    yield found
+    found.close()
+    assert said == []
+
+
+def heat(page: Any, frame: str = "#frame") -> tuple[bool, str]:
+    """Whether a map is shown, and which."""
+    return page.eval_on_selector(
+        frame, "frame => [frame.classList.contains('on'), frame.querySelector('canvas').toDataURL()]"
+    )
+
+
+def faults(page: Any) -> list[str]:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [f"{item['impact']}: {item['id']}: {item['nodes'][0]['html']}" for item in found]
+
+
+def no_wider_than_the_screen(page: Any) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
+
+
+def test_a_dropped_picture_is_captioned_and_its_words_tell_where_they_looked(
+    page: Any, address: str, registered: Path
+) -> None:
+    page.goto(address)
+    page.wait_for_function("document.getElementById('model').textContent.includes('version 1')")
+    assert faults(page) == [] and no_wider_than_the_screen(page)
+    page.set_input_files("#file", pictures(registered)[0])
+    page.wait_for_selector("#words button")
+    words = page.locator("#words button")
+    assert words.count() > 1 and not heat(page)[0]
+    shown = []
+    for at in range(words.count()):
+        words.nth(at).hover()
+        on, drawn = heat(page)
+        assert on
+        shown.append(drawn)
+    assert len(set(shown)) > 1
+    page.mouse.move(0, 0)
+    assert not heat(page)[0]
+    assert faults(page) == [] and no_wider_than_the_screen(page)
+
+
+def test_it_works_by_keyboard(page: Any, address: str, registered: Path) -> None:
+    page.goto(address)
+    page.set_input_files("#file", pictures(registered)[1])
+    page.wait_for_selector("#words button")
+    page.focus("#words button")
+    assert heat(page)[0]
+    first = heat(page)[1]
+    page.keyboard.press("Tab")
+    assert heat(page)[0] and page.evaluate("document.activeElement.parentElement.id") == "words"
+    page.keyboard.press("Enter")  # keeps this word's map
+    page.focus("#beam")
+    assert heat(page)[0]
+    others = page.locator("#list li").count()
+    page.keyboard.press("End")
+    page.wait_for_function("document.getElementById('beam_value').value === '10'")
+    page.focus("#best")
+    page.keyboard.press("End")
+    page.wait_for_function(f"document.querySelectorAll('#list li').length > {others}")
+    assert page.locator("#list li").count() == 9 and first
+
+
+def test_what_is_no_picture_is_told(page: Any, address: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.jpg").write_text("these are notes")
+    page.goto(address)
+    page.set_input_files("#file", tmp_path / "notes.jpg")
+    page.wait_for_selector("#state.error")
+    assert page.inner_text("#state") == "This picture is no picture of a known format (JPEG, PNG, WEBP, GIF, BMP)."
+
+
+def test_the_report_of_an_evaluation(page: Any, registered: Path) -> None:
+    (report,) = registered.glob(f"mlartifacts/**/{REPORT}")
+    assert report.stat().st_size < 5_000_000
+    page.goto(report.as_uri())
+    assert "bleu4" in page.inner_text("#scores") and no_wider_than_the_screen(page)
+    card = page.locator("article").first
+    card.locator(".words button").first.hover()
+    assert page.eval_on_selector("article .looked", "frame => frame.classList.contains('on')")
+    listed = page.locator("#found tr:visible").count()
+    page.fill("#filter", "circle")
+    page.wait_for_function(f"document.querySelectorAll('#found tr:not([hidden])').length < {listed}")
+    assert all("circle" in text for text in page.locator("article:visible").all_inner_texts())
+    page.fill("#filter", "")
+    assert faults(page) == []

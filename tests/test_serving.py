@@ -1,0 +1,305 @@
+"""`attend serve`: MLflow's protocol and single pictures, what it bears of its clients, and a champion that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from flows.serving.app import create_app
+from flows.serving.batching import Batcher
+from flows.serving.limits import Limits, RefusedError
+from flows.serving.served import Served
+from tasks import tracking
+from tasks.bundle import make_captioner
+from tasks.comparison import crown_version
+from tasks.stages import artifacts
+from tests.conftest import HERE, pictures, register_all, trained
+
+LIMITS = Limits(body=200_000, pictures=8, read_seconds=1.0)
+
+
+@pytest.fixture(scope="module")
+def served(registered: Path) -> Served:
+    return Served(None, registered, 3600)
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[TestClient]:
+    app = create_app(served, LIMITS, 4, {"localhost"})
+    with TestClient(app, base_url="http://localhost") as found:
+        yield found
+
+
+def text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def sent(client: TestClient, body: Any, **headers: str) -> tuple[int, Any]:
+    response = client.post(
+        "/invocations", content=json.dumps(body), headers={"Content-Type": "application/json", **headers}
+    )
+    return response.status_code, response.json()
+
+
+@pytest.fixture(scope="module")
+def photographs(registered: Path) -> list[bytes]:
+    return [path.read_bytes() for path in pictures(registered)[:6]]
+
+
+@pytest.fixture(scope="module")
+def expected(registered: Path, photographs: list[bytes]) -> list[str]:
+    config = trained(registered)
+    captioner = make_captioner(config.grids, config.evaluation, artifacts(config))
+    return [item.caption for item in captioner.caption(photographs)]
+
+
+def test_every_form_of_a_request(client: TestClient, photographs: list[bytes], expected: list[str]) -> None:
+    encoded = [text(item) for item in photographs]
+    for body in (
+        {"dataframe_split": {"columns": ["image"], "data": [[item] for item in encoded]}},
+        {"dataframe_split": {"columns": ["id", "image"], "data": [[at, item] for at, item in enumerate(encoded)]}},
+        {"dataframe_records": [{"image": item} for item in encoded]},
+        {"inputs": encoded},
+        {"inputs": {"image": encoded}},
+        {"instances": [{"image": item} for item in encoded], "params": {"beam_size": 0}},
+    ):
+        status, told = sent(client, body)
+        assert status == 200 and [row["caption"] for row in told["predictions"]] == expected
+    body = "image\n" + "\n".join(encoded)
+    told = client.post("/invocations", content=body, headers={"Content-Type": "text/csv"}).json()
+    assert [row["caption"] for row in told["predictions"]] == expected
+    one = client.post("/caption", content=photographs[0], headers={"Content-Type": "image/png"})
+    assert one.status_code == 200 and one.json()["caption"] == expected[0]
+
+
+def test_parameters(client: TestClient, photographs: list[bytes]) -> None:
+    query = "/caption?beam_size=3&n_best=2&max_length=9&return_attention=true"
+    row = client.post(query, content=photographs[0], headers={"Content-Type": "image/png"}).json()
+    assert len(row["alternatives"]) == 1 and len(row["attention"]) == len(row["tokens"]) <= 9
+    drawn = {"inputs": [text(photographs[0])], "params": {"temperature": 1.5, "top_p": 0.9, "n_best": 5}}
+    status, told = sent(client, drawn)
+    assert status == 200 and len(told["predictions"][0]["alternatives"]) == 4
+    for params, line in (
+        ({"beam_size": 99}, "beam_size is 99: give 1 to 32, or 0 for the model's own"),
+        ({"beam_size": 2, "n_best": 4}, "n_best: 4 captions cannot come of a beam of 2"),
+        ({"beam_size": 2, "temperature": 1.0}, "beam and temperature do not go together"),
+        ({"temperature": 1e9}, "temperature is 1000000000.0: give 0.05 to 10.0"),
+        ({"top_p": -1}, "top_p is -1.0: give 0.01 to 1.0"),
+        ({"beam_size": 2.5}, "beam_size: is '2.5': give a whole number"),
+        ({"beam_size": float("nan")}, "give a whole number"),
+        ({"beam_size": True}, "beam_size: is 'True': give a whole number"),
+        ({"return_attention": "perhaps"}, "return_attention: is 'perhaps': give true or false"),
+        ({"beamsize": 2}, "beamsize: no such parameter; did you mean 'beam_size'?"),
+    ):
+        status, told = sent(client, {"inputs": [text(photographs[0])], "params": params})
+        assert status == 400 and line in told["error"], told
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "line"),
+    [
+        (b"", 400, "the body is no JSON"),
+        (b"{", 400, "the body is no JSON"),
+        (b"\xff\xfe", 400, "is not UTF-8"),
+        (b"[1]", 400, "the body is a list"),
+        (b"{}", 400, "this has none"),
+        (b'{"inputs": [], "instances": []}', 400, "this has inputs and instances"),
+        (b'{"inputs": []}', 400, "there is no picture in the request"),
+        (b'{"inputs": [1]}', 400, "row 0: image: is a number: give the picture's bytes as base64 text"),
+        (b'{"inputs": [null]}', 400, "row 0: image: is missing"),
+        (b'{"inputs": ["%%%"]}', 400, "row 0: image: is no base64 text"),
+        (b'{"inputs": ["AAAA"], "parms": {}}', 400, "parms: no such field; did you mean 'params'?"),
+        (b'{"inputs": ["AAAA"], "params": [1]}', 400, "params: is a list"),
+        (b'{"dataframe_split": {"columns": ["picture"], "data": []}}', 400, "needs \"columns\" with 'image'"),
+        (b'{"dataframe_split": {"columns": ["image"], "data": [[]]}}', 400, "row 0 has not the 1 values"),
+        (b'{"inputs": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", 400, "nested too deeply"),
+        (b'{"inputs": [' + b"[]," * 60_000 + b"[]]}", 400, "too many values"),
+        (json.dumps({"inputs": ["AAAA"] * 9}).encode(), 413, "9 pictures in a request: send 8 at most"),
+        (b'{"inputs": ["' + b"A" * 300_000 + b'"]}', 413, "the body has 300,016 bytes: send 200,000 at most"),
+    ],
+)
+def test_requests_refused(client: TestClient, body: bytes, status: int, line: str) -> None:
+    response = client.post("/invocations", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == status and line in response.json()["error"], response.text
+    assert "Traceback" not in response.text and len(response.text) < 400
+
+
+def test_pictures_refused_one_by_one(client: TestClient, photographs: list[bytes], expected: list[str]) -> None:
+    file = io.BytesIO()
+    Image.new("L", (9000, 9000)).save(file, "PNG")
+    tiff = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(tiff, "TIFF")
+    bad = [b"\xff\xd8 broken", b"nothing", file.getvalue(), tiff.getvalue(), photographs[1][:200], b""]
+    images = [photographs[0], *bad, photographs[2]]
+    status, told = sent(client, {"inputs": [text(item) for item in images]})
+    rows = told["predictions"]
+    assert status == 200 and [row["error"] is None for row in rows] == [True, *[False] * 6, True]
+    assert rows[0]["caption"] == expected[0] and rows[-1]["caption"] == expected[2]
+    assert "81,000,000 pixels, over the limit of 50,000,000" in rows[3]["error"] and "TIFF" not in rows[4]["error"]
+
+
+def test_what_else_is_answered(client: TestClient, registered: Path) -> None:
+    assert client.get("/health").json() == client.get("/ping").json() == {"status": "ok"}
+    assert client.get("/ready").json()["model"] == "models:/small/1"
+    about = client.get("/model").json()
+    assert about["model"] == "small" and about["attends"] and "## Scores" in about["card"]
+    page = client.get("/")
+    assert "<main>" in page.text and page.headers["content-security-policy"].startswith("default-src 'self'")
+    for name in ("look.css", "page.css", "heat.js", "page.js"):
+        assert client.get(f"/static/{name}").status_code == 200 and f"/static/{name}" in page.text
+    for path in ("/static/app.py", "/static/../app.py", "/docs", "/openapi.json", "/nothing"):
+        assert client.get(path).status_code == 404
+    assert client.get("/invocations").status_code == 405
+    assert client.post("/caption", content=b"x", headers={"Content-Type": "text/plain"}).status_code == 415
+    assert client.post("/invocations", content=b"x").status_code == 415
+    assert client.get("/health", headers={"Host": "evil.example"}).status_code == 403
+    measured = client.get("/metrics").text
+    assert 'attend_model{model="small",version="1"} 1.0' in measured and "attend_batch_pictures_bucket" in measured
+    assert 'attend_requests_total{route="/invocations",status="200"}' in measured
+
+
+def test_pictures_that_wait_are_captioned_together_and_faults_stay_alone() -> None:
+    sizes: list[int] = []
+    free = threading.Event()
+
+    def predict(batch: list[bytes], params: dict[str, Any]) -> list[dict[str, Any]]:
+        free.wait(10)
+        if params.get("wrong"):
+            raise ValueError("beam and temperature\ndo not go together")
+        if b"poison" in batch:
+            raise RuntimeError("a bug")
+        return [{"caption": item.decode(), "error": None} for item in batch]
+
+    batcher = Batcher(predict, 4, 20, sizes.append)
+
+    async def ask() -> list[Any]:
+        first = asyncio.ensure_future(batcher.caption([b"first"], {}))
+        await asyncio.sleep(0.05)  # the model is at it: what comes now waits
+        others = [batcher.caption([f"{at}".encode()], {}) for at in range(6)]
+        others += [batcher.caption([b"a", b"poison", b"b"], {"beam": 2}), batcher.caption([b"c"], {"wrong": 1})]
+        waiting = [asyncio.ensure_future(other) for other in others]
+        given_up = asyncio.ensure_future(batcher.caption([b"given up"], {}))
+        await asyncio.sleep(0.05)
+        given_up.cancel()
+        with pytest.raises(RefusedError, match="busy"):
+            await batcher.caption([b"x"] * 15, {})
+        free.set()
+        return list(await asyncio.gather(first, *waiting, return_exceptions=True))
+
+    answers = asyncio.run(ask())
+    batcher.close()
+    assert [answer[0]["caption"] for answer in answers[:7]] == ["first", "0", "1", "2", "3", "4", "5"]
+    assert [row["caption"] for row in answers[7]] == ["a", "", "b"] and "could not be captioned" in answers[7][1][
+        "error"
+    ]
+    assert isinstance(answers[8], RefusedError) and answers[8].why == "beam and temperature do not go together"
+    assert sizes == [1, 4, 2, 3, 1]
+
+
+def test_another_champion_is_taken_up_and_a_lost_store_changes_nothing(
+    registered: Path, tmp_path: Path, photographs: list[bytes]
+) -> None:
+    copy = tmp_path / "workspace"
+    shutil.copytree(registered, copy)
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{copy}/other.db"
+    try:
+        register_all(trained(copy))
+        served = Served("models:/small@champion", copy, 3600)
+        register_all(trained(copy, training__seed=5, training__epochs=1))
+        served.look()
+        assert served.current.uri == "models:/small/1"  # a challenger
+        crown_version(copy, "models:/small/2")
+        served.look()
+        assert served.current.uri == "models:/small/2" and served.failure is None
+        assert served.current.predict(photographs[:1], {})[0]["caption"]
+        client = tracking.connect(copy)
+        client.delete_registered_model_alias("small", "champion")
+        served.look()
+        assert served.current.uri == "models:/small/2" and served.failure is not None
+    finally:
+        del os.environ["MLFLOW_TRACKING_URI"]
+
+
+def free_port() -> int:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        return int(place.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def port(registered: Path) -> Iterator[int]:
+    """`attend serve` in a process of its own."""
+    found = free_port()
+    command = [sys.executable, "-m", "flows.cli", "serve", "--port", str(found), "--workspace", str(registered)]
+    process = subprocess.Popen(command, cwd=HERE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{found}/ready", timeout=5).close()
+                break
+            except OSError:
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.1)
+        yield found
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert "Traceback" not in said and f"serving models:/small/1 at http://127.0.0.1:{found}" in said
+
+
+def raw(port: int, data: bytes, seconds: float = 15) -> bytes:
+    """What the server answers to these bytes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as place:
+        place.sendall(data)
+        answer = b""
+        try:
+            while part := place.recv(65536):
+                answer += part
+        except (TimeoutError, ConnectionResetError):
+            pass
+        return answer
+
+
+def test_tricks_with_headers_and_bodies(port: int, photographs: list[bytes], expected: list[str]) -> None:
+    head = b"POST /caption HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nConnection: close\r\n"
+    good = head + b"Content-Length: %d\r\n\r\n%s" % (len(photographs[0]), photographs[0])
+    for data, status in (
+        (good, b"200"),
+        (b"NONSENSE\r\n\r\n", b"400"),
+        (head + b"Content-Length: -5\r\n\r\n", b"400"),
+        (head + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello", b"400"),
+        (head + b"X-Long: " + b"a" * 2_000_000 + b"\r\n\r\n", b"400"),
+        (head + b"Content-Length: 314572800\r\n\r\n", b"413"),
+        (head.replace(b"localhost", b"evil.example") + b"Content-Length: 0\r\n\r\n", b"403"),
+        (head + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", b"200"),
+        (good, b"200"),
+    ):
+        answer = raw(port, data)
+        assert answer.startswith(b"HTTP/1.1 " + status), (data[:120], answer[:200])
+        assert b"Traceback" not in answer
+    assert expected[0].encode() in raw(port, good)
+
+
+def test_a_client_that_never_ends_its_head_is_left(port: int) -> None:
+    begun = time.monotonic()
+    assert raw(port, b"POST /caption HTTP/1.1\r\nHost: local", seconds=30) == b""
+    assert 5 < time.monotonic() - begun < 25
