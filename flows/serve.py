@@ -7,7 +7,7 @@ from pathlib import Path
 
 import uvicorn
 
-from flows.serving.app import create_app
+from flows.serving.app import Server
 from flows.serving.limits import Limits, PatientProtocol, hosts_of
 from flows.serving.served import Served
 from tasks.progress import say
@@ -21,7 +21,7 @@ def serve(model: str | None, workspace: Path, host: str, port: int, most: int, r
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("attend.serve").setLevel(logging.INFO)
     served = Served(model, workspace, refresh)
-    app = create_app(served, Limits(), most, hosts_of(host))
+    app = Server(served, Limits(), most, hosts_of(host)).app()
     config = uvicorn.Config(
         app,
         host=host,

@@ -38,7 +38,13 @@ from tasks.report import REPORT, Rival, write_report
 from tasks.rescoring import rescore
 from tasks.section import Section
 from tasks.tracking import TRAIN_KEY, TrainingLog, log_scores, params_of, tracking_uri, training_log
-from tasks.versions import Earlier, earlier_versions, kept_predictions, version_with_alias
+from tasks.versions import (
+    Earlier,
+    earlier_versions,
+    kept_predictions,
+    number,
+    version_with_alias,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -54,7 +54,8 @@ def run_all(config: Config) -> dict[str, str]:
 
 def trained(workspace: Path, **changes: object) -> Config:
     """A config whose captions say something."""
-    return small(workspace, **{"training__epochs": 12, "training__learning_rate": 0.02, **changes})
+    training = {"training__epochs": 40, "training__patience": 40, "training__learning_rate": 0.01}
+    return small(workspace, **{"data__pictures": 120, "decoder__dropout_output": 0.0, **training, **changes})
 
 
 def register_all(config: Config) -> dict[str, str]:

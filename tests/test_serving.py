@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 from PIL import Image
+from starlette.testclient import TestClient
 
-from flows.serving.app import create_app
+from flows.serving.app import Server
 from flows.serving.batching import Batcher
 from flows.serving.limits import Limits, RefusedError
 from flows.serving.served import Served
@@ -43,7 +43,7 @@ def served(registered: Path) -> Served:
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[TestClient]:
-    app = create_app(served, LIMITS, 4, {"localhost"})
+    app = Server(served, LIMITS, 4, {"localhost"}).app()
     with TestClient(app, base_url="http://localhost") as found:
         yield found
 
@@ -173,7 +173,7 @@ def test_what_else_is_answered(client: TestClient, registered: Path) -> None:
     assert client.get("/health", headers={"Host": "evil.example"}).status_code == 403
     measured = client.get("/metrics").text
     assert 'attend_model{model="small",version="1"} 1.0' in measured and "attend_batch_pictures_bucket" in measured
-    assert 'attend_requests_total{route="/invocations",status="200"}' in measured
+    assert 'attend_requests_total{route="invocations",status="200"}' in measured
 
 
 def test_pictures_that_wait_are_captioned_together_and_faults_stay_alone() -> None:

@@ -7,14 +7,17 @@ import contextlib
 import importlib.resources
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flows.serving.batching import Batcher
@@ -64,27 +67,46 @@ class Metrics:
         self.version = Gauge("attend_model", "the version served", ["model", "version"], registry=self.registry)
 
 
-def create_app(served: Served, limits: Limits, most: int, hosts: set[str] | None) -> FastAPI:
-    """The application. most: pictures a batch. hosts: the `Host` headers answered to; None for any."""
-    metrics = Metrics()
-    batcher = Batcher(served.predict, most, limits.waiting, metrics.batches.observe)
-    room = Room(limits.bodies)
+class Server:
+    """The routes, over one model, one batcher and one set of metrics."""
+
+    def __init__(self, served: Served, limits: Limits, most: int, hosts: set[str] | None) -> None:
+        """most: pictures a batch. hosts: the `Host` headers answered to; None for any."""
+        self._served, self._limits, self._hosts = served, limits, hosts
+        self._metrics = Metrics()
+        self._batcher = Batcher(served.predict, most, limits.waiting, self._metrics.batches.observe)
+        self._room = Room(limits.bodies)
+        self._files = _page_files()
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        routes = [
+            Route("/", self.page),
+            Route("/static/{name}", self.static),
+            Route("/invocations", self.invocations, methods=["POST"]),
+            Route("/caption", self.caption, methods=["POST"]),
+            *(Route(path, self.health) for path in ("/health", "/ping")),
+            Route("/ready", self.ready),
+            *(Route(path, self.model) for path in ("/model", "/version")),
+            Route("/metrics", self.metrics),
+        ]
+        longest = 2 * self._limits.read_seconds + self._limits.answer_seconds
+        middleware = [Middleware(Deadline, seconds=longest), Middleware(BaseHTTPMiddleware, dispatch=self._guard)]
+        handlers: dict[Any, Any] = {RefusedError: _refused, HTTPException: _unknown}
+        return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=self._living)
 
     @contextlib.asynccontextmanager
-    async def living(_: FastAPI) -> AsyncIterator[None]:
-        served.watch()
+    async def _living(self, _: Starlette) -> AsyncIterator[None]:
+        self._served.watch()
         yield
-        served.stop()
-        await asyncio.to_thread(batcher.close)
+        self._served.stop()
+        await asyncio.to_thread(self._batcher.close)
 
-    # Its pages of documentation fetch scripts from elsewhere.
-    app = FastAPI(title="attend", lifespan=living, docs_url=None, redoc_url=None, openapi_url=None)
-
-    @app.middleware("http")
-    async def guard(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
+    async def _guard(self, request: Request, go_on: RequestResponseEndpoint) -> Response:
+        """What holds for every request: the host it names, what a failure tells, headers, metrics."""
         begun = time.perf_counter()
         response: Response
-        if hosts is not None and _host(request) not in hosts:
+        if self._hosts is not None and _host(request) not in self._hosts:
             response = _refusal(RefusedError(403, "this server answers to localhost alone"))
         else:
             try:
@@ -94,109 +116,82 @@ def create_app(served: Served, limits: Limits, most: int, hosts: set[str] | None
                 response = _refusal(RefusedError(500, "the server failed: its log says why"))
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
-        route = getattr(request.scope.get("route"), "path", "other")
-        metrics.requests.labels(route, response.status_code).inc()
-        metrics.seconds.labels(route).observe(time.perf_counter() - begun)
+        route = getattr(request.scope.get("endpoint"), "__name__", "none")
+        self._metrics.requests.labels(route, response.status_code).inc()
+        self._metrics.seconds.labels(route).observe(time.perf_counter() - begun)
         return response
 
-    app.add_middleware(Deadline, seconds=2 * limits.read_seconds + limits.answer_seconds)
-
-    @app.exception_handler(RefusedError)
-    async def refused(_: Request, error: RefusedError) -> Response:
-        return _refusal(error)
-
-    @app.exception_handler(HTTPException)
-    async def unknown(request: Request, error: HTTPException) -> Response:
-        return _refusal(RefusedError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}"))
-
-    async def answer(request: Request, asked: Callable[[bytes], Asked]) -> list[dict[str, Any]]:
-        rows = await _answered(request, asked, batcher, room, limits)
-        metrics.errors.inc(sum(row["error"] is not None for row in rows))
-        return rows
-
-    @app.post("/invocations")
-    async def invocations(request: Request) -> Response:
-        kind, known = request.headers.get("content-type", ""), served.current.params
-        rows = await answer(request, lambda body: parse(kind, body, known, limits))
+    async def invocations(self, request: Request) -> Response:
+        """Pictures and parameters in one of MLflow's forms."""
+        kind, known = request.headers.get("content-type", ""), self._served.current.params
+        rows = await self._answered(request, lambda body: parse(kind, body, known, self._limits))
         return JSONResponse({"predictions": rows})
 
-    @app.post("/caption")
-    async def caption(request: Request) -> Response:
-        kind = request.headers.get("content-type", "")
+    async def caption(self, request: Request) -> Response:
+        """The bytes of one picture; parameters in the query."""
         # A form of another site can send no such type without asking first.
-        if not kind.startswith(("image/", "application/octet-stream")):
+        if not request.headers.get("content-type", "").startswith(("image/", "application/octet-stream")):
             raise RefusedError(415, "send the bytes of one picture, with Content-Type image/jpeg or the like")
-        params: Values = parameters(request.query_params, served.current.params)
-        rows = await answer(request, lambda body: Asked([body], params))
+        params: Values = parameters(request.query_params, self._served.current.params)
+        rows = await self._answered(request, lambda body: Asked([body], params))
         return JSONResponse(rows[0])
 
-    @app.get("/health")
-    @app.get("/ping")
-    async def health() -> Response:
+    async def health(self, _: Request) -> Response:
+        """It runs."""
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready")
-    async def ready() -> Response:
-        full = len(batcher) >= limits.waiting
-        told = {"ready": not full, "model": served.current.uri, "waiting": len(batcher), "failure": served.failure}
-        return JSONResponse(told, 503 if full else 200)
+    async def ready(self, _: Request) -> Response:
+        """Whether it can take more."""
+        full = len(self._batcher) >= self._limits.waiting
+        told = {"ready": not full, "model": self._served.current.uri, "waiting": len(self._batcher)}
+        return JSONResponse({**told, "failure": self._served.failure}, 503 if full else 200)
 
-    @app.get("/version")
-    @app.get("/model")
-    async def model() -> Response:
-        return JSONResponse(served.current.about)
+    async def model(self, _: Request) -> Response:
+        """Which version it is, and its card."""
+        return JSONResponse(self._served.current.about)
 
-    @app.get("/metrics")
-    async def measured() -> Response:
-        metrics.waiting.set(len(batcher))
-        metrics.version.clear()
-        metrics.version.labels(served.current.about["model"], served.current.about["version"]).set(1)
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(self, _: Request) -> Response:
+        """For Prometheus."""
+        self._metrics.waiting.set(len(self._batcher))
+        self._metrics.version.clear()
+        about = self._served.current.about
+        self._metrics.version.labels(about["model"], about["version"]).set(1)
+        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    _add_page(app)
-    return app
+    async def page(self, _: Request) -> Response:
+        """The page to try it on."""
+        return Response(self._files["page.html"], media_type="text/html")
 
-
-def _add_page(app: FastAPI) -> None:
-    """The page, and the files that it needs."""
-    page = importlib.resources.files("flows.serving") / "page"
-    files = {name: (page / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
-    files |= {name: page_file(name) for name in ("look.css", "heat.js")}
-
-    @app.get("/")
-    async def index() -> Response:
-        return Response(files["page.html"], media_type="text/html")
-
-    @app.get("/static/{name}")
-    async def static(name: str) -> Response:
-        if name not in files:
+    async def static(self, request: Request) -> Response:
+        """A file of the page."""
+        name = request.path_params["name"]
+        if name not in self._files:
             raise HTTPException(404, "no such file")
-        return Response(files[name], media_type=_KINDS[name.rpartition(".")[2]])
+        return Response(self._files[name], media_type=_KINDS[name.rpartition(".")[2]])
 
-
-async def _answered(
-    request: Request, asked: Callable[[bytes], Asked], batcher: Batcher, room: Room, limits: Limits
-) -> list[dict[str, Any]]:
-    """Read the body, and have its pictures captioned, each within its time."""
-    size = _announced(request, limits)
-    room.take(size)
-    try:
+    async def _answered(self, request: Request, asked: Callable[[bytes], Asked]) -> list[dict[str, Any]]:
+        """Read the body, and have its pictures captioned, each within its time."""
+        limits = self._limits
+        size = _announced(request, limits)
+        self._room.take(size)
         try:
-            async with asyncio.timeout(limits.read_seconds):
-                body = await _body(request, limits)
-        except TimeoutError:
-            raise RefusedError(408, f"the body did not come within {limits.read_seconds:.0f} s") from None
-        except ClientDisconnect:
-            raise RefusedError(400, "the client went away") from None
-        pictures, params = await asyncio.to_thread(asked, body)
-        del body
-        try:
+            body = await _body(request, limits)
+            pictures, params = await asyncio.to_thread(asked, body)
+            del body
             async with asyncio.timeout(limits.answer_seconds):
-                return await batcher.caption(pictures, params)
+                rows = await self._batcher.caption(pictures, params)
         except TimeoutError:
             raise RefusedError(504, f"no caption within {limits.answer_seconds:.0f} s: the server is busy") from None
-    finally:
-        room.give_back(size)
+        finally:
+            self._room.give_back(size)
+        self._metrics.errors.inc(sum(row["error"] is not None for row in rows))
+        return rows
+
+
+def _page_files() -> dict[str, str]:
+    page = importlib.resources.files("flows.serving") / "page"
+    files = {name: (page / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
+    return files | {name: page_file(name) for name in ("look.css", "heat.js")}
 
 
 def _announced(request: Request, limits: Limits) -> int:
@@ -211,11 +206,25 @@ def _announced(request: Request, limits: Limits) -> int:
 
 async def _body(request: Request, limits: Limits) -> bytes:
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limits.body:
-            raise RefusedError(413, f"the body has over {limits.body:,} bytes")
+    try:
+        async with asyncio.timeout(limits.read_seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limits.body:
+                    raise RefusedError(413, f"the body has over {limits.body:,} bytes")
+    except TimeoutError:
+        raise RefusedError(408, f"the body did not come within {limits.read_seconds:.0f} s") from None
+    except ClientDisconnect:
+        raise RefusedError(400, "the client went away") from None
     return bytes(body)
+
+
+async def _refused(_: Request, error: RefusedError) -> Response:
+    return _refusal(error)
+
+
+async def _unknown(request: Request, error: HTTPException) -> Response:
+    return _refusal(RefusedError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}"))
 
 
 def _host(request: Request) -> str:
