@@ -31,7 +31,7 @@ from tasks.datasets.base import picture_files
 from tasks.versions import resolve
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO")
-_AT_ONCE = 8
+_AT_ONCE = 24
 
 
 def main() -> None:
@@ -63,8 +63,8 @@ def main() -> None:
                 told = raw(port, good(photographs[place]))
                 busy = told.startswith(b"HTTP/1.1 503")
                 with lock:
-                    answered["good: busy" if busy else "good: captioned"] += 1
-                    if not busy and caption_of(told) != expected[place]:
+                    answered["good: 503" if busy else "good: captioned"] += 1
+                    if not busy and expected[place].encode() not in told:
                         wrong.append(f"request {number}: {told[:200]!r}")
                 return
             kind, data = hostile(draw, photographs)
@@ -287,7 +287,6 @@ def raw(port: int, data: bytes, seconds: float = 90, slowly: bool = False) -> by
                     time.sleep(0.2)
             else:
                 place.sendall(data)
-                place.shutdown(socket.SHUT_WR)
         except OSError:  # refused before it had all of it
             pass
         try:
@@ -302,7 +301,7 @@ def caption_of(answer: bytes) -> str:
     try:
         return str(json.loads(answer.partition(b"\r\n\r\n")[2])["caption"])
     except (ValueError, KeyError):
-        return f"no caption: {answer[:200]!r}"
+        raise SystemExit(f"a good request was answered: {answer[:300]!r}") from None
 
 
 def serving(port: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from pathlib import Path
 
 import uvicorn
@@ -10,6 +11,7 @@ import uvicorn
 from flows.serving.app import Server
 from flows.serving.limits import Limits, PatientProtocol, hosts_of
 from flows.serving.served import Served
+from tasks.errors import AttendError
 from tasks.progress import say
 
 _HEAD_BYTES = 16 * 1024
@@ -18,14 +20,13 @@ _CONNECTIONS = 256
 
 def serve(model: str | None, workspace: Path, host: str, port: int, most: int, refresh: float) -> None:
     """Serve a registered model. most: pictures a batch. refresh: seconds between two looks at the alias."""
+    place = _listen(host, port)  # before the model is loaded, which takes seconds
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("attend.serve").setLevel(logging.INFO)
     served = Served(model, workspace, refresh)
     app = Server(served, Limits(), most, hosts_of(host)).app()
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         http=PatientProtocol,
         ws="none",
         log_config=None,
@@ -38,4 +39,15 @@ def serve(model: str | None, workspace: Path, host: str, port: int, most: int, r
     )
     shown = f"[{host}]" if ":" in host else host
     say(f"serving {served.current.uri} at http://{shown}:{port}")
-    uvicorn.Server(config).run()
+    uvicorn.Server(config).run(sockets=[place])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        place = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise AttendError(f"--host {host} --port {port}: {error.strerror}: give another") from None
+    # asyncio does so only for sockets that it made itself. Without it an answer's second packet waits 40 ms.
+    place.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return place

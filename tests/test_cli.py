@@ -291,3 +291,13 @@ def test_a_full_disk_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("tasks.config.load", full)
     assert "/disk/shard: the disk is full: make room and run again" in refused(monkeypatch, capsys, "status", "demo")
+
+
+def test_a_server_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path) -> None:
+    place = ["--workspace", str(tmp_path)]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert "Address already in use" in refused(monkeypatch, capsys, "serve", "--port", port, *place)
+    assert "no model is registered there" in refused(monkeypatch, capsys, "serve", "--port", port, *place)
+    line = refused(monkeypatch, capsys, "serve", "--port", port, "--model", "flickr8k", *place)
+    assert "an address reads models:/NAME@ALIAS or models:/NAME/VERSION" in line

@@ -18,7 +18,8 @@ const Heat = (() => {
     small.width = width;
     small.height = height;
     const pixels = new ImageData(width, height);
-    map.forEach((value, at) => pixels.data.set([...colour(value / most), 255], 4 * at));
+    // Where it looked little, the photograph shows through, darker.
+    map.forEach((value, at) => pixels.data.set([...colour(value / most), 120 + 90 * (value / most)], 4 * at));
     small.getContext("2d").putImageData(pixels, 0, 0);
     canvas.width = canvas.height = 256;
     const context = canvas.getContext("2d");

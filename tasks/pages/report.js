@@ -74,7 +74,7 @@
   for (const [name, digests] of Object.entries(data.groups)) {
     const cards = element("div", "", ...digests.map(card));
     cards.className = "cards";
-    at("groups").append(element("section", "", element("h3", name), cards));
+    at("groups").append(element("section", "", element("h3", name[0].toUpperCase() + name.slice(1)), cards));
   }
 
   at("found").append(row(["caption", "a person wrote", "sentence BLEU"], "th"),
