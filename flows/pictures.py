@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -47,8 +48,11 @@ class Files:
 
     def __init__(self, files: list[Path], root: Path | None, remembered: Path) -> None:
         """root: whose part of the names is left out."""
-        self._files, self._root = files, root
-        self._digests = Digests(remembered).of(files)
+        self._files, self._root, self._remembered = files, root, remembered
+
+    @cached_property
+    def _digests(self) -> dict[Path, str]:
+        return Digests(self._remembered).of(self._files)
 
     def __len__(self) -> int:
         return len(self._files)

@@ -133,12 +133,12 @@ def score(
     """Score a predictions file; the result carries its settings and a digest of the data it was taken on."""
     corpus = list(read_predictions(predictions).values())
     scores: dict[str, float] = {}
-    doubt: dict[str, tuple[float, float]] = {}
+    doubt: dict[str, list[float]] = {}
     for name in evaluation.metrics:
         metric = load(name)
         counted = metric.statistics(corpus)
         scores |= {score: float(value) for score, value in metric.scores(counted.sum(axis=0)).items()}
-        doubt |= intervals(metric, counted)
+        doubt |= {name: list(interval) for name, interval in intervals(metric, counted).items()}
     counts = {len(item.references) for item in corpus}
     per_picture = str(counts.pop()) if len(counts) == 1 else f"{min(counts)}-{max(counts)}"
     signature = (
