@@ -201,6 +201,7 @@ def test_pictures_that_wait_are_captioned_together_and_faults_stay_alone() -> No
         given_up = asyncio.ensure_future(batcher.caption([b"given up"], {}))
         await asyncio.sleep(0.05)
         given_up.cancel()
+        await asyncio.sleep(0.05)
         with pytest.raises(RefusedError, match="busy"):
             await batcher.caption([b"x"] * 15, {})
         free.set()
