@@ -101,12 +101,14 @@ def hostile(draw: random.Random, photographs: list[bytes]) -> tuple[str, bytes]:
         "noise": lambda: picture(draw.randbytes(draw.randrange(2000))),
         "wrong types": lambda: document(wrong_types(draw, photographs)),
         "deep JSON": lambda: document(deep(draw)),
+        "long table": lambda: _post(b"/invocations", b"text/csv", b"image\n" + b"a\n" * draw.randrange(4_000_000)),
+        "slow JPEG": lambda: picture(slow_jpeg(draw, photographs)),
         "mutated JSON": lambda: document(mutated(draw, json_of(photographs[0]))),
         "large body": lambda: large(draw),
         "headers": lambda: headers(draw, photographs),
         "slow": lambda: good(photographs[0]),
     }
-    weights = [30, 15, 8, 5, 12, 5, 10, 3, 11, 0.3]
+    weights = [30, 15, 8, 5, 12, 5, 1, 3, 10, 3, 11, 0.3]
     kind = draw.choices(list(kinds), weights)[0]
     return kind, kinds[kind]()
 
@@ -165,6 +167,16 @@ def bomb(draw: random.Random) -> bytes:
             + b"\x08\x01\x00\x00;"
         )
     return b"BM" + struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, side, side, 1, 24, 0, 0, 0, 0, 0, 0)
+
+
+def slow_jpeg(draw: random.Random, photographs: list[bytes]) -> bytes:
+    """Of a great many scans, or of a great many EXIF segments."""
+    file = io.BytesIO()
+    Image.open(io.BytesIO(draw.choice(photographs))).save(file, "JPEG", progressive=True)
+    data, many = file.getvalue(), draw.choice([150, 5_000, 100_000])
+    if draw.random() < 0.5:
+        return data[:-2] + data[data.rindex(b"\xff\xda") : -2][:200] * many + data[-2:]
+    return data[:2] + b"\xff\xe1\x00\x12Exif\x00\x00aaaaaaaaaa" * many + data[2:]
 
 
 def wrong_types(draw: random.Random, photographs: list[bytes]) -> bytes:

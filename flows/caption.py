@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import shutil
 import sys
@@ -31,6 +32,8 @@ _SCHEMA = pa.schema(
     ]
 )
 Row = dict[str, Any]
+# Of a picture that is not there or not to be read; it is tried again the next time.
+_UNREAD: Row = {"text": None, "log_probability": None, "error": "cannot be read", "digest": None}
 
 
 class Kept(NamedTuple):
@@ -64,24 +67,23 @@ def caption_files(
     if attention is not None and not attention.parent.is_dir():
         raise AttendError(f"--attention: {attention.parent}: no such folder")
     captioner = load_captioner(resolve(model, workspace))
-    names: dict[str, list[str]] = {}
-    for name, digest in pictures.named():
-        names.setdefault(digest, []).append(name)
-    rows: dict[str, Row] = {}
-    with Bar(len(names), "captions", "pictures") as bar:
-        for part in pictures.batches(set(names)):
+    names = list(pictures.named())
+    wanted = {digest for _, digest in names if digest is not None}
+    rows: dict[str | None, Row] = {}
+    with Bar(len(wanted), "captions", "pictures") as bar:
+        for part in pictures.batches(wanted):
             for named, row, item in _captioned(captioner, part, beam, attention is not None):
-                rows |= {name: {"picture": name, **_without(row, "digest")} for name in names[named.digest]}
-                if attention is not None and item is not None and item.error is None:
+                rows[named.digest] = row
+                if attention is not None and item.error is None:
                     _draw(named, item, captioner, attention)
             bar.advance(len(part))
-    shown = [rows[name] for name, _ in pictures.named()]
+    shown = [{"picture": name, **_without(rows.get(digest, _UNREAD), "digest")} for name, digest in names]
     _print(shown, as_json)
     return sum(row["error"] is not None for row in shown)
 
 
 def caption_into(out: Path, given: list[str], model: str | None, beam: int | None, workspace: Path) -> Kept:
-    """Keep a file of captions, .jsonl or .parquet: file_name, text, log_probability, error, digest and model a picture.
+    """Make a file of the captions of these pictures, .jsonl or .parquet: a row of _SCHEMA each.
 
     What is captioned there already, by the same version with the same beam, is not captioned again. While it works,
     parts are kept beside the file, so that a run that was killed goes on; at the end they are merged into it.
@@ -95,19 +97,20 @@ def caption_into(out: Path, given: list[str], model: str | None, beam: int | Non
         raise AttendError(f"--out: {out.parent}: no such folder")
     address = resolve(model, workspace)
     by = f"{address}, beam {beam}" if beam else address
-    with Workspace(workspace).lock(f"captions-{digest_of(str(out.absolute()))[:20]}", f"captions of {out}"):
+    with Workspace(workspace).lock(f"captions-{digest_of(str(out.resolve()))[:20]}", f"captions of {out}"):
         parts = _Parts(out, by)
         pictures = open_pictures(given, workspace)
         names = list(pictures.named())
         known = parts.known()
-        new = {digest for _, digest in names} - known.keys()
+        wanted = {digest for _, digest in names if digest is not None}
+        new = wanted - known.keys()
         if new:
-            _caption_new(pictures, new, len(known), load_captioner(address), beam, parts, known)
-        rows = [{"file_name": name, **known[digest], "model": by} for name, digest in names]
+            _caption_new(pictures, new, len(wanted - new), load_captioner(address), beam, parts, known)
+        rows = [{"file_name": name, **known.get(digest, _UNREAD), "model": by} for name, digest in names]
         _write(out, rows)
         parts.remove()
-    captioned = sum(digest in new for _, digest in names)
-    return Kept(captioned, len(names) - captioned, sum(row["error"] is not None for row in rows))
+    again = sum(digest in wanted - new for _, digest in names)
+    return Kept(len(names) - again, again, sum(row["error"] is not None for row in rows))
 
 
 def _caption_new(
@@ -117,7 +120,7 @@ def _caption_new(
     captioner: Any,
     beam: int | None,
     parts: _Parts,
-    known: dict[str, Row],
+    known: dict[str | None, Row],
 ) -> None:
     rows: list[Row] = []
     begun = time.monotonic()
@@ -141,8 +144,10 @@ class _Parts:
     def __init__(self, out: Path, by: str) -> None:
         self._out, self._by = out, by
         self._folder = out.with_name(f"{out.name}.parts")
+        for left in out.parent.glob(f".{glob.escape(out.name)}.*.tmp"):  # of a run killed while it wrote
+            left.unlink(missing_ok=True)
 
-    def known(self) -> dict[str, Row]:
+    def known(self) -> dict[str | None, Row]:
         """Digest -> row, of OUT and of what a killed run left."""
         kept = sorted(self._folder.glob("part-*.parquet"))
         rows = [*_read(self._out), *(row for path in kept for row in _read(path))]
@@ -163,20 +168,17 @@ class _Parts:
 def _captioned(
     captioner: Any, batch: list[Named], beam: int | None, attention: bool = False
 ) -> Iterator[tuple[Named, Row, Any]]:
-    """Each picture of a batch with its row, and with what the captioner said; None of one that could not be read."""
+    """Each picture of a batch with its row, and with what the captioner said."""
     try:
-        said = iter(
-            captioner.caption([named.data for named in batch if named.data is not None], beam=beam, attention=attention)
-        )
+        said = captioner.caption([named.data for named in batch], beam=beam, attention=attention)
     except ValueError as error:
         raise AttendError(str(error)) from None
-    for named in batch:
-        item = None if named.data is None else next(said)
-        why = named.why if item is None else item.error
+    for named, item in zip(batch, said, strict=True):
+        told = item.error is None
         row = {
-            "text": item.caption if item is not None and why is None else None,
-            "log_probability": item.log_probability if item is not None and why is None else None,
-            "error": why,
+            "text": item.caption if told else None,
+            "log_probability": item.log_probability if told else None,
+            "error": item.error,
             "digest": named.digest,
         }
         yield named, row, item
@@ -194,8 +196,8 @@ def _read(path: Path) -> list[Row]:
             row = dict(json.loads(line))
             rows.append({name: row[name] for name in _SCHEMA.names})
         return rows
-    except pa.ArrowException:
-        raise AttendError(f"--out: {path}: is no file of captions: give another") from None
+    except (pa.ArrowException, OSError):
+        raise AttendError(f"--out: {path}: is no file of captions: give another name, or remove it") from None
     except (ValueError, TypeError, KeyError):
         raise AttendError(f"--out: {path}:{number}: is no line of captions: give another file") from None
 
@@ -219,7 +221,6 @@ def _draw(named: Named, item: Any, captioner: Any, out: Path) -> None:
     from models.photographs import decode
     from tasks.attention_maps import draw
 
-    assert named.data is not None
     draw(decode(named.data), item.tokens, item.attention.numpy(), captioner.config["backbone"]["fit"]).savefig(out)
 
 

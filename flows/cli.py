@@ -94,7 +94,7 @@ def caption(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="keep the captions in this .jsonl or .parquet file; again: new pictures only"),
+        typer.Option(help="write the captions into this .jsonl or .parquet file; again: captions new pictures only"),
     ] = None,
     workspace: WorkspaceOption = Path("workspace"),
     as_json: Json = False,
@@ -121,10 +121,12 @@ def serve(
     ),
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     batch: Annotated[int, typer.Option(min=1, max=256, help="pictures of waiting requests captioned at once")] = 32,
-    refresh: Annotated[float, typer.Option(min=1, help="seconds between two looks for a new champion")] = 15,
+    refresh: Annotated[float, typer.Option(help="seconds between two looks for a new champion")] = 15,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
     """Serve a registered model over HTTP, with a page to try it on (the newest champion, unless one is named)."""
+    if not 1 <= refresh <= 86_400:  # not a number is neither
+        raise AttendError(f"--refresh: is {refresh}: give 1 to 86,400 seconds")
     from flows.serve import serve as run_server
 
     run_server(model, workspace.expanduser().absolute(), host, port, batch, refresh)

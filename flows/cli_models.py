@@ -89,7 +89,10 @@ def rollback(
     """Make the champion before this one champion again; no schedule brings the one rolled back again."""
     from tasks.comparison import roll_back
 
-    typer.echo(roll_back(workspace.expanduser().absolute(), model.removeprefix("models:/").partition("@")[0]))
+    name = model.removeprefix("models:/").partition("@")[0]
+    if "/" in name:
+        raise AttendError(f"{model}: a rollback is of a model, to the champion before: give its name alone")
+    typer.echo(roll_back(workspace.expanduser().absolute(), name))
 
 
 def _config(on: str | None, workspace: Path) -> Config | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -21,12 +22,11 @@ _BATCH = 64
 
 
 class Named(NamedTuple):
-    """A picture's name, the SHA-256 of its bytes, and these; None where they could not be read, and why."""
+    """A picture's name, the SHA-256 of its bytes, and these."""
 
     name: str
     digest: str
-    data: bytes | None
-    why: str = ""
+    data: bytes
 
 
 class Pictures(Protocol):
@@ -34,12 +34,12 @@ class Pictures(Protocol):
 
     def __len__(self) -> int: ...
 
-    def named(self) -> Iterator[tuple[str, str]]:
-        """Name and digest of each."""
+    def named(self) -> Iterator[tuple[str, str | None]]:
+        """Name and digest of each; None where it cannot be read."""
         ...
 
     def batches(self, wanted: set[str]) -> Iterator[list[Named]]:
-        """One picture of each wanted digest."""
+        """One picture of each wanted digest, but of those that cannot be read."""
         ...
 
 
@@ -52,7 +52,15 @@ class Files:
 
     @cached_property
     def _digests(self) -> dict[Path, str]:
-        return Digests(self._remembered).of(self._files)
+        digests = Digests(self._remembered)
+        try:
+            return digests.of(self._files)
+        except OSError:  # one cannot be read, or is gone since it was listed
+            found: dict[Path, str] = {}
+            for file in self._files:
+                with suppress(OSError):
+                    found |= digests.of([file])
+            return found
 
     def __len__(self) -> int:
         return len(self._files)
@@ -60,27 +68,30 @@ class Files:
     def _name(self, file: Path) -> str:
         return (file.relative_to(self._root) if self._root else file).as_posix()
 
-    def named(self) -> Iterator[tuple[str, str]]:
-        return ((self._name(file), self._digests[file]) for file in self._files)
+    def named(self) -> Iterator[tuple[str, str | None]]:
+        return ((self._name(file), self._digests.get(file)) for file in self._files)
 
     def batches(self, wanted: set[str]) -> Iterator[list[Named]]:
-        one = {self._digests[file]: file for file in reversed(self._files) if self._digests[file] in wanted}
+        one = {digest: file for file, digest in reversed(self._digests.items()) if digest in wanted}
         files = sorted(one.values())
         with ThreadPoolExecutor(8) as pool:
-            ahead: list[list[Future[Named]]] = []
+            ahead: list[list[Future[Named | None]]] = []
             for at in range(0, len(files), _BATCH):
                 ahead.append([pool.submit(self._read, file) for file in files[at : at + _BATCH]])
                 if len(ahead) > 1:
-                    yield [item.result() for item in ahead.pop(0)]
+                    yield _read(ahead.pop(0))
             for part in ahead:
-                yield [item.result() for item in part]
+                yield _read(part)
 
-    def _read(self, file: Path) -> Named:
-        name, digest = self._name(file), self._digests[file]
+    def _read(self, file: Path) -> Named | None:
         try:
-            return Named(name, digest, file.read_bytes())
-        except OSError as error:
-            return Named(name, digest, None, f"cannot be read: {error.strerror}")
+            return Named(self._name(file), self._digests[file], file.read_bytes())
+        except OSError:
+            return None
+
+
+def _read(part: list[Future[Named | None]]) -> list[Named]:
+    return [named for item in part if (named := item.result()) is not None]
 
 
 class Column:
@@ -103,7 +114,7 @@ class Column:
     def __len__(self) -> int:
         return int(self._file.metadata.num_rows)
 
-    def named(self) -> Iterator[tuple[str, str]]:
+    def named(self) -> Iterator[tuple[str, str | None]]:
         return ((item.name, item.digest) for rows in self._rows() for item in rows)
 
     def batches(self, wanted: set[str]) -> Iterator[list[Named]]:
@@ -118,18 +129,23 @@ class Column:
                 yield part
 
     def _rows(self) -> Iterator[list[Named]]:
-        columns = [self._image] + ([self._key] if self._key else [])
         number = 0
-        for batch in self._file.iter_batches(_BATCH, columns=columns):
+        for batch in self._batches():
             part = []
             for row in batch.to_pylist():
-                data = row[self._image]
-                data = (data or {}).get("bytes") if isinstance(data, dict) or data is None else data
-                name = str(row[self._key]) if self._key else f"row {number}"
-                digest = hashlib.sha256(data or b"").hexdigest()
-                part.append(Named(name, digest, data, "" if data else "is empty"))
+                image = row[self._image]
+                data = (image.get("bytes") if isinstance(image, dict) else image) or b""
+                key = row[self._key] if self._key else None
+                part.append(Named(f"row {number}" if key is None else str(key), hashlib.sha256(data).hexdigest(), data))
                 number += 1
             yield part
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        columns = [self._image] + ([self._key] if self._key else [])
+        try:
+            yield from self._file.iter_batches(_BATCH, columns=columns)
+        except (pa.ArrowException, OSError) as error:
+            raise AttendError(f"{self._path}: is damaged: {' '.join(str(error).split())[:120]}") from None
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:
@@ -162,7 +178,10 @@ def _files(path: Path) -> list[Path]:
     elif any(sign in str(path) for sign in "*?["):
         anchor = Path(path.anchor) if path.is_absolute() else Path()
         pattern = str(path.relative_to(anchor)) if path.is_absolute() else str(path)
-        found = sorted(file for file in anchor.glob(pattern) if file.is_file())
+        try:
+            found = sorted(file for file in anchor.glob(pattern) if file.is_file())
+        except ValueError as error:  # `**` within a name
+            raise AttendError(f"{path}: is no pattern: {error}") from None
     else:
         raise AttendError(f"{path}: no such picture")
     if not found:

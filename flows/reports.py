@@ -18,7 +18,7 @@ from prefect.artifacts import (
 )
 
 from tasks.config import Config
-from tasks.evaluation import PREDICTIONS, SCORES
+from tasks.evaluation import PREDICTIONS, SCORES, score_lines
 from tasks.ledger import Artifact
 from tasks.manifest import pictures_of
 from tasks.registry import REGISTRATION
@@ -56,7 +56,7 @@ def show_progress(what: str) -> Callable[[int, int], None]:
 def show_scores(config: Config, made: dict[str, Artifact]) -> None:
     """The scores with their signature, and some captions beside what people wrote."""
     told = json.loads((made["evaluate"].path / SCORES).read_text(encoding="utf-8"))
-    lines = [*_score_lines(told), ""]
+    lines = [*score_lines(told), ""]
     lines += ["| picture | says | a person wrote |", "| --- | --- | --- |"]
     pictures = {picture.digest: picture for picture in pictures_of(made["ingest"].path, config.evaluation.split)}
     for row in pq.read_table(made["evaluate"].path / PREDICTIONS).slice(0, _SAMPLES).to_pylist():
@@ -68,7 +68,7 @@ def show_scores(config: Config, made: dict[str, Artifact]) -> None:
 def show_registered_scores(told: dict[str, Any]) -> None:
     """What rescoring.evaluate_registered found."""
     description = f"{told['model']}, free-running, from photographs"
-    create_markdown_artifact("\n".join(_score_lines(told)), key="registered-scores", description=description)
+    create_markdown_artifact("\n".join(score_lines(told)), key="registered-scores", description=description)
 
 
 def show_registration(registered: Artifact) -> None:
@@ -83,14 +83,6 @@ def show_registration(registered: Artifact) -> None:
             f"{told['uri']}: {told['why']}\n\nIts run is in the store of {place}: `attend ui --workspace {place}`",
             key="mlflow-run",
         )
-
-
-def _score_lines(told: dict[str, Any]) -> list[str]:
-    lines = ["| score | % | 95 % interval |", "| --- | --- | --- |"]
-    for name, value in told["scores"].items():
-        low, high = told["intervals"][name]
-        lines.append(f"| {name} | {value:.2f} | {low:.2f} to {high:.2f} |")
-    return [*lines, "", f"{told['pictures']:,} pictures; `{told['signature'].replace('|', ', ')}`"]
 
 
 def _cell(text: str) -> str:

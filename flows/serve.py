@@ -16,6 +16,7 @@ from tasks.progress import say
 
 _HEAD_BYTES = 16 * 1024
 _CONNECTIONS = 256
+_GONE_MILLISECONDS = 60_000
 
 
 def serve(model: str | None, workspace: Path, host: str, port: int, most: int, refresh: float) -> None:
@@ -46,8 +47,11 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         place = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise AttendError(f"--host {host} --port {port}: {error.strerror}: give another") from None
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "is no name of a host"
+        raise AttendError(f"--host {host} --port {port}: {why}: give another") from None
     # asyncio does so only for sockets that it made itself. Without it an answer's second packet waits 40 ms.
     place.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a client that takes nothing for so long is gone
+        place.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_MILLISECONDS)
     return place

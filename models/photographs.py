@@ -25,6 +25,8 @@ HALVES: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 100_000_000
+ADMITTED = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+ADMITTED_BYTES, ADMITTED_PIXELS, _ADMITTED_MARKERS = 32 * 2**20, 50_000_000, 200
 _ORIENTATION = 0x0112  # of EXIF
 
 
@@ -50,6 +52,26 @@ def decode(data: bytes) -> Tensor:
         raise ValueError(f"is no picture of a known format ({', '.join(FORMATS)})") from None
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError, ...
         raise ValueError(f"cannot be decoded: {error}") from None
+
+
+def admit(data: bytes) -> int:
+    """The pixels that a stranger's photograph tells of, by its header alone; ValueError where it is not to be decoded.
+
+    Fewer formats and pixels than `decode` takes, and no JPEG made to be slow: of thousands of scans or segments.
+    """
+    if len(data) > ADMITTED_BYTES:
+        raise ValueError(f"has {len(data):,} bytes, over the limit of {ADMITTED_BYTES:,}")
+    # Neither marker occurs within the coded pixels: a photograph has one scan, or ten, and a segment or two.
+    if data[:2] == b"\xff\xd8" and max(data.count(b"\xff\xda"), data.count(b"\xff\xe1")) > _ADMITTED_MARKERS:
+        raise ValueError("has more scans or segments than any photograph")
+    try:
+        with Image.open(io.BytesIO(data), formats=ADMITTED) as image:
+            pixels = image.width * image.height
+    except Exception:  # Pillow's plugins raise OSError, SyntaxError, struct.error, ...
+        raise ValueError(f"is no picture of a known format ({', '.join(ADMITTED)})") from None
+    if pixels > ADMITTED_PIXELS:
+        raise ValueError(f"has {pixels:,} pixels, over the limit of {ADMITTED_PIXELS:,}")
+    return pixels
 
 
 def _decode_jpeg(data: bytes) -> Tensor:

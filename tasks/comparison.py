@@ -6,7 +6,7 @@ import tempfile
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks import promotion, tracking
 from tasks.config import Config
@@ -15,7 +15,7 @@ from tasks.ledger import Workspace
 from tasks.metrics import METRICS
 from tasks.promotion import SideBySide, side_by_side
 from tasks.rescoring import evaluate_registered
-from tasks.versions import kept_predictions, number, scores_of, version_at, version_with_alias
+from tasks.versions import kept_predictions, number, scores_of, version_at, version_predictions, version_with_alias
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -82,24 +82,27 @@ def _registry(workspace: Path, model: str) -> AbstractContextManager[None]:
 
 def _compared(client: MlflowClient, first: ModelVersion, second: ModelVersion, on: Config | None) -> SideBySide:
     names = [f"models:/{version.name}/{version.version}" for version in (first, second)]
+    told: list[dict[str, Any]] = []
     if on is not None:
         told = [evaluate_registered(on, name) for name in names]
-        runs, scored = [item["run_id"] for item in told], [set(item["scores"]) for item in told]
+        scored = [set(item["scores"]) for item in told]
     else:
         if any(first.tags.get(tag) != second.tags.get(tag) for tag in ("attend.data", "attend.signature")):
             raise AttendError(
                 f"{names[0]} and {names[1]} were scored on other pictures or settings: name a config, to score both "
                 "on its held-out pictures: --on CONFIG"
             )
-        runs, scored = [str(first.run_id), str(second.run_id)], [set(scores_of(version)) for version in (first, second)]
+        scored = [set(scores_of(version)) for version in (first, second)]
     metrics = tuple(name for name, member in METRICS.items() if {*member.scores} <= scored[0] & scored[1])
     with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
-        old, new = (_captions(client, name, run, Path(scratch) / run) for name, run in zip(names, runs, strict=True))
-        return side_by_side(old, new, metrics)
-
-
-def _captions(client: MlflowClient, name: str, run: str, folder: Path) -> Path:
-    kept = kept_predictions(client, run, folder)
-    if kept is None:
-        raise AttendError(f"{name}: its captions were not kept: name a config to score it on: --on CONFIG")
-    return kept
+        paths = []
+        for place, (name, version) in enumerate(zip(names, (first, second), strict=True)):
+            folder = Path(scratch) / str(place)
+            if on is not None:
+                path = kept_predictions(client, told[place]["run_id"], folder)
+            else:
+                path = version_predictions(client, version, folder)
+            if path is None:
+                raise AttendError(f"{name}: its captions were not kept: name a config to score it on: --on CONFIG")
+            paths.append(path)
+        return side_by_side(paths[0], paths[1], metrics)

@@ -156,6 +156,16 @@ def score(
     }
 
 
+def score_lines(told: dict[str, Any]) -> list[str]:
+    """What `score` gave, as a table in Markdown."""
+    lines = ["| score | % | 95 % interval |", "| --- | --- | --- |"]
+    for name, value in told["scores"].items():
+        low, high = told["intervals"][name]
+        lines.append(f"| {name} | {value:.2f} | {low:.2f} to {high:.2f} |")
+    signature = told["signature"].replace("|", ", ")
+    return [*lines, "", f"Free-running, on {told['pictures']:,} held-out pictures; `{signature}`."]
+
+
 def _told(evaluation: EvaluationConfig) -> str:
     """The settings of the search that ran, for the signature: those of the other one say nothing."""
     settings = evaluation.decoding()

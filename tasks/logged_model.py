@@ -100,6 +100,14 @@ def load_model(uri: str) -> Any:
         ) from None
 
 
+def captioner_of(model: Any, uri: str) -> Any:
+    """The Captioner within a loaded model; AttendError where it is a model of another kind."""
+    captioner = getattr(model, "_captioner", None)
+    if captioner is None:
+        raise AttendError(f"{uri}: is no captioner that attend registered")
+    return captioner
+
+
 def load_captioner(uri: str) -> Any:
     """The Captioner of a registered model."""
-    return load_model(uri).unwrap_python_model()._captioner
+    return captioner_of(load_model(uri).unwrap_python_model(), uri)

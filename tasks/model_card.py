@@ -8,7 +8,7 @@ from typing import Any
 
 from tasks.config import DecoderConfig, GridsConfig, TrainingConfig
 from tasks.datasets.base import DatasetOptions
-from tasks.evaluation import PREDICTIONS, read_predictions
+from tasks.evaluation import PREDICTIONS, read_predictions, score_lines
 from tasks.ledger import Artifact
 from tasks.metrics.bleu import of_one
 
@@ -47,14 +47,9 @@ def card(
         "",
         "## Scores",
         "",
-        "| score | % | 95 % interval |",
-        "| --- | --- | --- |",
+        *score_lines(told),
+        "",
     ]
-    for name, value in told["scores"].items():
-        low, high = told["intervals"][name]
-        lines.append(f"| {name} | {value:.2f} | {low:.2f} to {high:.2f} |")
-    signature = told["signature"].replace("|", ", ")
-    lines += ["", f"Free-running, on {told['pictures']:,} held-out pictures; `{signature}`.", ""]
     ranked = sorted(read_predictions(made["evaluate"].path / PREDICTIONS).values(), key=of_one, reverse=True)
     for title, chosen in (("good", ranked[:_SAMPLES]), ("bad", ranked[::-1][:_SAMPLES])):
         lines += [f"## Captions: {title}", "", "| it says | a person wrote |", "| --- | --- |"]

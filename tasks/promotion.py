@@ -15,6 +15,7 @@ from tasks.errors import AttendError
 from tasks.evaluation import read_predictions
 from tasks.metrics import Scored, load
 from tasks.metrics.bootstrap import LEVEL, Compared, compare
+from tasks.tracking import TRAIN_KEY
 from tasks.versions import number, version_with_alias
 
 if TYPE_CHECKING:
@@ -67,16 +68,23 @@ def promote(
     return "challenger", why
 
 
-def rolled_back(version: ModelVersion) -> bool:
-    """Whether a person took the version back: no schedule makes it champion again."""
-    return _ROLLED_BACK in version.tags
+def rolled_back(client: MlflowClient, version: ModelVersion) -> bool:
+    """Whether a person took the version back, or one of the same training: no schedule makes it champion again."""
+    return any(_ROLLED_BACK in other.tags for other in _of_same_training(client, version))
+
+
+def _of_same_training(client: MlflowClient, version: ModelVersion) -> list[ModelVersion]:
+    """The version and others of the same weights: new held-out pictures make a version, and train nothing."""
+    others = client.search_model_versions(f"name = '{version.name}'")
+    return [other for other in others if other.tags.get(TRAIN_KEY) == version.tags.get(TRAIN_KEY)]
 
 
 def crown(client: MlflowClient, version: ModelVersion, why: str) -> str:
     """Make the version champion; returns why."""
     champions = [*(item for item in _champions(client, version.name) if item != number(version)), number(version)]
-    if rolled_back(version):
-        client.delete_model_version_tag(version.name, version.version, _ROLLED_BACK)
+    for other in _of_same_training(client, version):
+        if _ROLLED_BACK in other.tags:
+            client.delete_model_version_tag(other.name, other.version, _ROLLED_BACK)
     client.set_model_version_tag(version.name, version.version, _DECISION, why)
     _reign(client, version.name, champions)
     challenger = version_with_alias(client, version.name, "challenger")

@@ -8,7 +8,6 @@ import base64
 import binascii
 import importlib
 import importlib.util
-import io
 import json
 import sys
 import threading
@@ -17,7 +16,6 @@ from pathlib import Path
 import mlflow
 import pandas as pd
 import torch
-from PIL import Image
 
 # Parameter of a request -> field of the search, least and most. 0 stands for "as the model was evaluated": a
 # signature's parameter needs a default of its type.
@@ -28,15 +26,11 @@ _PARAMETERS = {
     "top_p": ("top_p", 0.01, 1.0),
     "n_best": ("n_best", 1, 32),
 }
-# Of a request, from whomever it comes: fewer formats and pixels than of pictures that are one's own.
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-_MAX_PIXELS = 50_000_000
-_MAX_BYTES = 32 * 2**20
 _LOADING = threading.Lock()
 
 
 def load_captioner(bundle, device="cpu"):
-    """The captioner of a bundle's folder, by the code in the bundle."""
+    """The captioner of a bundle's folder and its `admit`, by the code in the bundle."""
     folder = Path(bundle)
     name = "attend_" + json.loads((folder / "bundle.json").read_text(encoding="utf-8"))["digest"][:20]
     with _LOADING:
@@ -47,7 +41,8 @@ def load_captioner(bundle, device="cpu"):
             module = importlib.util.module_from_spec(spec)
             sys.modules[name] = module
             spec.loader.exec_module(module)
-        return importlib.import_module(f"{name}.captioner").Captioner.load(folder, device)
+        captioner = importlib.import_module(f"{name}.captioner").Captioner.load(folder, device)
+        return captioner, importlib.import_module(f"{name}.photographs").admit
 
 
 def photographs_of(model_input):
@@ -79,18 +74,6 @@ def _photograph(value):
         return value
 
 
-def refusal(photograph):
-    """Why a photograph is not even decoded; None where it may be."""
-    if len(photograph) > _MAX_BYTES:
-        return f"has {len(photograph):,} bytes, over the limit of {_MAX_BYTES:,}"
-    try:
-        with Image.open(io.BytesIO(photograph), formats=_FORMATS) as image:  # reads the header alone
-            pixels = image.width * image.height
-    except Exception:  # Pillow's plugins raise OSError, SyntaxError, struct.error, ...
-        return f"is no picture of a known format ({', '.join(_FORMATS)})"
-    return f"has {pixels:,} pixels, over the limit of {_MAX_PIXELS:,}" if pixels > _MAX_PIXELS else None
-
-
 def decoding_of(params):
     """The search that a request's parameters ask for, `attention` among it; MlflowException names one out of bounds."""
     params = dict(params or {})
@@ -111,18 +94,27 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
     """A column `image` of encoded photographs in; one caption with its details a row out."""
 
     def load_context(self, context):
-        self._captioner = load_captioner(context.artifacts["bundle"], "cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._captioner, self._admit = load_captioner(context.artifacts["bundle"], device)
 
     def predict(self, context, model_input: pd.DataFrame, params=None):
         """A list of dicts: caption, tokens, log_probability, alternatives, attention, error."""
         photographs = photographs_of(model_input)
-        refusals = [refusal(photograph) for photograph in photographs]
+        refusals = [self._refusal(photograph) for photograph in photographs]
         sound = [photograph for photograph, why in zip(photographs, refusals, strict=True) if why is None]
         try:
             captioned = iter(self._captioner.caption(sound, **decoding_of(params)))
         except ValueError as error:  # parameters that do not go together
             raise _refused(str(error)) from None
         return [_row(next(captioned)) if why is None else _without_caption(why) for why in refusals]
+
+    def _refusal(self, photograph):
+        """Why a photograph is not even decoded; None where it may be."""
+        try:
+            self._admit(photograph)
+        except ValueError as error:
+            return str(error)
+        return None
 
 
 def _row(item):

@@ -1,4 +1,4 @@
-"""Stage `register`, and the registered models. This file, promotion.py and tracking.py alone speak to MLflow.
+"""Stage `register`: the trained model's run in MLflow, its version, and whether that is champion.
 
 A registered version is a self-contained bundle (see bundle.py) with a card and a report. Who is champion is decided
 in promotion.py.
@@ -39,10 +39,11 @@ from tasks.rescoring import rescore
 from tasks.section import Section
 from tasks.tracking import TRAIN_KEY, TrainingLog, log_scores, params_of, tracking_uri, training_log
 from tasks.versions import (
+    EVALUATION,
     Earlier,
     earlier_versions,
-    kept_predictions,
     number,
+    version_predictions,
     version_with_alias,
 )
 
@@ -130,9 +131,10 @@ def _version_with_key(client: MlflowClient, model: str, key: str) -> ModelVersio
 def _log_files(log: TrainingLog, work: Work, scores: dict[str, Any]) -> None:
     log_scores(log.client, log.run_id, scores["scores"])
     log.client.set_tag(log.run_id, "attend.signature", scores["signature"])
+    evaluation = _evaluation_folder(work)
     places = {
         "train": (("weights.safetensors", "checkpoints"), ("last.safetensors", "checkpoints"), ("history.parquet", "")),
-        "evaluate": ((PREDICTIONS, ""), (SCORES, "")),
+        "evaluate": ((PREDICTIONS, evaluation), (SCORES, evaluation)),
         "tensorise": (("vocabulary.json", ""),),
         "tune": (("history.parquet", "tune"),),
     }
@@ -156,6 +158,7 @@ def _create_version(
         "attend.bundle": digest,
         "attend.data": scores["data"],
         "attend.signature": scores["signature"],
+        EVALUATION: _evaluation_folder(work),
         **{f"score.{name}": repr(value) for name, value in scores["scores"].items()},
         **{f"attend.made_from.{stage}": artifact.ledger.key for stage, artifact in work.upstream.items()},
     }
@@ -194,7 +197,12 @@ def _log_report(
         rivals,
         earlier,
     )
-    log.client.log_artifact(log.run_id, str(scratch / REPORT))
+    log.client.log_artifact(log.run_id, str(scratch / REPORT), _evaluation_folder(work))
+
+
+def _evaluation_folder(work: Work) -> str:
+    """Where the run keeps an evaluation: a training may be evaluated by many settings, and is one run."""
+    return f"evaluation-{work.upstream['evaluate'].ledger.key[:12]}"
 
 
 def _name(version: ModelVersion) -> str:
@@ -213,7 +221,7 @@ def _decide(
         return "champion", crown(client, version, f"{_name(version)} is champion: the first")
     if against is None:
         return "champion", f"{_name(version)} is champion"
-    if rolled_back(version):
+    if rolled_back(client, version):
         why = f"{_name(version)} was champion and was rolled back: `attend promote` makes it champion again"
         return "challenger", why
     compared = next(item for item in against.scores if item.score == registry.promote_on)
@@ -234,7 +242,7 @@ def _predictions_of(
         champion.tags.get("attend.data") == scores["data"]
         and champion.tags.get("attend.signature") == scores["signature"]
     ):
-        kept = kept_predictions(client, str(champion.run_id), scratch / "kept")
+        kept = version_predictions(client, champion, scratch / "kept")
         if kept is not None:
             return kept
 

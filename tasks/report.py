@@ -59,7 +59,8 @@ def write_report(
     scored = {digest: of_one(item) for digest, item in corpus.items()}
     groups = _groups(scored)
     chosen = list(dict.fromkeys(digest for group in groups.values() for digest in group))
-    listed = [*chosen, *(digest for digest in corpus if digest not in set(chosen))][: max(_ROWS, len(chosen))]
+    shown = set(chosen)
+    listed = [*chosen, *(digest for digest in corpus if digest not in shown)][: max(_ROWS, len(chosen))]
     left_out = "all are listed" if len(listed) == len(corpus) else f"of {len(corpus):,} evaluated"
     data = {
         "signature": told["signature"],

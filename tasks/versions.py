@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
+EVALUATION = "attend.evaluation"  # tag of a version: the folder of its run with what it was scored by
 _EARLIER = 10
 
 
@@ -91,13 +92,19 @@ def scored_alike(version: ModelVersion, scores: dict[str, Any]) -> bool:
     return all(version.tags.get(f"attend.{name}") == scores[name] for name in ("data", "signature"))
 
 
-def kept_predictions(client: MlflowClient, run_id: str, folder: Path) -> Path | None:
+def version_predictions(client: MlflowClient, version: ModelVersion, folder: Path) -> Path | None:
+    """The captions that a version was scored by, as its run keeps them; None where it does not."""
+    place = version.tags.get(EVALUATION)
+    return None if place is None else kept_predictions(client, str(version.run_id), folder, f"{place}/{PREDICTIONS}")
+
+
+def kept_predictions(client: MlflowClient, run_id: str, folder: Path, place: str = PREDICTIONS) -> Path | None:
     """The predictions file that a run keeps; None where it has none, or one of a version that kept no references."""
     from mlflow.exceptions import MlflowException
 
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        path = Path(client.download_artifacts(run_id, PREDICTIONS, str(folder)))
+        path = Path(client.download_artifacts(run_id, place, str(folder)))
         read_predictions(path)
     except (MlflowException, OSError, AttendError):
         return None
@@ -106,12 +113,17 @@ def kept_predictions(client: MlflowClient, run_id: str, folder: Path) -> Path | 
 
 def resolve(model: str | None, workspace: Path) -> str:
     """`models:/NAME/VERSION` of an address; None for the champion registered last. AttendError where there is none."""
-    if model is not None and not model.startswith("models:/"):
-        raise AttendError(f"--model: {model}: an address reads models:/NAME@ALIAS or models:/NAME/VERSION")
+    check_address(model)
     tracking.check_store(workspace, must_exist=True)
     client = tracking.connect(workspace)
     version = version_at(client, model or last_champion(client, workspace))
     return f"models:/{version.name}/{version.version}"
+
+
+def check_address(model: str | None) -> None:
+    """AttendError where it is none of MLflow's registry."""
+    if model is not None and not model.startswith("models:/"):
+        raise AttendError(f"--model: {model}: an address reads models:/NAME@ALIAS or models:/NAME/VERSION")
 
 
 def last_champion(client: MlflowClient, workspace: Path) -> str:

@@ -73,7 +73,7 @@ def test_the_pictures_of_a_parquet_file(registered: Path, tmp_path: Path) -> Non
     pq.write_table(pa.table({"url": urls, "image": [*data, None]}), path)
     assert caption_into(out, [str(path)], None, None, registered) == Kept(7, 0, 1)
     rows = read(out)
-    assert [row["file_name"] for row in rows] == urls and rows[-1]["error"] == "is empty"
+    assert [row["file_name"] for row in rows] == urls and "is no picture" in str(rows[-1]["error"])
     assert [row["text"] for row in rows[:-1]] == captions_of(registered, data)
     # Hugging Face keeps {bytes, path}.
     pq.write_table(pa.table({"image": [{"bytes": item, "path": None} for item in data]}), path)
@@ -84,7 +84,9 @@ def test_the_pictures_of_a_parquet_file(registered: Path, tmp_path: Path) -> Non
         caption_into(out, [str(path)], None, None, registered)
 
 
-def test_mistakes_are_told_and_nothing_is_lost(registered: Path, tmp_path: Path) -> None:
+def test_mistakes_are_told_and_nothing_is_lost(
+    registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, out = folder_of(registered, tmp_path / "folder"), tmp_path / "captions.jsonl"
     for given, told in (
         (["https://example.org/a.jpg"], "is an address: fetch the picture, and give the file"),
@@ -95,7 +97,19 @@ def test_mistakes_are_told_and_nothing_is_lost(registered: Path, tmp_path: Path)
             caption_into(out, given, None, None, registered)
     with pytest.raises(AttendError, match=r"ending in .jsonl or .parquet"):
         caption_into(tmp_path / "captions.txt", [str(folder)], None, None, registered)
+    with pytest.raises(AttendError, match="is no pattern"):
+        caption_into(out, [str(folder / "**.png")], None, None, registered)
     assert caption_into(out, [str(folder / "*.png")], None, None, registered).new == 4
+    gone = folder / "gone.png"
+    gone.symlink_to(folder / "nothing.png")
+    written = read(out)
+    monkeypatch.setattr("flows.pictures.picture_files", lambda _: [*sorted(folder.glob("*.png"))])
+    assert caption_into(out, [str(folder)], None, None, registered) == Kept(1, 4, 1)
+    said = [[row["digest"], row["text"]] for row in written]
+    assert [[row["digest"], row["text"]] for row in read(out) if row["error"] is None] == said
+    gone.unlink()
+    shutil.copy(pictures(registered)[9], gone)
+    assert caption_into(out, [str(folder)], None, None, registered) == Kept(1, 4, 0)  # tried again
     out.write_text("not a line of captions\n")
     with pytest.raises(AttendError, match=r"captions.jsonl:1: is no line of captions"):
         caption_into(out, [str(folder)], None, None, registered)

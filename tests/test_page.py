@@ -141,7 +141,7 @@ def test_what_is_no_picture_is_told(page: Any, address: str, tmp_path: Path) -> 
 
 
 def test_the_report_of_an_evaluation(page: Any, registered: Path) -> None:
-    (report,) = registered.glob(f"mlartifacts/**/{REPORT}")
+    (report,) = registered.glob(f"mlartifacts/**/evaluation-*/{REPORT}")
     assert report.stat().st_size < 5_000_000
     page.goto(report.as_uri())
     assert "bleu4" in page.inner_text("#scores") and no_wider_than_the_screen(page)

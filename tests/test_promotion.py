@@ -18,6 +18,7 @@ from tasks.config import Config
 from tasks.errors import AttendError
 from tasks.registry import REGISTRATION
 from tasks.stages import artifacts
+from tasks.versions import scores_of
 from tests.conftest import register_all, small
 from tests.test_cli import attend, refused
 
@@ -50,7 +51,8 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., d
             pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(path)), path)
 
         monkeypatch.setattr(evaluation, "predict", predict)
-        config = config_of(tmp_path, training__seed=next(seeds), **changes)
+        changes.setdefault("training__seed", next(seeds))
+        config = config_of(tmp_path, **changes)
         register_all(config)
         return told(config)
 
@@ -110,6 +112,9 @@ def test_a_rollback_restores_and_is_not_undone_by_the_next_run(
     register_all(config)  # as a schedule would, whose ledger was lost
     assert told(config)["alias"] == "challenger" and "was rolled back" in told(config)["why"]
     assert aliases(tmp_path)["champion"] == 2
+    # Other settings of the evaluation make another version of the same training.
+    again = register(a_reference, training__seed=2, evaluation__length_normalisation=0.5)
+    assert int(again["version"]) == 4 and again["alias"] == "challenger" and "was rolled back" in again["why"]
     roll_back(workspace, "small")
     assert aliases(tmp_path) == {"champion": 1}
     with pytest.raises(AttendError, match="version 1 is its first champion: there is none to roll back to"):
@@ -118,6 +123,21 @@ def test_a_rollback_restores_and_is_not_undone_by_the_next_run(
     assert aliases(tmp_path) == {"champion": 3, "previous": 1}
     roll_back(workspace, "small")
     assert aliases(tmp_path) == {"champion": 1}
+
+
+def test_versions_of_one_training_keep_what_each_was_scored_by(
+    tmp_path: Path, register: Callable[..., dict[str, str]]
+) -> None:
+    """They share a run of MLflow."""
+    workspace = tmp_path / "workspace"
+    register(mostly, training__seed=0)
+    register(nothing, training__seed=0, evaluation__beam=4)
+    third = register(a_reference, training__seed=1)
+    assert third["alias"] == "champion"
+    version = tracking.connect(workspace).get_model_version("small", "1")
+    found = {item.score: item for item in compare_versions(workspace, "models:/small/1", "models:/small/3").scores}
+    assert found["bleu4"].first == pytest.approx(scores_of(version)["bleu4"]) and found["bleu4"].first > 10
+    assert f"bleu4 100.00 against {found['bleu4'].first:.2f}" in third["why"]
 
 
 def test_versions_side_by_side(
@@ -145,7 +165,8 @@ def test_versions_side_by_side(
     code, out, err = attend(monkeypatch, capsys, "rollback", "small", *place)
     assert code == 0 and aliases(tmp_path)["champion"] == 2, err
     assert "no such model" in refused(monkeypatch, capsys, "promote", "models:/small/9", *place)
-    assert "no such score" not in refused(monkeypatch, capsys, "rollback", "smal", *place)
+    assert "is of a model" in refused(monkeypatch, capsys, "rollback", "models:/small/2", *place)
+    assert refused(monkeypatch, capsys, "rollback", "smal", *place)
 
 
 def test_versions_scored_on_different_pictures_are_not_compared(

@@ -35,7 +35,7 @@ from tasks.comparison import crown_version
 from tasks.stages import artifacts
 from tests.conftest import HERE, pictures, register_all, trained
 
-LIMITS = Limits(body=200_000, pictures=8, read_seconds=1.0)
+LIMITS = Limits(body=200_000, pictures=8, pixels=90_000_000, read_seconds=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +130,12 @@ def test_parameters(client: TestClient, photographs: list[bytes]) -> None:
         (b'{"inputs": ["%%%"]}', 400, "row 0: image: is no base64 text"),
         (b'{"inputs": ["AAAA"], "parms": {}}', 400, "parms: no such field; did you mean 'params'?"),
         (b'{"inputs": ["AAAA"], "params": [1]}', 400, "params: is a list"),
+        (b'{"inputs": ["AAAA"], "\\ud800": 1}', 400, "?: no such field"),
+        (b'{"inputs": ["AAAA"], "params": {"\\ud800": 1}}', 400, "?: no such parameter"),
         (b'{"dataframe_split": {"columns": ["picture"], "data": []}}', 400, "needs \"columns\" with 'image'"),
         (b'{"dataframe_split": {"columns": ["image"], "data": [[]]}}', 400, "row 0 has not the 1 values"),
         (b'{"inputs": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", 400, "nested too deeply"),
-        (b'{"inputs": [' + b"[]," * 60_000 + b"[]]}", 400, "too many values"),
+        (b'{"inputs": [' + b"[]," * 60_000 + b"[]]}", 400, "the body has too many values"),
         (json.dumps({"inputs": ["AAAA"] * 9}).encode(), 413, "9 pictures in a request: send 8 at most"),
         (b'{"inputs": ["' + b"A" * 300_000 + b'"]}', 413, "the body has 300,016 bytes: send 200,000 at most"),
     ],
@@ -144,18 +146,35 @@ def test_requests_refused(client: TestClient, body: bytes, status: int, line: st
     assert "Traceback" not in response.text and len(response.text) < 400
 
 
+def test_tables_that_are_too_long(client: TestClient) -> None:
+    for body, line in (
+        (b"image\n" + b"QUJD\n" * 30_000, "9 pictures"),
+        (b"image\n" + b"," * 150_000, "too many values"),
+    ):
+        response = client.post("/invocations", content=body, headers={"Content-Type": "text/csv"})
+        assert response.status_code in (400, 413) and line in response.json()["error"]
+
+
 def test_pictures_refused_one_by_one(client: TestClient, photographs: list[bytes], expected: list[str]) -> None:
     file = io.BytesIO()
     Image.new("L", (9000, 9000)).save(file, "PNG")
     tiff = io.BytesIO()
     Image.new("RGB", (8, 8)).save(tiff, "TIFF")
     bad = [b"\xff\xd8 broken", b"nothing", file.getvalue(), tiff.getvalue(), photographs[1][:200], b""]
+    slow = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(slow, "JPEG", progressive=True)
+    scan = slow.getvalue()[slow.getvalue().rindex(b"\xff\xda") : -2]
+    bad[-1] = slow.getvalue()[:-2] + scan * 300 + b"\xff\xd9"
     images = [photographs[0], *bad, photographs[2]]
     status, told = sent(client, {"inputs": [text(item) for item in images]})
     rows = told["predictions"]
     assert status == 200 and [row["error"] is None for row in rows] == [True, *[False] * 6, True]
     assert rows[0]["caption"] == expected[0] and rows[-1]["caption"] == expected[2]
     assert "81,000,000 pixels, over the limit of 50,000,000" in rows[3]["error"] and "TIFF" not in rows[4]["error"]
+    assert rows[6]["error"] == "has more scans or segments than any photograph"
+    Image.new("1", (7000, 7000)).save(file := io.BytesIO(), "PNG")
+    status, told = sent(client, {"inputs": [text(file.getvalue())] * 2})
+    assert status == 413 and "98,000,000 pixels: send 90,000,000 at most in a request" in told["error"]
 
 
 def test_what_else_is_answered(client: TestClient, registered: Path) -> None:
@@ -185,7 +204,7 @@ def test_pictures_that_wait_are_captioned_together_and_faults_stay_alone() -> No
     def predict(batch: list[bytes], params: dict[str, Any]) -> list[dict[str, Any]]:
         free.wait(10)
         if params.get("wrong"):
-            raise ValueError("beam and temperature\ndo not go together")
+            raise RefusedError(400, "beam and temperature do not go together")
         if b"poison" in batch:
             raise RuntimeError("a bug")
         return [{"caption": item.decode(), "error": None} for item in batch]
@@ -207,6 +226,8 @@ def test_pictures_that_wait_are_captioned_together_and_faults_stay_alone() -> No
         free.set()
         return list(await asyncio.gather(first, *waiting, return_exceptions=True))
 
+    short = Batcher(lambda *_: [], 4, 20)
+    assert "could not be captioned" in asyncio.run(short.caption([b"x"], {}))[0]["error"] and short.alive
     answers = asyncio.run(ask())
     batcher.close()
     assert [answer[0]["caption"] for answer in answers[:7]] == ["first", "0", "1", "2", "3", "4", "5"]
@@ -288,9 +309,9 @@ def port(registered: Path) -> Iterator[int]:
 def raw(port: int, data: bytes, seconds: float = 15) -> bytes:
     """What the server answers to these bytes."""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as place:
-        place.sendall(data)
         answer = b""
         try:
+            place.sendall(data)
             while part := place.recv(65536):
                 answer += part
         except (TimeoutError, ConnectionResetError):
@@ -310,12 +331,19 @@ def test_tricks_with_headers_and_bodies(port: int, photographs: list[bytes], exp
         (head + b"Content-Length: 314572800\r\n\r\n", b"413"),
         (head.replace(b"localhost", b"evil.example") + b"Content-Length: 0\r\n\r\n", b"403"),
         (head + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", b"200"),
+        (head + b"Transfer-Encoding: chunked\r\n\r\n" + (b"100000\r\n" + bytes(2**20) + b"\r\n") * 33, b"413"),
         (good, b"200"),
     ):
         answer = raw(port, data)
         assert answer.startswith(b"HTTP/1.1 " + status), (data[:120], answer[:200])
         assert b"Traceback" not in answer
+    # Bodies that are announced and do not come take nobody's place.
+    waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+    for place in waiting:
+        place.sendall(head + b"Content-Length: 33554432\r\n\r\n")
     assert expected[0].encode() in raw(port, good)
+    for place in waiting:
+        place.close()
 
 
 @pytest.mark.slow

@@ -18,12 +18,12 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from flows.serving.batching import Batcher
-from flows.serving.limits import Limits, RefusedError, Room
+from flows.serving.batching import Batcher, failed
+from flows.serving.limits import Held, Limits, RefusedError, Room
 from flows.serving.requests import Asked, Values, parameters, parse
 from flows.serving.served import Served
+from models.photographs import admit
 from tasks.report import page_file
 
 _LOG = logging.getLogger("attend.serve")
@@ -37,21 +37,6 @@ _HEADERS = {
 }
 _KINDS = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
-
-
-class Deadline:
-    """Ends a request that takes longer than any may: the client reads its answer too slowly."""
-
-    def __init__(self, app: ASGIApp, seconds: float) -> None:
-        self._app, self._seconds = app, seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        with contextlib.suppress(TimeoutError):  # uvicorn then closes the connection
-            async with asyncio.timeout(self._seconds):
-                await self._app(scope, receive, send)
 
 
 class Metrics:
@@ -90,8 +75,7 @@ class Server:
             *(Route(path, self.model) for path in ("/model", "/version")),
             Route("/metrics", self.metrics),
         ]
-        longest = 2 * self._limits.read_seconds + self._limits.answer_seconds
-        middleware = [Middleware(Deadline, seconds=longest), Middleware(BaseHTTPMiddleware, dispatch=self._guard)]
+        middleware = [Middleware(BaseHTTPMiddleware, dispatch=self._guard)]
         handlers: dict[Any, Any] = {RefusedError: _refused, HTTPException: _unknown}
         return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=self._living)
 
@@ -137,8 +121,10 @@ class Server:
         return JSONResponse(rows[0])
 
     async def health(self, _: Request) -> Response:
-        """It runs."""
-        return JSONResponse({"status": "ok"})
+        """It runs, and captions."""
+        return JSONResponse(
+            {"status": "ok"} if self._batcher.alive else {"status": "stuck"}, 200 if self._batcher.alive else 503
+        )
 
     async def ready(self, _: Request) -> Response:
         """Whether it can take more."""
@@ -172,18 +158,20 @@ class Server:
     async def _answered(self, request: Request, asked: Callable[[bytes], Asked]) -> list[dict[str, Any]]:
         """Read the body, and have its pictures captioned, each within its time."""
         limits = self._limits
-        size = _announced(request, limits)
-        self._room.take(size)
-        try:
-            body = await _body(request, limits)
+        _check_length(request, limits)
+        with self._room.held() as held:
+            body = await _body(request, limits, held)
             pictures, params = await asyncio.to_thread(asked, body)
             del body
-            async with asyncio.timeout(limits.answer_seconds):
-                rows = await self._batcher.caption(pictures, params)
-        except TimeoutError:
-            raise RefusedError(504, f"no caption within {limits.answer_seconds:.0f} s: the server is busy") from None
-        finally:
-            self._room.give_back(size)
+            refusals = await asyncio.to_thread(_refusals, pictures, limits)
+            sound = [picture for picture, why in zip(pictures, refusals, strict=True) if why is None]
+            try:
+                async with asyncio.timeout(limits.answer_seconds):
+                    found = iter(await self._batcher.caption(sound, params))
+            except TimeoutError:
+                why = f"no caption within {limits.answer_seconds:.0f} s: the server is busy"
+                raise RefusedError(504, why) from None
+        rows = [next(found) if why is None else failed(why) for why in refusals]
         self._metrics.errors.inc(sum(row["error"] is not None for row in rows))
         return rows
 
@@ -194,21 +182,34 @@ def _page_files() -> dict[str, str]:
     return files | {name: page_file(name) for name in ("look.css", "heat.js")}
 
 
-def _announced(request: Request, limits: Limits) -> int:
-    """The bytes that the body may have."""
-    length = request.headers.get("content-length")
-    if length is None:
-        return limits.body
-    if int(length) > limits.body:  # h11 has refused what is no number
-        raise RefusedError(413, f"the body has {int(length):,} bytes: send {limits.body:,} at most")
-    return int(length)
+def _refusals(pictures: list[bytes], limits: Limits) -> list[str | None]:
+    """Why a picture is not to be decoded, or None; RefusedError where all together are too large."""
+    refusals: list[str | None] = []
+    pixels = 0
+    for picture in pictures:
+        try:
+            pixels += admit(picture)
+            refusals.append(None)
+        except ValueError as error:
+            refusals.append(str(error))
+    if pixels > limits.pixels:
+        raise RefusedError(413, f"the pictures have {pixels:,} pixels: send {limits.pixels:,} at most in a request")
+    return refusals
 
 
-async def _body(request: Request, limits: Limits) -> bytes:
+def _check_length(request: Request, limits: Limits) -> None:
+    """Refuse a body that is announced to be too large, before it comes."""
+    length = int(request.headers.get("content-length", 0))  # h11 has refused what is no number
+    if length > limits.body:
+        raise RefusedError(413, f"the body has {length:,} bytes: send {limits.body:,} at most")
+
+
+async def _body(request: Request, limits: Limits, held: Held) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(limits.read_seconds):
             async for part in request.stream():
+                held.take(len(part))
                 body += part
                 if len(body) > limits.body:
                     raise RefusedError(413, f"the body has over {limits.body:,} bytes")
@@ -233,8 +234,9 @@ def _host(request: Request) -> str:
 
 
 def _refusal(error: RefusedError) -> Response:
-    # What is left of a body that is not read would be taken for the next request.
-    headers = {"Connection": "close"} if error.status in (408, 413) else {}
+    # What is left of a body that is not wanted is not waited for.
+    headers = {"Connection": "close"} if error.status in (408, 413, 503) else {}
     if error.status == 503:
         headers["Retry-After"] = "1"
-    return JSONResponse({"error": error.why}, error.status, headers)
+    why = error.why.encode("utf-8", "replace").decode()  # a name in a request may be no text: half a surrogate pair
+    return JSONResponse({"error": why}, error.status, headers)

@@ -17,7 +17,19 @@ from flows.serving.limits import RefusedError
 
 Predict = Callable[[list[bytes], dict[str, Any]], list[dict[str, Any]]]
 _LOG = logging.getLogger("attend.serve")
-_FAILED = {"caption": "", "tokens": [], "log_probability": 0.0, "alternatives": [], "attention": []}
+_LAST_SECONDS = 30.0
+
+
+def failed(why: str) -> dict[str, Any]:
+    """The row of a picture without a caption."""
+    return {
+        "caption": "",
+        "tokens": [],
+        "log_probability": 0.0,
+        "alternatives": [],
+        "attention": [],
+        "error": why,
+    }
 
 
 class _Waiting(NamedTuple):
@@ -29,7 +41,7 @@ class _Waiting(NamedTuple):
 class Batcher:
     """One thread that captions what is asked of it, pictures with the same parameters at once.
 
-    predict: as of the registered model; a ValueError of it is what is wrong with the parameters. most: pictures a
+    predict: pictures and parameters -> rows; RefusedError for what is wrong with the parameters. most: pictures a
     batch. waiting: pictures that may wait. told: called with the size of each batch.
     """
 
@@ -44,6 +56,11 @@ class Batcher:
     def __len__(self) -> int:
         """Pictures that wait."""
         return len(self._queue)
+
+    @property
+    def alive(self) -> bool:
+        """Whether anything is captioned at all."""
+        return self._thread.is_alive()
 
     async def caption(self, pictures: Sequence[bytes], params: dict[str, Any]) -> list[dict[str, Any]]:
         """A row for each picture; RefusedError where too many wait. Cancelled, what has not begun is not done."""
@@ -64,7 +81,7 @@ class Batcher:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(_LAST_SECONDS)  # a daemon: it does not keep the process
 
     def _work(self) -> None:
         while batch := self._next():
@@ -82,11 +99,11 @@ class Batcher:
                 batch: list[_Waiting] = []
                 others: deque[_Waiting] = deque()
                 for item in self._queue:
-                    if item.params == first and len(batch) < self._most:
-                        if item.answer.set_running_or_notify_cancel():
-                            batch.append(item)
-                    else:
-                        others.append(item)
+                    if item.params != first or len(batch) == self._most:
+                        if not item.answer.cancelled():
+                            others.append(item)
+                    elif item.answer.set_running_or_notify_cancel():
+                        batch.append(item)
                 self._queue = others
                 if batch:
                     return batch
@@ -94,16 +111,17 @@ class Batcher:
     def _answer(self, batch: list[_Waiting]) -> None:
         try:
             rows = self._predict([item.picture for item in batch], batch[0].params)
-        except ValueError as error:
+            answered = list(zip(batch, rows, strict=True))
+        except RefusedError as error:
             for item in batch:
-                item.answer.set_exception(RefusedError(400, " ".join(str(error).split())))
+                item.answer.set_exception(error)
         except Exception:
             if len(batch) > 1:  # one of them may be at fault: the others are not to suffer from it
                 for item in batch:
                     self._answer([item])
                 return
             _LOG.exception("a picture of %d bytes could not be captioned", len(batch[0].picture))
-            batch[0].answer.set_result({**_FAILED, "error": "could not be captioned: the server's log says why"})
+            batch[0].answer.set_result(failed("could not be captioned: the server's log says why"))
         else:
-            for item, row in zip(batch, rows, strict=True):
+            for item, row in answered:
                 item.answer.set_result(row)

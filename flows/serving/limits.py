@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_HEAD_SECONDS = 10.0
+_HEAD_SECONDS, _TAKE_SECONDS = 10.0, 30.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes of a body, pictures of a request, pictures that wait, bytes of all bodies at once, and seconds."""
+    """Bytes of a body, pictures of a request and their pixels, pictures that wait, bytes of all bodies, and seconds."""
 
     body: int = 32 * 2**20
     pictures: int = 64
+    pixels: int = 400_000_000
     waiting: int = 512
     bodies: int = 128 * 2**20
     read_seconds: float = 20.0
@@ -35,50 +38,81 @@ class Room:
     """How many bytes of bodies are held at once."""
 
     def __init__(self, size: int) -> None:
-        self._left = size
+        self.left = size
+
+    @contextmanager
+    def held(self) -> Iterator[Held]:
+        """What one request takes, as its bytes come; given back when the block ends."""
+        found = Held(self)
+        try:
+            yield found
+        finally:
+            self.left += found.size
+
+
+class Held:
+    """The bytes of one request."""
+
+    def __init__(self, room: Room) -> None:
+        self._room, self.size = room, 0
 
     def take(self, size: int) -> None:
-        if size > self._left:
+        if size > self._room.left:
             raise RefusedError(503, "the server is busy: try again in a moment")
-        self._left -= size
-
-    def give_back(self, size: int) -> None:
-        self._left += size
+        self._room.left -= size
+        self.size += size
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's HTTP, with an end to its patience: a client has ten seconds to send the head of a request."""
+    """uvicorn's HTTP, with an end to its patience.
 
-    _ending: asyncio.TimerHandle | None = None
+    A client has ten seconds to send the head of a request, and thirty to take what is sent to it.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait()
+        self._head, self._taken = (_Timer(self.loop, transport.abort) for _ in range(2))
+        self._head.start(_HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:  # a part of a head
-            self._wait()
+            self._head.start(_HEAD_SECONDS)
         else:
-            self._stop_waiting()
+            self._head.stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._head.stop()
+        self._taken.stop()
         super().connection_lost(exc)
 
-    def _wait(self) -> None:
-        if self._ending is None:
-            self._ending = self.loop.call_later(_HEAD_SECONDS, self._end)
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._taken.start(_TAKE_SECONDS)
 
-    def _stop_waiting(self) -> None:
-        if self._ending is not None:
-            self._ending.cancel()
-            self._ending = None
+    def resume_writing(self) -> None:
+        self._taken.stop()
+        super().resume_writing()
 
-    def _end(self) -> None:
-        self._ending = None
-        if not self.transport.is_closing():
-            self.transport.abort()
+    def timeout_keep_alive_handler(self) -> None:
+        self.transport.abort()  # closing would wait for a client that does not read
+
+
+class _Timer:
+    """Does something once, some time after it was started first."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
+        self._loop, self._action = loop, action
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self, seconds: float) -> None:
+        if self._handle is None:
+            self._handle = self._loop.call_later(seconds, self._action)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
 
 
 def hosts_of(host: str) -> set[str] | None:

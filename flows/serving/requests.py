@@ -6,6 +6,7 @@ import base64
 import binascii
 import csv
 import io
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ def parse(content_type: str, body: bytes, known: Mapping[str, type], limits: Lim
         if kind == "application/json":
             asked = _from_json(body, known)
         elif kind == "text/csv":
-            asked = Asked(_from_csv(body), {})
+            asked = Asked(_from_csv(body, limits), {})
         else:
             raise RefusedError(415, f"Content-Type is {kind[:80] or 'missing'}: send application/json or text/csv")
     except UnicodeDecodeError:
@@ -76,8 +77,7 @@ def _typed(name: str, value: Any, kind: type) -> int | float | bool:
 
 
 def _from_json(body: bytes, known: Mapping[str, type]) -> Asked:
-    if sum(body.count(sign) for sign in (b",", b"[", b"{")) > _MOST_SIGNS:
-        raise RefusedError(400, "the JSON has too many values")
+    _check_signs(body)
     try:
         value = json.loads(body.decode())  # of bytes, it would guess at encodings
     except RecursionError:
@@ -101,6 +101,11 @@ def _from_json(body: bytes, known: Mapping[str, type]) -> Asked:
     return Asked([_decoded(image, row) for row, image in enumerate(images)], parameters(params, known))
 
 
+def _check_signs(body: bytes) -> None:
+    if sum(body.count(sign) for sign in (b",", b"[", b"{")) > _MOST_SIGNS:
+        raise RefusedError(400, "the body has too many values")
+
+
 def _from_frame(value: Any) -> list[Any]:
     columns, rows = (value.get(name) if isinstance(value, dict) else None for name in ("columns", "data"))
     if not isinstance(columns, list) or _COLUMN not in columns or not isinstance(rows, list):
@@ -121,10 +126,12 @@ def _from_list(value: Any) -> list[Any]:
     return [row.get(_COLUMN) if isinstance(row, dict) else row for row in rows]
 
 
-def _from_csv(body: bytes) -> list[bytes]:
+def _from_csv(body: bytes, limits: Limits) -> list[bytes]:
+    _check_signs(body)
     csv.field_size_limit(max(len(body), csv.field_size_limit()))
     try:
-        rows = list(csv.DictReader(io.StringIO(body.decode(), newline="")))
+        # One more than may be: more are not even read.
+        rows = list(itertools.islice(csv.DictReader(io.StringIO(body.decode(), newline="")), limits.pictures + 1))
     except csv.Error as error:
         raise RefusedError(400, f"the body is no CSV: {error}") from None
     return [_decoded(row.get(_COLUMN), number) for number, row in enumerate(rows)]

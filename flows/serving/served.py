@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.serving.limits import RefusedError
 from tasks import tracking
-from tasks.errors import AttendError
-from tasks.logged_model import example, load_model
-from tasks.versions import last_champion, version_at
+from tasks.logged_model import captioner_of, example, load_model
+from tasks.versions import check_address, last_champion, version_at
 
 _LOG = logging.getLogger("attend.serve")
 _TYPES: dict[str, type] = {"long": int, "integer": int, "double": float, "float": float, "boolean": bool}
@@ -27,14 +27,14 @@ class Loaded:
     about: dict[str, Any]
 
     def predict(self, pictures: list[bytes], params: dict[str, Any]) -> list[dict[str, Any]]:
-        """Rows of the registered model; ValueError for parameters that do not go together."""
+        """Rows of the registered model; RefusedError for parameters that do not go together."""
         from mlflow.exceptions import MlflowException
 
         try:
             rows: list[dict[str, Any]] = self.model.predict(None, pictures, params)
             return rows
         except MlflowException as error:
-            raise ValueError(error.message) from None
+            raise RefusedError(400, " ".join(error.message.split())) from None
 
 
 class Served:
@@ -45,8 +45,7 @@ class Served:
 
         seconds: between two looks whether the alias has moved.
         """
-        if model is not None and not model.startswith("models:/"):
-            raise AttendError(f"--model: {model}: an address reads models:/NAME@ALIAS or models:/NAME/VERSION")
+        check_address(model)
         tracking.check_store(workspace, must_exist=True)
         self._client = tracking.connect(workspace)
         self.address = model or last_champion(self._client, workspace)
@@ -90,7 +89,8 @@ class Served:
 
     def _load(self, uri: str) -> Loaded:
         loaded = load_model(uri)
-        model, captioner = loaded.unwrap_python_model(), loaded.unwrap_python_model()._captioner
+        model = loaded.unwrap_python_model()
+        captioner = captioner_of(model, uri)
         schema = loaded.metadata.get_params_schema()
         params = {item.name: _TYPES[item.dtype.name] for item in schema.params} if schema else {}
         version = version_at(self._client, uri)
