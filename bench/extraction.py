@@ -72,18 +72,7 @@ def main() -> None:
             _compare(ROWS[name], wanted[: ROWS[name].pictures], given, Path(scratch))
         if not given.without_memory:
             for count in (1_000, 20_000):
-                command = [
-                    sys.executable,
-                    "-m",
-                    "bench.extraction",
-                    "regnet",
-                    "--memory",
-                    str(count),
-                    "--pictures",
-                    str(folder),
-                ]
-                found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                print(f"peak memory, {count:,} pictures: {float(found):,.0f} MiB")
+                print(f"peak memory, {count:,} pictures: {_memory_of(count, folder):,.0f} MiB")
 
 
 def _arguments() -> Any:
