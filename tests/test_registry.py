@@ -252,7 +252,7 @@ def test_every_way_out_of_the_registry_says_the_same(workspace: Path, tmp_path: 
 @pytest.mark.slow
 def test_hostile_requests_are_borne(workspace: Path) -> None:
     folder = str(pictures(workspace)[0].parent)
-    assert "every good request answered as when alone" in bench("hostile", str(workspace), folder, "--requests", "400")
+    assert "every good request answered as when alone" in bench("hostile", str(workspace), folder, "--requests", "200")
 
 
 def written(tmp_path: Path, config: Config) -> str:
