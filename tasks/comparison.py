@@ -15,7 +15,15 @@ from tasks.ledger import Workspace
 from tasks.metrics import METRICS
 from tasks.promotion import SideBySide, side_by_side
 from tasks.rescoring import evaluate_registered
-from tasks.versions import kept_predictions, number, scores_of, version_at, version_predictions, version_with_alias
+from tasks.versions import (
+    address_of,
+    kept_predictions,
+    number,
+    scores_of,
+    version_at,
+    version_predictions,
+    version_with_alias,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -35,15 +43,13 @@ def compare_versions(workspace: Path, first: str, second: str, on: Config | None
 
     on: score both on this config's held-out pictures instead. AttendError where they were scored on different ones.
     """
-    tracking.check_store(workspace, must_exist=True)
-    client = tracking.connect(workspace)
+    client = tracking.connect(workspace, must_exist=True)
     return _compared(client, version_at(client, first), version_at(client, second), on)
 
 
 def promote_version(workspace: Path, address: str, score: str, certainty: float, on: Config | None) -> Decision:
     """Make a version champion if it beats the champion so surely (see promotion.py)."""
-    tracking.check_store(workspace, must_exist=True)
-    client = tracking.connect(workspace)
+    client = tracking.connect(workspace, must_exist=True)
     version = version_at(client, address)
     with _registry(workspace, version.name):
         champion = version_with_alias(client, version.name, "champion")
@@ -60,8 +66,7 @@ def promote_version(workspace: Path, address: str, score: str, certainty: float,
 
 def crown_version(workspace: Path, address: str) -> str:
     """Make a version champion, whatever it scores; returns what was done."""
-    tracking.check_store(workspace, must_exist=True)
-    client = tracking.connect(workspace)
+    client = tracking.connect(workspace, must_exist=True)
     version = version_at(client, address)
     with _registry(workspace, version.name):
         return promotion.crown(client, version, f"version {version.version} is champion: by hand")
@@ -69,8 +74,7 @@ def crown_version(workspace: Path, address: str) -> str:
 
 def roll_back(workspace: Path, model: str) -> str:
     """Restore a model's champion before this one; returns what was done."""
-    tracking.check_store(workspace, must_exist=True)
-    client = tracking.connect(workspace)
+    client = tracking.connect(workspace, must_exist=True)
     with _registry(workspace, model):
         restored, dropped = promotion.roll_back(client, model)
     return f"{model}: version {restored} is champion again, version {dropped} was rolled back"
@@ -81,7 +85,7 @@ def _registry(workspace: Path, model: str) -> AbstractContextManager[None]:
 
 
 def _compared(client: MlflowClient, first: ModelVersion, second: ModelVersion, on: Config | None) -> SideBySide:
-    names = [f"models:/{version.name}/{version.version}" for version in (first, second)]
+    names = [address_of(version) for version in (first, second)]
     told: list[dict[str, Any]] = []
     if on is not None:
         told = [evaluate_registered(on, name) for name in names]

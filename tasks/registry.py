@@ -41,6 +41,7 @@ from tasks.tracking import TRAIN_KEY, TrainingLog, log_scores, params_of, tracki
 from tasks.versions import (
     EVALUATION,
     Earlier,
+    address_of,
     earlier_versions,
     number,
     version_predictions,
@@ -109,7 +110,7 @@ def register(
             text = card(registry.model, data, grids, decoder, training, work.upstream, scores)
             version = _create_version(log, registry.model, source, work, scores, digest, text)
         alias, why = _decide(log.client, registry, version, champion, against)
-    uri = f"models:/{registry.model}/{version.version}"
+    uri = address_of(version)
     told = {"model": registry.model, "version": version.version, "alias": alias, "why": why, "uri": uri}
     told |= {"store": tracking_uri(workspace), "run_id": log.run_id}
     (work.out / REGISTRATION).write_text(json.dumps(told, indent=1, sort_keys=True), encoding="utf-8")
@@ -248,7 +249,7 @@ def _predictions_of(
 
     name = f"{champion.name} version {champion.version}"
     say(f"register: {name} was scored on other pictures or settings; scoring it on these")
-    captioner = load_captioner(f"models:/{champion.name}/{champion.version}")
+    captioner = load_captioner(address_of(champion))
     predictions = scratch / "champion.parquet"
     rescore(
         captioner,

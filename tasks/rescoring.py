@@ -22,7 +22,7 @@ from tasks.progress import Bar
 from tasks.report import REPORT, write_report
 from tasks.sessions import prepare, session
 from tasks.stages import BY_NAME, artifacts, inputs_of, run_stage
-from tasks.versions import earlier_versions, version_at
+from tasks.versions import address_of, earlier_versions, version_at
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -52,7 +52,7 @@ def evaluate_registered(config: Config, model: str | None = None) -> dict[str, A
         key = digest_of([version.name, version.version, pictures, words, settings])
         run_id = tracking.evaluation_with(client, config.workspace, version.name, key)
         if run_id is None:
-            captioner = load_captioner(f"models:/{version.name}/{version.version}")
+            captioner = load_captioner(address_of(version))
             with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
                 told = _evaluate(config, captioner, version, made, client, Path(scratch))
                 run_id = tracking.log_evaluation(

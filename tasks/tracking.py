@@ -88,9 +88,12 @@ def check_store(workspace: Path, must_exist: bool = False) -> None:
         raise AttendError(f"{workspace}: no model is registered there: run `attend run` first, or give --workspace")
 
 
-def connect(workspace: Path) -> MlflowClient:
-    """MLflow's client on the right store, which is made if it is the embedded one and not there yet."""
-    check_store(workspace)
+def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
+    """MLflow's client on the right store, which is made if it is the embedded one and not there yet.
+
+    must_exist: AttendError where it is not there.
+    """
+    check_store(workspace, must_exist)
     uri = tracking_uri(workspace)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")

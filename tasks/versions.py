@@ -24,6 +24,11 @@ def number(version: ModelVersion) -> str:
     return str(version.version)
 
 
+def address_of(version: ModelVersion) -> str:
+    """`models:/NAME/VERSION`."""
+    return f"models:/{version.name}/{version.version}"
+
+
 def version_with_alias(client: MlflowClient, model: str, alias: str) -> ModelVersion | None:
     """The version that bears an alias; None where there is none yet."""
     from mlflow.exceptions import MlflowException
@@ -114,10 +119,8 @@ def kept_predictions(client: MlflowClient, run_id: str, folder: Path, place: str
 def resolve(model: str | None, workspace: Path) -> str:
     """`models:/NAME/VERSION` of an address; None for the champion registered last. AttendError where there is none."""
     check_address(model)
-    tracking.check_store(workspace, must_exist=True)
-    client = tracking.connect(workspace)
-    version = version_at(client, model or last_champion(client, workspace))
-    return f"models:/{version.name}/{version.version}"
+    client = tracking.connect(workspace, must_exist=True)
+    return address_of(version_at(client, model or last_champion(client, workspace)))
 
 
 def check_address(model: str | None) -> None:

@@ -6,12 +6,15 @@ import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.serving.limits import RefusedError
 from tasks import tracking
 from tasks.logged_model import captioner_of, example, load_model
-from tasks.versions import check_address, last_champion, version_at
+from tasks.versions import address_of, check_address, last_champion, version_at
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 _LOG = logging.getLogger("attend.serve")
 _TYPES: dict[str, type] = {"long": int, "integer": int, "double": float, "float": float, "boolean": bool}
@@ -46,13 +49,12 @@ class Served:
         seconds: between two looks whether the alias has moved.
         """
         check_address(model)
-        tracking.check_store(workspace, must_exist=True)
-        self._client = tracking.connect(workspace)
+        self._client = tracking.connect(workspace, must_exist=True)
         self.address = model or last_champion(self._client, workspace)
         self._seconds = seconds
         self._stopped = threading.Event()
         self.failure: str | None = None  # of the last look
-        self.current = self._load(self._uri())
+        self.current = _load(version_at(self._client, self.address))
 
     def predict(self, pictures: list[bytes], params: dict[str, Any]) -> list[dict[str, Any]]:
         """As the version that is served now."""
@@ -72,10 +74,10 @@ class Served:
     def look(self) -> None:
         """Take up another version where the address names one; what is served stays where that fails."""
         try:
-            uri = self._uri()
-            if uri != self.current.uri:
-                self.current = self._load(uri)
-                _LOG.info("serving %s", uri)
+            version = version_at(self._client, self.address)
+            if address_of(version) != self.current.uri:
+                self.current = _load(version)
+                _LOG.info("serving %s", self.current.uri)
             self.failure = None
         except Exception as error:
             why = " ".join(str(error).split())[:200]
@@ -83,26 +85,23 @@ class Served:
                 _LOG.warning("%s stays: %s", self.current.uri, why)
             self.failure = why
 
-    def _uri(self) -> str:
-        version = version_at(self._client, self.address)
-        return f"models:/{version.name}/{version.version}"
 
-    def _load(self, uri: str) -> Loaded:
-        loaded = load_model(uri)
-        model = loaded.unwrap_python_model()
-        captioner = captioner_of(model, uri)
-        schema = loaded.metadata.get_params_schema()
-        params = {item.name: _TYPES[item.dtype.name] for item in schema.params} if schema else {}
-        version = version_at(self._client, uri)
-        about = {
-            "model": version.name,
-            "version": str(version.version),
-            "parameters": list(params),
-            "attends": captioner.attends,
-            "fit": captioner.config["backbone"]["fit"],
-            "beam": captioner.decoding.beam,
-            "card": version.description or "",
-        }
-        found = Loaded(uri, model, params, about)
-        found.predict([example()], {})  # the first forward pass is slow: not a client's to wait for
-        return found
+def _load(version: ModelVersion) -> Loaded:
+    uri = address_of(version)
+    loaded = load_model(uri)
+    model = loaded.unwrap_python_model()
+    captioner = captioner_of(model, uri)
+    schema = loaded.metadata.get_params_schema()
+    params = {item.name: _TYPES[item.dtype.name] for item in schema.params} if schema else {}
+    about = {
+        "model": version.name,
+        "version": str(version.version),
+        "parameters": list(params),
+        "attends": captioner.attends,
+        "fit": captioner.config["backbone"]["fit"],
+        "beam": captioner.decoding.beam,
+        "card": version.description or "",
+    }
+    found = Loaded(uri, model, params, about)
+    found.predict([example()], {})  # the first forward pass is slow: not a client's to wait for
+    return found
