@@ -19,7 +19,6 @@ from torch.nn import functional
 from bench.machine import describe, timed
 from bench.textbook import Textbook
 from models.decoders.base import Decoder, make
-from models.decoders.stepper import Stepper
 from models.search import Decoding, beam_search
 from models.vocabulary import END, NULL, START
 from tasks.batches import captioned_at_once
@@ -107,8 +106,8 @@ def _one_by_one(textbook: Textbook, grid: Tensor, beam: int) -> list[list[int]]:
 
 
 def _batched(decoder: Decoder, grid: Tensor, decoding: Decoding, size: int) -> list[list[int]]:
-    stepper = Stepper(decoder)
-    found = [beam_search(stepper, part, decoding) for part in torch.split(grid, size)]
+    speaking = decoder.speaking()
+    found = [beam_search(speaking, part, decoding) for part in torch.split(grid, size)]
     return [captions[0].tokens for part in found for captions in part]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows import cli_cache, cli_models
+from flows import cli_cache, cli_models, cli_score
 from flows.options import Json, Overrides, Preset, Until, Verify, WorkspaceOption, print_json
 from tasks.errors import AttendError, is_disk_full
 
@@ -28,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(cli_cache.app, name="cache")
-for command in (cli_models.compare, cli_models.promote, cli_models.rollback):
+for command in (cli_models.compare, cli_models.promote, cli_models.rollback, cli_score.score):
     app.command()(command)
 
 _STATE_COLOURS = {"fresh": "green", "stale": "yellow", "missing": "yellow", "damaged": "red", "interrupted": "magenta"}
@@ -137,13 +137,16 @@ def evaluate(
     preset: Preset,
     overrides: Overrides = None,
     model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="write results.json and annotations.json of COCO's formats into this folder")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Score a registered model on a config's held-out pictures, as they are today (its champion, if none is named)."""
     from tasks.config import load
     from tasks.rescoring import evaluate_registered
 
-    told = evaluate_registered(load(preset, overrides or []), model)
+    told = evaluate_registered(load(preset, overrides or []), model, results)
     if as_json:
         print_json(told)
         return

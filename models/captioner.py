@@ -20,7 +20,6 @@ from torch import Tensor
 from .backbones import base as backbones
 from .backbones.encoder import Encoder
 from .decoders import base as decoders
-from .decoders.stepper import Stepper
 from .photographs import decode, resize, stack
 from .search import Caption, Decoding
 from .search import decode as decode_captions
@@ -68,7 +67,7 @@ class Captioner:
         self.backbone = backbone
         self._encoder = Encoder(backbone, config["backbone"]["precision"], self.device)
         self.decoder = decoder.to(self.device).eval()
-        self._stepper = Stepper(self.decoder)
+        self._speaking = self.decoder.speaking()
         self.attends = decoder.attends
 
     @classmethod
@@ -146,7 +145,7 @@ class Captioner:
             given.setdefault("search", "sample" if drawn else "beam")
         chosen = replace(self.decoding, **given)
         values = grid.to(self.device).float()
-        found = decode_captions(self._stepper, values, chosen, keys)
+        found = decode_captions(self._speaking, values, chosen, keys)
         maps = self.attention(values, [best[0] for best in found]) if attention else [None] * len(found)
         return [self._told(best, alphas) for best, alphas in zip(found, maps, strict=True)]
 

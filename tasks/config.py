@@ -105,6 +105,11 @@ class DecoderConfig(Section):
     dropout_words: float = Field(0.0, ge=0, lt=1, description="dropout on the word embeddings")
     dropout_grid: float = Field(0.0, ge=0, lt=1, description="dropout on the annotation vectors")
     dropout_output: float = Field(0.5, ge=0, lt=1, description="dropout before the output layer")
+    layers: int | None = Field(None, ge=1, le=24, description="of a Transformer (3)")
+    heads: int | None = Field(None, ge=1, le=64, description="of a Transformer's attention (8)")
+    encoder_layers: int | None = Field(None, ge=0, le=24, description="over the grid, before a Transformer's own (0)")
+    feed_forward: int | None = Field(None, ge=1, description="inner size of a Transformer's networks (2048)")
+    dropout_layers: float | None = Field(None, ge=0, lt=1, description="dropout in a Transformer's layers (0.1)")
     reinforce: float | None = Field(None, ge=0, description="lambda_r of hard attention (1.0)")
     entropy: float | None = Field(None, ge=0, description="lambda_e of hard attention (0.002)")
     baseline_decay: float | None = Field(None, ge=0, lt=1, description="of hard attention's baseline (0.9)")
@@ -193,7 +198,7 @@ class EvaluationConfig(Section):
     min_length: int = Field(0, ge=0, le=200, description="words before a caption may end")
     no_repeat: int = Field(0, ge=0, le=10, description="n-grams of this size never come twice; 0 allows them")
     n_best: int = Field(1, ge=1, le=64, description="captions kept a picture, the best and its alternatives")
-    metrics: tuple[str, ...] = Field(("bleu",), min_length=1)
+    metrics: tuple[str, ...] = Field(("bleu", "meteor", "rouge", "cider"), min_length=1)
 
     @model_validator(mode="after")
     def _known(self) -> EvaluationConfig:
@@ -277,8 +282,11 @@ class Config(BaseModel):
                 f"registry.promote_on: {self.registry.promote_on!r} is no score of evaluation.metrics; "
                 f"these give: {', '.join(scores)}"
             )
-        if "truth" in self.evaluation.metrics and not self.data.has_facts:
-            raise ValueError("evaluation.metrics: `truth` needs a data set that keeps its facts: only `scenes` does")
+        needing = [name for name in self.evaluation.metrics if METRICS[name].needs_facts]
+        if needing and not self.data.has_facts:
+            raise ValueError(
+                f"evaluation.metrics: `{needing[0]}` needs a data set that keeps its facts: only `scenes` does"
+            )
         if self.training.doubly_stochastic and not DECODERS[self.decoder.name].attends:
             raise ValueError(f"training.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
         if self.tuning is not None:

@@ -1,13 +1,14 @@
 """Stage `evaluate`: caption the held-out pictures freely, write predictions.parquet, then score what was written.
 
 predictions.parquet: digest, caption, tokens, log_probability, finished, alternatives (the next best captions), and
-what they are scored against: references (cut into words) and facts (JSON or null). scores.json: the scores in percent
-with their intervals, and the signature of the settings they were taken with.
+what they are scored against: references (cut into words, see metrics/ptb.py) and facts (JSON or null). scores.json:
+the scores in percent with their intervals, what the captions are like, and a signature of the settings.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.captioner import key_of_digest
-from models.decoders.stepper import Stepper
 from models.search import Caption, Decoding, decode
 from models.vocabulary import Vocabulary
 from tasks.batches import captioned_at_once, grids_in_order
@@ -25,12 +25,13 @@ from tasks.config import EvaluationConfig, MachineConfig
 from tasks.devices import device_of
 from tasks.errors import AttendError
 from tasks.features import open_grids
+from tasks.language import TOLD, language
 from tasks.ledger import Outcome, Work, digest_of
 from tasks.manifest import Picture, pictures_of
 from tasks.metrics import Scored, load
 from tasks.metrics.bootstrap import intervals
+from tasks.metrics.ptb import words
 from tasks.progress import Bar
-from tasks.tokenisers import tokeniser
 from tasks.training import load_decoder
 
 PREDICTIONS, SCORES = "predictions.parquet", "scores.json"
@@ -53,7 +54,8 @@ def evaluate(evaluation: EvaluationConfig, machine: MachineConfig, work: Work) -
     vocabulary = read_vocabulary(work.upstream["tensorise"].path)
     pictures = pictures_of(work.upstream["ingest"].path, evaluation.split)
     predict(pictures, vocabulary, evaluation, machine, work)
-    scores = score(work.out / PREDICTIONS, pictures, vocabulary, evaluation)
+    trained_on = pictures_of(work.upstream["ingest"].path, "train")
+    scores = score(work.out / PREDICTIONS, pictures, trained_on, vocabulary, evaluation)
     (work.out / SCORES).write_text(json.dumps(scores, indent=1, sort_keys=True), encoding="utf-8")
     counts: dict[str, int | float] = {"captions": scores["pictures"]}
     counts |= {name: round(value, 2) for name, value in scores["scores"].items()}
@@ -71,7 +73,7 @@ def predict(
     device = device_of(machine)
     grids = open_grids(work.upstream["extract"], machine)
     decoder, _ = load_decoder(work.upstream["train"].path, device)
-    stepper = Stepper(decoder)
+    speaking = decoder.speaking()
     digests = [picture.digest for picture in pictures if picture.digest in grids]
     if not digests:
         raise AttendError(f"evaluate: no picture of the split {evaluation.split!r} could be read")
@@ -81,38 +83,44 @@ def predict(
     with Bar(len(digests), label, "pictures") as bar:
         size = captioned_at_once(machine, grids.shape, decoding.beam if decoding.search == "beam" else decoding.n_best)
         for part, grid in grids_in_order(digests, grids, size):
-            found = decode(stepper, grid.to(device), decoding, [key_of_digest(digest) for digest in part])
+            found = decode(speaking, grid.to(device), decoding, [key_of_digest(digest) for digest in part])
             rows += [_row(digest, best, vocabulary) for digest, best in zip(part, found, strict=True)]
             bar.advance(len(part))
-    write_predictions(rows, pictures, vocabulary, work.out / PREDICTIONS)
+    write_predictions(rows, pictures, work.out / PREDICTIONS)
 
 
-def write_predictions(rows: list[dict[str, Any]], pictures: list[Picture], vocabulary: Vocabulary, path: Path) -> None:
-    """Write captions (digest, caption, and what else is known of them) as Parquet, to be scored from there.
-
-    vocabulary: whose tokeniser cuts the references.
-    """
-    tokenise = tokeniser(vocabulary.settings["tokeniser"])
+def write_predictions(rows: list[dict[str, Any]], pictures: list[Picture], path: Path) -> None:
+    """Write captions (digest, caption, and what else is known of them) as Parquet, to be scored from there."""
     by_digest = {picture.digest: picture for picture in pictures}
     for row in rows:
         picture = by_digest[row["digest"]]
-        row["references"] = [" ".join(tokenise(text)) for text in picture.captions]
+        row["references"] = [" ".join(words(text)) for text in picture.captions]
         row["facts"] = json.dumps(picture.facts) if picture.facts is not None else None
     pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), path)
 
 
 def read_predictions(path: Path) -> dict[str, Scored]:
     """Digest -> caption and references, in the file's order; AttendError for a file of a version without references."""
-    if "references" not in pq.read_schema(path).names:
-        raise AttendError(f"{path}: was written by an older version, without references: evaluate again")
+    try:
+        columns = pq.read_schema(path).names
+    except (OSError, pa.ArrowInvalid) as error:
+        raise AttendError(f"{path}: cannot be read as Parquet: {' '.join(str(error).split())}") from None
+    if not {"digest", "caption", "references", "facts"} <= set(columns):
+        raise AttendError(f"{path}: has no references: it is no predictions.parquet, or of an older version")
     return {
         row["digest"]: Scored(
-            row["caption"].split(),
+            words(row["caption"]),
             [text.split() for text in row["references"]],
             json.loads(row["facts"]) if row["facts"] is not None else None,
         )
         for row in pq.read_table(path, columns=["digest", "caption", "references", "facts"]).to_pylist()
     }
+
+
+def read_captions(path: Path) -> dict[str, str]:
+    """Digest -> caption of a predictions file."""
+    table = pq.read_table(path, columns=["digest", "caption"])
+    return dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 def _row(digest: str, captions: list[Caption], vocabulary: Vocabulary) -> dict[str, Any]:
@@ -128,32 +136,43 @@ def _row(digest: str, captions: list[Caption], vocabulary: Vocabulary) -> dict[s
 
 
 def score(
-    predictions: Path, pictures: list[Picture], vocabulary: Vocabulary, evaluation: EvaluationConfig
+    predictions: Path,
+    pictures: list[Picture],
+    trained_on: list[Picture],
+    vocabulary: Vocabulary,
+    evaluation: EvaluationConfig,
 ) -> dict[str, Any]:
     """Score a predictions file; the result carries its settings and a digest of the data it was taken on."""
     corpus = list(read_predictions(predictions).values())
+    seen = {" ".join(words(text)) for picture in trained_on for text in picture.captions}
+    known = None if vocabulary.settings.get("units") == "bpe" else set(vocabulary.words)
+    return {
+        **score_corpus(corpus, evaluation.metrics, f"split:{evaluation.split}", _told(evaluation)),
+        "language": language(corpus, seen, known),
+        "data": digest_of([[picture.digest, picture.captions] for picture in pictures]),
+    }
+
+
+def score_corpus(corpus: Sequence[Scored], metrics: Sequence[str], *settings: str) -> dict[str, Any]:
+    """Scores in percent with their intervals, and a signature of what they are of; settings: parts of it."""
     scores: dict[str, float] = {}
     doubt: dict[str, list[float]] = {}
-    for name in evaluation.metrics:
+    for name in metrics:
         metric = load(name)
         counted = metric.statistics(corpus)
         scores |= {score: float(value) for score, value in metric.scores(counted.sum(axis=0)).items()}
         doubt |= {name: list(interval) for name, interval in intervals(metric, counted).items()}
     counts = {len(item.references) for item in corpus}
     per_picture = str(counts.pop()) if len(counts) == 1 else f"{min(counts)}-{max(counts)}"
-    signature = (
-        f"split:{evaluation.split}|pictures:{len(corpus)}|references:{per_picture}"
-        f"|tokeniser:nltk-{vocabulary.settings['tokeniser']}-lower-nopunct|{_told(evaluation)}"
-        f"|nltk:{metadata.version('nltk')}"
-    )
-    data = digest_of([[picture.digest, picture.captions] for picture in pictures])
-    return {
-        "scores": scores,
-        "intervals": doubt,
-        "signature": signature,
-        "pictures": len(corpus),
-        "data": data,
-    }
+    signature = [
+        f"pictures:{len(corpus)}",
+        f"references:{per_picture}",
+        "tokeniser:ptb",
+        *settings,
+        f"nltk:{metadata.version('nltk')}",
+        f"attend:{metadata.version('attend')}",
+    ]
+    return {"scores": scores, "intervals": doubt, "signature": "|".join(signature), "pictures": len(corpus)}
 
 
 def score_lines(told: dict[str, Any]) -> list[str]:
@@ -162,8 +181,17 @@ def score_lines(told: dict[str, Any]) -> list[str]:
     for name, value in told["scores"].items():
         low, high = told["intervals"][name]
         lines.append(f"| {name} | {value:.2f} | {low:.2f} to {high:.2f} |")
+    lines += ["", "| captions | |", "| --- | --- |"]
+    lines += [f"| {TOLD[name]} | {_figure(name, value)} |" for name, value in told["language"].items()]
     signature = told["signature"].replace("|", ", ")
-    return [*lines, "", f"Free-running, on {told['pictures']:,} held-out pictures; `{signature}`."]
+    what = "held-out pictures, captioned free-running" if "data" in told else "pictures"
+    return [*lines, "", f"{told['pictures']:,} {what}; `{signature}`."]
+
+
+def _figure(name: str, value: float) -> str:
+    if name == "vocabulary":
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if name.endswith("words") else f"{value:.1%}"
 
 
 def _told(evaluation: EvaluationConfig) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from PIL import Image
 
 from models.photographs import decode, seen
-from models.vocabulary import WORD_END, Vocabulary
+from models.vocabulary import WORD_END
 from tasks.evaluation import read_predictions
 from tasks.metrics import Scored
 from tasks.metrics.bleu import of_one
@@ -70,7 +70,7 @@ def write_report(
         ],
         "compared": [{"name": rival.name, "scores": [_as_json(item) for item in rival.scores]} for rival in compared],
         "earlier": [vars(version) for version in earlier],
-        "language": _language(list(corpus.values()), captioner.vocabulary),
+        "language": _language(told["language"], len(corpus)),
         "attends": captioner.attends,
         "groups": groups,
         "cards": _cards(chosen, captioner, files, decoding),
@@ -110,24 +110,18 @@ def _groups(scored: Mapping[str, float]) -> dict[str, list[str]]:
     return {"best": ranked[:_CARDS], "worst": ranked[::-1][:_CARDS], "at random": drawn}
 
 
-def _language(corpus: Sequence[Scored], vocabulary: Vocabulary) -> str:
-    """Lengths, words used, and words that the model cannot say, in a sentence or two."""
-    said = [word for item in corpus for word in item.caption]
-    written = [words for item in corpus for words in item.references]
-    known = set(vocabulary.words)
-    length = sum(map(len, written)) / max(len(written), 1)
-    different = len({" ".join(item.caption) for item in corpus})
+def _language(told: Mapping[str, float], captions: int) -> str:
+    """What the captions are like, in a sentence or two."""
     text = (
-        f"{different:,} different captions of {len(corpus):,}; {len(said) / len(corpus):.1f} words a caption, "
-        f"{length:.1f} a reference. "
+        f"{told['different']:.1%} different captions of {captions:,}; {told['words']:.1f} words a caption, "
+        f"{told['reference_words']:.1f} a reference. {told['vocabulary']:,.0f} different words are said; "
+        f"{told['distinct_2']:.1%} of the pairs of words are different."
     )
-    if vocabulary.settings.get("units") == "bpe":
-        return text + f"{len(set(said)):,} different words, made of {len(known):,} byte pairs."
-    unknown = sum(word not in known for words in written for word in words) / max(sum(map(len, written)), 1)
-    return text + (
-        f"{len(set(said)):,} of the {len(known):,} words of the vocabulary are used; {unknown:.1%} of the words of the "
-        "references are not in it (UNK); captions never hold UNK."
-    )
+    if "novel" in told:
+        text += f" {told['novel']:.1%} of the captions are no training caption."
+    if "unknown" in told:
+        text += f" {told['unknown']:.1%} of the words of the references are unknown (UNK); captions never hold UNK."
+    return text
 
 
 def _cards(

@@ -14,12 +14,13 @@ from tasks.captions import read_vocabulary
 from tasks.config import Config, EvaluationConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
-from tasks.evaluation import PREDICTIONS, SCORES, score, write_predictions
+from tasks.evaluation import PREDICTIONS, SCORES, read_captions, score, write_predictions
 from tasks.ledger import Artifact, Workspace, digest_of
 from tasks.logged_model import load_captioner
 from tasks.manifest import GENERATED, files_of, pictures_of
 from tasks.progress import Bar
 from tasks.report import REPORT, write_report
+from tasks.results import export
 from tasks.sessions import prepare, session
 from tasks.stages import BY_NAME, artifacts, inputs_of, run_stage
 from tasks.versions import address_of, earlier_versions, version_at
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
 _BATCH = 64
 
 
-def evaluate_registered(config: Config, model: str | None = None) -> dict[str, Any]:
+def evaluate_registered(config: Config, model: str | None = None, results: Path | None = None) -> dict[str, Any]:
     """Score a registered model on `config`'s held-out pictures; an MLflow run keeps the scores and the captions.
 
     model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; the config's champion where not given. What was scored on
-    the same pictures with the same settings is answered from that run.
+    the same pictures with the same settings is answered from that run. results: a folder that gets its captions and
+    their references in the COCO caption toolkit's formats.
     """
     address = model or f"models:/{config.registry.model}@champion"
     prepare(config)
@@ -60,6 +62,9 @@ def evaluate_registered(config: Config, model: str | None = None) -> dict[str, A
                 )
         else:
             told = json.loads(Path(client.download_artifacts(run_id, SCORES)).read_text(encoding="utf-8"))
+        if results is not None:
+            captioned = read_captions(Path(client.download_artifacts(run_id, PREDICTIONS)))
+            export(captioned, pictures_of(made["ingest"].path, config.evaluation.split), results)
     return {"model": name, "run_id": run_id, **told}
 
 
@@ -101,9 +106,9 @@ def rescore(
 ) -> dict[str, Any]:
     """Caption pictures of `evaluation.split` with a registered model, write the captions, and score what was written.
 
-    captioner: of `load_captioner`. name: the model, for messages. vocabulary: whose tokeniser cuts the
-    references. predictions: the Parquet file to write. digests: the pictures; all that can be read where not given.
-    Raises AttendError where the model's own code cannot search as `evaluation` asks.
+    captioner: of `load_captioner`. name: the model, for messages. vocabulary: of the data set, to tell which
+    words of the references it lacks. predictions: the Parquet file to write. digests: the pictures; all that can be
+    read where not given. Raises AttendError where the model's own code cannot search as `evaluation` asks.
     """
     files = files_of(manifest.path, data.image_folder(manifest.path / GENERATED))
     pictures = pictures_of(manifest.path, evaluation.split)
@@ -127,5 +132,5 @@ def rescore(
             bar.advance(len(part))
     if not rows:
         raise AttendError(f"{name}: no picture of the split {evaluation.split!r} could be read")
-    write_predictions(rows, pictures, vocabulary, predictions)
-    return score(predictions, pictures, vocabulary, evaluation)
+    write_predictions(rows, pictures, predictions)
+    return score(predictions, pictures, pictures_of(manifest.path, "train"), vocabulary, evaluation)

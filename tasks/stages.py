@@ -79,7 +79,7 @@ STAGES = (
     ),
     Stage(
         "train",
-        version=1,
+        version=2,
         sections=("decoder", "training"),
         needs=("extract.identity", "extract.failed", "tensorise.vocabulary", "tensorise.train", "ingest.dev"),
         function="tasks.training:train",
@@ -88,7 +88,7 @@ STAGES = (
     ),
     Stage(
         "evaluate",
-        version=2,
+        version=3,
         sections=("evaluation",),
         needs=(
             "extract.identity",
@@ -96,6 +96,7 @@ STAGES = (
             "tensorise.vocabulary",
             "train.weights",
             "ingest.{evaluation.split}",
+            "ingest.train",
         ),
         function="tasks.evaluation:evaluate",
     ),

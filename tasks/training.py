@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from models.cross_entropy import cross_entropy
 from models.decoders.base import Decoder, make
-from models.decoders.stepper import Stepper
 from models.search import Decoding, greedy
 from models.vocabulary import UNK, Vocabulary
 from tasks.batches import Batch, Batches, GridBatches, ResidentBatches, captioned_at_once, grids_in_order
@@ -39,9 +38,9 @@ from tasks.grid_cache import GridReader
 from tasks.ledger import Outcome, Stopwatch, Work, digest_of, digest_of_file, flush
 from tasks.manifest import Picture, pictures_of
 from tasks.metrics import Scored, measure
+from tasks.metrics.ptb import words as cut
 from tasks.progress import Bar, say
 from tasks.stages import PROGRESS
-from tasks.tokenisers import tokeniser
 from tasks.word_vectors import load_word_vectors
 
 WEIGHTS, LAST, DECODER, HISTORY = "weights.safetensors", "last.safetensors", "decoder.json", "history.parquet"
@@ -109,10 +108,9 @@ class Dev(ABC):
     """The dev pictures, captioned freely after each epoch."""
 
     def __init__(self, pictures: list[Picture], vocabulary: Vocabulary, machine: MachineConfig) -> None:
-        tokenise = tokeniser(vocabulary.settings["tokeniser"])
         self.pictures = pictures
         self.machine = machine
-        self._references = [[tokenise(text) for text in picture.captions] for picture in pictures]
+        self._references = [[cut(text) for text in picture.captions] for picture in pictures]
         self._vocabulary = vocabulary
 
     @abstractmethod
@@ -125,11 +123,11 @@ class Dev(ABC):
         scored: list[Scored] = []
         decoding = Decoding(max_length=self._vocabulary.settings["max_tokens"] + 1)
         decoder, grids = self.seen(model)
-        stepper = Stepper(decoder)
+        speaking = decoder.speaking()
         for grid in grids:
-            for caption in greedy(stepper, grid, decoding):
-                words = self._vocabulary.decode(caption.tokens)
-                scored.append(Scored(words, self._references[len(scored)]))
+            for caption in greedy(speaking, grid, decoding):
+                said = cut(" ".join(self._vocabulary.decode(caption.tokens)))
+                scored.append(Scored(said, self._references[len(scored)]))
         return measure("bleu", scored)["bleu4"]
 
 

@@ -81,10 +81,10 @@ def test_a_preset_is_one_file(workspace: Path, tmp_path: Path) -> None:
 
 OUTSIDE = '''
 import torch
-from models.decoders.base import Decoder, State
+from models.decoders.recurrent import Recurrence, RecurrentDecoder
 
 
-class Blind(Decoder):
+class Blind(RecurrentDecoder):
     """Speaks without looking."""
 
     def __init__(self, channels, vocabulary, hidden=16, **options):
@@ -93,7 +93,7 @@ class Blind(Decoder):
     def begin(self, annotations, pool):
         hidden = annotations.new_zeros(len(annotations), 1, self.hidden_gates.in_features)
         nothing = hidden[..., :0]
-        return State(nothing, nothing, hidden, hidden, context=nothing, alphas=nothing)
+        return Recurrence(nothing, nothing, nothing, hidden, hidden, context=nothing)
 
     def look(self, state, asked):
         return state

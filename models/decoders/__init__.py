@@ -36,23 +36,26 @@ _SHARED = (
     "dropout_words",
     "dropout_grid",
     "dropout_output",
-    "first_state",
-    "output",
-    "output_size",
     "head",
     "bottleneck",
     "tie_weights",
     "reduce",
 )
-_LOOKING = (*_SHARED, "present", "attention", "attention_size")
+_RECURRENT = (*_SHARED, "first_state", "output", "output_size")
+_LOOKING = (*_RECURRENT, "present", "attention", "attention_size")
 _SOFT = (*_LOOKING, "gate")
 
 DECODERS: dict[str, Member] = {
-    "rnn": Member("captioning_rnn", "CaptioningRNN", _SHARED, {"cell_type": "rnn"}, attends=False),
-    "lstm": Member("captioning_rnn", "CaptioningRNN", _SHARED, {"cell_type": "lstm"}, attends=False),
+    "rnn": Member("captioning_rnn", "CaptioningRNN", _RECURRENT, {"cell_type": "rnn"}, attends=False),
+    "lstm": Member("captioning_rnn", "CaptioningRNN", _RECURRENT, {"cell_type": "lstm"}, attends=False),
     "attention_lstm": Member("captioning_rnn", "CaptioningRNN", _LOOKING, {"cell_type": "attn"}),
     "show_attend_tell": Member("show_attend_tell", "ShowAttendTell", _SOFT),
     "hard_attention": Member(
         "hard_attention", "HardAttention", (*_SOFT, "reinforce", "entropy", "baseline_decay", "expected_share")
+    ),
+    "transformer": Member(
+        "transformer",
+        "Transformer",
+        (*_SHARED, "layers", "heads", "encoder_layers", "feed_forward", "dropout_layers"),
     ),
 }

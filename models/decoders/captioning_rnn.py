@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ..attention import make_attention, mean, pooled
 from . import Attentions
-from .base import Decoder, State
+from .recurrent import Recurrence, RecurrentDecoder
 
 
-class CaptioningRNN(Decoder):
+class CaptioningRNN(RecurrentDecoder):
     """h0 is the mean annotation vector, projected to the hidden size.
 
     `rnn`: h = tanh(W_x x + W_h h + b) (Karpathy and Fei-Fei 2015, section 3.2, with the picture in h0).
@@ -48,23 +48,23 @@ class CaptioningRNN(Decoder):
         self.project = nn.Linear(reduce or channels, hidden)
         self.attention = make_attention(attention, hidden, hidden, attention_size) if cell_type == "attn" else None
 
-    def begin(self, annotations: Tensor, pool: Tensor | None) -> State:
+    def begin(self, annotations: Tensor, pool: Tensor | None) -> Recurrence:
         if self.attention is None:
             hidden = self.project(mean(annotations, pool)).float()
             nothing = hidden.new_zeros(len(hidden), 1, 0)
-            return State(nothing, nothing, hidden, torch.zeros_like(hidden), context=nothing, alphas=nothing)
+            return Recurrence(nothing, nothing, nothing, hidden, torch.zeros_like(hidden), context=nothing)
         projected = self.project(annotations)
         average = mean(projected.float(), pool)
         keys = pooled(self.attention.keys(projected), pool)
         alphas = average.new_zeros(len(average), 1, keys.shape[1])
-        return State(projected, keys, average, average, context=torch.zeros_like(average), alphas=alphas)
+        return Recurrence(alphas, projected, keys, average, average, context=torch.zeros_like(average))
 
     def asking(self) -> dict[str, nn.Linear]:
         if self.attention is None or self.attention.query is None:
             return {}
         return {"query": self.attention.query}
 
-    def look(self, state: State, asked: Mapping[str, Tensor]) -> State:
+    def look(self, state: Recurrence, asked: Mapping[str, Tensor]) -> Recurrence:
         if self.attention is None:
             return state
         context, alphas = self.attention(state.annotations, state.keys, asked.get("query", state.hidden), state.pool)

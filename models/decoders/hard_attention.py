@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .base import State
+from .recurrent import Recurrence
 from .show_attend_tell import ShowAttendTell
 
 
 @dataclass(frozen=True)
-class HardState(State):
+class HardState(Recurrence):
     """log_drawn (N, R, 1): log-probability of the position drawn at the last step; 0 where none was.
 
     soft (N, R, 1) bool: whether this picture is looked at by expectation. The same for all its rows.
@@ -50,13 +50,13 @@ class HardAttention(ShowAttendTell):
         self.baseline: Tensor
         self.register_buffer("baseline", torch.zeros(()))
 
-    def begin(self, annotations: Tensor, pool: Tensor | None) -> State:
+    def begin(self, annotations: Tensor, pool: Tensor | None) -> Recurrence:
         soft = super().begin(annotations, pool)
         nothing = torch.zeros_like(soft.hidden[..., :1])
         expected = torch.rand_like(nothing) < self.expected_share if self.training else nothing.bool()
         return HardState(**vars(soft), log_drawn=nothing, soft=expected)
 
-    def look(self, state: State, asked: Mapping[str, Tensor]) -> State:
+    def look(self, state: Recurrence, asked: Mapping[str, Tensor]) -> Recurrence:
         assert isinstance(state, HardState)
         query = asked.get("query", state.hidden)
         expected, alphas = self.attention(state.annotations, state.keys, query, state.pool)
@@ -73,7 +73,7 @@ class HardAttention(ShowAttendTell):
         log_drawn = alphas.gather(-1, place).clamp_min(1e-20).log().masked_fill(state.soft, 0.0)
         return replace(state, context=self.gated(context, asked), alphas=alphas, log_drawn=log_drawn)
 
-    def penalty(self, read: State, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+    def penalty(self, read: Recurrence, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
         """The REINFORCE and entropy terms of equation 12, negated to be minimised, over the number of tokens."""
         assert isinstance(read, HardState)
         likelihood = -functional.cross_entropy(logits.detach().float(), targets, reduction="none")

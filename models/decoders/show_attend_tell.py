@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ..attention import make_attention, mean, pooled
 from . import Attentions
-from .base import Decoder, State
+from .recurrent import Recurrence, RecurrentDecoder
 
 
-class ShowAttendTell(Decoder):
+class ShowAttendTell(RecurrentDecoder):
     """Attention over the raw annotation vectors, its context scaled by a sigmoid gate beta.
 
     h0 and c0 are perceptrons of the mean annotation vector (section 3.1.2); the gate is section 4.2.1.
@@ -39,10 +39,10 @@ class ShowAttendTell(Decoder):
         self.first_hidden = nn.Linear(width, hidden)
         self.first_cell = nn.Linear(width, hidden)
 
-    def begin(self, annotations: Tensor, pool: Tensor | None) -> State:
+    def begin(self, annotations: Tensor, pool: Tensor | None) -> Recurrence:
         average = mean(annotations, pool)
         keys = pooled(self.attention.keys(annotations), pool)
-        return State(
+        return Recurrence(
             annotations=annotations,
             keys=keys,
             hidden=torch.tanh(self.first_hidden(average)).float(),
@@ -55,7 +55,7 @@ class ShowAttendTell(Decoder):
         layers = {"query": self.attention.query, "gate": self.gate}
         return {name: layer for name, layer in layers.items() if layer is not None}
 
-    def look(self, state: State, asked: Mapping[str, Tensor]) -> State:
+    def look(self, state: Recurrence, asked: Mapping[str, Tensor]) -> Recurrence:
         context, alphas = self.attention(state.annotations, state.keys, asked.get("query", state.hidden), state.pool)
         return replace(state, context=self.gated(context, asked), alphas=alphas)
 

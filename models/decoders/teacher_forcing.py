@@ -1,4 +1,4 @@
-"""A recurrence over whole captions, arranged for speed; what it computes is `Decoder.step`, word after word.
+"""A recurrence over whole captions, arranged for speed; what it computes is `RecurrentDecoder.step`, word after word.
 
 - All that reads the hidden state is one product a step, and the words' part of the gates one for all steps.
 - The recurrence's weights are cast once, and get their gradients in one product over all steps, not in T small ones
@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from .base import Decoder, State
+    from .recurrent import Recurrence, RecurrentDecoder
 
 # (decoder, state, what reads h, gates, W_asked and W_h in one, W_context) -> the state after the word
-Step = Callable[["Decoder", "State", Tensor, Tensor, Tensor, Tensor | None], "State"]
+Step = Callable[["RecurrentDecoder", "Recurrence", Tensor, Tensor, Tensor, Tensor | None], "Recurrence"]
 
 
 class _Late(torch.autograd.Function):
@@ -41,8 +41,8 @@ class _Late(torch.autograd.Function):
         return gradient, weight.to(context.dtype), None
 
 
-def read_captions(decoder: Decoder, state: State, word_gates: Tensor, step: Step) -> list[State]:
-    """The states after each word: those of T calls of `Decoder.step`.
+def read_captions(decoder: RecurrentDecoder, state: Recurrence, word_gates: Tensor, step: Step) -> list[Recurrence]:
+    """The states after each word: those of T calls of `RecurrentDecoder.step`.
 
     state: before the first word, R rows. word_gates (N, R, T, G): the words' part of the gates. step: `one_step`, or
     that compiled.
@@ -71,12 +71,12 @@ def read_captions(decoder: Decoder, state: State, word_gates: Tensor, step: Step
     return states
 
 
-def reading_weights(decoder: Decoder) -> Tensor:
+def reading_weights(decoder: RecurrentDecoder) -> Tensor:
     """(sum of A + G, H): of all that reads the hidden state, the layers that are asked and then the cell."""
     return torch.cat([*(layer.weight for layer in decoder.asking().values()), decoder.hidden_gates.weight])
 
 
-def asked_biases(decoder: Decoder) -> Tensor:
+def asked_biases(decoder: RecurrentDecoder) -> Tensor:
     """(sum of A,): of the layers that are asked; zeros where one has none."""
     none = decoder.hidden_gates.weight.new_zeros
     layers = decoder.asking().values()
@@ -84,8 +84,8 @@ def asked_biases(decoder: Decoder) -> Tensor:
 
 
 def one_step(
-    decoder: Decoder, state: State, asked: Tensor, gates: Tensor, reading: Tensor, looking: Tensor | None
-) -> State:
+    decoder: RecurrentDecoder, state: Recurrence, asked: Tensor, gates: Tensor, reading: Tensor, looking: Tensor | None
+) -> Recurrence:
     """One word. asked (..., sum of A): of what reads the hidden state, the biases. gates (N, R, G): the words' part.
 
     reading (sum of A + G, H): the weights of all that reads the hidden state. looking (G, D'): of the context.

@@ -9,14 +9,21 @@ from typing import Any
 from tasks.errors import AttendError
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object; AttendError gives line and column of what does not parse."""
+def parse_json(path: Path) -> Any:
+    """What a JSON file holds; AttendError where it is missing, or gives line and column of what does not parse."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
         raise AttendError(f"{path}:{error.lineno}: is not JSON: {error.msg} (column {error.colno})") from None
     except UnicodeDecodeError:
         raise AttendError(f"{path}: is not UTF-8 text") from None
+    except (FileNotFoundError, IsADirectoryError):
+        raise AttendError(f"{path}: no such file") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object; AttendError as of `parse_json`."""
+    value = parse_json(path)
     if not isinstance(value, dict):
         raise AttendError(f"{path}: the document is a {type(value).__name__}, an object is needed")
     return value

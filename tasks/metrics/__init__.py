@@ -42,15 +42,19 @@ class Metric(Protocol):
 
 
 class Member(NamedTuple):
-    """Where a metric is, and the names of the scores it gives."""
+    """Where a metric is, and the names of the scores it gives. needs_facts: scores `Scored.facts`, not references."""
 
     module: str
     scores: tuple[str, ...]
+    needs_facts: bool = False
 
 
 METRICS: dict[str, Member] = {
     "bleu": Member("bleu", ("bleu1", "bleu2", "bleu3", "bleu4")),
-    "truth": Member("truth", ("truth",)),
+    "meteor": Member("meteor", ("meteor",)),
+    "rouge": Member("rouge", ("rouge_l",)),
+    "cider": Member("cider", ("cider", "cider_plain")),
+    "truth": Member("truth", ("truth",), needs_facts=True),
 }
 
 

@@ -1,0 +1,49 @@
+"""Captions cut into words for scoring as the COCO caption toolkit cuts them: Penn Treebank words, lower-cased.
+
+The toolkit runs Stanford's PTBTokenizer 3.4.1 and drops punctuation; NLTK's tokenisers differ from it in symbols,
+brackets, abbreviations and quotes. bench/toolkit.py holds this one against it.
+"""
+
+from __future__ import annotations
+
+import re
+
+# The toolkit drops brackets in capitals only, after lower-casing: they stay there, and so here.
+_DROPPED = frozenset(("''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";", '"'))
+_SPELT = {
+    "(": "-lrb-",
+    ")": "-rrb-",
+    "[": "-lsb-",
+    "]": "-rsb-",
+    "{": "-lcb-",
+    "}": "-rcb-",
+    "½": "1/2",
+    "€": "$",
+    "£": "#",
+}
+_PLAIN = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": " -- ", "\u2014": " -- "})
+_TOKEN = re.compile(
+    r"""
+      https?://\S+ | [\w.+-]+@[\w-]+(?:\.[\w-]+)+               # addresses
+    | [\#@][^\W\d]\w*                                           # tags
+    | (?:[^\W\d_]\.){2,} | (?<![^\W_])[^\W\d_]\.                # u.s.   a.
+    | \b(?:mr|mrs|ms|dr|st|jr|sr|prof|gen|col|capt|lt|sgt|rev|sen|gov|ave|blvd|vs|inc|co|corp|ltd|etc)\.
+    | no\.(?=\s*\d)
+    | 'n' | (?<!\w)'\d0s\b | \bo'clock\b                        # rock 'n' roll   the '90s
+    | \bcan(?=not\b) | \bgon(?=na\b) | \bgot(?=ta\b) | \bwan(?=na\b) | \blem(?=me\b) | \bgim(?=me\b)
+    | (?<!\w)'t(?=(?:is|was)\b)                                 # 't is
+    | \by'(?=all\b) | \bol'(?!\w)
+    | [^\W_]+?(?=n't\b) | n't\b                                 # do n't
+    | '(?:s|m|d|re|ve|ll)(?![^\W_])                             # man 's
+    | \d+(?:[.,:/]\d+)+
+    | [^\W_]+ (?: [-/&?!.][^\W_]+ | (?<=[a-z])'(?!(?:s|m|d|re|ve|ll)(?![^\W_])|n')[^\W_]+ )*   # t-shirt   and/or   d'or
+    | \.\.\. | -+ | \S
+    """,
+    re.VERBOSE,
+)
+
+
+def words(text: str) -> list[str]:
+    """The words of a caption, without punctuation."""
+    found = (_SPELT.get(token, token) for token in _TOKEN.findall(text.lower().translate(_PLAIN)))
+    return [token for token in found if token not in _DROPPED]
