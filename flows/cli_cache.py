@@ -27,14 +27,15 @@ def cache_list(workspace: WorkspaceOption = Path("workspace"), as_json: Json = F
         shards = store.shards()
         pictures = len({digest for shard in shards for digest in shard.digests})
         size = {"pictures": pictures, "shards": len(shards), "bytes": bytes_in(store.folder)}
-        rows.append({"store": store.folder.name, **store.identity.__dict__, **size})
+        rows.append({"store": store.folder.name, **store.identity.told, **size})
     if as_json:
         print_json(rows)
     elif not rows:
         typer.echo(f"no grids in {workspace}")
     for row in [] if as_json else rows:
         typer.echo(
-            f"{row['store']}  {row['backbone']} {row['image_size']} px, weights {str(row['weights'])[:24]}: "
+            f"{row['store']}  {row['backbone']} {row['image_size']} px, weights {str(row['weights'])[:24]}"
+            f"{', ' + row['view'] if 'view' in row else ''}: "
             f"{row['pictures']:,} pictures in {row['shards']} shards, {row['bytes'] / 2**20:,.1f} MiB"
         )
 

@@ -18,7 +18,7 @@ from tasks.config import Config
 from tasks.errors import AttendError, is_disk_full
 from tasks.ledger import Workspace
 from tasks.sessions import prepare, session
-from tasks.stages import Inputs, Status, artifacts, inputs_of, plan, run_stage, saved, up_to
+from tasks.stages import Inputs, Status, artifacts, inputs_of, kind_of, plan, run_stage, saved, up_to
 from tasks.weights import IMPORTED, weight_digests
 
 
@@ -56,6 +56,12 @@ def extract(config: Config, inputs: Inputs, name: str) -> Any:
 
 
 @_stage
+def views(config: Config, inputs: Inputs, name: str) -> Any:
+    """Training photographs, cropped and mirrored -> grids, once a view (only where `views` is set)."""
+    return _told(run_stage(config, name, inputs, extracted=reports.show_progress("views")))
+
+
+@_stage
 def tensorise(config: Config, inputs: Inputs, name: str) -> Any:
     """Captions -> vocabulary and token ids."""
     return _told(run_stage(config, name, inputs))
@@ -64,18 +70,14 @@ def tensorise(config: Config, inputs: Inputs, name: str) -> Any:
 @_stage
 def train(config: Config, inputs: Inputs, name: str) -> Any:
     """Grids and captions -> a decoder's weights, each epoch logged to MLflow."""
-    status = plan(config, until=name, inputs=inputs)[-1]
-    if status.fresh or status.key is None:
-        return _told(run_stage(config, name, inputs))
-    names = ["data", "grids", "captions", "decoder", "training"]
-    if config.tuning is not None and name == "train":  # not on the frozen grids before it
-        names.append("tuning")
-    sections = {section: getattr(config, section) for section in names}
-    files = {"grids.weights": weight_digests(config)["weights"]}
-    files |= {f"decoder.{file}": digest for file, digest in inputs[name].items()}
-    params = tracking.params_of(sections, files)
-    with tracking.training_log(config.workspace, config.registry.model, status.key, params) as log:
-        return _told(run_stage(config, name, inputs, epoch_done=log.epoch_if_it_answers))
+    more = ["views"] if kind_of(name) != name else ["views", "tuning"]  # the frozen grids come before it
+    return _logged(config, inputs, name, more)
+
+
+@_stage
+def self_critical(config: Config, inputs: Inputs, name: str) -> Any:
+    """The decoder goes on, rewarded by the CIDEr-D of its own captions (only where `self_critical` is set)."""
+    return _logged(config, inputs, name, ["views", "tuning", "self_critical"])
 
 
 @_stage
@@ -97,7 +99,7 @@ def register(config: Config, inputs: Inputs, name: str) -> Any:
 
 
 TASKS: dict[str, Task[..., Any]] = {
-    task.name: task for task in (ingest, extract, tensorise, train, tune, evaluate, register)
+    task.name: task for task in (ingest, extract, views, tensorise, train, self_critical, tune, evaluate, register)
 }
 
 
@@ -122,6 +124,21 @@ def pipeline(config: Config, until: str = "register") -> Any:
     if all(status.fresh for status in before):
         return Completed(name="Cached", message=f"nothing to do: every stage is fresh; {saved(before, made)}")
     return Completed(message=saved(before, made) or "up to date")
+
+
+def _logged(config: Config, inputs: Inputs, name: str, more: list[str]) -> Any:
+    """Run a training stage, each epoch logged to MLflow; more: sections it depends on, where they are set."""
+    status = plan(config, until=name, inputs=inputs)[-1]
+    if status.fresh or status.key is None:
+        return _told(run_stage(config, name, inputs))
+    names = ["data", "grids", "captions", "decoder", "training", *more]
+    sections = {section: getattr(config, section) for section in names if getattr(config, section) is not None}
+    files = {"grids.weights": weight_digests(config)["weights"]}
+    trained = name.replace("self_critical", "train")
+    files |= {f"decoder.{file}": digest for file, digest in inputs[trained].items()}
+    params = tracking.params_of(sections, files)
+    with tracking.training_log(config.workspace, config.registry.model, status.key, params) as log:
+        return _told(run_stage(config, name, inputs, epoch_done=log.epoch_if_it_answers))
 
 
 def _told(status: Status) -> Any:

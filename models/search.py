@@ -16,7 +16,7 @@ from torch import Tensor
 from .decoders import Searches
 from .vocabulary import END, NULL, START, UNK
 
-_FORBIDDEN = (NULL, START, UNK)
+FORBIDDEN = (NULL, START, UNK)  # in captions
 
 
 class SearchState(Protocol):
@@ -276,7 +276,7 @@ def _caption(row: list[int], score: float) -> Caption:
 def _log_probabilities(logits: Tensor) -> Tensor:
     """log softmax in float32, with the words that no caption may hold ruled out."""
     scores = torch.log_softmax(logits.float(), dim=-1)
-    scores[..., _FORBIDDEN] = -torch.inf
+    scores[..., FORBIDDEN] = -torch.inf
     return scores
 
 

@@ -6,10 +6,11 @@ The order of an epoch is a function of the seed and the epoch alone: a resumed r
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -81,8 +82,8 @@ class Batches(ABC):
         """The pictures of an epoch in order, by their places: a function of the seed and the epoch."""
         return np.random.default_rng((self.seed, epoch)).permutation(len(self.captioned))
 
-    def expect(self, order: npt.NDArray[np.int64], at: int) -> None:  # noqa: B027 -- most have nothing to prepare
-        """Called by the reading thread before it reads the batch that begins at `at` of the order."""
+    def expect(self, order: npt.NDArray[np.int64], at: int, epoch: int) -> None:  # noqa: B027 -- most do not prepare
+        """Called by the reading thread before it reads the batch that begins at `at` of the epoch's order."""
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of epoch `number` from batch `start` on, shuffled; two are read while one is used."""
@@ -96,7 +97,7 @@ class Batches(ABC):
                 yield batch
 
     def _read(self, order: npt.NDArray[np.int64], at: int, epoch: int) -> Batch:
-        self.expect(order, at)
+        self.expect(order, at, epoch)
         captioned = [self.captioned[place] for place in order[at : at + self.size]]
         rows = max(len(picture.tokens) for picture in captioned)
         tokens = np.full((len(captioned), rows, captioned[0].tokens.shape[1]), NULL, dtype=np.int64)
@@ -109,17 +110,24 @@ class Batches(ABC):
 class GridBatches(Batches):
     """Batches of cached grids; pictures without one are left out.
 
-    block: pictures whose digests follow each other are read together, so many at a time; the blocks come at random, and
-    those of a pool of sixteen are mixed. While one pool is used the next is read. None for fully random order. Each
-    addition to the cache lies in the order of its digests, so that a block is a run in each; but the order is one of
-    the pictures, and no other if their grids are moved.
+    choices: digest -> names of the grids that may stand for a picture; each epoch draws one of them, evenly. Its own
+    grid alone where not given. block: pictures whose digests follow each other are read together, so many at a time;
+    the blocks come at random, and those of a pool of sixteen are mixed. While one pool is used the next is read. None
+    for fully random order. Each addition to the cache lies in the order of its digests, so that a block is a run in
+    each; but the order is one of the pictures, and no other if their grids are moved.
     """
 
     def __init__(
-        self, pictures: Sequence[CaptionedPicture], grids: GridReader, size: int, seed: int, block: int | None = None
+        self,
+        pictures: Sequence[CaptionedPicture],
+        grids: GridReader,
+        size: int,
+        seed: int,
+        block: int | None = None,
+        choices: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__([picture for picture in pictures if picture.digest in grids], size, seed)
-        self._grids, self._block = grids, block
+        self._grids, self._block, self._choices = grids, block, choices
         self._pool = 0 if block is None else math.ceil(_POOL * block / size) * size  # of whole batches
         self._asked: tuple[int, int] | None = None  # the pool in use, and how far the next one was asked for
 
@@ -137,25 +145,37 @@ class GridBatches(Batches):
         self._asked = None
         yield from super().epoch(number, start)
 
-    def expect(self, order: npt.NDArray[np.int64], at: int) -> None:
+    def expect(self, order: npt.NDArray[np.int64], at: int, epoch: int) -> None:
         """Have the next pool read from the disk, piece by piece, while this one is used."""
         if self._block is None:
             return
         pool = at // self._pool
         if self._asked is None:
-            self._grids.expect(self._digests(order, pool))
+            self._grids.expect(self._pool_of(order, pool, epoch))
         done = self._asked[1] if self._asked is not None and self._asked[0] == pool else 0
         until = at % self._pool + self.size
-        self._grids.expect(self._digests(order, pool + 1)[done:until])
+        self._grids.expect(self._pool_of(order, pool + 1, epoch)[done:until])
         self._asked = pool, until
 
-    def _digests(self, order: npt.NDArray[np.int64], pool: int) -> list[str]:
-        """Of a pool's pictures, as they lie in the cache."""
+    def _pool_of(self, order: npt.NDArray[np.int64], pool: int, epoch: int) -> list[str]:
+        """The names of a pool's grids, as they lie in the cache."""
         places = order[pool * self._pool : (pool + 1) * self._pool]
-        return sorted((self.captioned[place].digest for place in places), key=self._grids.row)
+        return sorted((self.drawn(self.captioned[place].digest, epoch) for place in places), key=self._grids.row)
+
+    def drawn(self, digest: str, epoch: int) -> str:
+        """The name of the grid that stands for a picture in an epoch: a function of the seed, the epoch and it."""
+        if self._choices is None:
+            return digest
+        names = self._choices[digest]
+        return names[random.Random(f"{self.seed} {epoch} {digest}").randrange(len(names))]
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
-        return read_floats(self._grids, [picture.digest for picture in captioned])
+        return read_floats(self._grids, [self.drawn(picture.digest, epoch) for picture in captioned])
+
+    @property
+    def channels(self) -> int:
+        """C of the grids."""
+        return self._grids.shape[2]
 
     def gram(self) -> Tensor:
         """The sum of a a^T over all annotation vectors of the split, float64 (C, C)."""
@@ -174,6 +194,8 @@ class ResidentBatches(GridBatches):
         """given, options: as `GridBatches` takes them. Raises AttendError where the device has no room."""
         super().__init__(*given, **options)
         digests = [picture.digest for picture in self.captioned]
+        if self._choices is not None:
+            digests = [name for digest in digests for name in self._choices[digest]]
         self._places = {digest: place for place, digest in enumerate(digests)}
         try:
             self._all = torch.empty(len(digests), *self._grids.shape, dtype=torch.float16, device=device)
@@ -186,11 +208,11 @@ class ResidentBatches(GridBatches):
             read = torch.from_numpy(self._grids.read(digests[at : at + 64]))
             self._all[at : at + len(read)] = read.to(device)
 
-    def expect(self, order: npt.NDArray[np.int64], at: int) -> None:
+    def expect(self, order: npt.NDArray[np.int64], at: int, epoch: int) -> None:
         """Nothing is read any more."""
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
-        places = torch.tensor([self._places[picture.digest] for picture in captioned])
+        places = torch.tensor([self._places[self.drawn(picture.digest, epoch)] for picture in captioned])
         return self._all[places.to(self._all.device)].float()
 
 

@@ -14,7 +14,7 @@ from models.captioner import Captioner
 from tasks.captions import read_vocabulary
 from tasks.config import EvaluationConfig, GridsConfig
 from tasks.ledger import Artifact, digest_of, digest_of_file
-from tasks.training import load_decoder
+from tasks.training import last_trained, load_decoder
 from tasks.weights import load_backbone
 
 CODE = Path(models.__file__).parent
@@ -22,7 +22,7 @@ CODE = Path(models.__file__).parent
 
 def make_captioner(grids: GridsConfig, evaluation: EvaluationConfig, made: Mapping[str, Artifact]) -> Captioner:
     """The captioner of a config's fresh artifacts, by stage, on the CPU."""
-    decoder, shape = load_decoder(made["train"].path, torch.device("cpu"))
+    decoder, shape = load_decoder(last_trained(made).path, torch.device("cpu"))
     config = {
         "backbone": {
             "name": grids.backbone,

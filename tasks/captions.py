@@ -1,7 +1,8 @@
-"""Stage `tensorise`: captions -> vocabulary.json and captions.parquet.
+"""Stage `tensorise`: captions -> vocabulary.json, captions.parquet and document_frequencies.parquet.
 
 captions.parquet has a row a caption: digest of its picture, split, and tokens, int32, `max_tokens` + 2 long:
-START, the clamped caption, END, then NULL.
+START, the clamped caption, END, then NULL. document_frequencies.parquet has the n-grams of these (END is a word) that
+come in the captions of more than one picture of the train split, and of how many: what CIDEr-D weighs rewards by.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.vocabulary import SPECIAL, Vocabulary
+from models.vocabulary import NULL, SPECIAL, Vocabulary
 from tasks.config import CaptionsConfig, MachineConfig
 from tasks.ledger import Outcome, Work, digest_of
 from tasks.manifest import pictures_of
+from tasks.metrics.consensus import ORDERS, Frequencies
 from tasks.tokenisers import BytePairs, tokeniser
 
-VOCABULARY, CAPTIONS = "vocabulary.json", "captions.parquet"
+VOCABULARY, CAPTIONS, FREQUENCIES = "vocabulary.json", "captions.parquet", "document_frequencies.parquet"
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def tensorise(captions: CaptionsConfig, machine: MachineConfig, work: Work) -> O
         }
     )
     pq.write_table(table, work.out / CAPTIONS)
+    _write_frequencies(read_captions(work.out, "train"), work.out / FREQUENCIES)
     products = {split: digest_of([(digest, ids) for digest, of, ids in rows if of == split]) for split in splits}
     products["vocabulary"] = digest_of(json.loads(vocabulary.to_json()))
     return Outcome(products, {"words": len(vocabulary.words), "captions": len(rows)})
@@ -98,6 +101,28 @@ def read_captions(folder: Path, split: str) -> list[CaptionedPicture]:
     for place, digest in enumerate(table.column("digest").to_pylist()):
         places.setdefault(digest, []).append(place)
     return [CaptionedPicture(digest, ids[places[digest]]) for digest in sorted(places)]
+
+
+def _write_frequencies(pictures: Sequence[CaptionedPicture], path: Path) -> None:
+    counts: Counter[tuple[int, ...]] = Counter()
+    for picture in pictures:
+        rows = [[token for token in row[1:] if token != NULL] for row in picture.tokens.tolist()]
+        counts.update({tuple(row[at : at + n]) for row in rows for n in ORDERS for at in range(len(row) - n + 1)})
+    shared = sorted(ngram for ngram, count in counts.items() if count > 1)
+    table = pa.table(
+        {
+            "ngram": pa.array(shared, pa.list_(pa.int32())),
+            "pictures": pa.array([counts[ngram] for ngram in shared], pa.int32()),
+        }
+    )
+    pq.write_table(table.replace_schema_metadata({"pictures": str(len(pictures))}), path)
+
+
+def read_frequencies(folder: Path) -> Frequencies:
+    """The document frequencies of a tensorise artifact's train split, of token ids."""
+    table = pq.read_table(folder / FREQUENCIES)
+    pictures = int(table.schema.metadata[b"pictures"])
+    return Frequencies.told(table["ngram"].to_pylist(), table["pictures"].to_numpy(), pictures)
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:

@@ -64,6 +64,15 @@ class GridsConfig(Section):
         return self
 
 
+class ViewsConfig(Section):
+    """Other views of the training pictures, cropped and mirrored, extracted once as well (stage `views`)."""
+
+    number: int = Field(4, ge=1, le=64, description="views beside the whole picture; each epoch draws one of them all")
+    crop: float = Field(0.85, gt=0, le=1, description="least share of a photograph's sides that a view shows")
+    flip: bool = Field(True, description="mirror every other view; unused where a caption tells left or right")
+    seed: int = 0
+
+
 class CaptionsConfig(Section):
     """How captions become token ids (stage `tensorise`)."""
 
@@ -144,7 +153,7 @@ class DecoderConfig(Section):
 
 
 class FitConfig(Section):
-    """How a model is fitted: what both training stages have."""
+    """How a model is fitted: what all training stages have."""
 
     epochs: int = Field(20, ge=1)
     batch_pictures: int = Field(16, ge=1, description="pictures a step, each with all its captions")
@@ -152,16 +161,25 @@ class FitConfig(Section):
     warmup_steps: int = Field(100, ge=0)
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float = Field(5.0, gt=0)
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
-    unknown_words: float = Field(0.0, ge=0, lt=1, description="share of input words replaced by UNK")
-    doubly_stochastic: float = Field(0.0, ge=0, description="lambda of Xu et al. 2015, equation 14")
     averaging: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights; 0 for none")
-    patience: int = Field(5, ge=1, description="epochs without a better dev BLEU-4 before it stops")
+    select: Literal["bleu4", "cider"] = Field("bleu4", description="score of greedy dev captions that is best on")
+    patience: int = Field(5, ge=1, description="epochs without a better dev score before it stops")
     precision: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
 
 
-class TrainingConfig(FitConfig):
+class CrossEntropyConfig(FitConfig):
+    """How a model is fitted by teacher forcing."""
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    unknown_words: float = Field(0.0, ge=0, lt=1, description="share of input words replaced by UNK")
+    scheduled_sampling: float = Field(
+        0.0, ge=0, le=1, description="share of input words that the model itself says, in the end; grows from nothing"
+    )
+    doubly_stochastic: float = Field(0.0, ge=0, description="lambda of Xu et al. 2015, equation 14")
+
+
+class TrainingConfig(CrossEntropyConfig):
     """How the decoder is fitted to the cached grids (stage `train`)."""
 
     block: int | None = Field(
@@ -172,7 +190,7 @@ class TrainingConfig(FitConfig):
     )
 
 
-class TuningConfig(FitConfig):
+class TuningConfig(CrossEntropyConfig):
     """How the backbone is fine-tuned, from the decoder trained on its frozen grids (stage `tune`)."""
 
     epochs: int = Field(5, ge=1)
@@ -181,6 +199,15 @@ class TuningConfig(FitConfig):
     first_block: int = Field(2, ge=1, le=8, description="the first of the backbone's blocks that is tuned")
     crop: float = Field(0.85, gt=0, le=1, description="least share of a photograph's sides that a random crop keeps")
     flip: bool = Field(True, description="mirror half of the photographs, but none whose captions tell left or right")
+
+
+class SelfCriticalConfig(FitConfig):
+    """How the trained decoder goes on against the CIDEr-D of its own captions (stage `self_critical`)."""
+
+    epochs: int = Field(10, ge=1)
+    learning_rate: float = Field(5e-5, gt=0)
+    select: Literal["bleu4", "cider"] = Field("cider", description="score of greedy dev captions that is best on")
+    samples: int = Field(5, ge=2, le=64, description="captions drawn a picture; the baseline is the others' mean")
 
 
 class EvaluationConfig(Section):
@@ -255,10 +282,12 @@ class Config(BaseModel):
     source: str = Field("", description="where the captioner is published")
     data: Dataset
     grids: GridsConfig
+    views: ViewsConfig | None = None
     captions: CaptionsConfig = CaptionsConfig()
     decoder: DecoderConfig
     training: TrainingConfig = TrainingConfig()
     tuning: TuningConfig | None = None
+    self_critical: SelfCriticalConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
     registry: RegistryConfig
     machine: MachineConfig = MachineConfig()
@@ -289,6 +318,8 @@ class Config(BaseModel):
             )
         if self.training.doubly_stochastic and not DECODERS[self.decoder.name].attends:
             raise ValueError(f"training.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
+        if self.views is not None and self.grids.backbone == "imported":
+            raise ValueError("views: imported grids have no photographs and no backbone to make others of")
         if self.tuning is not None:
             blocks = BACKBONES[self.grids.backbone].blocks if self.grids.backbone in BACKBONES else 0
             if self.tuning.first_block > blocks:

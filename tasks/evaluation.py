@@ -32,7 +32,7 @@ from tasks.metrics import Scored, load
 from tasks.metrics.bootstrap import intervals
 from tasks.metrics.ptb import words
 from tasks.progress import Bar
-from tasks.training import load_decoder
+from tasks.training import last_trained, load_decoder
 
 PREDICTIONS, SCORES = "predictions.parquet", "scores.json"
 _SCHEMA = pa.schema(
@@ -72,7 +72,7 @@ def predict(
     """Write a caption for every picture that has a grid. float32 always: reported scores come from it."""
     device = device_of(machine)
     grids = open_grids(work.upstream["extract"], machine)
-    decoder, _ = load_decoder(work.upstream["train"].path, device)
+    decoder, _ = load_decoder(last_trained(work.upstream).path, device)
     speaking = decoder.speaking()
     digests = [picture.digest for picture in pictures if picture.digest in grids]
     if not digests:

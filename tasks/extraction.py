@@ -30,6 +30,7 @@ from tasks.ledger import Stopwatch
 from tasks.progress import Bar
 
 Extracted = Callable[[int, int], None]
+Look = Callable[[str, Tensor], Tensor]  # (name, photograph) -> what of it is encoded
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,14 @@ def fill(
     machine: MachineConfig,
     wanted: Sequence[tuple[str, Path]],
     extracted: Extracted,
+    look: Look | None = None,
 ) -> Filled:
-    """Add the grids of photographs (content digest, file) to the store, `machine.shard_rows` of them a shard.
+    """Add the grids of photographs (name, file) to the store, `machine.shard_rows` of them a shard.
 
-    extracted: called with (done, total) after each shard. The caller holds the store's lock. Whenever this ends, a
-    shard is there wholly or not at all. Raises AttendError for a full disk, or a file that is not of its digest.
+    A name is the content digest of the file, and more behind a `#` where a photograph comes more than once. look: which
+    part of it a name means. extracted: called with (done, total) after each shard. The caller holds the store's lock.
+    Whenever this ends, a shard is there wholly or not at all. Raises AttendError for a full disk, or a file that is not
+    of its digest.
     """
     filled = Filled()
     with (
@@ -91,7 +95,7 @@ def fill(
         ThreadPoolExecutor(1) as thread,
     ):
         task = functools.partial(
-            _decode, size=grids.image_size, fit=grids.fit, interpolation=encoder.declared.interpolation
+            _decode, size=grids.image_size, fit=grids.fit, interpolation=encoder.declared.interpolation, look=look
         )
         writer = _Writer(store, thread, filled, bar, lambda done: extracted(done, len(wanted)))
         for batch, values in _encoded(_decoded(wanted, machine, task, pool, filled), encoder, filled):
@@ -150,16 +154,17 @@ def _read(digest: str, path: Path) -> bytes | Failed:
 
 
 def _decode(
-    digest: str, path: Path, data: bytes | Failed, size: int, fit: Fit, interpolation: Interpolation
+    name: str, path: Path, data: bytes | Failed, size: int, fit: Fit, interpolation: Interpolation, look: Look | None
 ) -> _Photograph | Failed:
     if isinstance(data, Failed):
         return data
-    check_unchanged(digest, path, data)
+    check_unchanged(name.partition("#")[0], path, data)
     try:
         pixels = decode(data)
-        return _Photograph(digest, resize(pixels, size, fit, interpolation), (pixels.shape[2], pixels.shape[1]))
+        shown = pixels if look is None else look(name, pixels)
+        return _Photograph(name, resize(shown, size, fit, interpolation), (pixels.shape[2], pixels.shape[1]))
     except ValueError as error:
-        return Failed(digest, path, str(error))
+        return Failed(name, path, str(error))
 
 
 def _encoded(batches: Iterator[_Batch], encoder: Encoder, filled: Filled) -> Iterator[tuple[_Batch, Grids | None]]:

@@ -19,7 +19,7 @@ from tasks.config import GridsConfig, MachineConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.devices import check_compiler, device_of
 from tasks.errors import AttendError
-from tasks.extraction import Extracted, Failed, Filled, fill
+from tasks.extraction import Extracted, Failed, Filled, Look, fill
 from tasks.grid_cache import GridReader, GridStore, Row
 from tasks.identity import Identity, identity_of
 from tasks.ledger import LEDGER, Artifact, FileRecord, Outcome, Work, Workspace, digest_of
@@ -41,9 +41,25 @@ def extract(
     """
     manifest = work.upstream["ingest"].path
     files = files_of(manifest, data.image_folder(manifest / GENERATED))
-    workspace = Workspace(machine.workspace.expanduser().absolute())
     tuned = work.upstream.get("tune")
     identity = identity_of(grids, tuned.products["backbone"] if tuned else work.inputs["weights"])
+    return bring_up_to_date(files, identity, grids, machine, work, extracted)
+
+
+def bring_up_to_date(
+    files: dict[str, Path],
+    identity: Identity,
+    grids: GridsConfig,
+    machine: MachineConfig,
+    work: Work,
+    extracted: Extracted | None,
+    look: Look | None = None,
+) -> Outcome:
+    """Add what the store of `identity` lacks of these pictures (name -> file), and write the artifact's files.
+
+    look: what of a photograph is encoded; all of it where not given.
+    """
+    workspace = Workspace(machine.workspace.expanduser().absolute())
     store = GridStore(workspace.grids, identity)
     with workspace.lock(f"grids-{identity.digest[:20]}", f"grids of {identity.backbone}"):
         store.open()
@@ -59,7 +75,8 @@ def extract(
         elif missing:
             wanted = [(digest, files[digest]) for digest in missing]
             told = functools.partial(_tell, work.out / PROGRESS, extracted)
-            filled = fill(store, _encoder(grids, machine, tuned), grids, machine, wanted, told)
+            encoder = _encoder(grids, machine, work.upstream.get("tune"))
+            filled = fill(store, encoder, grids, machine, wanted, told, look)
         rows, _ = store.rows()
     failed = filled.failed
     _check_failures(failed, len(files), grids.max_failed)
@@ -67,7 +84,7 @@ def extract(
     _write_index(work.out, used)
     failures = [{"digest": item.digest, "path": str(item.path), "reason": item.reason} for item in failed]
     pq.write_table(pa.Table.from_pylist(failures, schema=_FAILED), work.out / FAILED)
-    (work.out / IDENTITY).write_text(json.dumps(identity.__dict__, indent=1, sort_keys=True), encoding="utf-8")
+    (work.out / IDENTITY).write_text(json.dumps(identity.told, indent=1, sort_keys=True), encoding="utf-8")
     shared = _shared(workspace, store, used)
     products = {
         "identity": identity.digest,
@@ -114,16 +131,16 @@ def _check_failures(failed: list[Failed], total: int, allowed: float) -> None:
 
 
 def reindex(workspace: Workspace, artifact: Artifact, store: GridStore, rows: dict[str, Row]) -> None:
-    """Publish an extract artifact anew, its grids lying where `rows` says; its products are the same."""
+    """Publish an artifact of `extract` or `views` anew: its grids lie where `rows` says, its products are the same."""
     ledger = artifact.ledger
-    partial = workspace.partial("extract", ledger.key)
+    partial = workspace.partial(ledger.stage, ledger.key)
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(artifact.path, partial, ignore=shutil.ignore_patterns(LEDGER))
     used = {digest: rows[digest] for digest in pq.read_table(partial / INDEX).column("digest").to_pylist()}
     _write_index(partial, used)
     shared = _shared(workspace, store, used)
     outcome = Outcome(ledger.products, {**ledger.counts, "shards": len(shared)}, ledger.notes, shared)
-    workspace.publish("extract", ledger.key, ledger.parts, outcome, ledger.seconds, ledger.made_from)
+    workspace.publish(ledger.stage, ledger.key, ledger.parts, outcome, ledger.seconds, ledger.made_from)
 
 
 def _write_index(out: Path, rows: dict[str, Row]) -> None:
@@ -144,12 +161,12 @@ def _shared(workspace: Workspace, store: GridStore, rows: dict[str, Row]) -> dic
 
 
 def read_identity(extracted: Artifact) -> Identity:
-    """What made the grids of an extract artifact."""
+    """What made the grids of an artifact of `extract` or `views`."""
     return Identity(**json.loads((extracted.path / IDENTITY).read_text(encoding="utf-8")))
 
 
 def open_grids(extracted: Artifact, machine: MachineConfig) -> GridReader:
-    """The grids of an extract artifact, ready to be read by content digest."""
+    """The grids of an artifact of `extract` or `views`, ready to be read by content digest."""
     store = GridStore(Workspace(machine.workspace.expanduser().absolute()).grids, read_identity(extracted))
     index = pq.read_table(extracted.path / INDEX).to_pylist()
     return GridReader(store, {item["digest"]: Row(item["shard"], item["row"]) for item in index})

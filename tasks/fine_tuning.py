@@ -32,11 +32,10 @@ from tasks.extraction import check_unchanged, decoders
 from tasks.features import open_grids
 from tasks.ledger import Outcome, Work, digest_of_file
 from tasks.manifest import GENERATED, Picture, files_of, pictures_of
+from tasks.objectives import CrossEntropy
 from tasks.training import Dev, Fit, load_decoder
+from tasks.views import cropped, is_sided
 from tasks.weights import TUNED, load_backbone
-
-# A mirrored picture makes a lie of a caption with one of these words.
-SIDED = frozenset({"left", "right", "leftmost", "rightmost", "left-hand", "right-hand", "lefthand", "righthand"})
 
 
 def tune(
@@ -65,13 +64,13 @@ def tune(
     with decoders(machine) as pool:
         views = Views(grids, backbone.declared.interpolation, files, pool)
         batches = PhotographBatches(captioned, tuning, vocabulary, views)
-        fit = Fit(EndToEnd(backbone, trained), rates, tuning, machine, batches, work.out, "tune")
+        fit = Fit(EndToEnd(backbone, trained), rates, tuning, machine, batches, work.out, CrossEntropy(tuning), "tune")
         fit.run(PhotographDev(dev, vocabulary, machine, views), lambda _: None)
     fit.write_history()
     best = {name.removeprefix("backbone."): value for name, value in fit.best().items() if name.startswith("backbone.")}
     safetensors.torch.save_file(best, work.out / TUNED)
-    score = max(row["dev_bleu4"] for row in fit.history)
-    counts: dict[str, int | float] = {"epochs": len(fit.history), "dev_bleu4": round(score, 3)}
+    score = max(row[fit.selected] for row in fit.history)
+    counts: dict[str, int | float] = {"epochs": len(fit.history), fit.selected: round(score, 3)}
     return Outcome({"backbone": digest_of_file(work.out / TUNED)}, counts)
 
 
@@ -96,10 +95,7 @@ class Views:
 
         def view(digest: str, seed: str, may_mirror: bool) -> Tensor:
             chance = random.Random(seed)
-            pixels = self._decoded(digest)
-            height, width = (max(round(side * chance.uniform(crop, 1.0)), 1) for side in pixels.shape[1:])
-            top, left = chance.randint(0, pixels.shape[1] - height), chance.randint(0, pixels.shape[2] - width)
-            made = self._resize(pixels[:, top : top + height, left : left + width])
+            made = self._resize(cropped(self._decoded(digest), chance, crop))
             return made.flip(2) if chance.random() < 0.5 and may_mirror else made
 
         return stack(list(self._pool.map(view, digests, seeds, mirrored)))
@@ -122,7 +118,7 @@ class PhotographBatches(Batches):
     ) -> None:
         super().__init__(pictures, tuning.batch_pictures, tuning.seed)
         self._tuning, self._views = tuning, views
-        self._mirrors = {picture.digest: tuning.flip and not _is_sided(picture, vocabulary) for picture in pictures}
+        self._mirrors = {picture.digest: tuning.flip and not is_sided(picture, vocabulary) for picture in pictures}
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
         digests = [picture.digest for picture in captioned]
@@ -147,7 +143,3 @@ class PhotographDev(Dev):
         for at in range(0, len(digests), size):
             pixels = self._views.whole(digests[at : at + size])
             yield encoder(pixels).float()
-
-
-def _is_sided(picture: CaptionedPicture, vocabulary: Vocabulary) -> bool:
-    return any(not SIDED.isdisjoint(vocabulary.decode(row)) for row in picture.tokens.tolist())

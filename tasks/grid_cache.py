@@ -13,6 +13,7 @@ immutable. Readers map the grids into memory by the dataset's offset in the file
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import math
 import mmap
@@ -81,8 +82,8 @@ class GridStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         told = self.folder / "identity.json"
         if not told.exists():
-            write_atomically(told, json.dumps(self.identity.__dict__, indent=1, sort_keys=True))
-        elif json.loads(told.read_text(encoding="utf-8")) != self.identity.__dict__:
+            write_atomically(told, json.dumps(self.identity.told, indent=1, sort_keys=True))
+        elif json.loads(told.read_text(encoding="utf-8")) != self.identity.told:
             raise AttendError(f"{told}: is the identity of other grids: move the folder away")
 
     def shards(self) -> list[Shard]:
@@ -300,6 +301,15 @@ class GridReader:
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._rows
+
+    def together_with(self, other: GridReader) -> GridReader:
+        """One reader of both; no picture of the other may have a name that one has here. Both have one shape."""
+        assert self.shape == other.shape and self._rows.keys().isdisjoint(other._rows)
+        both = copy.copy(self)
+        after = max(self._maps, default=-1) + 1
+        both._maps = self._maps | {number + after: mapped for number, mapped in other._maps.items()}
+        both._rows = self._rows | {name: Row(row.shard + after, row.row) for name, row in other._rows.items()}
+        return both
 
     def row(self, digest: str) -> Row:
         """Where a picture's grid lies."""

@@ -23,6 +23,7 @@ from tasks.stages import kind_of
 from tasks.tracking import lost_registration, registered_as
 
 _REMOVED = ".removed-"
+_INDEXED = ("extract", "views")  # stages whose artifacts say where grids lie
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def _extracting(runs: dict[str, Recent]) -> list[str]:
     return [
         name
         for name, recent in runs.items()
-        if any(recent.done.get(stage) != key for stage, key in recent.begun.items() if kind_of(stage) == "extract")
+        if any(recent.done.get(stage) != key for stage, key in recent.begun.items() if kind_of(stage) in _INDEXED)
     ]
 
 
@@ -180,8 +181,8 @@ def _grids(workspace: Workspace, needed: dict[Path, set[str]], runs: dict[str, R
 def _indexes(
     workspace: Workspace, store: GridStore, needed: dict[Path, set[str]] | None
 ) -> Iterator[tuple[Artifact, set[str]]]:
-    """The extract artifacts of a store that somebody needs, and who; all of them where `needed` is not given."""
-    for artifact in _kind(workspace, "extract"):
+    """The artifacts with an index of a store that somebody needs, and who; all of them where `needed` is not given."""
+    for artifact in (artifact for kind in _INDEXED for artifact in _kind(workspace, kind)):
         if read_identity(artifact) == store.identity and (needed is None or needed.get(artifact.path)):
             yield artifact, set() if needed is None else needed[artifact.path]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tasks.config import GridsConfig
 from tasks.ledger import digest_of
@@ -25,10 +26,16 @@ class Identity:
     version: int  # of the extract stage: how photographs are decoded, resized and encoded
     dtype: str = "float16"
     format: int = FORMAT
+    view: str = ""  # which part of a photograph; the whole of it where nothing is said
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """As it is written down. A view of the whole photograph stays out: it was not told of, once."""
+        return {name: value for name, value in self.__dict__.items() if name != "view" or value}
 
     @property
     def digest(self) -> str:
-        return digest_of(self.__dict__)
+        return digest_of(self.told)
 
     def folder(self, grids: Path) -> Path:
         """Of its store, below a workspace's folder of grids."""

@@ -26,6 +26,11 @@ def card(
 ) -> str:
     """Markdown. made: the artifacts it was made from, by stage. told: scores.json."""
     ingested, trained = made["ingest"].ledger.counts, made["train"].ledger.counts
+    further = (
+        f", then {made['self_critical'].ledger.counts['epochs']} epochs rewarded by CIDEr-D"
+        if "self_critical" in made
+        else ""
+    )
     words = made["tensorise"].ledger.counts
     splits = ", ".join(f"{ingested[split]:,} {split}" for split in ("train", "dev", "test") if split in ingested)
     tuned = ", fine-tuned on these pictures" if "tune" in made else ""
@@ -43,7 +48,7 @@ def card(
         "## Model",
         "",
         f"- backbone: `{grids.backbone}`, {grids.image_size} px ({grids.fit}), {grids.precision}{tuned}",
-        f"- decoder: `{decoder.name}`, {trained['epochs']} epochs, seed {training.seed}, {training.precision}",
+        f"- decoder: `{decoder.name}`, {trained['epochs']} epochs{further}, seed {training.seed}, {training.precision}",
         "",
         "## Scores",
         "",

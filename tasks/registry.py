@@ -23,8 +23,10 @@ from tasks.config import (
     GridsConfig,
     MachineConfig,
     RegistryConfig,
+    SelfCriticalConfig,
     TrainingConfig,
     TuningConfig,
+    ViewsConfig,
 )
 from tasks.datasets.base import DatasetOptions
 from tasks.evaluation import PREDICTIONS, SCORES, read_predictions
@@ -38,6 +40,7 @@ from tasks.report import REPORT, Rival, write_report
 from tasks.rescoring import rescore
 from tasks.section import Section
 from tasks.tracking import TRAIN_KEY, TrainingLog, log_scores, params_of, tracking_uri, training_log
+from tasks.training import last_trained
 from tasks.versions import (
     EVALUATION,
     Earlier,
@@ -65,14 +68,16 @@ def register(
     captions: CaptionsConfig,
     decoder: DecoderConfig,
     training: TrainingConfig,
+    views: ViewsConfig | None,
     tuning: TuningConfig | None,
+    self_critical: SelfCriticalConfig | None,
     evaluation: EvaluationConfig,
     machine: MachineConfig,
     work: Work,
 ) -> Outcome:
     """Log the trained model with its history, scores and samples, register it, and decide who is champion."""
     workspace = machine.workspace.expanduser().absolute()
-    trained, evaluated = work.upstream["train"], work.upstream["evaluate"]
+    trained, evaluated = last_trained(work.upstream), work.upstream["evaluate"]
     scores = json.loads((evaluated.path / SCORES).read_text(encoding="utf-8"))
     sections: dict[str, Section] = {
         "data": data,
@@ -81,8 +86,8 @@ def register(
         "decoder": decoder,
         "training": training,
     }
-    if tuning is not None:
-        sections["tuning"] = tuning
+    more = {"views": views, "tuning": tuning, "self_critical": self_critical}
+    sections |= {name: section for name, section in more.items() if section is not None}
     params = params_of(sections, _files_behind(work.upstream))
     with (
         Workspace(workspace).lock(f"registry-{registry.model}", f"registration of {registry.model}"),
@@ -134,16 +139,15 @@ def _log_files(log: TrainingLog, work: Work, scores: dict[str, Any]) -> None:
     log.client.set_tag(log.run_id, "attend.signature", scores["signature"])
     evaluation = _evaluation_folder(work)
     places = {
-        "train": (("weights.safetensors", "checkpoints"), ("last.safetensors", "checkpoints"), ("history.parquet", "")),
         "evaluate": ((PREDICTIONS, evaluation), (SCORES, evaluation)),
         "tensorise": (("vocabulary.json", ""),),
         "tune": (("history.parquet", "tune"),),
     }
-    for stage, files in places.items():
-        if stage not in work.upstream:
-            continue
+    logged = [(work.upstream[stage], files) for stage, files in places.items() if stage in work.upstream]
+    trained = (("weights.safetensors", "checkpoints"), ("last.safetensors", "checkpoints"), ("history.parquet", ""))
+    for artifact, files in [(last_trained(work.upstream), trained), *logged]:
         for file, folder in files:
-            log.client.log_artifact(log.run_id, str(work.upstream[stage].path / file), folder or None)
+            log.client.log_artifact(log.run_id, str(artifact.path / file), folder or None)
 
 
 def _create_version(
@@ -155,7 +159,7 @@ def _create_version(
         log.client.create_registered_model(model)
     tags = {
         _KEY: work.key,
-        TRAIN_KEY: work.upstream["train"].ledger.key,
+        TRAIN_KEY: last_trained(work.upstream).ledger.key,
         "attend.bundle": digest,
         "attend.data": scores["data"],
         "attend.signature": scores["signature"],
@@ -194,7 +198,7 @@ def _log_report(
         captioner,
         files_of(manifest, data.image_folder(manifest / GENERATED)),
         evaluation.decoding(),
-        pq.read_table(made["train"].path / "history.parquet").to_pylist(),
+        pq.read_table(last_trained(made).path / "history.parquet").to_pylist(),
         rivals,
         earlier,
     )

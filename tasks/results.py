@@ -83,10 +83,10 @@ def export(captions: Mapping[str, str], pictures: Sequence[Picture], folder: Pat
     references = {picture.digest: picture.captions for picture in pictures if picture.digest in captions}
     ids = image_ids(names)
     results = [{"image_id": ids[digest], "caption": captions[digest]} for digest in names]
-    written = [
-        (ids[picture.digest], text) for picture in pictures if picture.digest in names for text in picture.captions
+    written = [(digest, text) for digest, texts in references.items() for text in texts]
+    annotations = [
+        {"id": place, "image_id": ids[digest], "caption": text} for place, (digest, text) in enumerate(written, 1)
     ]
-    annotations = [{"id": place, "image_id": image, "caption": text} for place, (image, text) in enumerate(written, 1)]
     images = [{"id": ids[digest], "file_name": name} for digest, name in names.items()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def export(captions: Mapping[str, str], pictures: Sequence[Picture], folder: Pat
 
 
 def image_ids(names: Mapping[str, str]) -> dict[str, ImageId]:
-    """Digest -> image id, of digest -> name: COCO's own number where all names end in one of their own, else the name."""
+    """Digest -> image id, of digest -> name: the number that each name ends in, as COCO's do, else the names."""
     numbers = {digest: re.search(r"(\d+)\.\w+$", name) for digest, name in names.items()}
     found = {digest: int(match[1]) for digest, match in numbers.items() if match}
     if len(set(found.values())) == len(names):

@@ -1,7 +1,8 @@
 """The stages in order, what each depends on, and the one way to plan and to run them.
 
-There are six. Where the backbone is tuned there are nine: extraction and training on the frozen grids come first, then
-`tune` makes a backbone of a new identity, and extraction and training go on with that.
+There are six. `views` comes after `extract`, and `self_critical` after `train`, where there is such a section. Where
+the backbone is tuned, extraction and training on the frozen grids come first, then `tune` makes a backbone of a new
+identity, and both come again with that.
 
 A stage function gets the config sections that are in its key, the sections that only say where things lie,
 the upstream artifacts, and an empty folder to write to. It cannot depend on anything else.
@@ -72,7 +73,7 @@ STAGES = (
     ),
     Stage(
         "tensorise",
-        version=1,
+        version=2,
         sections=("captions",),
         needs=("ingest.splits",),
         function="tasks.captions:tensorise",
@@ -83,6 +84,7 @@ STAGES = (
         sections=("decoder", "training"),
         needs=("extract.identity", "extract.failed", "tensorise.vocabulary", "tensorise.train", "ingest.dev"),
         function="tasks.training:train",
+        places=("views", "machine"),
         inputs="tasks.word_vectors:vector_digests",
         resumable=True,
     ),
@@ -106,7 +108,18 @@ STAGES = (
         sections=("registry",),
         needs=("extract.identity", "tensorise.vocabulary", "train.weights", "evaluate.scores", "evaluate.decoding"),
         function="tasks.registry:register",
-        places=("data", "grids", "captions", "decoder", "training", "tuning", "evaluation", "machine"),
+        places=(
+            "data",
+            "grids",
+            "views",
+            "captions",
+            "decoder",
+            "training",
+            "tuning",
+            "self_critical",
+            "evaluation",
+            "machine",
+        ),
         inputs="tasks.tracking:store_digests",
         check="tasks.tracking:lost_registration",
     ),
@@ -128,6 +141,31 @@ TUNE = Stage(
     inputs="tasks.weights:weight_digests",
     resumable=True,
 )
+VIEWS = Stage(
+    "views",
+    version=1,
+    sections=("grids", "views"),
+    needs=("ingest.train", "extract.identity", "extract.failed"),
+    function="tasks.views:extract_views",
+    places=("data", "machine"),
+    inputs="tasks.weights:weight_digests",
+)
+SELF_CRITICAL = Stage(
+    "self_critical",
+    version=1,
+    sections=("self_critical",),
+    needs=(
+        "extract.identity",
+        "extract.failed",
+        "tensorise.vocabulary",
+        "tensorise.train",
+        "ingest.dev",
+        "train.weights",
+    ),
+    function="tasks.self_critical:self_critical",
+    places=("views", "machine"),
+    resumable=True,
+)
 _FROZEN = "-frozen"  # what the names of the stages before `tune` end in
 PROGRESS = ".progress.txt"  # in a stage's partial folder: how far it came, in words
 BY_NAME = {stage.name: stage for stage in STAGES}
@@ -135,13 +173,32 @@ BY_NAME = {stage.name: stage for stage in STAGES}
 
 def stages_of(config: Config) -> tuple[Stage, ...]:
     """The rows of this config's pipeline, in order."""
-    if config.tuning is None:
-        return STAGES
     ingest, extract, tensorise, train, evaluate, register = STAGES
+    grids: tuple[Stage, ...] = (extract,)
+    fitted: tuple[Stage, ...] = (train,)
+    if config.self_critical is not None:
+        fitted = (train, SELF_CRITICAL)
+        evaluate, register = (
+            _instead(stage, "train.weights", "self_critical.weights") for stage in (evaluate, register)
+        )
+    if config.views is not None:
+        grids = (extract, VIEWS)
+        fitted = tuple(_with_need(stage, "views.views") for stage in fitted)
+    if config.tuning is None:
+        return (ingest, *grids, tensorise, *fitted, evaluate, register)
     # Their keys are those of the same config without `tuning`, so that both share one artifact.
-    frozen = [replace(stage, name=stage.name + _FROZEN, kind=stage.kind) for stage in (extract, train)]
-    tuned = [replace(stage, needs=(*stage.needs, "tune.backbone")) for stage in (extract, register)]
-    return (ingest, frozen[0], tensorise, frozen[1], TUNE, tuned[0], train, evaluate, tuned[1])
+    frozen = [replace(stage, name=stage.name + _FROZEN, kind=stage.kind) for stage in (*grids, fitted[0])]
+    tuned = [_with_need(stage, "tune.backbone") for stage in grids]
+    last = _with_need(register, "tune.backbone")
+    return (ingest, *frozen[:-1], tensorise, frozen[-1], TUNE, *tuned, *fitted, evaluate, last)
+
+
+def _instead(stage: Stage, need: str, other: str) -> Stage:
+    return replace(stage, needs=tuple(other if name == need else name for name in stage.needs))
+
+
+def _with_need(stage: Stage, need: str) -> Stage:
+    return replace(stage, needs=(*stage.needs, need))
 
 
 def kind_of(name: str) -> str:

@@ -12,7 +12,7 @@ import json
 import math
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,62 +24,87 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from models.cross_entropy import cross_entropy
 from models.decoders.base import Decoder, make
 from models.search import Decoding, greedy
-from models.vocabulary import UNK, Vocabulary
+from models.vocabulary import Vocabulary
 from tasks.batches import Batch, Batches, GridBatches, ResidentBatches, captioned_at_once, grids_in_order
 from tasks.captions import read_captions, read_vocabulary
-from tasks.config import DecoderConfig, FitConfig, MachineConfig, TrainingConfig
+from tasks.config import DecoderConfig, FitConfig, MachineConfig, TrainingConfig, ViewsConfig
 from tasks.devices import check_compiler, device_of
 from tasks.errors import AttendError
 from tasks.features import open_grids
 from tasks.grid_cache import GridReader
-from tasks.ledger import Outcome, Stopwatch, Work, digest_of, digest_of_file, flush
+from tasks.ledger import Artifact, Outcome, Stopwatch, Work, digest_of, digest_of_file, flush
 from tasks.manifest import Picture, pictures_of
 from tasks.metrics import Scored, measure
 from tasks.metrics.ptb import words as cut
+from tasks.objectives import CrossEntropy, Objective
 from tasks.progress import Bar, say
 from tasks.stages import PROGRESS
+from tasks.views import choices
 from tasks.word_vectors import load_word_vectors
 
 WEIGHTS, LAST, DECODER, HISTORY = "weights.safetensors", "last.safetensors", "decoder.json", "history.parquet"
 _CHECKPOINT, _BEST = ".checkpoint.pt", ".best.safetensors"
+DEV_SCORES = ("dev_bleu4", "dev_cider")
 EpochDone = Callable[[dict[str, float]], None]
 
 
 def train(
     decoder: DecoderConfig,
     training: TrainingConfig,
+    views: ViewsConfig | None,
     machine: MachineConfig,
     work: Work,
     epoch_done: EpochDone | None = None,
 ) -> Outcome:
-    """Train, keep the weights with the best free-running dev BLEU-4, and write them.
+    """Train, keep the weights with the best free-running dev score, and write them.
 
     epoch_done is called with each row of the history as it is made; a resumed run calls it for earlier rows too.
     """
+    vocabulary = read_vocabulary(work.upstream["tensorise"].path)
+    batches, dev = prepare(training, views, machine, work, "train")
+    shape = {
+        "name": decoder.name,
+        "channels": batches.channels,
+        "vocabulary": len(vocabulary),
+        "options": decoder.options(),
+    }
+    first = _first_decoder(shape, decoder, training, batches, vocabulary)
+    rates = {training.learning_rate: list(first.parameters())}
+    fit = Fit(first, rates, training, machine, batches, work.out, CrossEntropy(training))
+    fit.run(dev, epoch_done)
+    return finish(fit, shape, work)
+
+
+def prepare(
+    training: FitConfig, views: ViewsConfig | None, machine: MachineConfig, work: Work, name: str
+) -> tuple[GridBatches, GridDev]:
+    """The batches of the train split, with the views of its pictures where there are any, and the dev pictures."""
     grids = open_grids(work.upstream["extract"], machine)
     vocabulary = read_vocabulary(work.upstream["tensorise"].path)
     pictures = read_captions(work.upstream["tensorise"].path, "train")
     device = device_of(machine)
     resident = machine.resident and device.type != "cpu"  # a CPU maps the files: as much as fits is in its memory
     of_grids = partial(ResidentBatches, device=device) if resident else GridBatches
-    batches = of_grids(pictures, grids, training.batch_pictures, training.seed, training.block)
+    chosen = None if views is None else choices(pictures, views, vocabulary)
+    seen = grids if views is None else grids.together_with(open_grids(work.upstream["views"], machine))
+    block = training.block if isinstance(training, TrainingConfig) else None
+    batches = of_grids(pictures, seen, training.batch_pictures, training.seed, block, chosen)
     dev = GridDev(pictures_of(work.upstream["ingest"].path, "dev"), grids, vocabulary, machine)
     if not batches.captioned or not dev.pictures:
-        raise AttendError("train: no picture of the train or dev split could be read: see extract's failed.parquet")
-    sizes = {"channels": grids.shape[2], "vocabulary": len(vocabulary)}
-    shape = {"name": decoder.name, **sizes, "options": decoder.options()}
-    first = _first_decoder(shape, decoder, training, batches, vocabulary)
-    fit = Fit(first, {training.learning_rate: list(first.parameters())}, training, machine, batches, work.out)
-    fit.run(dev, epoch_done or _nobody)
+        raise AttendError(f"{name}: no picture of the train or dev split could be read: see extract's failed.parquet")
+    return batches, dev
+
+
+def finish(fit: Fit, shape: dict[str, Any], work: Work) -> Outcome:
+    """Write what was trained; its product is the digest of the best weights and of the decoder's shape."""
     (work.out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
     fit.write()
-    best = max(fit.history, key=lambda row: row["dev_bleu4"])
-    counts: dict[str, int | float] = {"epochs": len(fit.history), "dev_bleu4": round(best["dev_bleu4"], 3)}
-    products = {"weights": digest_of([digest_of_file(work.out / WEIGHTS), shape])}
-    return Outcome(products, counts)
+    best = max(fit.history, key=lambda row: row[fit.selected])
+    counts: dict[str, int | float] = {"epochs": len(fit.history)}
+    counts |= {name: round(best[name], 3) for name in DEV_SCORES}
+    return Outcome({"weights": digest_of([digest_of_file(work.out / WEIGHTS), shape])}, counts)
 
 
 def _first_decoder(
@@ -117,8 +142,8 @@ class Dev(ABC):
     def seen(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
         """The model's decoder, and the grids of the pictures, a batch at a time, in order."""
 
-    def bleu4(self, model: nn.Module) -> float:
-        """Corpus BLEU-4 of greedy captions: free-running, never teacher-forced."""
+    def scores(self, model: nn.Module) -> dict[str, float]:
+        """`DEV_SCORES` of greedy captions: free-running, never teacher-forced."""
         model.eval()
         scored: list[Scored] = []
         decoding = Decoding(max_length=self._vocabulary.settings["max_tokens"] + 1)
@@ -128,7 +153,7 @@ class Dev(ABC):
             for caption in greedy(speaking, grid, decoding):
                 said = cut(" ".join(self._vocabulary.decode(caption.tokens)))
                 scored.append(Scored(said, self._references[len(scored)]))
-        return measure("bleu", scored)["bleu4"]
+        return {"dev_bleu4": measure("bleu", scored)["bleu4"], "dev_cider": measure("cider", scored)["cider"]}
 
 
 class GridDev(Dev):
@@ -152,8 +177,8 @@ class GridDev(Dev):
 class Sums:
     """Running sums of the epoch under way, kept in the checkpoint."""
 
-    loss: float = 0.0
-    tokens: int = 0
+    figure: float = 0.0  # of the objective, summed over `things`
+    things: int = 0
     seconds: float = 0.0
 
 
@@ -168,10 +193,12 @@ class Fit:
         machine: MachineConfig,
         batches: Batches,
         out: Path,
+        objective: Objective,
         name: str = "train",
     ) -> None:
         """name: of the stage. model: a Decoder or an EndToEnd. rates: peak learning rate -> the weights it is for."""
         self.name, self.training, self.machine, self.batches, self.out = name, training, machine, batches, out
+        self.objective, self.selected = objective, f"dev_{training.select}"
         self.device = device_of(machine)
         self.model: Any = model.to(self.device)
         if machine.compile:
@@ -192,29 +219,34 @@ class Fit:
     @property
     def section(self) -> str:
         """Of the config, that this follows."""
-        return "tuning" if self.name == "tune" else "training"
+        return {"train": "training", "tune": "tuning"}.get(self.name, self.name)
 
     @property
     def steps(self) -> int:
         return self.training.epochs * len(self.batches)
 
-    def run(self, dev: Dev, epoch_done: EpochDone) -> None:
-        """Train until the last epoch, or until dev BLEU-4 has not risen for `patience` epochs."""
+    def run(self, dev: Dev, epoch_done: EpochDone | None = None) -> None:
+        """Train until the last epoch, or until the dev score selected has not risen for `patience` epochs.
+
+        epoch_done is called with each row of the history as it is made, and with those from before it was resumed.
+        """
+        tell = epoch_done or _nobody
         for row in self.history:
-            epoch_done(row)
+            tell(row)
         while len(self.history) < self.training.epochs and not self._stalled():
             epoch = len(self.history)
             self._epoch(epoch)
             row = self._validate(dev)
             self.history.append(row)
-            if row["dev_bleu4"] >= max(item["dev_bleu4"] for item in self.history):
+            if row[self.selected] >= max(item[self.selected] for item in self.history):
                 _save_weights(self.weights(), self.out / _BEST)
             self.checkpoint()
+            figure = self.objective.figure
             say(
-                f"{self.name}: epoch {epoch + 1}/{self.training.epochs}  loss {row['loss']:.3f}  "
-                f"dev BLEU-4 {row['dev_bleu4']:.2f} (greedy)  {row['seconds']:.0f} s"
+                f"{self.name}: epoch {epoch + 1}/{self.training.epochs}  {figure} {row[figure]:.3f}  "
+                f"dev BLEU-4 {row['dev_bleu4']:.2f}, CIDEr {row['dev_cider']:.2f} (greedy)  {row['seconds']:.0f} s"
             )
-            epoch_done(row)
+            tell(row)
 
     def _epoch(self, epoch: int) -> None:
         start = self.step - epoch * len(self.batches)
@@ -223,45 +255,36 @@ class Fit:
         label = f"epoch {epoch + 1}/{self.training.epochs}"
         with Bar(len(self.batches), label, "batches", done=start) as bar:
             for batch in self.batches.epoch(epoch, start):
-                loss, tokens = self.learn(batch.to(self.device))
-                self.sums.loss += loss * tokens
-                self.sums.tokens += tokens
+                figure, things = self.learn(batch.to(self.device))
+                self.sums.figure += figure * things
+                self.sums.things += things
                 self.sums.seconds = spent + watch.seconds()
-                if not math.isfinite(loss):
+                if not math.isfinite(figure):
                     raise AttendError(
-                        f"{self.name}: the loss is {loss} at step {self.step}: "
+                        f"{self.name}: the {self.objective.figure} is {figure} at step {self.step}: "
                         f"lower {self.section}.learning_rate or {self.section}.clip_norm"
                     )
-                bar.note(f"loss {self.sums.loss / self.sums.tokens:.3f}")
+                bar.note(f"{self.objective.figure} {self.sums.figure / self.sums.things:.3f}")
                 bar.advance()
                 if saved.seconds() > self.machine.checkpoint_seconds:
                     self.checkpoint()
                     saved = Stopwatch()
 
     def learn(self, batch: Batch) -> tuple[float, int]:
-        """One step; the cross-entropy in nats a token, and the number of tokens."""
-        # Dropout and word replacement are drawn from the step's number: nothing random is carried over.
+        """One step; the objective's figure, and the number of things that it is the mean of."""
+        # Dropout and all else that is drawn follows the step's number: nothing random is carried over.
         torch.manual_seed(self.training.seed * 1_000_003 + self.step)
         for group in self.optimiser.param_groups:
             group["lr"] = group["peak"] * self.schedule()
-        words, valid = self._with_unknown(batch.words), batch.valid
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.precision == "bfloat16"):
-            logits, read = self.model(batch.pictures, words, valid)
-        targets = batch.targets[valid]
-        entropy = cross_entropy(logits, targets, self.training.label_smoothing)
-        loss = entropy
-        if self.training.doubly_stochastic:
-            loss = loss + self.training.doubly_stochastic * attention_penalty(read.alphas, valid)
-        own = self.model.penalty(read, logits, targets, valid)
-        if own is not None:
-            loss = loss + own
+        self.model.train()
+        judged = self.objective(self.model, batch, self.step, self.step / self.steps)
         self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        judged.loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm)
         self.optimiser.step()
         self.step += 1
         self._update_average()
-        return float(entropy.detach()), int(valid.sum())
+        return judged.figure, judged.things
 
     def schedule(self) -> float:
         """The share of its peak that a learning rate has at this step.
@@ -273,13 +296,6 @@ class Fit:
             return (self.step + 1) / warm
         share = (self.step - warm) / max(self.steps - warm, 1)
         return 0.5 * (1 + math.cos(math.pi * share))
-
-    def _with_unknown(self, words: Tensor) -> Tensor:
-        """A share of the words read replaced by UNK, START and NULL left alone."""
-        if not self.training.unknown_words:
-            return words
-        chosen = torch.rand(words.shape, device=words.device) < self.training.unknown_words
-        return words.masked_fill(chosen & (words > UNK), UNK)
 
     @torch.no_grad()
     def _update_average(self) -> None:
@@ -297,21 +313,21 @@ class Fit:
     def _validate(self, dev: Dev) -> dict[str, float]:
         learned = _copied(self.model.state_dict())
         self.model.load_state_dict(self.weights())
-        score = dev.bleu4(self.model)
+        scores = dev.scores(self.model)
         self.model.load_state_dict(learned)
         row = {
             "epoch": float(len(self.history) + 1),
             "step": float(self.step),
-            "loss": self.sums.loss / self.sums.tokens,
+            self.objective.figure: self.sums.figure / self.sums.things,
             "learning_rate": self.training.learning_rate * self.schedule(),
             "seconds": self.sums.seconds,
-            "dev_bleu4": score,
+            **scores,
         }
         self.sums = Sums()
         return row
 
     def _stalled(self) -> bool:
-        scores = [row["dev_bleu4"] for row in self.history]
+        scores = [row[self.selected] for row in self.history]
         return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= self.training.patience
 
     def checkpoint(self) -> None:
@@ -353,7 +369,7 @@ class Fit:
         pq.write_table(pa.Table.from_pylist(self.history), self.out / HISTORY)
 
     def best(self) -> dict[str, Tensor]:
-        """The weights with the best dev BLEU-4 so far, on the CPU."""
+        """The weights with the best dev score so far, on the CPU."""
         return dict(safetensors.torch.load_file(self.out / _BEST))
 
 
@@ -361,15 +377,9 @@ def _nobody(row: dict[str, float]) -> None:  # noqa: ARG001 -- an EpochDone that
     return
 
 
-def attention_penalty(alphas: Tensor, valid: Tensor) -> Tensor:
-    """The doubly stochastic term of Xu et al. 2015, equation 14: mean over captions of sum_i (1 - sum_t alpha_ti)^2.
-
-    alphas (N, R, T, P), valid (N, R, T). Only valid steps count, and only captions that have any. The sum
-    over positions is a mean here, so that lambda means the same on every grid.
-    """
-    attended = (alphas * valid.unsqueeze(-1)).sum(dim=2)  # (N, R, P)
-    captions = valid.any(dim=2)
-    return ((1 - attended) ** 2).mean(dim=-1)[captions].mean()
+def last_trained(made: Mapping[str, Artifact]) -> Artifact:
+    """The artifact with the decoder that is evaluated and registered; made: by stage."""
+    return made.get("self_critical", made["train"])
 
 
 def load_decoder(folder: Path, device: torch.device) -> tuple[Decoder, dict[str, Any]]:

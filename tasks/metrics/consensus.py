@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,18 @@ class Frequencies:
             found.append(np.unique(np.concatenate([keys[there] for keys, there in every])))
         known, counts = np.unique(np.concatenate(found), return_counts=True)
         return Frequencies(known[counts > 1], counts[counts > 1].astype(np.float64), len(references))
+
+    @staticmethod
+    def told(grams: Sequence[Sequence[int]], counts: npt.NDArray[Any], pictures: int) -> Frequencies:
+        """Of n-grams of word ids, each once, and the number of pictures that each comes in."""
+        keys = np.zeros(len(grams), dtype=np.uint64)
+        lengths = np.array([len(gram) for gram in grams], dtype=np.int64)
+        for order in ORDERS:
+            chosen = np.flatnonzero(lengths == order)
+            rows = np.array([grams[at] for at in chosen.tolist()], dtype=np.int64).reshape(-1, order)
+            keys[chosen] = ngrams(rows, order)[0][:, 0]
+        by_key = np.argsort(keys)
+        return Frequencies(keys[by_key], counts[by_key].astype(np.float64), pictures)
 
     def weights(self, keys: Keys) -> Values:
         """Inverse document frequencies: log(pictures) - log(df), df at least 1."""
