@@ -117,7 +117,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Recent:
-    """What a run of some name did last. done: stage -> key made or found; begun: stage -> key last worked on."""
+    """What a run of some name did last. done: stage -> key made or found; begun: stage -> key under way since then."""
 
     done: dict[str, str] = field(default_factory=dict)
     begun: dict[str, str] = field(default_factory=dict)
@@ -287,12 +287,16 @@ class Workspace:
             return Recent()
 
     def remember(self, run: str, stage: str, key: str, done: bool) -> None:
-        """Note the key that a stage of this run works on, or is done with."""
+        """Note the key that a stage of this run works on, or is done with: then it works on nothing else any more."""
         with self.lock(f"run-{run}"):
             recent = self.recent(run)
-            keys = recent.done if done else recent.begun
-            if keys.get(stage) != key:
-                keys[stage] = key
+            before = asdict(recent)
+            if done:
+                recent.done[stage] = key
+                recent.begun.pop(stage, None)
+            else:
+                recent.begun[stage] = key
+            if asdict(recent) != before:
                 path = self.root / "runs" / f"{run}.json"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, json.dumps(asdict(recent), indent=1, sort_keys=True))

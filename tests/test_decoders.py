@@ -14,7 +14,7 @@ from models.decoders import DECODERS
 from models.decoders.base import Decoder, make
 from models.search import greedy
 from models.vocabulary import END, NULL, START
-from tasks.training import attention_penalty
+from tasks.objectives import attention_penalty
 
 CHANNELS, VOCABULARY, HIDDEN = 6, 12, 8
 ATTENDING = [name for name, member in DECODERS.items() if member.attends]

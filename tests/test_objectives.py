@@ -1,0 +1,53 @@
+"""Scheduled sampling and words made unknown: what is read changes, what is predicted does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from models.decoders.base import make
+from models.vocabulary import NULL, START, UNK
+from tasks.batches import Batch
+from tasks.objectives import own_words, with_unknown
+from tests.conftest import run_all, small
+from tests.test_decoders import CHANNELS, VOCABULARY, example
+
+
+def test_own_words_are_what_the_model_says_after_the_true_ones() -> None:
+    torch.manual_seed(0)
+    decoder = make("show_attend_tell", CHANNELS, VOCABULARY, {"embedding": 5, "hidden": 8, "attention_size": 4}).eval()
+    grid, tokens = example()
+    batch = Batch(grid, tokens)
+    assert torch.equal(own_words(decoder, batch, 0.0), batch.words)
+    with torch.no_grad():  # a decoder that is sure: what it says is what is likeliest
+        decoder.head.weight.mul_(1e4)
+    mixed = own_words(decoder, batch, 1.0)
+    everywhere = torch.ones_like(batch.words, dtype=torch.bool)
+    logits, _ = decoder(grid, batch.words, everywhere)
+    logits[:, : UNK + 1] = -torch.inf
+    likeliest = logits.argmax(dim=1).view(batch.words.shape)
+    replaced = mixed != batch.words
+    assert replaced.any()
+    for n, r, t in (batch.words > UNK).nonzero().tolist():
+        assert mixed[n, r, t] == likeliest[n, r, t - 1]
+    special = batch.words <= UNK
+    assert torch.equal(mixed[special], batch.words[special])
+    assert mixed.min() >= NULL and (mixed[:, :, 0] == batch.words[:, :, 0]).all()
+
+
+def test_a_share_of_the_words_is_replaced() -> None:
+    torch.manual_seed(0)
+    words = torch.full((10, 10, 100), 7)
+    words[:, :, 0], words[:, :, 50:] = START, NULL
+    found = with_unknown(words, 0.2)
+    assert 0.18 < float((found[:, :, 1:50] == UNK).float().mean()) < 0.22
+    assert torch.equal(found[:, :, 0], words[:, :, 0]) and (found[:, :, 50:] == NULL).all()
+    assert with_unknown(words, 0.0) is words
+
+
+def test_scheduled_sampling_trains(workspace: Path) -> None:
+    plain = small(workspace)
+    run_all(plain)
+    states = run_all(small(workspace, training__scheduled_sampling=0.5))
+    assert states["train"] == "stale" and states["evaluate"] == "stale"

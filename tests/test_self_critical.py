@@ -1,0 +1,198 @@
+"""Self-critical training: the reward is CIDEr-D by anyone's count, the gradient that of the expected reward."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from models.decoders.base import make
+from models.search import Caption
+from models.vocabulary import END, NULL, START
+from tasks import training
+from tasks.batches import Batch
+from tasks.captions import read_captions, read_frequencies
+from tasks.config import SelfCriticalConfig
+from tasks.metrics.consensus import Frequencies, Ids, cider, cider_d
+from tasks.self_critical import SelfCritical, as_tokens, log_likelihood, others_mean
+from tasks.stages import artifacts, plan, run_stage, stages_of
+from tests.conftest import small
+
+Words = list[int]
+
+
+def by_dictionaries(caption: Words, references: list[Words], pictures: list[list[Words]], plain: bool = False) -> float:
+    """CIDEr-D as its papers define it, n-gram by n-gram in dictionaries."""
+
+    def grams(words: Words, n: int) -> Counter[tuple[int, ...]]:
+        return Counter(tuple(words[at : at + n]) for at in range(len(words) - n + 1))
+
+    def vector(words: Words, n: int) -> dict[tuple[int, ...], float]:
+        return {
+            gram: count * (math.log(len(pictures)) - math.log(max(1, sum(
+                any(gram in grams(reference, n) for reference in picture) for picture in pictures
+            ))))
+            for gram, count in grams(words, n).items()
+        }  # fmt: skip
+
+    total = 0.0
+    told = [reference for reference in references if reference]
+    for n, reference in itertools.product((1, 2, 3, 4), told):
+        ours, true = vector(caption, n), vector(reference, n)
+        product = sum((ours[g] if plain else min(ours[g], true.get(g, 0))) * true.get(g, 0) for g in ours)
+        norms = math.hypot(*ours.values()) * math.hypot(*true.values())
+        penalty = 1.0 if plain else math.exp(-((len(caption) - len(reference)) ** 2) / 72)
+        total += penalty * product / norms if norms else 0.0
+    return 10 * total / 4 / max(len(told), 1)
+
+
+def padded(rows: list[Words], length: int) -> Ids:
+    return np.array([row + [-1] * (length - len(row)) for row in rows], dtype=np.int64)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cider_d_is_that_of_dictionaries(seed: int) -> None:
+    draw = random.Random(seed)
+    pictures = [[draw.choices(range(6), k=draw.randint(0, 9)) for _ in range(3)] for _ in range(7)]
+    captions = [[draw.choices(range(8), k=draw.randint(0, 9)) for _ in range(2)] for _ in range(7)]
+    captions[0][0] = list(pictures[0][0])
+    references = [padded(rows, 9) for rows in pictures]
+    frequencies = Frequencies.of(references)
+    given = np.stack([padded(rows, 9) for rows in captions]), np.stack(references), frequencies
+    for found, plain in ((cider_d(*given), False), (cider(*given), True)):
+        expected = [
+            [by_dictionaries(c, r, pictures, plain) for c in cs] for cs, r in zip(captions, pictures, strict=True)
+        ]
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+def test_the_best_caption_is_the_only_reference_itself() -> None:
+    rows = [padded([[1, 2, 3, 4, at]], 5) for at in range(5, 9)]
+    found = cider_d(np.stack(rows), np.stack(rows), Frequencies.of(rows))
+    assert found.max() < 10 + 1e-9  # words that every picture has weigh nothing
+    np.testing.assert_allclose(found, 10.0)
+
+
+def test_the_artifact_holds_the_document_frequencies_of_its_captions(finished: Path) -> None:
+    tensorised = artifacts(small(finished), "tensorise")["tensorise"].path
+    read = read_frequencies(tensorised)
+    rows = [picture.tokens[:, 1:].astype(np.int64) for picture in read_captions(tensorised, "train")]
+    counted = Frequencies.of([np.where(ids == NULL, -1, ids) for ids in rows])
+    assert read.pictures == counted.pictures == len(rows) and len(read.keys) > 50
+    np.testing.assert_array_equal(read.keys, counted.keys)
+    np.testing.assert_array_equal(read.counts, counted.counts)
+
+
+def test_a_baseline_is_the_mean_of_the_others() -> None:
+    np.testing.assert_allclose(others_mean(np.array([[1.0, 2.0, 6.0]])), [[4.0, 3.5, 1.5]])
+
+
+def test_drawn_captions_become_tokens() -> None:
+    drawn = [[Caption([5, 6], -1.0, True), Caption([7], -1.0, False)]]
+    assert as_tokens(drawn).tolist() == [[[START, 5, 6, END], [START, 7, NULL, NULL]]]
+
+
+def test_the_gradient_is_that_of_the_expected_reward() -> None:
+    """Over many draws the mean gradient is that of the expectation, summed over every caption there is.
+
+    The loss is a mean over tokens: with captions of one length, the expected reward's gradient over that length.
+    """
+    torch.manual_seed(0)
+    decoder = make("show_attend_tell", 3, 6, {"embedding": 3, "hidden": 4, "attention_size": 3, "dropout_output": 0.5})
+    grid = torch.randn(1, 1, 2, 3)
+    references = torch.tensor([[[START, 4, 5, END], [START, 4, 4, END]]])
+    frequencies = Frequencies.told([[4], [5], [4, 5], [END]], np.array([2, 3, 2, 9]), 9)
+    objective = SelfCritical(SelfCriticalConfig(samples=4), frequencies, max_length=2)
+    weight = decoder.head.weight
+
+    decoder.eval()
+    expected = torch.zeros(())
+    captions = [[END], *([word, last] for word in (4, 5) for last in (END, 4, 5))]
+    for caption in captions:
+        words = torch.tensor([[[START, *caption[:-1]]]])
+        logits, _ = decoder(grid, words, torch.ones_like(words, dtype=torch.bool))
+        likelihood = log_likelihood(logits, torch.tensor(caption)).sum().exp()
+        ids = padded([list(caption)], 2)[None]
+        reward = cider_d(ids, references[:, :, 1:].numpy(), frequencies).item()
+        expected = expected + likelihood * reward
+    (true,) = torch.autograd.grad(-expected, weight)
+
+    decoder.train()
+    total = torch.zeros_like(weight)
+    tokens = 0
+    for step in range(1500):
+        judged = objective(decoder, Batch(grid, references), step, 0.0)
+        (estimate,) = torch.autograd.grad(judged.loss, weight)
+        drawn = _tokens_drawn(objective, decoder, grid, step)
+        total += estimate * drawn  # a mean over tokens: the sum, again
+        tokens += objective.config.samples
+    assert float((total / tokens - true).norm() / true.norm()) < 0.1
+
+
+def _tokens_drawn(objective: SelfCritical, decoder: Any, grid: torch.Tensor, step: int) -> int:
+    from models.search import Decoding, sample
+
+    seed = objective.config.seed * 1_000_003 + step
+    decoding = Decoding(search="sample", n_best=objective.config.samples, max_length=2, seed=seed)
+    return int((as_tokens(sample(decoder.eval(), grid, decoding, [0]))[:, :, 1:] != NULL).sum())
+
+
+CRITICAL = {"epochs": 3, "batch_pictures": 8, "learning_rate": 0.003, "warmup_steps": 0}
+
+
+def run(config: Any) -> None:
+    for stage in stages_of(config)[:-1]:
+        run_stage(config, stage.name)
+
+
+def test_rewards_rise_and_what_is_evaluated_is_what_came_of_it(workspace: Path) -> None:
+    learning = {"training__epochs": 12, "training__learning_rate": 0.01, "training__patience": 12}
+    critical = {**CRITICAL, "epochs": 12, "patience": 12}
+    config = small(workspace, **learning, self_critical=critical)
+    run(config)
+    made = artifacts(config, "evaluate")
+    rewards = [row["reward"] for row in pq.read_table(made["self_critical"].path / training.HISTORY).to_pylist()]
+    assert sum(rewards[-3:]) > sum(rewards[:3])
+    keys = made["evaluate"].ledger.parts["upstream"]
+    assert keys["self_critical.weights"] == made["self_critical"].products["weights"] and "train.weights" not in keys
+    decoder, _ = training.load_decoder(training.last_trained(made).path, torch.device("cpu"))
+    before, _ = training.load_decoder(made["train"].path, torch.device("cpu"))
+    assert not torch.equal(decoder.embed.weight, before.embed.weight)
+    # Another reward setting leaves the decoder that it begins with as it is.
+    other = small(workspace, **learning, self_critical={**critical, "samples": 3})
+    states = {item.stage.name: item.state for item in plan(other)}
+    assert states["train"] == "fresh" and states["self_critical"] == "stale"
+
+
+def test_resumed_is_uninterrupted(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def history(place: Path) -> list[dict[str, float]]:
+        rows = pq.read_table(artifacts(configured(place), "self_critical")["self_critical"].path / training.HISTORY)
+        return [{name: value for name, value in row.items() if name != "seconds"} for row in rows.to_pylist()]
+
+    def configured(place: Path) -> Any:
+        return small(place, self_critical=CRITICAL, machine__checkpoint_seconds=0)
+
+    run(configured(workspace))
+    steps = [0]
+    learn = training.Fit.learn
+
+    def killed(fit: Any, batch: Batch) -> Any:
+        steps[0] += fit.name == "self_critical"
+        if steps[0] == 10:
+            raise KeyboardInterrupt
+        return learn(fit, batch)
+
+    monkeypatch.setattr(training.Fit, "learn", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(configured(tmp_path / "other"))
+    assert plan(configured(tmp_path / "other"), "self_critical")[-1].state == "interrupted"
+    run(configured(tmp_path / "other"))
+    assert history(tmp_path / "other") == history(workspace)

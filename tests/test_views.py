@@ -1,0 +1,127 @@
+"""Cached views: what a view shows is what the photograph shows there, sidedness is minded, nothing is extracted twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models.backbones.encoder import Encoder
+from models.photographs import decode, resize, stack
+from models.vocabulary import Vocabulary
+from tasks import views
+from tasks.batches import GridBatches
+from tasks.captions import CaptionedPicture, read_captions, read_vocabulary
+from tasks.config import Config, ViewsConfig
+from tasks.errors import AttendError
+from tasks.features import open_grids
+from tasks.housekeeping import compact, usage
+from tasks.ledger import Workspace
+from tasks.manifest import GENERATED, files_of
+from tasks.stages import artifacts, run_stage, stages_of
+from tasks.weights import load_backbone
+from tests.conftest import small
+
+VIEWS = {"number": 3, "crop": 0.6}
+
+
+def run(config: Config, until: str = "train") -> None:
+    for stage in stages_of(config):
+        run_stage(config, stage.name)
+        if stage.name == until:
+            return
+
+
+def test_a_cached_view_is_the_part_of_the_photograph_encoded(workspace: Path) -> None:
+    config = small(workspace, views=VIEWS)
+    run(config, "views")
+    made = artifacts(config, "views")
+    manifest = made["ingest"].path
+    files = files_of(manifest, config.data.image_folder(manifest / GENERATED))
+    cached, whole = open_grids(made["views"], config.machine), open_grids(made["extract"], config.machine)
+    assert config.views is not None
+    backbone = load_backbone(config.grids)
+    encoder = Encoder(backbone, "float32", torch.device("cpu"))
+    digest = next(digest for digest in sorted(files) if f"{digest}#1" in cached)
+    for name in views.names_of(digest, config.views):
+        shown = views.look(name, decode(files[digest].read_bytes()), config.views)
+        pixels = resize(shown, 64, "squash", backbone.declared.interpolation)
+        expected = encoder(stack([pixels]))[0].numpy()
+        np.testing.assert_allclose(cached.mapped(name), expected, atol=2e-3, rtol=2e-3)
+        assert np.abs(cached.mapped(name).astype(float) - whole.mapped(digest)).max() > 0.01  # another picture
+
+
+def test_a_view_is_a_mirrored_part_of_its_size() -> None:
+    config = ViewsConfig(number=4, crop=0.5)
+    pixels = torch.arange(3 * 40 * 60, dtype=torch.int64).view(3, 40, 60) % 251
+    for number in range(1, 40):
+        name = f"abc#{number}"
+        shown = views.look(name, pixels, config)
+        assert 20 <= shown.shape[1] <= 40 and 30 <= shown.shape[2] <= 60
+        assert torch.equal(shown, views.look(name, pixels, config))  # a function of its name
+        upright = shown.flip(2) if views.is_mirrored(name, config) else shown
+        places = pixels.unfold(1, shown.shape[1], 1).unfold(2, shown.shape[2], 1)
+        assert bool((places == upright.unsqueeze(1).unsqueeze(1)).all(dim=(0, 3, 4)).any())
+    assert views.is_mirrored("abc#1", config) and not views.is_mirrored("abc#2", config)
+    assert not views.is_mirrored("abc#1", ViewsConfig(flip=False))
+
+
+def test_no_picture_that_tells_left_from_right_is_mirrored() -> None:
+    vocabulary = Vocabulary(("dog", "left"), {})
+    plain, sided = (CaptionedPicture(name, np.array([ids])) for name, ids in (("a", [1, 4, 2]), ("b", [1, 5, 2])))
+    found = views.choices([plain, sided], ViewsConfig(number=4), vocabulary)
+    assert found == {"a": ["a", "a#1", "a#2", "a#3", "a#4"], "b": ["b", "b#2", "b#4"]}
+
+
+def test_every_view_is_drawn_and_a_resumed_epoch_draws_the_same(workspace: Path) -> None:
+    config = small(workspace, views=VIEWS)
+    run(config, "tensorise")
+    made = artifacts(config, "tensorise")
+    assert config.views is not None
+    pictures = read_captions(made["tensorise"].path, "train")
+    choices = views.choices(pictures, config.views, read_vocabulary(made["tensorise"].path))
+    both = open_grids(made["extract"], config.machine).together_with(open_grids(made["views"], config.machine))
+    for block in (None, 4):
+        batches = GridBatches(pictures, both, 8, 0, block, choices)
+        epochs = [torch.cat([batch.pictures for batch in batches.epoch(number)]) for number in (0, 1)]
+        assert not torch.equal(epochs[0].sort(dim=0).values, epochs[1].sort(dim=0).values)
+        resumed = torch.cat([batch.pictures for batch in batches.epoch(1, start=2)])
+        assert torch.equal(resumed, epochs[1][16:])
+    drawn = {batches.drawn(picture.digest, epoch) for picture in pictures for epoch in range(40)}
+    assert drawn == {name for names in choices.values() for name in names}
+
+
+def test_more_views_extract_only_what_is_new_and_unneeded_ones_go(workspace: Path) -> None:
+    run(small(workspace, views=VIEWS), "views")
+    more = small(workspace, views={**VIEWS, "number": 4})
+    run(more, "views")
+    counts = artifacts(more, "views")["views"].ledger.counts
+    assert counts["extracted"] > 0 and counts["grids"] == 4 * counts["extracted"]
+    again = small(workspace, views=VIEWS)
+    assert [run_stage(again, stage).state for stage in ("ingest", "extract", "views")] == ["fresh"] * 3
+    shards = [item for item in usage(Workspace(workspace)) if item.path.suffix == ".h5"]
+    assert any(not item.needed_by for item in shards)
+    before = open_grids(artifacts(again, "views")["views"], again.machine)
+    names = list(before._rows)
+    kept = {name: before.mapped(name).copy() for name in names}
+    compact(Workspace(workspace), 16)
+    after = open_grids(artifacts(again, "views")["views"], again.machine)
+    assert all(np.array_equal(after.mapped(name), grid) for name, grid in kept.items())
+    assert all(item.needed_by for item in usage(Workspace(workspace)) if item.path.suffix == ".h5")
+
+
+def test_training_goes_on_views_and_another_crop_makes_it_stale(workspace: Path) -> None:
+    config = small(workspace, views=VIEWS)
+    run(config)
+    plain = artifacts(small(workspace), "train")
+    assert "train" not in plain  # views are in its key
+    other = small(workspace, views={**VIEWS, "crop": 0.7})
+    states = {stage.name: run_stage(other, stage.name).state for stage in stages_of(other)[:5]}
+    assert states["extract"] == "fresh" and states["views"] == "stale" and states["train"] == "stale"
+
+
+def test_imported_grids_have_no_views(workspace: Path) -> None:
+    with pytest.raises(AttendError, match="views: imported grids have no photographs"):
+        small(workspace, views=VIEWS, grids={"backbone": "imported", "weights": "imported:x", "image_size": 64})
