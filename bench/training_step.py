@@ -28,6 +28,7 @@ from models.decoders.base import make
 from models.vocabulary import START
 from tasks.batches import Batch
 from tasks.config import MachineConfig, TrainingConfig
+from tasks.objectives import CrossEntropy
 from tasks.training import Fit
 
 RATE = 1e-4
@@ -104,7 +105,8 @@ class Problem:
         training = TrainingConfig(learning_rate=RATE, warmup_steps=0, precision=precision)
         machine = MachineConfig(device="cpu", compile=form in COMPILED)
         weights, batches = {RATE: list(self.decoder.parameters())}, _Batches(self.row.pictures)
-        fit = Fit(self.decoder, weights, training, machine, batches, Path(tempfile.mkdtemp()))  # type: ignore[arg-type]
+        out, objective = Path(tempfile.mkdtemp()), CrossEntropy(training)
+        fit = Fit(self.decoder, weights, training, machine, batches, out, objective)  # type: ignore[arg-type]
         return lambda: fit.learn(self.batch)[0]
 
     def _textbook(self) -> Callable[[], float]:

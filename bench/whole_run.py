@@ -30,6 +30,7 @@ from tasks.config import Config, validate
 from tasks.extraction import decoders
 from tasks.fine_tuning import Views
 from tasks.manifest import GENERATED, files_of, pictures_of
+from tasks.objectives import CrossEntropy
 from tasks.stages import artifacts, run_stage
 from tasks.weights import load_backbone
 
@@ -148,7 +149,7 @@ def _in_the_loop(config: Config, out: Path) -> tuple[float, list[float]]:
         torch.manual_seed(config.training.seed)
         decoder = training.make(config.decoder.name, 1280, len(vocabulary), config.decoder.options())
         rates = {config.training.learning_rate: list(decoder.parameters())}
-        fit = training.Fit(decoder, rates, config.training, config.machine, batches, out)
+        fit = training.Fit(decoder, rates, config.training, config.machine, batches, out, CrossEntropy(config.training))
         fit.run(dev, lambda _: None)
     return time.perf_counter() - began, [row["loss"] for row in fit.history]
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from .backbones import base as backbones
 from .backbones.encoder import Encoder
 from .decoders import base as decoders
+from .decoders.ensemble import Ensemble
 from .photographs import decode, resize, stack
 from .search import Caption, Decoding
 from .search import decode as decode_captions
@@ -48,8 +49,8 @@ class Captioned:
 class Captioner:
     """Captions encoded photographs. Holds no state between calls: threads may share it.
 
-    config: `backbone` (name, image_size, fit, grid, precision), `decoder` (its shape) and `decoding` (the fields of
-    search.Decoding) as saved.
+    config: `backbone` (name, image_size, fit, grid, precision), `decoder` (its shape, and how many `members` speak
+    together where it is more than one) and `decoding` (the fields of search.Decoding) as saved.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Captioner:
         config: dict[str, Any],
         vocabulary: Vocabulary,
         backbone: backbones.Backbone,
-        decoder: decoders.Decoder,
+        decoder: decoders.Decoder | Ensemble,
         device: torch.device | str = "cpu",
     ) -> None:
         self.config = config
@@ -77,7 +78,7 @@ class Captioner:
         vocabulary = Vocabulary.from_json((folder / "vocabulary.json").read_text(encoding="utf-8"))
         backbone = backbones.make(config["backbone"]["name"], config["backbone"]["grid"])
         backbone.load_state_dict(safetensors.torch.load_file(folder / "backbone.safetensors"))
-        decoder = decoders.make(**config["decoder"])
+        decoder = make(config["decoder"])
         decoder.load_state_dict(safetensors.torch.load_file(folder / "decoder.safetensors"))
         return cls(config, vocabulary, backbone, decoder, device)
 
@@ -173,6 +174,14 @@ class Captioner:
         others = [(text, caption.log_probability) for text, caption in zip(texts[1:], found[1:], strict=True)]
         tokens = self.vocabulary.tokens(found[0].tokens)
         return Captioned(texts[0], tokens, found[0].log_probability, others, attention)
+
+
+def make(shape: dict[str, Any]) -> decoders.Decoder | Ensemble:
+    """The untrained decoder of a shape, or the ensemble of its `members`."""
+    alone = {name: value for name, value in shape.items() if name != "members"}
+    if "members" not in shape:
+        return decoders.make(**alone)
+    return Ensemble([decoders.make(**alone) for _ in range(shape["members"])])
 
 
 def key_of(photograph: bytes) -> int:

@@ -7,14 +7,12 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 import models
 from models.captioner import Captioner
 from tasks.captions import read_vocabulary
 from tasks.config import EvaluationConfig, GridsConfig
 from tasks.ledger import Artifact, digest_of, digest_of_file
-from tasks.training import last_trained, load_decoder
+from tasks.training import last_trained, load_ensemble
 from tasks.weights import load_backbone
 
 CODE = Path(models.__file__).parent
@@ -22,7 +20,7 @@ CODE = Path(models.__file__).parent
 
 def make_captioner(grids: GridsConfig, evaluation: EvaluationConfig, made: Mapping[str, Artifact]) -> Captioner:
     """The captioner of a config's fresh artifacts, by stage, on the CPU."""
-    decoder, shape = load_decoder(last_trained(made).path, torch.device("cpu"))
+    decoder, shape = load_ensemble(last_trained(made).path, evaluation.ensemble)
     config = {
         "backbone": {
             "name": grids.backbone,

@@ -164,6 +164,7 @@ class FitConfig(Section):
     averaging: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights; 0 for none")
     select: Literal["bleu4", "cider"] = Field("bleu4", description="score of greedy dev captions that is best on")
     patience: int = Field(5, ge=1, description="epochs without a better dev score before it stops")
+    keep: int = Field(1, ge=1, le=16, description="epochs whose weights are kept, the best on dev; for an ensemble")
     precision: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
 
@@ -225,6 +226,7 @@ class EvaluationConfig(Section):
     min_length: int = Field(0, ge=0, le=200, description="words before a caption may end")
     no_repeat: int = Field(0, ge=0, le=10, description="n-grams of this size never come twice; 0 allows them")
     n_best: int = Field(1, ge=1, le=64, description="captions kept a picture, the best and its alternatives")
+    ensemble: int = Field(1, ge=1, le=16, description="of the weights kept, so many speak together, the best first")
     metrics: tuple[str, ...] = Field(("bleu", "meteor", "rouge", "cider"), min_length=1)
 
     @model_validator(mode="after")
@@ -239,7 +241,7 @@ class EvaluationConfig(Section):
 
     def decoding(self) -> dict[str, Any]:
         """The fields of models.search.Decoding."""
-        return self.model_dump(exclude={"split", "metrics"})
+        return self.model_dump(exclude={"split", "metrics", "ensemble"})
 
 
 class RegistryConfig(Section):
@@ -315,6 +317,12 @@ class Config(BaseModel):
         if needing and not self.data.has_facts:
             raise ValueError(
                 f"evaluation.metrics: `{needing[0]}` needs a data set that keeps its facts: only `scenes` does"
+            )
+        last = "training" if self.self_critical is None else "self_critical"
+        kept = (self.self_critical or self.training).keep
+        if self.evaluation.ensemble > kept:
+            raise ValueError(
+                f"evaluation.ensemble: {self.evaluation.ensemble} cannot speak together: {last}.keep is {kept}"
             )
         if self.training.doubly_stochastic and not DECODERS[self.decoder.name].attends:
             raise ValueError(f"training.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")

@@ -32,7 +32,7 @@ from tasks.metrics import Scored, load
 from tasks.metrics.bootstrap import intervals
 from tasks.metrics.ptb import words
 from tasks.progress import Bar
-from tasks.training import last_trained, load_decoder
+from tasks.training import last_trained, load_ensemble
 
 PREDICTIONS, SCORES = "predictions.parquet", "scores.json"
 _SCHEMA = pa.schema(
@@ -59,7 +59,9 @@ def evaluate(evaluation: EvaluationConfig, machine: MachineConfig, work: Work) -
     (work.out / SCORES).write_text(json.dumps(scores, indent=1, sort_keys=True), encoding="utf-8")
     counts: dict[str, int | float] = {"captions": scores["pictures"]}
     counts |= {name: round(value, 2) for name, value in scores["scores"].items()}
-    return Outcome({"scores": digest_of(scores), "decoding": digest_of(evaluation.decoding())}, counts)
+    return Outcome(
+        {"scores": digest_of(scores), "decoding": digest_of([evaluation.decoding(), evaluation.ensemble])}, counts
+    )
 
 
 def predict(
@@ -72,8 +74,8 @@ def predict(
     """Write a caption for every picture that has a grid. float32 always: reported scores come from it."""
     device = device_of(machine)
     grids = open_grids(work.upstream["extract"], machine)
-    decoder, _ = load_decoder(last_trained(work.upstream).path, device)
-    speaking = decoder.speaking()
+    decoder, _ = load_ensemble(last_trained(work.upstream).path, evaluation.ensemble)
+    speaking = decoder.to(device).speaking()
     digests = [picture.digest for picture in pictures if picture.digest in grids]
     if not digests:
         raise AttendError(f"evaluate: no picture of the split {evaluation.split!r} could be read")
@@ -202,4 +204,7 @@ def _told(evaluation: EvaluationConfig) -> str:
         "sample": ("search", "temperature", "top_k", "top_p", "seed", "n_best"),
     }[evaluation.search]
     rules = [name for name in ("min_length", "no_repeat") if settings[name]]
+    if evaluation.ensemble > 1:
+        settings["ensemble"] = evaluation.ensemble
+        rules.append("ensemble")
     return "|".join(f"{name}:{settings[name]}" for name in (*used, "max_length", *rules))

@@ -1,6 +1,7 @@
 """Stage `train`: fit a decoder to the cached grids by teacher forcing.
 
-Writes weights.safetensors (best on dev), last.safetensors, decoder.json and history.parquet (a row an epoch).
+Writes weights.safetensors (best on dev; the next best, where they are kept, as weights-2.safetensors and so on),
+last.safetensors, decoder.json and history.parquet (a row an epoch).
 While it runs, its partial folder holds `.checkpoint.pt` (weights and optimiser state, `weights_only`), from
 which a killed run goes on mid-epoch with the same curve: batches, dropout and replaced words are functions
 of the seed and the step's number.
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from models.decoders.base import Decoder, make
+from models.decoders.ensemble import Ensemble
 from models.search import Decoding, greedy
 from models.vocabulary import Vocabulary
 from tasks.batches import Batch, Batches, GridBatches, ResidentBatches, captioned_at_once, grids_in_order
@@ -45,7 +47,7 @@ from tasks.views import choices
 from tasks.word_vectors import load_word_vectors
 
 WEIGHTS, LAST, DECODER, HISTORY = "weights.safetensors", "last.safetensors", "decoder.json", "history.parquet"
-_CHECKPOINT, _BEST = ".checkpoint.pt", ".best.safetensors"
+_CHECKPOINT, _EPOCH = ".checkpoint.pt", ".epoch-{}.safetensors"
 DEV_SCORES = ("dev_bleu4", "dev_cider")
 EpochDone = Callable[[dict[str, float]], None]
 
@@ -104,7 +106,8 @@ def finish(fit: Fit, shape: dict[str, Any], work: Work) -> Outcome:
     best = max(fit.history, key=lambda row: row[fit.selected])
     counts: dict[str, int | float] = {"epochs": len(fit.history)}
     counts |= {name: round(best[name], 3) for name in DEV_SCORES}
-    return Outcome({"weights": digest_of([digest_of_file(work.out / WEIGHTS), shape])}, counts)
+    kept = [digest_of_file(path) for path in kept_weights(work.out)]
+    return Outcome({"weights": digest_of([kept, shape])}, counts)
 
 
 def _first_decoder(
@@ -238,8 +241,7 @@ class Fit:
             self._epoch(epoch)
             row = self._validate(dev)
             self.history.append(row)
-            if row[self.selected] >= max(item[self.selected] for item in self.history):
-                _save_weights(self.weights(), self.out / _BEST)
+            self._keep(epoch)
             self.checkpoint()
             figure = self.objective.figure
             say(
@@ -326,6 +328,19 @@ class Fit:
         self.sums = Sums()
         return row
 
+    def _keep(self, epoch: int) -> None:
+        """Keep the weights of the best epochs alone, this one maybe among them; of equals the later is better."""
+        kept = self._ranked()
+        if self.out / _EPOCH.format(epoch) in kept:
+            _save_weights(self.weights(), self.out / _EPOCH.format(epoch))
+        for path in self.out.glob(_EPOCH.format("*")):
+            if path not in kept:
+                path.unlink()
+
+    def _ranked(self) -> list[Path]:
+        ranked = sorted(range(len(self.history)), key=lambda at: (-self.history[at][self.selected], -at))
+        return [self.out / _EPOCH.format(at) for at in ranked[: self.training.keep]]
+
     def _stalled(self) -> bool:
         scores = [row[self.selected] for row in self.history]
         return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= self.training.patience
@@ -361,7 +376,8 @@ class Fit:
     def write(self) -> None:
         """Write the finished artifact's files. The checkpoint stays until they are published."""
         _save_weights(self.weights(), self.out / LAST)
-        shutil.copyfile(self.out / _BEST, self.out / WEIGHTS)
+        for place, path in enumerate(self._ranked(), 1):
+            shutil.copyfile(path, self.out / (WEIGHTS if place == 1 else f"weights-{place}.safetensors"))
         self.write_history()
 
     def write_history(self) -> None:
@@ -370,7 +386,7 @@ class Fit:
 
     def best(self) -> dict[str, Tensor]:
         """The weights with the best dev score so far, on the CPU."""
-        return dict(safetensors.torch.load_file(self.out / _BEST))
+        return dict(safetensors.torch.load_file(self._ranked()[0]))
 
 
 def _nobody(row: dict[str, float]) -> None:  # noqa: ARG001 -- an EpochDone that tells no one
@@ -385,9 +401,36 @@ def last_trained(made: Mapping[str, Artifact]) -> Artifact:
 def load_decoder(folder: Path, device: torch.device) -> tuple[Decoder, dict[str, Any]]:
     """The best decoder of a train artifact, in evaluation mode, and its shape."""
     shape = json.loads((folder / DECODER).read_text(encoding="utf-8"))
+    return _loaded(shape, folder / WEIGHTS).to(device).eval(), shape
+
+
+def load_ensemble(folder: Path, members: int) -> tuple[Decoder | Ensemble, dict[str, Any]]:
+    """The ensemble of a train artifact's best `members`, on the CPU in evaluation mode, and its shape; one is itself.
+
+    AttendError where it keeps fewer: it stopped before so many epochs.
+    """
+    if members == 1:
+        return load_decoder(folder, torch.device("cpu"))
+    shape = json.loads((folder / DECODER).read_text(encoding="utf-8"))
+    kept = kept_weights(folder)
+    if members > len(kept):
+        raise AttendError(
+            f"evaluation.ensemble: {members} cannot speak together: training ended with {len(kept)} epochs"
+        )
+    together = Ensemble([_loaded(shape, path) for path in kept[:members]])
+    return together.eval(), {**shape, "members": members}
+
+
+def _loaded(shape: dict[str, Any], weights: Path) -> Decoder:
     decoder = make(**shape)
-    decoder.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
-    return decoder.to(device).eval(), shape
+    decoder.load_state_dict(safetensors.torch.load_file(weights))
+    return decoder
+
+
+def kept_weights(folder: Path) -> list[Path]:
+    """The weights of a train artifact, the best on dev first."""
+    others = sorted(folder.glob("weights-*.safetensors"), key=lambda path: int(path.stem.partition("-")[2]))
+    return [folder / WEIGHTS, *others]
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Tensor]:

@@ -71,7 +71,12 @@ class State:
 
 
 class Decoder(nn.Module, ABC):
-    """What all decoders have: word embeddings, dropout on words and grid, a head, and maybe a fixed basis."""
+    """What all decoders have: word embeddings, dropout on words and grid, a head, and maybe a fixed basis.
+
+    present: the side of the positions attended; None for the grid's own.
+    """
+
+    present: int | None = None
 
     def __init__(
         self,
