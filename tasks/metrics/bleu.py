@@ -1,6 +1,6 @@
-"""Corpus BLEU-1 to BLEU-4 (Papineni et al. 2002), in percent: uniform weights, no smoothing.
+"""Corpus BLEU-1 to BLEU-4 (Papineni et al. 2002), in percent: uniform weights, as the COCO caption toolkit has them.
 
-NLTK counts the n-grams.
+NLTK counts the n-grams that match. Where none does, a precision is not 0 but the toolkit's tiny number.
 """
 
 from collections.abc import Sequence
@@ -11,26 +11,26 @@ from nltk.translate.bleu_score import SmoothingFunction, closest_ref_length, mod
 from tasks.metrics import Counts, Scored
 
 _ORDERS = range(1, 5)
+_TINY, _SMALL = 1e-15, 1e-9
 
 
 def statistics(corpus: Sequence[Scored]) -> Counts:
     """(pictures, 10): n-grams matched and proposed of orders 1 to 4, words, words of the closest reference."""
     rows = []
     for item in corpus:
-        # NLTK's fractions are not reduced: they keep the counts.
-        grams = [modified_precision(item.references, item.caption, order) for order in _ORDERS]
         words = len(item.caption)
-        matched, proposed = [gram.numerator for gram in grams], [gram.denominator for gram in grams]
+        # NLTK's fractions are not reduced: they keep the counts.
+        matched = [modified_precision(item.references, item.caption, order).numerator for order in _ORDERS]
+        proposed = [max(words - order + 1, 0) for order in _ORDERS]
         rows.append([*matched, *proposed, words, closest_ref_length(item.references, words)])
     return np.array(rows, dtype=np.float64)
 
 
 def scores(sums: Counts) -> dict[str, Counts]:
-    """`bleu1` to `bleu4`: the brevity penalty times the geometric mean of the precisions; 0 where one is 0."""
+    """`bleu1` to `bleu4`: the brevity penalty times the geometric mean of the precisions."""
     matched, proposed, words, closest = sums[..., :4], sums[..., 4:8], sums[..., 8], sums[..., 9]
-    with np.errstate(divide="ignore"):
-        precisions = np.log(matched / proposed)
-    brevity = np.minimum(0.0, 1.0 - closest / np.maximum(words, 1e-9))
+    precisions = np.log((matched + _TINY) / (proposed + _SMALL))
+    brevity = np.minimum(0.0, 1.0 - (closest + _SMALL) / (words + _TINY))
     means = np.cumsum(precisions, axis=-1) / np.array(_ORDERS)
     return {f"bleu{order}": 100.0 * np.exp(brevity + means[..., order - 1]) for order in _ORDERS}
 
