@@ -53,6 +53,7 @@ DECODERS: dict[str, Member] = {
     "hard_attention": Member(
         "hard_attention", "HardAttention", (*_SOFT, "reinforce", "entropy", "baseline_decay", "expected_share")
     ),
+    "up_down": Member("up_down", "UpDown", (*_SHARED, "attention_size")),
     "transformer": Member(
         "transformer",
         "Transformer",

@@ -141,11 +141,17 @@ class RecurrentDecoder(Decoder):
     def turn(self, state: Recurrence, gates: Tensor) -> Recurrence:
         """One step of the cell; gates (N, R, 4H), or (N, R, H) for an RNN: W_x x + W_h h + W_z z + b.
 
-        LSTM: Xu et al. 2015, equations 1 to 3. RNN: Elman 1990, h = tanh(W_x x + W_h h + b).
+        LSTM: see `lstm`. RNN: Elman 1990, h = tanh(W_x x + W_h h + b).
         """
         if self.cell_type == "rnn":
             return replace(state, hidden=torch.tanh(gates.float()))
-        # The cell adds up over time: kept in float32 under autocast.
-        take, forget, give, candidate = gates.float().chunk(4, dim=-1)
-        cell = torch.sigmoid(forget) * state.cell + torch.sigmoid(take) * torch.tanh(candidate)
-        return replace(state, hidden=torch.sigmoid(give) * torch.tanh(cell), cell=cell)
+        hidden, cell = lstm(gates, state.cell)
+        return replace(state, hidden=hidden, cell=cell)
+
+
+def lstm(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """gates (..., 4H), cell (..., H) -> hidden state and cell, float32: Xu et al. 2015, equations 1 to 3."""
+    # The cell adds up over time: kept in float32 under autocast.
+    take, forget, give, candidate = gates.float().chunk(4, dim=-1)
+    cell = torch.sigmoid(forget) * cell + torch.sigmoid(take) * torch.tanh(candidate)
+    return torch.sigmoid(give) * torch.tanh(cell), cell
