@@ -82,7 +82,7 @@ class UpDown(Decoder):
 
     def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, State]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
-        turn = self._compiled or self._turn
+        turn = self._turn if self._compiled is None else self._compiled
         spoken, alphas = [], []
         for gates in self.word_gates(self.drop_words(self.embed(words))).unbind(dim=2):
             state = turn(state, gates)
