@@ -76,6 +76,8 @@ def mean(annotations: Tensor, pool: Tensor | None) -> Tensor:
 class AdditiveAttention(Attention):
     """score = v . tanh(W_a a + W_h h): Bahdanau et al. 2015; the f_att of Xu et al. 2015, equations 4 to 6."""
 
+    query: nn.Linear
+
     def __init__(self, channels: int, hidden: int, size: int) -> None:
         super().__init__()
         self.key = nn.Linear(channels, size)
