@@ -60,13 +60,15 @@ class SelfCritical:
         model.eval()
         seed = self.config.seed * 1_000_003 + step
         decoding = Decoding(search="sample", n_best=self.config.samples, max_length=self.max_length, seed=seed)
-        drawn = sample(model.speaking(), batch.pictures, decoding, range(len(batch.pictures)))
+        precise = torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
+        with torch.no_grad(), precise:
+            drawn = sample(model.speaking(), batch.pictures, decoding, range(len(batch.pictures)))
         tokens = as_tokens(drawn).to(batch.tokens.device)
         rewards = cider_d(_ids(tokens[:, :, 1:]), _ids(batch.targets), self.frequencies)
         advantages = torch.from_numpy(rewards - others_mean(rewards)).to(tokens.device, torch.float32)
         words, targets = tokens[:, :, :-1], tokens[:, :, 1:]
         valid = targets != NULL
-        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+        with precise:
             logits, _ = model(batch.pictures, words, valid)
         likely = log_likelihood(logits, targets[valid])
         weights = advantages.unsqueeze(2).expand(valid.shape)[valid]
