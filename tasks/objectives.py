@@ -44,9 +44,12 @@ class CrossEntropy:
 
     def __call__(self, model: Any, batch: Batch, step: int, done: float) -> Judged:
         training, words, valid = self.training, batch.words, batch.valid
-        with torch.autocast(words.device.type, torch.bfloat16, enabled=training.precision == "bfloat16"):
-            if training.scheduled_sampling:
+        precise = torch.autocast(words.device.type, torch.bfloat16, enabled=training.precision == "bfloat16")
+        if training.scheduled_sampling:
+            # A context of its own: autocast keeps what it cast, and what it cast without gradients has none.
+            with precise:
                 words = own_words(model, batch, done * training.scheduled_sampling)
+        with precise:
             logits, read = model(batch.pictures, with_unknown(words, training.unknown_words), valid)
         targets = batch.targets[valid]
         entropy = cross_entropy(logits, targets, training.label_smoothing)

@@ -9,7 +9,8 @@ import torch
 from models.decoders.base import make
 from models.vocabulary import NULL, START, UNK
 from tasks.batches import Batch
-from tasks.objectives import own_words, with_unknown
+from tasks.config import TrainingConfig
+from tasks.objectives import CrossEntropy, own_words, with_unknown
 from tests.conftest import run_all, small
 from tests.test_decoders import CHANNELS, VOCABULARY, example
 
@@ -44,6 +45,18 @@ def test_a_share_of_the_words_is_replaced() -> None:
     assert 0.18 < float((found[:, :, 1:50] == UNK).float().mean()) < 0.22
     assert torch.equal(found[:, :, 0], words[:, :, 0]) and (found[:, :, 50:] == NULL).all()
     assert with_unknown(words, 0.0) is words
+
+
+def test_what_the_model_says_first_takes_no_gradient_away() -> None:
+    """Under autocast weights are cast once: what was cast without gradients is not to be what is trained."""
+    torch.manual_seed(0)
+    decoder = make("show_attend_tell", CHANNELS, VOCABULARY, {"embedding": 5, "hidden": 8, "attention_size": 4})
+    grid, tokens = example()
+    for share in (0.0, 1.0):
+        decoder.zero_grad()
+        training = TrainingConfig(scheduled_sampling=share, precision="bfloat16")
+        CrossEntropy(training)(decoder, Batch(grid, tokens), 1, 1.0).loss.backward()  # type: ignore[no-untyped-call]
+        assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in decoder.parameters())
 
 
 def test_scheduled_sampling_trains(workspace: Path) -> None:
