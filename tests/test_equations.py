@@ -178,4 +178,4 @@ def differences(loss: Callable[[], float], weight: Array, step: float = 1e-5) ->
 
 
 def relative(ours: npt.NDArray[Any], theirs: Array) -> float:
-    return float(np.linalg.norm(ours - theirs) / max(np.linalg.norm(theirs), 1e-3))
+    return float(np.linalg.norm(ours - theirs) / max(np.linalg.norm(theirs), 1e-2))

@@ -278,7 +278,7 @@ def test_a_killed_extraction_keeps_its_shards(tmp_path: Path, monkeypatch: pytes
 
 def test_early_stopping_stops(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([10.0, 30.0, 20.0, 20.0, 40.0])
-    monkeypatch.setattr(training.Dev, "bleu4", lambda *_: next(scores))
+    monkeypatch.setattr(training.Dev, "scores", lambda *_: {"dev_bleu4": next(scores), "dev_cider": 0.0})
     config = small(workspace, training__epochs=5, training__patience=2)
     run_stage(config, "train")
     history = pq.read_table(artifacts(config)["train"].path / training.HISTORY).to_pylist()
@@ -317,10 +317,10 @@ def test_captions_are_seventeen_long_int32_and_cover_every_caption(workspace: Pa
 def test_predictions_are_on_disk_and_scoring_them_again_gives_the_scores(workspace: Path) -> None:
     config, found = small(workspace), artifacts(small(workspace))
     told = json.loads((found["evaluate"].path / "scores.json").read_text())
-    pictures = pictures_of(found["ingest"].path, "test")
-    vocabulary = read_vocabulary(found["tensorise"].path)
-    assert score(found["evaluate"].path / "predictions.parquet", pictures, vocabulary, config.evaluation) == told
-    assert "tokeniser:nltk-treebank" in told["signature"] and "beam:2" in told["signature"]
+    pictures, trained_on = (pictures_of(found["ingest"].path, split) for split in ("test", "train"))
+    vocabulary, predictions = read_vocabulary(found["tensorise"].path), found["evaluate"].path / "predictions.parquet"
+    assert score(predictions, pictures, trained_on, vocabulary, config.evaluation) == told
+    assert "tokeniser:ptb" in told["signature"] and "beam:2" in told["signature"]
 
 
 def test_every_held_out_picture_is_captioned_once(workspace: Path) -> None:

@@ -1,6 +1,7 @@
 """Corpus BLEU-1 to BLEU-4 (Papineni et al. 2002), in percent: uniform weights, as the COCO caption toolkit has them.
 
-NLTK counts the n-grams that match. Where none does, a precision is not 0 but the toolkit's tiny number.
+NLTK counts the n-grams that match. Where none does, BLEU is 0 (the toolkit's precision is 1e-15 over the n-grams and
+1e-9 then, so that it gives a corpus of captions too short for an order up to a point).
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ from nltk.translate.bleu_score import SmoothingFunction, closest_ref_length, mod
 from tasks.metrics import Counts, Scored
 
 _ORDERS = range(1, 5)
-_TINY, _SMALL = 1e-15, 1e-9
 
 
 def statistics(corpus: Sequence[Scored]) -> Counts:
@@ -27,10 +27,11 @@ def statistics(corpus: Sequence[Scored]) -> Counts:
 
 
 def scores(sums: Counts) -> dict[str, Counts]:
-    """`bleu1` to `bleu4`: the brevity penalty times the geometric mean of the precisions."""
+    """`bleu1` to `bleu4`: the brevity penalty times the geometric mean of the precisions; 0 where one is 0."""
     matched, proposed, words, closest = sums[..., :4], sums[..., 4:8], sums[..., 8], sums[..., 9]
-    precisions = np.log((matched + _TINY) / (proposed + _SMALL))
-    brevity = np.minimum(0.0, 1.0 - (closest + _SMALL) / (words + _TINY))
+    with np.errstate(divide="ignore"):
+        precisions = np.log(matched / np.maximum(proposed, 1.0))
+    brevity = np.minimum(0.0, 1.0 - closest / np.maximum(words, 1e-9))
     means = np.cumsum(precisions, axis=-1) / np.array(_ORDERS)
     return {f"bleu{order}": 100.0 * np.exp(brevity + means[..., order - 1]) for order in _ORDERS}
 
