@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import safetensors
 
 from bench.machine import describe
-from tasks import training
 from tasks.config import Config, load, validate
 from tasks.stages import artifacts, run_stage
+from tasks.trained import HISTORY, WEIGHTS
 
 PRESETS = ("rnn", "lstm", "regnet_attention", "captionnet", "googlenet", "show_attend_tell", "hard_attention")
 BUFFERS = ("basis", "baseline")
@@ -80,9 +80,9 @@ def _row(preset: str, given: Any) -> str:
         found = artifacts(config, until="evaluate")
         told = json.loads((found["evaluate"].path / "scores.json").read_text(encoding="utf-8"))["scores"]
         scores.append(" ".join(f"{told[f'bleu{n}']:.1f}" for n in (1, 2, 3, 4)))
-    history = pq.read_table(found["train"].path / training.HISTORY).to_pylist()
+    history = pq.read_table(found["train"].path / HISTORY).to_pylist()
     minutes = sum(row["seconds"] for row in history) / 60
-    with safetensors.safe_open(found["train"].path / training.WEIGHTS, "pt") as weights:
+    with safetensors.safe_open(found["train"].path / WEIGHTS, "pt") as weights:
         learnt = [name for name in weights.keys() if name not in BUFFERS]  # noqa: SIM118
         parameters = sum(math.prod(weights.get_slice(name).get_shape()) for name in learnt)
     cells = [config.decoder.name, preset, f"{given.side}x{given.side}", f"{parameters / 1e6:.1f} M", str(len(history))]

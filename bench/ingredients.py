@@ -19,7 +19,7 @@ from bench.machine import describe
 from tasks.config import Config, validate
 from tasks.ledger import Artifact
 from tasks.stages import artifacts, run_stage, up_to
-from tasks.training import HISTORY
+from tasks.trained import HISTORY
 
 Settings = dict[str, dict[str, Any]]
 

@@ -28,8 +28,8 @@ from models.decoders.base import make
 from models.vocabulary import START
 from tasks.batches import Batch
 from tasks.config import MachineConfig, TrainingConfig
+from tasks.fitting import Fit
 from tasks.objectives import CrossEntropy
-from tasks.training import Fit
 
 RATE = 1e-4
 LENGTH, CAPTIONS = 16, 5

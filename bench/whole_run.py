@@ -22,16 +22,17 @@ from torch import Tensor, nn
 
 from bench.machine import describe
 from models.backbones.encoder import Encoder
-from models.decoders.base import Decoder
-from tasks import training
+from models.decoders.base import Decoder, make
 from tasks.batches import Batches
 from tasks.captions import CaptionedPicture, read_captions, read_vocabulary
 from tasks.config import Config, validate
 from tasks.extraction import decoders
 from tasks.fine_tuning import Views
+from tasks.fitting import Dev, Fit
 from tasks.manifest import GENERATED, files_of, pictures_of
 from tasks.objectives import CrossEntropy
 from tasks.stages import artifacts, run_stage
+from tasks.trained import HISTORY
 from tasks.weights import load_backbone
 
 DEV = 200
@@ -95,7 +96,7 @@ def _pipeline(config: Config) -> tuple[float, float, list[float]]:
     extracted = time.perf_counter() - began
     run_stage(config, "train")
     seconds = time.perf_counter() - began
-    history = pq.read_table(artifacts(config, until="train")["train"].path / training.HISTORY)
+    history = pq.read_table(artifacts(config, until="train")["train"].path / HISTORY)
     return extracted, seconds, history.column("loss").to_pylist()
 
 
@@ -119,7 +120,7 @@ class LoopBatches(Batches):
         return self._photographs.grids([picture.digest for picture in captioned])
 
 
-class LoopDev(training.Dev):
+class LoopDev(Dev):
     def __init__(self, *dev: Any, photographs: Photographs) -> None:
         super().__init__(*dev)
         self._photographs = photographs
@@ -147,9 +148,9 @@ def _in_the_loop(config: Config, out: Path) -> tuple[float, list[float]]:
         )
         dev = LoopDev(pictures_of(manifest, "dev"), vocabulary, config.machine, photographs=photographs)
         torch.manual_seed(config.training.seed)
-        decoder = training.make(config.decoder.name, 1280, len(vocabulary), config.decoder.options())
+        decoder = make(config.decoder.name, 1280, len(vocabulary), config.decoder.options())
         rates = {config.training.learning_rate: list(decoder.parameters())}
-        fit = training.Fit(decoder, rates, config.training, config.machine, batches, out, CrossEntropy(config.training))
+        fit = Fit(decoder, rates, config.training, config.machine, batches, out, CrossEntropy(config.training))
         fit.run(dev, lambda _: None)
     return time.perf_counter() - began, [row["loss"] for row in fit.history]
 

@@ -12,7 +12,7 @@ from models.captioner import Captioner
 from tasks.captions import read_vocabulary
 from tasks.config import EvaluationConfig, GridsConfig
 from tasks.ledger import Artifact, digest_of, digest_of_file
-from tasks.training import last_trained, load_ensemble
+from tasks.trained import last_trained, load_ensemble
 from tasks.weights import load_backbone
 
 CODE = Path(models.__file__).parent

@@ -32,7 +32,7 @@ from tasks.metrics import Scored, load
 from tasks.metrics.bootstrap import intervals
 from tasks.metrics.ptb import words
 from tasks.progress import Bar
-from tasks.training import last_trained, load_ensemble
+from tasks.trained import last_trained, load_ensemble
 
 PREDICTIONS, SCORES = "predictions.parquet", "scores.json"
 _SCHEMA = pa.schema(

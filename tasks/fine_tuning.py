@@ -30,10 +30,11 @@ from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
 from tasks.extraction import check_unchanged, decoders
 from tasks.features import open_grids
+from tasks.fitting import Dev, Fit
 from tasks.ledger import Outcome, Work, digest_of_file
 from tasks.manifest import GENERATED, Picture, files_of, pictures_of
 from tasks.objectives import CrossEntropy
-from tasks.training import Dev, Fit, load_decoder
+from tasks.trained import load_decoder
 from tasks.views import cropped, is_sided
 from tasks.weights import TUNED, load_backbone
 

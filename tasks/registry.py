@@ -40,7 +40,7 @@ from tasks.report import REPORT, Rival, write_report
 from tasks.rescoring import rescore
 from tasks.section import Section
 from tasks.tracking import TRAIN_KEY, TrainingLog, log_scores, params_of, tracking_uri, training_log
-from tasks.training import last_trained
+from tasks.trained import last_trained
 from tasks.versions import (
     EVALUATION,
     Earlier,

@@ -19,10 +19,12 @@ from models.vocabulary import END, NULL, START
 from tasks.batches import Batch
 from tasks.captions import read_frequencies, read_vocabulary
 from tasks.config import MachineConfig, SelfCriticalConfig, ViewsConfig
+from tasks.fitting import EpochDone, Fit
 from tasks.ledger import Outcome, Work
 from tasks.metrics.consensus import Frequencies, Ids, cider_d
 from tasks.objectives import Judged
-from tasks.training import EpochDone, Fit, finish, load_decoder, prepare
+from tasks.trained import load_decoder
+from tasks.training import finish, prepare
 
 
 def self_critical(

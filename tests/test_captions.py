@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from models.vocabulary import SPECIAL, UNK, Vocabulary
-from tasks import training
+from tasks import trained
 from tasks.captions import build_vocabulary, read_vocabulary
 from tasks.config import CaptionsConfig
 from tasks.errors import AttendError
@@ -120,7 +120,7 @@ def test_frozen_word_vectors_stay_and_tuned_ones_move(workspace: Path, tmp_path:
         run(config, "ingest", "extract", "tensorise", "train")
         found = artifacts(config)
         place = read_vocabulary(found["tensorise"].path).id_of("red")
-        weights = safetensors.torch.load_file(found["train"].path / training.WEIGHTS)["embed.weight"][place]
+        weights = safetensors.torch.load_file(found["train"].path / trained.WEIGHTS)["embed.weight"][place]
         assert torch.equal(weights, torch.full((16,), 0.25)) == freeze
 
 

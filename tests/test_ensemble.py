@@ -12,7 +12,7 @@ import torch
 from models.captioner import Captioner
 from models.decoders.ensemble import Ensemble
 from models.search import Decoding, beam_search
-from tasks import training
+from tasks import trained
 from tasks.batches import grids_in_order
 from tasks.bundle import make_captioner, write_bundle
 from tasks.config import Config
@@ -71,9 +71,9 @@ def test_the_best_epochs_are_kept_and_what_is_registered_says_what_was_evaluated
     config = config_of(workspace)
     run_all(config)
     made = artifacts(config, "evaluate")
-    scores = [row["dev_bleu4"] for row in pq.read_table(made["train"].path / training.HISTORY).to_pylist()]
-    kept = training.kept_weights(made["train"].path)
-    assert [path.name for path in kept] == [training.WEIGHTS, "weights-2.safetensors", "weights-3.safetensors"]
+    scores = [row["dev_bleu4"] for row in pq.read_table(made["train"].path / trained.HISTORY).to_pylist()]
+    kept = trained.kept_weights(made["train"].path)
+    assert [path.name for path in kept] == [trained.WEIGHTS, "weights-2.safetensors", "weights-3.safetensors"]
     assert len({path.read_bytes() for path in kept}) == 3 and len(scores) == 6
     captioner = make_captioner(config.grids, config.evaluation, made)
     write_bundle(captioner, tmp_path / "bundle")

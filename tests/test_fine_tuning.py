@@ -20,7 +20,7 @@ from models.backbones.encoder import Encoder
 from models.decoders.base import make as make_decoder
 from models.end_to_end import EndToEnd
 from models.vocabulary import Vocabulary
-from tasks import fine_tuning, training
+from tasks import fine_tuning, fitting
 from tasks.captions import CaptionedPicture
 from tasks.config import Config
 from tasks.errors import AttendError
@@ -134,13 +134,13 @@ def test_a_photograph_that_goes_while_tuning_is_told(finished: Path) -> None:
 
 def test_frozen_words_stay_frozen_while_tuning(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    made = training.Fit.__init__
+    made = fitting.Fit.__init__
 
     def spying(self: Any, model: Any, *rest: Any) -> None:
         seen.append(getattr(model, "decoder", model).embed.weight.requires_grad)
         made(self, model, *rest)
 
-    monkeypatch.setattr(training.Fit, "__init__", spying)
+    monkeypatch.setattr(fitting.Fit, "__init__", spying)
     workspace = tmp_path / "workspace"
     shutil.copytree(finished, workspace)
     run(tuned_config(workspace, decoder__freeze_words=True), "tune")
@@ -191,7 +191,7 @@ def test_resumed_tuning_is_uninterrupted_tuning(
     shutil.copytree(finished, workspace)
     shutil.rmtree(workspace / "artifacts" / "tune")
     config = tuned_config(workspace, machine__checkpoint_seconds=0)
-    learn, steps = training.Fit.learn, 0
+    learn, steps = fitting.Fit.learn, 0
 
     def dying(self: Any, batch: Any) -> Any:
         nonlocal steps
@@ -200,10 +200,10 @@ def test_resumed_tuning_is_uninterrupted_tuning(
             raise KilledError
         return learn(self, batch)
 
-    monkeypatch.setattr(training.Fit, "learn", dying)
+    monkeypatch.setattr(fitting.Fit, "learn", dying)
     with pytest.raises(KilledError):
         run_stage(config, "tune")
-    monkeypatch.setattr(training.Fit, "learn", learn)
+    monkeypatch.setattr(fitting.Fit, "learn", learn)
     run_stage(config, "tune")
     whole, cut = (artifacts(tuned_config(place))["tune"] for place in (finished, workspace))
     assert whole.products == cut.products

@@ -17,7 +17,7 @@ import torch
 from models.decoders.base import make
 from models.search import Caption
 from models.vocabulary import END, NULL, START
-from tasks import training
+from tasks import fitting, trained
 from tasks.batches import Batch
 from tasks.captions import read_captions, read_frequencies
 from tasks.config import SelfCriticalConfig
@@ -159,12 +159,12 @@ def test_rewards_rise_and_what_is_evaluated_is_what_came_of_it(workspace: Path) 
     config = small(workspace, **learning, self_critical=critical)
     run(config)
     made = artifacts(config, "evaluate")
-    rewards = [row["reward"] for row in pq.read_table(made["self_critical"].path / training.HISTORY).to_pylist()]
+    rewards = [row["reward"] for row in pq.read_table(made["self_critical"].path / trained.HISTORY).to_pylist()]
     assert sum(rewards[-3:]) > sum(rewards[:3])
     keys = made["evaluate"].ledger.parts["upstream"]
     assert keys["self_critical.weights"] == made["self_critical"].products["weights"] and "train.weights" not in keys
-    decoder, _ = training.load_decoder(training.last_trained(made).path, torch.device("cpu"))
-    before, _ = training.load_decoder(made["train"].path, torch.device("cpu"))
+    decoder, _ = trained.load_decoder(trained.last_trained(made).path, torch.device("cpu"))
+    before, _ = trained.load_decoder(made["train"].path, torch.device("cpu"))
     assert not torch.equal(decoder.embed.weight, before.embed.weight)
     # Another reward setting leaves the decoder that it begins with as it is.
     other = small(workspace, **learning, self_critical={**critical, "samples": 3})
@@ -174,7 +174,7 @@ def test_rewards_rise_and_what_is_evaluated_is_what_came_of_it(workspace: Path) 
 
 def test_resumed_is_uninterrupted(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def history(place: Path) -> list[dict[str, float]]:
-        rows = pq.read_table(artifacts(configured(place), "self_critical")["self_critical"].path / training.HISTORY)
+        rows = pq.read_table(artifacts(configured(place), "self_critical")["self_critical"].path / trained.HISTORY)
         return [{name: value for name, value in row.items() if name != "seconds"} for row in rows.to_pylist()]
 
     def configured(place: Path) -> Any:
@@ -182,7 +182,7 @@ def test_resumed_is_uninterrupted(workspace: Path, tmp_path: Path, monkeypatch: 
 
     run(configured(workspace))
     steps = [0]
-    learn = training.Fit.learn
+    learn = fitting.Fit.learn
 
     def killed(fit: Any, batch: Batch) -> Any:
         steps[0] += fit.name == "self_critical"
@@ -190,7 +190,7 @@ def test_resumed_is_uninterrupted(workspace: Path, tmp_path: Path, monkeypatch: 
             raise KeyboardInterrupt
         return learn(fit, batch)
 
-    monkeypatch.setattr(training.Fit, "learn", killed)
+    monkeypatch.setattr(fitting.Fit, "learn", killed)
     with pytest.raises(KeyboardInterrupt):
         run(configured(tmp_path / "other"))
     assert plan(configured(tmp_path / "other"), "self_critical")[-1].state == "interrupted"

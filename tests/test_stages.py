@@ -15,7 +15,7 @@ import torch
 
 from models.search import Decoding, greedy
 from models.vocabulary import END, NULL, START, UNK
-from tasks import training
+from tasks import fitting, trained
 from tasks.captions import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
 from tasks.config import CaptionsConfig, Config
 from tasks.errors import AttendError
@@ -105,7 +105,7 @@ def test_new_test_pictures_do_not_retrain(tmp_path: Path, finished: Path) -> Non
 
 def test_a_damaged_artifact_is_named_and_made_again(workspace: Path) -> None:
     config = small(workspace)
-    weights = artifacts(config)["train"].path / training.WEIGHTS
+    weights = artifacts(config)["train"].path / trained.WEIGHTS
     original = weights.read_bytes()
     weights.write_bytes(original[:100])
     status = states(config)["train"]
@@ -226,29 +226,29 @@ def test_a_killed_training_goes_on_with_the_same_curve(
         shutil.copytree(finished, workspace)
     run_stage(small(whole, **settings), "train")
 
-    learn = training.Fit.learn
+    learn = fitting.Fit.learn
     left = [steps]
 
-    def dies(fit: training.Fit, batch: object) -> tuple[float, int]:
+    def dies(fit: fitting.Fit, batch: object) -> tuple[float, int]:
         if left[0] == 0:
             raise Killed
         left[0] -= 1
         return learn(fit, batch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(training.Fit, "learn", dies)
+    monkeypatch.setattr(fitting.Fit, "learn", dies)
     with pytest.raises(Killed):
         run_stage(small(cut, **settings), "train")
     status = states(small(cut, **settings))["train"]
     assert status.state == "interrupted" and f"step {steps} of 14" in status.why[0]
-    monkeypatch.setattr(training.Fit, "learn", learn)
+    monkeypatch.setattr(fitting.Fit, "learn", learn)
     run_stage(small(cut, **settings), "train")
 
     one, two = (artifacts(small(workspace, **settings))["train"] for workspace in (whole, cut))
     assert one.products == two.products
-    for name in (training.WEIGHTS, training.LAST):
+    for name in (trained.WEIGHTS, trained.LAST):
         first, second = (safetensors.torch.load_file(found.path / name) for found in (one, two))
         assert all(torch.equal(first[key], second[key]) for key in first)
-    curves = [pq.read_table(found.path / training.HISTORY).drop_columns("seconds").to_pylist() for found in (one, two)]
+    curves = [pq.read_table(found.path / trained.HISTORY).drop_columns("seconds").to_pylist() for found in (one, two)]
     assert curves[0] == curves[1]
     assert not list(cut.rglob("*checkpoint*"))
 
@@ -278,10 +278,10 @@ def test_a_killed_extraction_keeps_its_shards(tmp_path: Path, monkeypatch: pytes
 
 def test_early_stopping_stops(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([10.0, 30.0, 20.0, 20.0, 40.0])
-    monkeypatch.setattr(training.Dev, "scores", lambda *_: {"dev_bleu4": next(scores), "dev_cider": 0.0})
+    monkeypatch.setattr(fitting.Dev, "scores", lambda *_: {"dev_bleu4": next(scores), "dev_cider": 0.0})
     config = small(workspace, training__epochs=5, training__patience=2)
     run_stage(config, "train")
-    history = pq.read_table(artifacts(config)["train"].path / training.HISTORY).to_pylist()
+    history = pq.read_table(artifacts(config)["train"].path / trained.HISTORY).to_pylist()
     assert [row["dev_bleu4"] for row in history] == [10.0, 30.0, 20.0, 20.0]
 
 
@@ -335,7 +335,7 @@ def test_the_best_epoch_is_by_free_running_bleu(workspace: Path) -> None:
     config = small(workspace, training__epochs=60, training__learning_rate=0.02, training__patience=60)
     run_stage(config, "train")
     found = artifacts(config)
-    decoder, _ = training.load_decoder(found["train"].path, torch.device("cpu"))
+    decoder, _ = trained.load_decoder(found["train"].path, torch.device("cpu"))
     vocabulary = read_vocabulary(found["tensorise"].path)
     grids, tokenise = open_grids(found["extract"], config.machine), tokeniser("treebank")
     scored = []
@@ -343,7 +343,7 @@ def test_the_best_epoch_is_by_free_running_bleu(workspace: Path) -> None:
         grid = torch.from_numpy(grids.read([picture.digest])).float()
         (caption,) = greedy(decoder, grid, Decoding(max_length=16))
         scored.append(Scored(vocabulary.decode(caption.tokens), [tokenise(text) for text in picture.captions]))
-    best = max(row["dev_bleu4"] for row in pq.read_table(found["train"].path / training.HISTORY).to_pylist())
+    best = max(row["dev_bleu4"] for row in pq.read_table(found["train"].path / trained.HISTORY).to_pylist())
     assert best > 5
     assert measure("bleu", scored)["bleu4"] == pytest.approx(best, abs=1e-6)
 
@@ -384,7 +384,7 @@ def test_killed_between_writing_and_publishing_loses_no_step(workspace: Path, mo
     with pytest.raises(Killed):
         run_stage(config, "train")
     monkeypatch.setattr(Workspace, "publish", publish)
-    monkeypatch.setattr(training.Fit, "learn", dies)  # no step may be taken again
+    monkeypatch.setattr(fitting.Fit, "learn", dies)  # no step may be taken again
     run_stage(config, "train")
     found = artifacts(config)["train"]
     assert sorted(path.name for path in found.path.iterdir()) == sorted([*found.ledger.files, "ledger.json"])
@@ -442,7 +442,7 @@ def test_a_full_disk_is_told_whoever_finds_it(workspace: Path, monkeypatch: pyte
     def full(*_: object) -> None:
         raise RuntimeError(words)
 
-    monkeypatch.setattr(training, "_save_weights", full)
+    monkeypatch.setattr(fitting, "_save_weights", full)
     config = small(workspace, training__seed=3)
     with pytest.raises(AttendError, match=r"the disk is full \(train\): make room and run again"):
         run_stage(config, "train")

@@ -1,0 +1,314 @@
+"""The training loop, whatever is trained and however it is judged, and the dev pictures that it is watched by.
+
+While it runs, its folder holds `.checkpoint.pt` (weights and optimiser state, `weights_only`), from which a killed run
+goes on mid-epoch with the same curve: batches, dropout and replaced words are functions of the seed and the step's
+number.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from models.decoders.base import Decoder
+from models.search import Decoding, greedy
+from models.vocabulary import Vocabulary
+from tasks.batches import Batch, Batches, captioned_at_once, grids_in_order
+from tasks.config import FitConfig, MachineConfig
+from tasks.devices import check_compiler, device_of
+from tasks.errors import AttendError
+from tasks.grid_cache import GridReader
+from tasks.ledger import Stopwatch, flush
+from tasks.manifest import Picture
+from tasks.metrics import Scored, measure
+from tasks.metrics.ptb import words as cut
+from tasks.objectives import Objective
+from tasks.progress import Bar, say
+from tasks.stages import PROGRESS
+from tasks.trained import HISTORY, LAST, NEXT_BEST, WEIGHTS
+
+_CHECKPOINT, _EPOCH = ".checkpoint.pt", ".epoch-{}.safetensors"
+DEV_SCORES = ("dev_bleu4", "dev_cider")
+EpochDone = Callable[[dict[str, float]], None]
+
+
+class Dev(ABC):
+    """The dev pictures, captioned freely after each epoch."""
+
+    def __init__(self, pictures: list[Picture], vocabulary: Vocabulary, machine: MachineConfig) -> None:
+        self.pictures = pictures
+        self.machine = machine
+        self._references = [[cut(text) for text in picture.captions] for picture in pictures]
+        self._vocabulary = vocabulary
+
+    @abstractmethod
+    def seen(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
+        """The model's decoder, and the grids of the pictures, a batch at a time, in order."""
+
+    def scores(self, model: nn.Module) -> dict[str, float]:
+        """`DEV_SCORES` of greedy captions: free-running, never teacher-forced."""
+        model.eval()
+        scored: list[Scored] = []
+        decoding = Decoding(max_length=self._vocabulary.settings["max_tokens"] + 1)
+        decoder, grids = self.seen(model)
+        speaking = decoder.speaking()
+        for grid in grids:
+            for caption in greedy(speaking, grid, decoding):
+                said = cut(" ".join(self._vocabulary.decode(caption.tokens)))
+                scored.append(Scored(said, self._references[len(scored)]))
+        return {"dev_bleu4": measure("bleu", scored)["bleu4"], "dev_cider": measure("cider", scored)["cider"]}
+
+
+class GridDev(Dev):
+    """The dev pictures by their cached grids; those without one are left out."""
+
+    def __init__(
+        self, pictures: list[Picture], grids: GridReader, vocabulary: Vocabulary, machine: MachineConfig
+    ) -> None:
+        super().__init__([picture for picture in pictures if picture.digest in grids], vocabulary, machine)
+        self._grids = grids
+
+    def seen(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
+        assert isinstance(model, Decoder)
+        device, digests = next(model.parameters()).device, [picture.digest for picture in self.pictures]
+        size = captioned_at_once(self.machine, self._grids.shape, rows=1)
+        parts = grids_in_order(digests, self._grids, size)
+        return model, (grid.to(device) for _, grid in parts)
+
+
+@dataclass
+class Sums:
+    """Running sums of the epoch under way, kept in the checkpoint."""
+
+    figure: float = 0.0  # of the objective, summed over `things`
+    things: int = 0
+    seconds: float = 0.0
+
+
+class Fit:
+    """The training loop and everything it carries from step to step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rates: dict[float, list[nn.Parameter]],
+        training: FitConfig,
+        machine: MachineConfig,
+        batches: Batches,
+        out: Path,
+        objective: Objective,
+        name: str = "train",
+    ) -> None:
+        """name: of the stage. model: a Decoder or an EndToEnd. rates: peak learning rate -> the weights it is for."""
+        self.name, self.training, self.machine, self.batches, self.out = name, training, machine, batches, out
+        self.objective, self.selected = objective, f"dev_{training.select}"
+        self.device = device_of(machine)
+        self.model: Any = model.to(self.device)
+        if machine.compile:
+            check_compiler()
+            decoder: Any = model if isinstance(model, Decoder) else self.model.decoder
+            decoder.compile_step(batches.size, batches.rows)
+        self.average = _copied(self.model.state_dict()) if training.averaging else None
+        learnt = {rate: [weight for weight in weights if weight.requires_grad] for rate, weights in rates.items()}
+        groups = [{"params": weights, "peak": rate} for rate, weights in learnt.items() if weights]
+        self.optimiser = torch.optim.Adam(
+            groups, training.learning_rate, weight_decay=training.weight_decay, fused=True
+        )
+        self.step = 0
+        self.sums = Sums()
+        self.history: list[dict[str, float]] = []
+        self._resume()
+
+    @property
+    def section(self) -> str:
+        """Of the config, that this follows."""
+        return {"train": "training", "tune": "tuning"}.get(self.name, self.name)
+
+    @property
+    def steps(self) -> int:
+        return self.training.epochs * len(self.batches)
+
+    def run(self, dev: Dev, epoch_done: EpochDone | None = None) -> None:
+        """Train until the last epoch, or until the dev score selected has not risen for `patience` epochs.
+
+        epoch_done is called with each row of the history as it is made, and with those from before it was resumed.
+        """
+        tell = epoch_done or _nobody
+        for row in self.history:
+            tell(row)
+        while len(self.history) < self.training.epochs and not self._stalled():
+            epoch = len(self.history)
+            self._epoch(epoch)
+            row = self._validate(dev)
+            self.history.append(row)
+            self._keep(epoch)
+            self.checkpoint()
+            figure = self.objective.figure
+            say(
+                f"{self.name}: epoch {epoch + 1}/{self.training.epochs}  {figure} {row[figure]:.3f}  "
+                f"dev BLEU-4 {row['dev_bleu4']:.2f}, CIDEr {row['dev_cider']:.2f} (greedy)  {row['seconds']:.0f} s"
+            )
+            tell(row)
+
+    def _epoch(self, epoch: int) -> None:
+        start = self.step - epoch * len(self.batches)
+        watch, spent, saved = Stopwatch(), self.sums.seconds, Stopwatch()
+        self.model.train()
+        label = f"epoch {epoch + 1}/{self.training.epochs}"
+        with Bar(len(self.batches), label, "batches", done=start) as bar:
+            for batch in self.batches.epoch(epoch, start):
+                figure, things = self.learn(batch.to(self.device))
+                self.sums.figure += figure * things
+                self.sums.things += things
+                self.sums.seconds = spent + watch.seconds()
+                if not math.isfinite(figure):
+                    raise AttendError(
+                        f"{self.name}: the {self.objective.figure} is {figure} at step {self.step}: "
+                        f"lower {self.section}.learning_rate or {self.section}.clip_norm"
+                    )
+                bar.note(f"{self.objective.figure} {self.sums.figure / self.sums.things:.3f}")
+                bar.advance()
+                if saved.seconds() > self.machine.checkpoint_seconds:
+                    self.checkpoint()
+                    saved = Stopwatch()
+
+    def learn(self, batch: Batch) -> tuple[float, int]:
+        """One step; the objective's figure, and the number of things that it is the mean of."""
+        # Dropout and all else that is drawn follows the step's number: nothing random is carried over.
+        torch.manual_seed(self.training.seed * 1_000_003 + self.step)
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["peak"] * self.schedule()
+        self.model.train()
+        judged = self.objective(self.model, batch, self.step, self.step / self.steps)
+        self.optimiser.zero_grad(set_to_none=True)
+        judged.loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm)
+        self.optimiser.step()
+        self.step += 1
+        self._update_average()
+        return judged.figure, judged.things
+
+    def schedule(self) -> float:
+        """The share of its peak that a learning rate has at this step.
+
+        Linear warm-up, then a cosine down to nothing at the last step (Loshchilov and Hutter 2017).
+        """
+        warm = self.training.warmup_steps
+        if self.step < warm:
+            return (self.step + 1) / warm
+        share = (self.step - warm) / max(self.steps - warm, 1)
+        return 0.5 * (1 + math.cos(math.pi * share))
+
+    @torch.no_grad()
+    def _update_average(self) -> None:
+        if self.average is not None:
+            # Young averages forget faster, so that the first ones are not held back by random weights.
+            decay = min(self.training.averaging, self.step / (self.step + 10))
+            for name, value in self.model.state_dict().items():
+                if value.is_floating_point():
+                    self.average[name].lerp_(value, 1 - decay)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that are validated and kept: averaged where `averaging` is set."""
+        return self.average if self.average is not None else self.model.state_dict()
+
+    def _validate(self, dev: Dev) -> dict[str, float]:
+        learned = _copied(self.model.state_dict())
+        self.model.load_state_dict(self.weights())
+        scores = dev.scores(self.model)
+        self.model.load_state_dict(learned)
+        row = {
+            "epoch": float(len(self.history) + 1),
+            "step": float(self.step),
+            self.objective.figure: self.sums.figure / self.sums.things,
+            "learning_rate": self.training.learning_rate * self.schedule(),
+            "seconds": self.sums.seconds,
+            **scores,
+        }
+        self.sums = Sums()
+        return row
+
+    def _keep(self, epoch: int) -> None:
+        """Keep the weights of the best epochs alone, this one maybe among them; of equals the later is better."""
+        kept = self._ranked()
+        if self.out / _EPOCH.format(epoch) in kept:
+            _save_weights(self.weights(), self.out / _EPOCH.format(epoch))
+        for path in self.out.glob(_EPOCH.format("*")):
+            if path not in kept:
+                path.unlink()
+
+    def _ranked(self) -> list[Path]:
+        ranked = sorted(range(len(self.history)), key=lambda at: (-self.history[at][self.selected], -at))
+        return [self.out / _EPOCH.format(at) for at in ranked[: self.training.keep]]
+
+    def _stalled(self) -> bool:
+        scores = [row[self.selected] for row in self.history]
+        return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= self.training.patience
+
+    def checkpoint(self) -> None:
+        """Save everything the next step depends on, atomically."""
+        state = {
+            "model": self.model.state_dict(),
+            "average": self.average,
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step,
+            "sums": asdict(self.sums),
+            "history": self.history,
+        }
+        temporary = self.out / f"{_CHECKPOINT}.tmp"
+        torch.save(state, temporary)
+        flush(temporary)
+        temporary.replace(self.out / _CHECKPOINT)
+        told = f"step {self.step:,} of {self.steps:,}, {len(self.history)} of {self.training.epochs} epochs done"
+        (self.out / PROGRESS).write_text(told, encoding="utf-8")
+
+    def _resume(self) -> None:
+        path = self.out / _CHECKPOINT
+        if not path.exists():
+            return
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.average = state["average"]
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.step, self.sums, self.history = state["step"], Sums(**state["sums"]), state["history"]
+        say(f"{self.name}: goes on at step {self.step:,} of {self.steps:,}")
+
+    def write(self) -> None:
+        """Write the finished artifact's files. The checkpoint stays until they are published."""
+        _save_weights(self.weights(), self.out / LAST)
+        for place, path in enumerate(self._ranked(), 1):
+            shutil.copyfile(path, self.out / (WEIGHTS if place == 1 else NEXT_BEST.format(place)))
+        self.write_history()
+
+    def write_history(self) -> None:
+        """history.parquet, a row an epoch."""
+        pq.write_table(pa.Table.from_pylist(self.history), self.out / HISTORY)
+
+    def best(self) -> dict[str, Tensor]:
+        """The weights with the best dev score so far, on the CPU."""
+        return dict(safetensors.torch.load_file(self._ranked()[0]))
+
+
+def _nobody(row: dict[str, float]) -> None:  # noqa: ARG001 -- an EpochDone that tells no one
+    return
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in state.items()}
+
+
+def _save_weights(state: dict[str, Tensor], path: Path) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    safetensors.torch.save_file({name: value.contiguous().cpu() for name, value in state.items()}, temporary)
+    temporary.replace(path)
