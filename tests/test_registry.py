@@ -19,7 +19,9 @@ from tasks.config import Config
 from tasks.errors import AttendError
 from tasks.logged_model import log_model
 from tasks.manifest import GENERATED
+from tasks.metrics import measure
 from tasks.rescoring import evaluate_registered
+from tasks.results import corpus_of
 from tasks.stages import artifacts, plan, run_stage
 from tests.conftest import HERE, pictures, trained
 from tests.conftest import register_all as run_all
@@ -219,7 +221,7 @@ def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeyp
     assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_registered_model_is_scored_from_photographs_once(workspace: Path) -> None:
+def test_a_registered_model_is_scored_from_photographs_once(workspace: Path, tmp_path: Path) -> None:
     """The champion scores on its own pictures what it scored when it was evaluated; the second time it is answered."""
     config = trained(workspace)
     told_scores = json.loads((artifacts(config)["evaluate"].path / "scores.json").read_text())
@@ -228,7 +230,10 @@ def test_a_registered_model_is_scored_from_photographs_once(workspace: Path) -> 
     before = len(client.search_runs([experiment]))
     first = evaluate_registered(config)
     assert first["scores"] == pytest.approx(told_scores["scores"]) and first["signature"] == told_scores["signature"]
-    again = evaluate_registered(config, "models:/small/1")
+    assert first["language"] == pytest.approx(told_scores["language"])
+    again = evaluate_registered(config, "models:/small/1", tmp_path / "out")
+    exported = corpus_of(tmp_path / "out" / "results.json", tmp_path / "out" / "annotations.json")
+    assert measure("bleu", exported)["bleu4"] == pytest.approx(first["scores"]["bleu4"])
     assert again["scores"] == pytest.approx(first["scores"])
     runs = client.search_runs([experiment])
     assert len(runs) == before + 1 and {run.info.status for run in runs} == {"FINISHED"}
