@@ -114,7 +114,7 @@ class GridBatches(Batches):
     grid alone where not given. block: pictures whose digests follow each other are read together, so many at a time;
     the blocks come at random, and those of a pool of sixteen are mixed. While one pool is used the next is read. None
     for fully random order. Each addition to the cache lies in the order of its digests, so that a block is a run in
-    each; but the order is one of the pictures, and no other if their grids are moved.
+    each (of views, one a picture is read). The order is one of the pictures, and no other if their grids are moved.
     """
 
     def __init__(

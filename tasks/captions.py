@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from models.vocabulary import NULL, SPECIAL, Vocabulary
 from tasks.config import CaptionsConfig, MachineConfig
-from tasks.ledger import Outcome, Work, digest_of
+from tasks.ledger import Outcome, Work, digest_of, digest_of_file
 from tasks.manifest import pictures_of
 from tasks.metrics.consensus import ORDERS, Frequencies
 from tasks.tokenisers import BytePairs, tokeniser
@@ -73,6 +73,7 @@ def tensorise(captions: CaptionsConfig, machine: MachineConfig, work: Work) -> O
     pq.write_table(table, work.out / CAPTIONS)
     _write_frequencies(read_captions(work.out, "train"), work.out / FREQUENCIES)
     products = {split: digest_of([(digest, ids) for digest, of, ids in rows if of == split]) for split in splits}
+    products["frequencies"] = digest_of_file(work.out / FREQUENCIES)
     products["vocabulary"] = digest_of(json.loads(vocabulary.to_json()))
     return Outcome(products, {"words": len(vocabulary.words), "captions": len(rows)})
 

@@ -100,9 +100,9 @@ class DecoderConfig(Section):
         None, ge=1, le=64, description="side of the positions attended, pooled of the grid's while training"
     )
     gate: bool | None = Field(None, description="scale the context by beta (Xu et al., section 4.2.1)")
-    first_state: FirstStates = Field("grid", description="what the cell begins with")
-    output: Outputs = Field("hidden", description="what the head reads: hidden state; Xu et al., eq. 7; an MLP of all")
-    output_size: int = Field(512, ge=1, description="size of the `mlp` output")
+    first_state: FirstStates | None = Field(None, description="what the cell begins with (grid)")
+    output: Outputs | None = Field(None, description="what the head reads (hidden); Xu et al., eq. 7; an MLP of all")
+    output_size: int | None = Field(None, ge=1, description="size of the `mlp` output (512)")
     head: Heads = Field("full", description="how the output becomes logits")
     bottleneck: int = Field(256, ge=1, description="size of the `bottleneck` head")
     tie_weights: bool = Field(False, description="the head's weights are the word embeddings'")
@@ -113,7 +113,9 @@ class DecoderConfig(Section):
     freeze_words: bool = Field(False, description="keep the word embeddings as they begin")
     dropout_words: float = Field(0.0, ge=0, lt=1, description="dropout on the word embeddings")
     dropout_grid: float = Field(0.0, ge=0, lt=1, description="dropout on the annotation vectors")
-    dropout_output: float = Field(0.5, ge=0, lt=1, description="dropout before the output layer")
+    dropout_output: float | None = Field(
+        None, ge=0, lt=1, description="dropout before the output layer (0.5; of a Transformer 0.1)"
+    )
     layers: int | None = Field(None, ge=1, le=24, description="of a Transformer (3)")
     heads: int | None = Field(None, ge=1, le=64, description="of a Transformer's attention (8)")
     encoder_layers: int | None = Field(None, ge=0, le=24, description="over the grid, before a Transformer's own (0)")
@@ -130,9 +132,11 @@ class DecoderConfig(Section):
         for name in type(self).model_fields:
             mine = name in ("name", "word_vectors", "freeze_words") or name in DECODERS[self.name].options
             if not mine and name in self.model_fields_set and getattr(self, name) is not None:
-                raise ValueError(f"decoder {self.name} has no `{name}`: leave it out")
+                raise ValueError(f"decoder {self.name} has no `{name}`: leave it out, or set it to null")
         if self.first_state == "zeros" and not DECODERS[self.name].attends:
             raise ValueError(f"decoder {self.name} is told of the picture by its first state alone: it cannot be zeros")
+        if self.name == "transformer" and (self.hidden % (self.heads or 8) or self.hidden % 4):
+            raise ValueError(f"hidden: {self.hidden} is no multiple of 4 and of heads, {self.heads or 8}")
         if self.tie_weights:
             self._check_tied()
         return self
@@ -140,10 +144,10 @@ class DecoderConfig(Section):
     def _check_tied(self) -> None:
         if self.head == "adaptive":
             raise ValueError("tie_weights: an adaptive softmax has no one layer to tie: take head full or bottleneck")
-        width = {"hidden": self.hidden, "deep": self.embedding, "mlp": self.output_size}[self.output]
+        width = {"hidden": self.hidden, "deep": self.embedding, "mlp": self.output_size or 512}[self.output or "hidden"]
         read = self.bottleneck if self.head == "bottleneck" else width
         if read != self.embedding:
-            what = "bottleneck" if self.head == "bottleneck" else f"{self.output} output"
+            what = "bottleneck" if self.head == "bottleneck" else f"{self.output or 'hidden'} output"
             raise ValueError(f"tie_weights: embedding is {self.embedding} wide, the {what} {read}: make them the same")
 
     def options(self) -> dict[str, Any]:
@@ -164,7 +168,6 @@ class FitConfig(Section):
     averaging: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights; 0 for none")
     select: Literal["bleu4", "cider"] = Field("bleu4", description="score of greedy dev captions that is best on")
     patience: int = Field(5, ge=1, description="epochs without a better dev score before it stops")
-    keep: int = Field(1, ge=1, le=16, description="epochs whose weights are kept, the best on dev; for an ensemble")
     precision: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
 
@@ -180,15 +183,20 @@ class CrossEntropyConfig(FitConfig):
     doubly_stochastic: float = Field(0.0, ge=0, description="lambda of Xu et al. 2015, equation 14")
 
 
-class TrainingConfig(CrossEntropyConfig):
-    """How the decoder is fitted to the cached grids (stage `train`)."""
+class OfGridsConfig(FitConfig):
+    """How a decoder is fitted to the cached grids."""
 
+    keep: int = Field(1, ge=1, le=16, description="epochs whose weights are kept, the best on dev; for an ensemble")
     block: int | None = Field(
         None,
         ge=1,
         description="for caches larger than memory: pictures are read in blocks of so many neighbours, and those of "
         "sixteen blocks mixed; none for fully random order",
     )
+
+
+class TrainingConfig(CrossEntropyConfig, OfGridsConfig):
+    """How the decoder is fitted to the cached grids by teacher forcing (stage `train`)."""
 
 
 class TuningConfig(CrossEntropyConfig):
@@ -202,7 +210,7 @@ class TuningConfig(CrossEntropyConfig):
     flip: bool = Field(True, description="mirror half of the photographs, but none whose captions tell left or right")
 
 
-class SelfCriticalConfig(FitConfig):
+class SelfCriticalConfig(OfGridsConfig):
     """How the trained decoder goes on against the CIDEr-D of its own captions (stage `self_critical`)."""
 
     epochs: int = Field(10, ge=1)
@@ -319,11 +327,14 @@ class Config(BaseModel):
                 f"evaluation.metrics: `{needing[0]}` needs a data set that keeps its facts: only `scenes` does"
             )
         last = "training" if self.self_critical is None else "self_critical"
-        kept = (self.self_critical or self.training).keep
+        fitted = self.self_critical or self.training
+        kept = min(fitted.keep, fitted.epochs)
         if self.evaluation.ensemble > kept:
             raise ValueError(
-                f"evaluation.ensemble: {self.evaluation.ensemble} cannot speak together: {last}.keep is {kept}"
+                f"evaluation.ensemble: {self.evaluation.ensemble} cannot speak together: {last} keeps {kept}"
             )
+        if self.self_critical is not None and self.decoder.name == "hard_attention":
+            raise ValueError("self_critical: hard_attention draws where it looks in `train` alone: take another")
         if self.training.doubly_stochastic and not DECODERS[self.decoder.name].attends:
             raise ValueError(f"training.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
         if self.views is not None and self.grids.backbone == "imported":

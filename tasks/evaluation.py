@@ -119,7 +119,7 @@ def read_predictions(path: Path) -> dict[str, Scored]:
     }
 
 
-def read_captions(path: Path) -> dict[str, str]:
+def captions_in(path: Path) -> dict[str, str]:
     """Digest -> caption of a predictions file."""
     table = pq.read_table(path, columns=["digest", "caption"])
     return dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
@@ -204,7 +204,4 @@ def _told(evaluation: EvaluationConfig) -> str:
         "sample": ("search", "temperature", "top_k", "top_p", "seed", "n_best"),
     }[evaluation.search]
     rules = [name for name in ("min_length", "no_repeat") if settings[name]]
-    if evaluation.ensemble > 1:
-        settings["ensemble"] = evaluation.ensemble
-        rules.append("ensemble")
     return "|".join(f"{name}:{settings[name]}" for name in (*used, "max_length", *rules))

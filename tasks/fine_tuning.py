@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import safetensors.torch
-import torch
 from torch import Tensor, nn
 
 from models.backbones.base import Backbone
@@ -52,7 +51,7 @@ def tune(
     vocabulary = read_vocabulary(work.upstream["tensorise"].path)
     files = files_of(manifest, data.image_folder(manifest / GENERATED))
     backbone = load_backbone(grids)
-    trained, _ = load_decoder(work.upstream["train"].path, torch.device("cpu"))
+    trained, _ = load_decoder(work.upstream["train"].path)
     trained.embed.weight.requires_grad_(not decoder.freeze_words)
     try:
         tuned = backbone.unfreeze(tuning.first_block)

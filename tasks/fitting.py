@@ -25,7 +25,7 @@ from models.decoders.base import Decoder
 from models.search import Decoding, greedy
 from models.vocabulary import Vocabulary
 from tasks.batches import Batch, Batches, captioned_at_once, grids_in_order
-from tasks.config import FitConfig, MachineConfig
+from tasks.config import FitConfig, MachineConfig, OfGridsConfig
 from tasks.devices import check_compiler, device_of
 from tasks.errors import AttendError
 from tasks.grid_cache import GridReader
@@ -113,12 +113,13 @@ class Fit:
         """name: of the stage. model: a Decoder or an EndToEnd. rates: peak learning rate -> the weights it is for."""
         self.name, self.training, self.machine, self.batches, self.out = name, training, machine, batches, out
         self.objective, self.selected = objective, f"dev_{training.select}"
+        self.keep = training.keep if isinstance(training, OfGridsConfig) else 1
         self.device = device_of(machine)
         self.model: Any = model.to(self.device)
         if machine.compile:
             check_compiler()
             decoder: Any = model if isinstance(model, Decoder) else self.model.decoder
-            decoder.compile_step(batches.size, batches.rows)
+            decoder.compile_step(batches.size, objective.rows or batches.rows)
         self.average = _copied(self.model.state_dict()) if training.averaging else None
         learnt = {rate: [weight for weight in weights if weight.requires_grad] for rate, weights in rates.items()}
         groups = [{"params": weights, "peak": rate} for rate, weights in learnt.items() if weights]
@@ -152,8 +153,10 @@ class Fit:
             self._epoch(epoch)
             row = self._validate(dev)
             self.history.append(row)
-            self._keep(epoch)
+            if epoch in self.ranking()[: self.keep]:
+                _save_weights(self.weights(), self._of_epoch(epoch))
             self.checkpoint()
+            self._drop_others()
             figure = self.objective.figure
             say(
                 f"{self.name}: epoch {epoch + 1}/{self.training.epochs}  {figure} {row[figure]:.3f}  "
@@ -172,11 +175,6 @@ class Fit:
                 self.sums.figure += figure * things
                 self.sums.things += things
                 self.sums.seconds = spent + watch.seconds()
-                if not math.isfinite(figure):
-                    raise AttendError(
-                        f"{self.name}: the {self.objective.figure} is {figure} at step {self.step}: "
-                        f"lower {self.section}.learning_rate or {self.section}.clip_norm"
-                    )
                 bar.note(f"{self.objective.figure} {self.sums.figure / self.sums.things:.3f}")
                 bar.advance()
                 if saved.seconds() > self.machine.checkpoint_seconds:
@@ -191,6 +189,11 @@ class Fit:
             group["lr"] = group["peak"] * self.schedule()
         self.model.train()
         judged = self.objective(self.model, batch, self.step, self.step / self.steps)
+        if not math.isfinite(float(judged.loss.detach())):
+            raise AttendError(
+                f"{self.name}: the loss is {float(judged.loss.detach())} at step {self.step}: "
+                f"lower {self.section}.learning_rate or {self.section}.clip_norm"
+            )
         self.optimiser.zero_grad(set_to_none=True)
         judged.loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm)
@@ -239,18 +242,22 @@ class Fit:
         self.sums = Sums()
         return row
 
-    def _keep(self, epoch: int) -> None:
-        """Keep the weights of the best epochs alone, this one maybe among them; of equals the later is better."""
-        kept = self._ranked()
-        if self.out / _EPOCH.format(epoch) in kept:
-            _save_weights(self.weights(), self.out / _EPOCH.format(epoch))
+    def ranking(self) -> list[int]:
+        """The epochs by their places in the history, the best on dev first; of equals the later is better."""
+        return sorted(range(len(self.history)), key=lambda at: (-self.history[at][self.selected], -at))
+
+    def _kept(self) -> list[Path]:
+        return [self._of_epoch(epoch) for epoch in self.ranking()[: self.keep]]
+
+    def _of_epoch(self, epoch: int) -> Path:
+        return self.out / _EPOCH.format(epoch)
+
+    def _drop_others(self) -> None:
+        """Weights that are not kept: once the checkpoint knows which are, or a killed run would miss some."""
+        kept = self._kept()
         for path in self.out.glob(_EPOCH.format("*")):
             if path not in kept:
                 path.unlink()
-
-    def _ranked(self) -> list[Path]:
-        ranked = sorted(range(len(self.history)), key=lambda at: (-self.history[at][self.selected], -at))
-        return [self.out / _EPOCH.format(at) for at in ranked[: self.training.keep]]
 
     def _stalled(self) -> bool:
         scores = [row[self.selected] for row in self.history]
@@ -287,7 +294,7 @@ class Fit:
     def write(self) -> None:
         """Write the finished artifact's files. The checkpoint stays until they are published."""
         _save_weights(self.weights(), self.out / LAST)
-        for place, path in enumerate(self._ranked(), 1):
+        for place, path in enumerate(self._kept(), 1):
             shutil.copyfile(path, self.out / (WEIGHTS if place == 1 else NEXT_BEST.format(place)))
         self.write_history()
 
@@ -297,7 +304,7 @@ class Fit:
 
     def best(self) -> dict[str, Tensor]:
         """The weights with the best dev score so far, on the CPU."""
-        return dict(safetensors.torch.load_file(self._ranked()[0]))
+        return dict(safetensors.torch.load_file(self._kept()[0]))
 
 
 def _nobody(row: dict[str, float]) -> None:  # noqa: ARG001 -- an EpochDone that tells no one

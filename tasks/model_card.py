@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from tasks.config import DecoderConfig, GridsConfig, TrainingConfig
+from tasks.config import DecoderConfig, EvaluationConfig, GridsConfig, TrainingConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.evaluation import PREDICTIONS, read_predictions, score_lines
 from tasks.ledger import Artifact
@@ -21,11 +21,14 @@ def card(
     grids: GridsConfig,
     decoder: DecoderConfig,
     training: TrainingConfig,
+    evaluation: EvaluationConfig,
     made: Mapping[str, Artifact],
     told: dict[str, Any],
 ) -> str:
     """Markdown. made: the artifacts it was made from, by stage. told: scores.json."""
     ingested, trained = made["ingest"].ledger.counts, made["train"].ledger.counts
+    members = evaluation.ensemble
+    together = f"{members} checkpoints together, " if members > 1 else ""
     further = (
         f", then {made['self_critical'].ledger.counts['epochs']} epochs rewarded by CIDEr-D"
         if "self_critical" in made
@@ -34,6 +37,7 @@ def card(
     words = made["tensorise"].ledger.counts
     splits = ", ".join(f"{ingested[split]:,} {split}" for split in ("train", "dev", "test") if split in ingested)
     tuned = ", fine-tuned on these pictures" if "tune" in made else ""
+    seen = ", trained on cropped and mirrored views too" if "views" in made else ""
     lines = [
         f"# {model}",
         "",
@@ -47,8 +51,9 @@ def card(
         "",
         "## Model",
         "",
-        f"- backbone: `{grids.backbone}`, {grids.image_size} px ({grids.fit}), {grids.precision}{tuned}",
-        f"- decoder: `{decoder.name}`, {trained['epochs']} epochs{further}, seed {training.seed}, {training.precision}",
+        f"- backbone: `{grids.backbone}`, {grids.image_size} px ({grids.fit}), {grids.precision}{tuned}{seen}",
+        f"- decoder: {together}`{decoder.name}`, {trained['epochs']} epochs{further}, seed {training.seed}, "
+        f"{training.precision}",
         "",
         "## Scores",
         "",

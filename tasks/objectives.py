@@ -22,9 +22,12 @@ class Judged(NamedTuple):
 
 
 class Objective(Protocol):
-    """figure: what `Judged.figure` is called in the history."""
+    """figure: what `Judged.figure` is called in the history. rows: captions a picture; None for the batch's own."""
 
     figure: str
+
+    @property
+    def rows(self) -> int | None: ...
 
     def __call__(self, model: Any, batch: Batch, step: int, done: float) -> Judged:
         """The loss of a model in training mode, on a batch; what is random in it follows torch's seed.
@@ -38,6 +41,8 @@ class CrossEntropy:
     """Teacher forcing: the cross-entropy in nats a token, and what the config adds to it."""
 
     figure = "loss"
+
+    rows = None
 
     def __init__(self, training: CrossEntropyConfig) -> None:
         self.training = training

@@ -40,7 +40,7 @@ from tasks.report import REPORT, Rival, write_report
 from tasks.rescoring import rescore
 from tasks.section import Section
 from tasks.tracking import TRAIN_KEY, TrainingLog, log_scores, params_of, tracking_uri, training_log
-from tasks.trained import last_trained
+from tasks.trained import HISTORY, LAST, kept_weights, last_trained
 from tasks.versions import (
     EVALUATION,
     Earlier,
@@ -112,7 +112,7 @@ def register(
             drop_unregistered(log, registry.model)
             libraries = ("timm",) if grids.backbone.startswith("timm:") else ()
             source = log_model(log.run_id, scratch / "bundle", libraries)
-            text = card(registry.model, data, grids, decoder, training, work.upstream, scores)
+            text = card(registry.model, data, grids, decoder, training, evaluation, work.upstream, scores)
             version = _create_version(log, registry.model, source, work, scores, digest, text)
         alias, why = _decide(log.client, registry, version, champion, against)
     uri = address_of(version)
@@ -144,8 +144,9 @@ def _log_files(log: TrainingLog, work: Work, scores: dict[str, Any]) -> None:
         "tune": (("history.parquet", "tune"),),
     }
     logged = [(work.upstream[stage], files) for stage, files in places.items() if stage in work.upstream]
-    trained = (("weights.safetensors", "checkpoints"), ("last.safetensors", "checkpoints"), ("history.parquet", ""))
-    for artifact, files in [(last_trained(work.upstream), trained), *logged]:
+    trained = last_trained(work.upstream)
+    weights = [path.name for path in (*kept_weights(trained.path), trained.path / LAST)]
+    for artifact, files in [(trained, [(HISTORY, ""), *((name, "checkpoints") for name in weights)]), *logged]:
         for file, folder in files:
             log.client.log_artifact(log.run_id, str(artifact.path / file), folder or None)
 

@@ -156,9 +156,10 @@ def _curves(history: Sequence[dict[str, float]]) -> str:
 
     figure = Figure(figsize=(6.4, 3.0), layout="constrained")
     epochs = [row["epoch"] for row in history]
-    named = {"loss": "training loss", "reward": "mean reward", "dev_bleu4": "dev BLEU-4, greedy"}
-    shown = [(name, label) for name, label in named.items() if name in history[0]]
-    for axis, (name, label) in zip(figure.subplots(1, 2), shown, strict=True):
+    named = {"loss": "training loss", "dev_bleu4": "dev BLEU-4, greedy"}
+    if "reward" in history[0]:
+        named = {"reward": "mean reward", "dev_cider": "dev CIDEr, greedy"}
+    for axis, (name, label) in zip(figure.subplots(1, 2), named.items(), strict=True):
         axis.plot(epochs, [row[name] for row in history], marker="o", markersize=3, color="#b3411e")
         axis.set(xlabel="epoch", title=label)
         axis.grid(alpha=0.25)

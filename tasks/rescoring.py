@@ -14,7 +14,7 @@ from tasks.captions import read_vocabulary
 from tasks.config import Config, EvaluationConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
-from tasks.evaluation import PREDICTIONS, SCORES, read_captions, score, write_predictions
+from tasks.evaluation import PREDICTIONS, SCORES, captions_in, score, write_predictions
 from tasks.ledger import Artifact, Workspace, digest_of
 from tasks.logged_model import load_captioner
 from tasks.manifest import GENERATED, files_of, pictures_of
@@ -63,7 +63,7 @@ def evaluate_registered(config: Config, model: str | None = None, results: Path 
         else:
             told = json.loads(Path(client.download_artifacts(run_id, SCORES)).read_text(encoding="utf-8"))
         if results is not None:
-            captioned = read_captions(Path(client.download_artifacts(run_id, PREDICTIONS)))
+            captioned = captions_in(Path(client.download_artifacts(run_id, PREDICTIONS)))
             export(captioned, pictures_of(made["ingest"].path, config.evaluation.split), results)
     return {"model": name, "run_id": run_id, **told}
 

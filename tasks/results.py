@@ -65,7 +65,10 @@ def corpus_of(predictions: Path, references: Path | None) -> list[Scored]:
     if predictions.suffix == ".parquet":
         if references is not None:
             raise AttendError(f"{references}: {predictions.name} brings its references: leave it out")
-        return list(read_predictions(predictions).values())
+        corpus = list(read_predictions(predictions).values())
+        if not corpus:
+            raise AttendError(f"{predictions}: has no caption")
+        return corpus
     if references is None:
         raise AttendError(f"{predictions}: give the annotations that it is scored against, too")
     captions, true = read_results(predictions), read_references(references)

@@ -18,7 +18,7 @@ from models.search import FORBIDDEN, Caption, Decoding, sample
 from models.vocabulary import END, NULL, START
 from tasks.batches import Batch
 from tasks.captions import read_frequencies, read_vocabulary
-from tasks.config import MachineConfig, SelfCriticalConfig, ViewsConfig
+from tasks.config import DecoderConfig, MachineConfig, SelfCriticalConfig, ViewsConfig
 from tasks.fitting import EpochDone, Fit
 from tasks.ledger import Outcome, Work
 from tasks.metrics.consensus import Frequencies, Ids, cider_d
@@ -29,13 +29,15 @@ from tasks.training import finish, prepare
 
 def self_critical(
     self_critical: SelfCriticalConfig,
+    decoder: DecoderConfig,
     views: ViewsConfig | None,
     machine: MachineConfig,
     work: Work,
     epoch_done: EpochDone | None = None,
 ) -> Outcome:
     """Train on, keep the weights that are best on dev, and write them."""
-    trained, shape = load_decoder(work.upstream["train"].path, torch.device("cpu"))
+    trained, shape = load_decoder(work.upstream["train"].path)
+    trained.embed.weight.requires_grad_(not decoder.freeze_words)
     batches, dev = prepare(self_critical, views, machine, work, "self_critical")
     tokens = work.upstream["tensorise"].path
     longest = read_vocabulary(tokens).settings["max_tokens"] + 1
@@ -57,6 +59,7 @@ class SelfCritical:
     def __init__(self, config: SelfCriticalConfig, frequencies: Frequencies, max_length: int) -> None:
         """max_length: words and END of a drawn caption."""
         self.config, self.frequencies, self.max_length = config, frequencies, max_length
+        self.rows = config.samples
 
     def __call__(self, model: Any, batch: Batch, step: int, done: float) -> Judged:
         model.eval()
@@ -64,7 +67,7 @@ class SelfCritical:
         decoding = Decoding(search="sample", n_best=self.config.samples, max_length=self.max_length, seed=seed)
         precise = torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
         with torch.no_grad(), precise:
-            drawn = sample(model.speaking(), batch.pictures, decoding, range(len(batch.pictures)))
+            drawn = sample(model, batch.pictures, decoding, range(len(batch.pictures)))
         tokens = as_tokens(drawn).to(batch.tokens.device)
         rewards = cider_d(_ids(tokens[:, :, 1:]), _ids(batch.targets), self.frequencies)
         advantages = torch.from_numpy(rewards - others_mean(rewards)).to(tokens.device, torch.float32)

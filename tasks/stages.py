@@ -159,11 +159,12 @@ SELF_CRITICAL = Stage(
         "extract.failed",
         "tensorise.vocabulary",
         "tensorise.train",
+        "tensorise.frequencies",
         "ingest.dev",
         "train.weights",
     ),
     function="tasks.self_critical:self_critical",
-    places=("views", "machine"),
+    places=("decoder", "views", "machine"),
     resumable=True,
 )
 _FROZEN = "-frozen"  # what the names of the stages before `tune` end in

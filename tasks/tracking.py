@@ -172,7 +172,7 @@ class TrainingLog:
         try:
             self.epoch(row)
         except MlflowException as error:
-            say(f"train: MLflow did not take epoch {row['epoch']:.0f} ({' '.join(str(error).split())[:120]}); later")
+            say(f"MLflow did not take epoch {row['epoch']:.0f} ({' '.join(str(error).split())[:120]}); later")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 
 from models.decoders.base import Decoder, make
 from models.decoders.ensemble import Ensemble
@@ -24,10 +23,10 @@ def last_trained(made: Mapping[str, Artifact]) -> Artifact:
     return made.get("self_critical", made["train"])
 
 
-def load_decoder(folder: Path, device: torch.device) -> tuple[Decoder, dict[str, Any]]:
-    """The best decoder of a train artifact, in evaluation mode, and its shape."""
+def load_decoder(folder: Path) -> tuple[Decoder, dict[str, Any]]:
+    """The best decoder of a train artifact, on the CPU in evaluation mode, and its shape."""
     shape = json.loads((folder / DECODER).read_text(encoding="utf-8"))
-    return _loaded(shape, folder / WEIGHTS).to(device).eval(), shape
+    return _loaded(shape, folder / WEIGHTS).eval(), shape
 
 
 def load_ensemble(folder: Path, members: int) -> tuple[Decoder | Ensemble, dict[str, Any]]:
@@ -36,7 +35,7 @@ def load_ensemble(folder: Path, members: int) -> tuple[Decoder | Ensemble, dict[
     AttendError where it keeps fewer: it stopped before so many epochs.
     """
     if members == 1:
-        return load_decoder(folder, torch.device("cpu"))
+        return load_decoder(folder)
     shape = json.loads((folder / DECODER).read_text(encoding="utf-8"))
     kept = kept_weights(folder)
     if members > len(kept):

@@ -16,7 +16,7 @@ from models.decoders.base import Decoder, make
 from models.vocabulary import Vocabulary
 from tasks.batches import GridBatches, ResidentBatches
 from tasks.captions import read_captions, read_vocabulary
-from tasks.config import DecoderConfig, FitConfig, MachineConfig, TrainingConfig, ViewsConfig
+from tasks.config import DecoderConfig, MachineConfig, OfGridsConfig, TrainingConfig, ViewsConfig
 from tasks.devices import device_of
 from tasks.errors import AttendError
 from tasks.features import open_grids
@@ -57,7 +57,11 @@ def train(
 
 
 def prepare(
-    training: FitConfig, views: ViewsConfig | None, machine: MachineConfig, work: Work, name: str
+    training: OfGridsConfig,
+    views: ViewsConfig | None,
+    machine: MachineConfig,
+    work: Work,
+    name: str,
 ) -> tuple[GridBatches, GridDev]:
     """The batches of the train split, with the views of its pictures where there are any, and the dev pictures."""
     grids = open_grids(work.upstream["extract"], machine)
@@ -66,10 +70,11 @@ def prepare(
     device = device_of(machine)
     resident = machine.resident and device.type != "cpu"  # a CPU maps the files: as much as fits is in its memory
     of_grids = partial(ResidentBatches, device=device) if resident else GridBatches
-    chosen = None if views is None else choices(pictures, views, vocabulary)
-    seen = grids if views is None else grids.together_with(open_grids(work.upstream["views"], machine))
-    block = training.block if isinstance(training, TrainingConfig) else None
-    batches = of_grids(pictures, seen, training.batch_pictures, training.seed, block, chosen)
+    seen, chosen = grids, None
+    if views is not None:
+        seen = grids.together_with(open_grids(work.upstream["views"], machine))
+        chosen = choices(pictures, views, vocabulary, seen)
+    batches = of_grids(pictures, seen, training.batch_pictures, training.seed, training.block, chosen)
     dev = GridDev(pictures_of(work.upstream["ingest"].path, "dev"), grids, vocabulary, machine)
     if not batches.captioned or not dev.pictures:
         raise AttendError(f"{name}: no picture of the train or dev split could be read: see extract's failed.parquet")
@@ -80,7 +85,7 @@ def finish(fit: Fit, shape: dict[str, Any], work: Work) -> Outcome:
     """Write what was trained; its product is the digest of the best weights and of the decoder's shape."""
     (work.out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
     fit.write()
-    best = max(fit.history, key=lambda row: row[fit.selected])
+    best = fit.history[fit.ranking()[0]]
     counts: dict[str, int | float] = {"epochs": len(fit.history)}
     counts |= {name: round(best[name], 3) for name in DEV_SCORES}
     kept = [digest_of_file(path) for path in kept_weights(work.out)]

@@ -21,9 +21,11 @@ from tasks.config import GridsConfig, MachineConfig, ViewsConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.extraction import Extracted
 from tasks.features import INDEX, bring_up_to_date
+from tasks.grid_cache import GridReader
 from tasks.identity import identity_of
 from tasks.ledger import Outcome, Work, digest_of
 from tasks.manifest import GENERATED, files_of, pictures_of
+from tasks.stages import VIEWS
 
 # A mirrored picture makes a lie of a caption with one of these words.
 SIDED = frozenset({"left", "right", "leftmost", "rightmost", "left-hand", "right-hand", "lefthand", "righthand"})
@@ -45,7 +47,8 @@ def extract_views(
     wanted = {name: files[digest] for digest in digests for name in names_of(digest, views)}
     tuned = work.upstream.get("tune")
     whole = identity_of(grids, tuned.products["backbone"] if tuned else work.inputs["weights"])
-    shown = f"crop {views.crop}, {'odd ones mirrored' if views.flip else 'none mirrored'}, seed {views.seed}"
+    mirrored = "odd ones mirrored" if views.flip else "none mirrored"
+    shown = f"crop {views.crop}, {mirrored}, seed {views.seed}, version {VIEWS.version}"
     outcome = bring_up_to_date(
         wanted, replace(whole, view=shown), grids, machine, work, extracted, partial(look, views=views)
     )
@@ -81,12 +84,15 @@ def is_sided(picture: CaptionedPicture, vocabulary: Vocabulary) -> bool:
 
 
 def choices(
-    pictures: Sequence[CaptionedPicture], views: ViewsConfig, vocabulary: Vocabulary
+    pictures: Sequence[CaptionedPicture], views: ViewsConfig, vocabulary: Vocabulary, there: GridReader
 ) -> dict[str, Sequence[str]]:
-    """Digest -> the names of the grids that may stand for it in training: the picture's own, and its views'."""
+    """Digest -> the names of the grids that may stand for it in training: the picture's own, and its views'.
+
+    there: the grids.
+    """
     found: dict[str, Sequence[str]] = {}
     for picture in pictures:
-        names = names_of(picture.digest, views)
+        names = [name for name in names_of(picture.digest, views) if name in there]
         if is_sided(picture, vocabulary):
             names = [name for name in names if not is_mirrored(name, views)]
         found[picture.digest] = [picture.digest, *names]

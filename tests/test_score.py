@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.evaluation import PREDICTIONS, read_captions
+from tasks.evaluation import PREDICTIONS, captions_in
 from tasks.language import language
 from tasks.manifest import pictures_of
 from tasks.metrics import Scored
@@ -94,7 +94,7 @@ def test_what_is_exported_scores_as_what_it_came_of(
 ) -> None:
     made = artifacts(small(finished), "evaluate")
     predictions = made["evaluate"].path / PREDICTIONS
-    captions = read_captions(predictions)
+    captions = captions_in(predictions)
     export(captions, pictures_of(made["ingest"].path, "test"), tmp_path / "out")
     results, annotations = (tmp_path / "out" / f"{name}.json" for name in ("results", "annotations"))
     assert list(read_results(results).values()) == [captions[row] for row in _order(made, captions)]

@@ -21,6 +21,7 @@ from tasks import fitting, trained
 from tasks.batches import Batch
 from tasks.captions import read_captions, read_frequencies
 from tasks.config import SelfCriticalConfig
+from tasks.errors import AttendError
 from tasks.metrics.consensus import Frequencies, Ids, cider, cider_d
 from tasks.self_critical import SelfCritical, as_tokens, log_likelihood, others_mean
 from tasks.stages import artifacts, plan, run_stage, stages_of
@@ -163,8 +164,8 @@ def test_rewards_rise_and_what_is_evaluated_is_what_came_of_it(workspace: Path) 
     assert sum(rewards[-3:]) > sum(rewards[:3])
     keys = made["evaluate"].ledger.parts["upstream"]
     assert keys["self_critical.weights"] == made["self_critical"].products["weights"] and "train.weights" not in keys
-    decoder, _ = trained.load_decoder(trained.last_trained(made).path, torch.device("cpu"))
-    before, _ = trained.load_decoder(made["train"].path, torch.device("cpu"))
+    decoder, _ = trained.load_decoder(trained.last_trained(made).path)
+    before, _ = trained.load_decoder(made["train"].path)
     assert not torch.equal(decoder.embed.weight, before.embed.weight)
     # Another reward setting leaves the decoder that it begins with as it is.
     other = small(workspace, **learning, self_critical={**critical, "samples": 3})
@@ -196,3 +197,28 @@ def test_resumed_is_uninterrupted(workspace: Path, tmp_path: Path, monkeypatch: 
     assert plan(configured(tmp_path / "other"), "self_critical")[-1].state == "interrupted"
     run(configured(tmp_path / "other"))
     assert history(tmp_path / "other") == history(workspace)
+
+
+def test_word_vectors_that_are_frozen_stay_so(workspace: Path) -> None:
+    config = small(workspace, decoder__freeze_words=True, self_critical={**CRITICAL, "epochs": 1})
+    run(config)
+    made = artifacts(config, "self_critical")
+    after, before = (trained.load_decoder(made[stage].path)[0] for stage in ("self_critical", "train"))
+    assert torch.equal(after.embed.weight, before.embed.weight)
+    assert not torch.equal(after.head.weight, before.head.weight)
+
+
+def test_training_that_diverges_is_told_and_keeps_nothing(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reward alone would not tell: a decoder of no numbers says nothing, which is worth 0."""
+    config = small(workspace, self_critical=CRITICAL)
+    monkeypatch.setattr("tasks.self_critical.log_likelihood", lambda logits, targets: logits[:, 0] * torch.nan)
+    with pytest.raises(
+        AttendError, match=r"self_critical: the loss is nan at step \d: lower self_critical.learning_rate"
+    ):
+        run(config)
+    assert "self_critical" not in artifacts(config)
+
+
+def test_hard_attention_cannot_go_on_so(workspace: Path) -> None:
+    with pytest.raises(AttendError, match="self_critical: hard_attention draws where it looks in `train` alone"):
+        small(workspace, decoder__name="hard_attention", self_critical=CRITICAL)

@@ -335,7 +335,7 @@ def test_the_best_epoch_is_by_free_running_bleu(workspace: Path) -> None:
     config = small(workspace, training__epochs=60, training__learning_rate=0.02, training__patience=60)
     run_stage(config, "train")
     found = artifacts(config)
-    decoder, _ = trained.load_decoder(found["train"].path, torch.device("cpu"))
+    decoder, _ = trained.load_decoder(found["train"].path)
     vocabulary = read_vocabulary(found["tensorise"].path)
     grids, tokenise = open_grids(found["extract"], config.machine), tokeniser("treebank")
     scored = []

@@ -80,11 +80,11 @@ def _align(caption: list[str], reference: list[str]) -> _Alignment:
     """The alignment with most words, then fewest chunks, then least distance, among those a beam search keeps."""
     beam = [_Alignment((), 0, 0, 0)]
     for place, word in enumerate(caption):
+        like = [(other, weight) for other, true in enumerate(reference) if (weight := _likeness(word, true))]
         longer = list(beam)  # the word stays alone
         for part in beam:
-            for other, candidate in enumerate(reference):
-                weight = _EXACT if word == candidate else _STEM if _stem(word) == _stem(candidate) else 0.0
-                if weight and not part.used >> other & 1:
+            for other, weight in like:
+                if not part.used >> other & 1:
                     goes_on = bool(part.pairs) and part.pairs[-1][:2] == (place - 1, other - 1)
                     longer.append(
                         _Alignment(
@@ -96,6 +96,10 @@ def _align(caption: list[str], reference: list[str]) -> _Alignment:
                     )
         beam = sorted(longer, key=lambda part: part.rank)[:_BEAM]
     return beam[0]
+
+
+def _likeness(word: str, other: str) -> float:
+    return _EXACT if word == other else _STEM if _stem(word) == _stem(other) else 0.0
 
 
 @functools.cache
