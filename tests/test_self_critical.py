@@ -211,7 +211,7 @@ def test_word_vectors_that_are_frozen_stay_so(workspace: Path) -> None:
 def test_training_that_diverges_is_told_and_keeps_nothing(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reward alone would not tell: a decoder of no numbers says nothing, which is worth 0."""
     config = small(workspace, self_critical=CRITICAL)
-    monkeypatch.setattr("tasks.self_critical.log_likelihood", lambda logits, targets: logits[:, 0] * torch.nan)
+    monkeypatch.setattr("tasks.self_critical.log_likelihood", lambda logits, _: logits[:, 0] * torch.nan)
     with pytest.raises(
         AttendError, match=r"self_critical: the loss is nan at step \d: lower self_critical.learning_rate"
     ):
