@@ -40,6 +40,7 @@ PLAIN: Settings = {
 }
 ROWS = (
     Row("plain", {}),
+    Row("captions of up to 20 tokens", {"captions": {"max_tokens": 20}}),
     Row("label smoothing 0.1", {"training": {"label_smoothing": 0.1}}),
     Row("dropout 0.3 on words and grid", {"decoder": {"dropout_words": 0.3, "dropout_grid": 0.3}}),
     Row("a tenth of the words unknown", {"training": {"unknown_words": 0.1}}),
