@@ -163,7 +163,7 @@ class FitConfig(Section):
     batch_pictures: int = Field(16, ge=1, description="pictures a step, each with all its captions")
     learning_rate: float = Field(8e-4, gt=0)
     warmup_steps: int = Field(100, ge=0)
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, description="decoupled from the gradient (Loshchilov and Hutter 2019)")
     clip_norm: float = Field(5.0, gt=0)
     averaging: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights; 0 for none")
     select: Literal["bleu4", "cider"] = Field("bleu4", description="score of greedy dev captions that is best on")

@@ -123,7 +123,7 @@ class Fit:
         self.average = _copied(self.model.state_dict()) if training.averaging else None
         learnt = {rate: [weight for weight in weights if weight.requires_grad] for rate, weights in rates.items()}
         groups = [{"params": weights, "peak": rate} for rate, weights in learnt.items() if weights]
-        self.optimiser = torch.optim.Adam(
+        self.optimiser = torch.optim.AdamW(
             groups, training.learning_rate, weight_decay=training.weight_decay, fused=True
         )
         self.step = 0
