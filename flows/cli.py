@@ -152,7 +152,7 @@ def evaluate(
         return
     for name, value in told["scores"].items():
         low, high = told["intervals"][name]
-        typer.echo(f"{name:<10} {value:.2f}  ({low:.2f} to {high:.2f})")
+        typer.echo(f"{name:<12} {value:.2f}  ({low:.2f} to {high:.2f})")
     typer.echo(f"{told['model']}: {told['pictures']:,} pictures; {told['signature']}")
 
 

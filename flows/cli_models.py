@@ -39,11 +39,11 @@ def compare(
         ]
         print_json({"scores": [vars(item) for item in found.scores], "captions": shown})
         return
-    typer.echo(f"{'':<8}{'first':>8}{'second':>8}  difference, 95 % interval    second is better in")
+    typer.echo(f"{'':<12}{'first':>8}{'second':>8}  difference, 95 % interval    second is better in")
     for item in found.scores:
         low, high = item.interval
         difference = f"{item.second - item.first:+.2f}  ({low:+.2f} to {high:+.2f})"
-        typer.echo(f"{item.score:<8}{item.first:>8.2f}{item.second:>8.2f}  {difference:<27}  {item.better:.1%}")
+        typer.echo(f"{item.score:<12}{item.first:>8.2f}{item.second:>8.2f}  {difference:<27}  {item.better:.1%}")
     typer.echo(f"{len(found.captions):,} pictures; {len(differ):,} captions differ")
     for digest, (old, new) in list(differ.items())[:captions]:
         typer.echo(f"\n{digest[:12]}  a person wrote: {' '.join(old.references[0])}")
