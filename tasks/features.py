@@ -41,9 +41,13 @@ def extract(
     """
     manifest = work.upstream["ingest"].path
     files = files_of(manifest, data.image_folder(manifest / GENERATED))
+    return bring_up_to_date(files, whole_identity(grids, work), grids, machine, work, extracted)
+
+
+def whole_identity(grids: GridsConfig, work: Work) -> Identity:
+    """Of the grids of whole photographs, by the backbone as it was given or, where it was tuned, as it became."""
     tuned = work.upstream.get("tune")
-    identity = identity_of(grids, tuned.products["backbone"] if tuned else work.inputs["weights"])
-    return bring_up_to_date(files, identity, grids, machine, work, extracted)
+    return identity_of(grids, tuned.products["backbone"] if tuned else work.inputs["weights"])
 
 
 def bring_up_to_date(

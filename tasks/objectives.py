@@ -41,7 +41,6 @@ class CrossEntropy:
     """Teacher forcing: the cross-entropy in nats a token, and what the config adds to it."""
 
     figure = "loss"
-
     rows = None
 
     def __init__(self, training: CrossEntropyConfig) -> None:

@@ -20,9 +20,8 @@ from tasks.captions import CaptionedPicture
 from tasks.config import GridsConfig, MachineConfig, ViewsConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.extraction import Extracted
-from tasks.features import INDEX, bring_up_to_date
+from tasks.features import INDEX, bring_up_to_date, whole_identity
 from tasks.grid_cache import GridReader
-from tasks.identity import identity_of
 from tasks.ledger import Outcome, Work, digest_of
 from tasks.manifest import GENERATED, files_of, pictures_of
 from tasks.stages import VIEWS
@@ -45,13 +44,10 @@ def extract_views(
     readable = set(pq.read_table(work.upstream["extract"].path / INDEX, columns=["digest"])["digest"].to_pylist())
     digests = sorted({picture.digest for picture in pictures_of(manifest, "train")} & readable)
     wanted = {name: files[digest] for digest in digests for name in names_of(digest, views)}
-    tuned = work.upstream.get("tune")
-    whole = identity_of(grids, tuned.products["backbone"] if tuned else work.inputs["weights"])
     mirrored = "odd ones mirrored" if views.flip else "none mirrored"
     shown = f"crop {views.crop}, {mirrored}, seed {views.seed}, version {VIEWS.version}"
-    outcome = bring_up_to_date(
-        wanted, replace(whole, view=shown), grids, machine, work, extracted, partial(look, views=views)
-    )
+    identity = replace(whole_identity(grids, work), view=shown)
+    outcome = bring_up_to_date(wanted, identity, grids, machine, work, extracted, partial(look, views=views))
     return replace(outcome, products={"views": digest_of([outcome.products["grids"], views.number])})
 
 
