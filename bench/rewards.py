@@ -21,6 +21,7 @@ from models.vocabulary import END, NULL, START
 from tasks.batches import Batch
 from tasks.config import SelfCriticalConfig
 from tasks.metrics.consensus import Frequencies, Ids, cider_d
+from tasks.objectives import count
 from tasks.self_critical import SelfCritical, as_tokens
 
 PICTURES, SAMPLES, VOCABULARY, WORDS, TRAINED_ON = 16, 5, 2550, 11, 2000
@@ -35,8 +36,9 @@ def main() -> None:
     options = {"output": "deep", "dropout_words": 0.3, "dropout_grid": 0.3}
     decoder = make("show_attend_tell", 1280, VOCABULARY, options)
     optimiser = torch.optim.Adam(decoder.parameters(), 5e-5, fused=True)
-    batch = Batch(torch.randn(PICTURES, 7, 7, 1280).relu(), torch.from_numpy(references[:PICTURES]))
-    batch = Batch(batch.pictures, batch.tokens.masked_fill(batch.tokens < 0, NULL))
+    tokens = torch.from_numpy(references[:PICTURES])
+    tokens = tokens.masked_fill(tokens < 0, NULL)
+    batch = Batch(torch.randn(PICTURES, 7, 7, 1280).relu(), tokens, torch.arange(PICTURES))
     objective = SelfCritical(SelfCriticalConfig(samples=SAMPLES, precision="bfloat16"), frequencies, 16)
     decoding = Decoding(search="sample", n_best=SAMPLES, max_length=16)
     drawn = as_tokens(sample(decoder.eval().speaking(), batch.pictures, decoding, range(PICTURES))).numpy()
@@ -56,7 +58,7 @@ def main() -> None:
 def _step(
     objective: SelfCritical, decoder: torch.nn.Module, optimiser: torch.optim.Optimizer, batch: Batch, step: int
 ) -> None:
-    judged = objective(decoder, batch, step, 0.0)
+    judged = objective(decoder, batch, count(batch), step, 0.0)
     optimiser.zero_grad(set_to_none=True)
     judged.loss.backward()  # type: ignore[no-untyped-call]
     optimiser.step()

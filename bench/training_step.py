@@ -95,7 +95,7 @@ class Problem:
         side = row.native or row.side
         tokens = torch.randint(4, row.vocabulary, (row.pictures, CAPTIONS, LENGTH + 1))
         tokens[:, :, 0] = START
-        self.batch = Batch(torch.randn(row.pictures, side, side, row.channels), tokens)
+        self.batch = Batch(torch.randn(row.pictures, side, side, row.channels), tokens, torch.arange(row.pictures))
 
     def step(self, form: str) -> Callable[[], float]:
         """A step that returns the loss before it. Once one was compiled, those made after it are too."""
@@ -107,7 +107,12 @@ class Problem:
         weights, batches = {RATE: list(self.decoder.parameters())}, _Batches(self.row.pictures)
         out, objective = Path(tempfile.mkdtemp()), CrossEntropy(training)
         fit = Fit(self.decoder, weights, training, machine, batches, out, objective)  # type: ignore[arg-type]
-        return lambda: fit.learn(self.batch)[0]
+
+        def step() -> float:
+            loss, tokens = fit.learn(self.batch)
+            return loss / tokens
+
+        return step
 
     def _textbook(self) -> Callable[[], float]:
         """Its rows are captions, each with a copy of its picture's grid."""

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,9 +50,12 @@ def run(
     from tasks.stages import verify as read_all
 
     config = load(preset, overrides or [])
-    if verify:
-        read_all(config, until)
-    before = _run(config, until, quiet=as_json)
+    with _led() as leads:
+        if not leads:
+            return
+        if verify:
+            read_all(config, until)
+        before = _run(config, until, quiet=as_json)
     if as_json:
         after = plan(config, until)
         print_json([{**_as_json(now), "ran": not was.fresh} for was, now in zip(before, after, strict=True)])
@@ -227,6 +232,22 @@ def ui(
     from tasks.tracking import mlflow_ui
 
     mlflow_ui(workspace.expanduser().absolute(), port)
+
+
+@contextmanager
+def _led() -> Iterator[bool]:
+    """Whether this process runs the pipeline. One that torchrun started to follow has done its part by then."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield True
+        return
+    from tasks import processes
+
+    with processes.together() as leads:
+        if not leads:
+            processes.follow()
+        yield leads
+        if leads:
+            processes.dismiss()
 
 
 def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from models.vocabulary import NULL
+from tasks import processes
 from tasks.captions import CaptionedPicture
 from tasks.config import MachineConfig
 from tasks.errors import AttendError
@@ -37,11 +38,15 @@ class Batch:
     """N pictures, each with up to R captions.
 
     pictures: grids (N, h, w, C) float32, or photographs (N, 3, S, S) uint8 where the backbone is tuned. tokens
-    (N, R, T+1) int64: START, words, END, NULL; a picture with fewer captions than R has rows of NULL.
+    (N, R, T+1) int64: START, words, END, NULL; a picture with fewer captions than R has rows of NULL. places (N,)
+    int64: of the pictures in the whole batch, of which this may be one process's part. spare: it counts for nothing:
+    the batch had no picture left for this process.
     """
 
     pictures: Tensor
     tokens: Tensor
+    places: Tensor
+    spare: bool = False
 
     @property
     def words(self) -> Tensor:
@@ -59,11 +64,21 @@ class Batch:
         return self.targets != NULL
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(self.pictures.to(device, non_blocking=True), self.tokens.to(device, non_blocking=True))
+        pictures, tokens = (given.to(device, non_blocking=True) for given in (self.pictures, self.tokens))
+        return replace(self, pictures=pictures, tokens=tokens)
+
+    def pieces(self, number: int) -> list[Batch]:
+        """It in `number` pieces, or one a picture where those are fewer."""
+        number = min(number, len(self.tokens))
+        cut = zip(*(given.tensor_split(number) for given in (self.pictures, self.tokens, self.places)), strict=True)
+        return [Batch(pictures, tokens, places, self.spare) for pictures, tokens, places in cut]
 
 
 class Batches(ABC):
-    """The batches of a split's pictures: `size` of them a batch, none with more than `rows` captions."""
+    """The batches of a split's pictures: `size` of them a batch, none with more than `rows` captions.
+
+    Where several processes train together (processes.py), each reads its part of every batch.
+    """
 
     def __init__(self, pictures: Sequence[CaptionedPicture], size: int, seed: int) -> None:
         self.captioned = list(pictures)
@@ -98,13 +113,17 @@ class Batches(ABC):
 
     def _read(self, order: npt.NDArray[np.int64], at: int, epoch: int) -> Batch:
         self.expect(order, at, epoch)
-        captioned = [self.captioned[place] for place in order[at : at + self.size]]
+        whole = range(len(order[at : at + self.size]))
+        places = processes.part(whole)
+        spare = not places
+        captioned = [self.captioned[order[at + place]] for place in places or whole[:1]]
         rows = max(len(picture.tokens) for picture in captioned)
         tokens = np.full((len(captioned), rows, captioned[0].tokens.shape[1]), NULL, dtype=np.int64)
         for place, picture in enumerate(captioned):
             tokens[place, : len(picture.tokens)] = picture.tokens
         longest = int((tokens != NULL).sum(axis=2).max())
-        return Batch(self.pictures_of(captioned, epoch), torch.from_numpy(tokens[:, :, :longest]))
+        told = torch.from_numpy(tokens[:, :, :longest])
+        return Batch(self.pictures_of(captioned, epoch), told, torch.tensor(places or [0]), spare)
 
 
 class GridBatches(Batches):

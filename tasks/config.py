@@ -276,6 +276,7 @@ class MachineConfig(Section):
     shard_rows: int = Field(512, ge=1, description="pictures a shard")
     resident: bool = Field(False, description="keep the grids that are trained on in the GPU's memory")
     checkpoint_seconds: float = Field(120.0, ge=0)
+    accumulate: int = Field(1, ge=1, description="pieces that a training step's pictures are taken in, to save memory")
     compile: bool = Field(
         False,
         description="compile extraction's backbone and the decoder's step: seconds, paid back by much work",

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from models.captioner import key_of_digest
 from models.search import Caption, Decoding, decode
 from models.vocabulary import Vocabulary
+from tasks import processes
 from tasks.batches import captioned_at_once, grids_in_order
 from tasks.captions import read_vocabulary
 from tasks.config import EvaluationConfig, MachineConfig
@@ -79,15 +80,17 @@ def predict(
     digests = [picture.digest for picture in pictures if picture.digest in grids]
     if not digests:
         raise AttendError(f"evaluate: no picture of the split {evaluation.split!r} could be read")
-    rows: list[dict[str, Any]] = []
+    own: list[dict[str, Any]] = []
+    shared = processes.part(digests)
     decoding = Decoding(**evaluation.decoding())
     label = f"captions, beam {decoding.beam}" if decoding.search == "beam" else "captions, sampled"
-    with Bar(len(digests), label, "pictures") as bar:
+    with Bar(len(shared), label, "pictures") as bar:
         size = captioned_at_once(machine, grids.shape, decoding.beam if decoding.search == "beam" else decoding.n_best)
-        for part, grid in grids_in_order(digests, grids, size):
+        for part, grid in grids_in_order(shared, grids, size):
             found = decode(speaking, grid.to(device), decoding, [key_of_digest(digest) for digest in part])
-            rows += [_row(digest, best, vocabulary) for digest, best in zip(part, found, strict=True)]
+            own += [_row(digest, best, vocabulary) for digest, best in zip(part, found, strict=True)]
             bar.advance(len(part))
+    rows = processes.gathered(own, len(digests))
     write_predictions(rows, pictures, work.out / PREDICTIONS)
 
 

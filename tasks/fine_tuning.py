@@ -138,7 +138,7 @@ class PhotographDev(Dev):
         return model.decoder, self._grids(model.backbone)
 
     def _grids(self, backbone: Backbone) -> Iterator[Tensor]:
-        digests, size = [picture.digest for picture in self.pictures], self.machine.extract_batch
+        digests, size = [picture.digest for picture in self.own], self.machine.extract_batch
         encoder = Encoder(backbone, self._views.precision, next(backbone.parameters()).device)
         for at in range(0, len(digests), size):
             pixels = self._views.whole(digests[at : at + size])

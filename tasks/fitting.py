@@ -11,6 +11,7 @@ import math
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ import pyarrow.parquet as pq
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from models.decoders.base import Decoder
 from models.search import Decoding, greedy
 from models.vocabulary import Vocabulary
+from tasks import processes
 from tasks.batches import Batch, Batches, captioned_at_once, grids_in_order
 from tasks.config import FitConfig, MachineConfig, OfGridsConfig
 from tasks.devices import check_compiler, device_of
@@ -33,7 +36,7 @@ from tasks.ledger import Stopwatch, flush
 from tasks.manifest import Picture
 from tasks.metrics import Scored, measure
 from tasks.metrics.ptb import words as cut
-from tasks.objectives import Objective
+from tasks.objectives import Count, Judged, Objective, count
 from tasks.progress import Bar, say
 from tasks.stages import PROGRESS
 from tasks.trained import HISTORY, LAST, NEXT_BEST, WEIGHTS
@@ -47,26 +50,27 @@ class Dev(ABC):
     """The dev pictures, captioned freely after each epoch."""
 
     def __init__(self, pictures: list[Picture], vocabulary: Vocabulary, machine: MachineConfig) -> None:
-        self.pictures = pictures
+        self.pictures, self.own = pictures, processes.part(pictures)
         self.machine = machine
         self._references = [[cut(text) for text in picture.captions] for picture in pictures]
         self._vocabulary = vocabulary
 
     @abstractmethod
     def seen(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
-        """The model's decoder, and the grids of the pictures, a batch at a time, in order."""
+        """The model's decoder, and the grids of this process's `own` pictures, a batch at a time, in order."""
 
     def scores(self, model: nn.Module) -> dict[str, float]:
         """`DEV_SCORES` of greedy captions: free-running, never teacher-forced."""
         model.eval()
-        scored: list[Scored] = []
+        own: list[list[str]] = []
         decoding = Decoding(max_length=self._vocabulary.settings["max_tokens"] + 1)
         decoder, grids = self.seen(model)
         speaking = decoder.speaking()
         for grid in grids:
             for caption in greedy(speaking, grid, decoding):
-                said = cut(" ".join(self._vocabulary.decode(caption.tokens)))
-                scored.append(Scored(said, self._references[len(scored)]))
+                own.append(cut(" ".join(self._vocabulary.decode(caption.tokens))))
+        said = processes.gathered(own, len(self.pictures))
+        scored = [Scored(*pair) for pair in zip(said, self._references, strict=True)]
         return {"dev_bleu4": measure("bleu", scored)["bleu4"], "dev_cider": measure("cider", scored)["cider"]}
 
 
@@ -81,7 +85,7 @@ class GridDev(Dev):
 
     def seen(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
         assert isinstance(model, Decoder)
-        device, digests = next(model.parameters()).device, [picture.digest for picture in self.pictures]
+        device, digests = next(model.parameters()).device, [picture.digest for picture in self.own]
         size = captioned_at_once(self.machine, self._grids.shape, rows=1)
         parts = grids_in_order(digests, self._grids, size)
         return model, (grid.to(device) for _, grid in parts)
@@ -120,6 +124,8 @@ class Fit:
             check_compiler()
             decoder: Any = model if isinstance(model, Decoder) else self.model.decoder
             decoder.compile_step(batches.size, objective.rows or batches.rows)
+        learner = _Learner(self.model, objective)
+        self.learner: Any = learner if processes.size() == 1 else DistributedDataParallel(learner)
         self.average = _copied(self.model.state_dict()) if training.averaging else None
         learnt = {rate: [weight for weight in weights if weight.requires_grad] for rate, weights in rates.items()}
         groups = [{"params": weights, "peak": rate} for rate, weights in learnt.items() if weights]
@@ -172,7 +178,7 @@ class Fit:
         with Bar(len(self.batches), label, "batches", done=start) as bar:
             for batch in self.batches.epoch(epoch, start):
                 figure, things = self.learn(batch.to(self.device))
-                self.sums.figure += figure * things
+                self.sums.figure += figure
                 self.sums.things += things
                 self.sums.seconds = spent + watch.seconds()
                 bar.note(f"{self.objective.figure} {self.sums.figure / self.sums.things:.3f}")
@@ -184,23 +190,38 @@ class Fit:
     def learn(self, batch: Batch) -> tuple[float, int]:
         """One step; the objective's figure, and the number of things that it is the mean of."""
         # Dropout and all else that is drawn follows the step's number: nothing random is carried over.
-        torch.manual_seed(self.training.seed * 1_000_003 + self.step)
+        torch.manual_seed(self.training.seed * 1_000_003 + self.step + processes.rank() * 2**40)
         for group in self.optimiser.param_groups:
             group["lr"] = group["peak"] * self.schedule()
         self.model.train()
-        judged = self.objective(self.model, batch, self.step, self.step / self.steps)
-        if not math.isfinite(float(judged.loss.detach())):
+        self.optimiser.zero_grad(set_to_none=True)
+        loss, figure, things = self._gradient(batch)
+        if not math.isfinite(loss):
             raise AttendError(
-                f"{self.name}: the loss is {float(judged.loss.detach())} at step {self.step}: "
+                f"{self.name}: the loss is {loss} at step {self.step}: "
                 f"lower {self.section}.learning_rate or {self.section}.clip_norm"
             )
-        self.optimiser.zero_grad(set_to_none=True)
-        judged.loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm)
         self.optimiser.step()
         self.step += 1
         self._update_average()
-        return judged.figure, judged.things
+        return figure, int(things)
+
+    def _gradient(self, batch: Batch) -> tuple[float, ...]:
+        """Add the step's gradient to the weights'; loss, figure and things of the step, over all processes."""
+        weight = 0.0 if batch.spare else 1.0
+        whole = Count(*processes.summed([weight * number for number in count(batch)]))
+        pieces = batch.pieces(self.machine.accumulate)
+        total = [0.0, 0.0, 0.0]
+        for piece in pieces:
+            shared = nullcontext() if piece is pieces[-1] or processes.size() == 1 else self.learner.no_sync()
+            with shared:
+                judged = self.learner(piece, whole, self.step, self.step / self.steps)
+                # Gradients are averaged over the processes, and losses add up.
+                (judged.loss * (weight * processes.size())).backward()
+            found = float(judged.loss.detach()), judged.figure, judged.things
+            total = [sum_ + weight * value for sum_, value in zip(total, found, strict=True)]
+        return tuple(processes.summed(total))
 
     def schedule(self) -> float:
         """The share of its peak that a learning rate has at this step.
@@ -264,7 +285,9 @@ class Fit:
         return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= self.training.patience
 
     def checkpoint(self) -> None:
-        """Save everything the next step depends on, atomically."""
+        """Save everything the next step depends on, atomically; the leader of several processes does."""
+        if processes.rank():
+            return
         state = {
             "model": self.model.state_dict(),
             "average": self.average,
@@ -282,11 +305,13 @@ class Fit:
 
     def _resume(self) -> None:
         path = self.out / _CHECKPOINT
-        if not path.exists():
+        there = path.exists()
+        state = processes.from_leader(torch.load(path, map_location="cpu", weights_only=True) if there else None)
+        if state is None:
             return
-        state = torch.load(path, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
-        self.average = state["average"]
+        if state["average"] is not None:
+            self.average = {name: value.to(self.device) for name, value in state["average"].items()}
         self.optimiser.load_state_dict(state["optimiser"])
         self.step, self.sums, self.history = state["step"], Sums(**state["sums"]), state["history"]
         say(f"{self.name}: goes on at step {self.step:,} of {self.steps:,}")
@@ -305,6 +330,17 @@ class Fit:
     def best(self) -> dict[str, Tensor]:
         """The weights with the best dev score so far, on the CPU."""
         return dict(safetensors.torch.load_file(self._kept()[0]))
+
+
+class _Learner(nn.Module):
+    """A model and how it is judged, as one module: what several processes share the gradient of is its forward pass."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model, self.objective = model, objective
+
+    def forward(self, batch: Batch, whole: Count, step: int, done: float) -> Judged:
+        return self.objective(self.model, batch, whole, step, done)
 
 
 def _nobody(row: dict[str, float]) -> None:  # noqa: ARG001 -- an EpochDone that tells no one

@@ -14,11 +14,19 @@ from tasks.config import CrossEntropyConfig
 
 
 class Judged(NamedTuple):
-    """loss: a scalar to be lowered. figure: what the history tells, a mean over `things`."""
+    """loss: a scalar to be lowered. figure: what the history tells, a sum over `things`."""
 
     loss: Tensor
     figure: float
     things: int
+
+
+class Count(NamedTuple):
+    """What a step's means are taken over."""
+
+    pictures: float
+    captions: float
+    tokens: float
 
 
 class Objective(Protocol):
@@ -29,12 +37,18 @@ class Objective(Protocol):
     @property
     def rows(self) -> int | None: ...
 
-    def __call__(self, model: Any, batch: Batch, step: int, done: float) -> Judged:
+    def __call__(self, model: Any, batch: Batch, whole: Count, step: int, done: float) -> Judged:
         """The loss of a model in training mode, on a batch; what is random in it follows torch's seed.
 
+        whole: of all that the step takes, of which the batch may be a part: the parts' losses add up to the step's.
         step: steps taken before. done: the share of the training that they are.
         """
         ...
+
+
+def count(batch: Batch) -> Count:
+    """Of a batch, or of a part of one."""
+    return Count(len(batch.tokens), float(batch.valid.any(dim=2).sum()), float(batch.valid.sum()))
 
 
 class CrossEntropy:
@@ -46,8 +60,9 @@ class CrossEntropy:
     def __init__(self, training: CrossEntropyConfig) -> None:
         self.training = training
 
-    def __call__(self, model: Any, batch: Batch, step: int, done: float) -> Judged:
+    def __call__(self, model: Any, batch: Batch, whole: Count, step: int, done: float) -> Judged:
         training, words, valid = self.training, batch.words, batch.valid
+        own = count(batch)
         precise = torch.autocast(words.device.type, torch.bfloat16, enabled=training.precision == "bfloat16")
         if training.scheduled_sampling:
             # A context of its own: autocast keeps what it cast, and what it cast without gradients has none.
@@ -58,12 +73,14 @@ class CrossEntropy:
         targets = batch.targets[valid]
         entropy = cross_entropy(logits, targets, training.label_smoothing)
         loss = entropy
+        penalty = model.penalty(read, logits, targets, valid)
+        if penalty is not None:
+            loss = loss + penalty
+        loss = loss * (own.tokens / whole.tokens)
         if training.doubly_stochastic:
-            loss = loss + training.doubly_stochastic * attention_penalty(read.alphas, valid)
-        own = model.penalty(read, logits, targets, valid)
-        if own is not None:
-            loss = loss + own
-        return Judged(loss, float(entropy.detach()), int(valid.sum()))
+            weight = training.doubly_stochastic * own.captions / whole.captions
+            loss = loss + weight * attention_penalty(read.alphas, valid)
+        return Judged(loss, float(entropy.detach()) * own.tokens, int(own.tokens))
 
 
 def with_unknown(words: Tensor, share: float) -> Tensor:

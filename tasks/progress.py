@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 Item = TypeVar("Item")
 _LINE_SECONDS = 15.0
 _listeners: list[Callable[[str], None]] = []
+_silent = False
 
 
 class Bar:
@@ -26,7 +27,7 @@ class Bar:
         self._note = ""
         self._start = self._last = time.monotonic()
         self._bar: Progress | None = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not _silent:
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -98,9 +99,17 @@ def lasting(seconds: float) -> str:
 
 def say(text: str) -> None:
     """A line for the person who waits. Standard output is kept for what a command answers."""
+    if _silent:
+        return
     print(text, file=sys.stderr, flush=True)
     for listener in _listeners:
         listener(text)
+
+
+def silence() -> None:
+    """From now on this process shows nothing: another one tells of the same work."""
+    global _silent  # noqa: PLW0603 -- like the listeners, one for the process
+    _silent = True
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from tasks.config import DecoderConfig, MachineConfig, SelfCriticalConfig, Views
 from tasks.fitting import EpochDone, Fit
 from tasks.ledger import Outcome, Work
 from tasks.metrics.consensus import Frequencies, Ids, cider_d
-from tasks.objectives import Judged
+from tasks.objectives import Count, Judged
 from tasks.trained import load_decoder
 from tasks.training import finish, prepare
 
@@ -51,7 +51,9 @@ def self_critical(
 class SelfCritical:
     """The expected reward's gradient, estimated from drawn captions.
 
-    Captions are drawn, and their likelihood taken, without dropout: by one and the same distribution.
+    Captions are drawn without dropout, as they will be; the decoder that is to make the better ones likelier has the
+    dropout that it was trained with, or it would learn the training pictures by heart. The loss is a mean over
+    captions, over their greatest length: whatever a caption's own is, its words weigh the same.
     """
 
     figure = "reward"
@@ -61,23 +63,25 @@ class SelfCritical:
         self.config, self.frequencies, self.max_length = config, frequencies, max_length
         self.rows = config.samples
 
-    def __call__(self, model: Any, batch: Batch, step: int, done: float) -> Judged:
+    def __call__(self, model: Any, batch: Batch, whole: Count, step: int, done: float) -> Judged:
         model.eval()
         seed = self.config.seed * 1_000_003 + step
         decoding = Decoding(search="sample", n_best=self.config.samples, max_length=self.max_length, seed=seed)
         precise = torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
         with torch.no_grad(), precise:
-            drawn = sample(model, batch.pictures, decoding, range(len(batch.pictures)))
+            drawn = sample(model, batch.pictures, decoding, batch.places.tolist())
         tokens = as_tokens(drawn).to(batch.tokens.device)
         rewards = cider_d(_ids(tokens[:, :, 1:]), _ids(batch.targets), self.frequencies)
         advantages = torch.from_numpy(rewards - others_mean(rewards)).to(tokens.device, torch.float32)
         words, targets = tokens[:, :, :-1], tokens[:, :, 1:]
         valid = targets != NULL
+        model.train()
         with precise:
             logits, _ = model(batch.pictures, words, valid)
         likely = log_likelihood(logits, targets[valid])
         weights = advantages.unsqueeze(2).expand(valid.shape)[valid]
-        return Judged(-(weights * likely).mean(), float(rewards.mean()), rewards.size)
+        loss = -(weights * likely).sum() / (whole.pictures * self.config.samples * self.max_length)
+        return Judged(loss, float(rewards.sum()), rewards.size)
 
 
 def as_tokens(drawn: list[list[Caption]]) -> Tensor:

@@ -35,7 +35,7 @@ class Stage:
     raised by hand when what the stage computes changes. needs: upstream products, `stage.product`. function, inputs:
     `module:name`, imported only when used. inputs gives the digests of what comes from outside (photographs, weights).
     check: says what is wrong with what the stage made elsewhere. resumable: what a killed run left in its folder is
-    kept for the next.
+    kept for the next. shared: all processes that torchrun started take part (see processes.py).
     """
 
     name: str
@@ -47,6 +47,7 @@ class Stage:
     inputs: str | None = None
     check: str | None = None
     resumable: bool = False
+    shared: bool = False
     kind: str = ""
 
     def __post_init__(self) -> None:
@@ -87,6 +88,7 @@ STAGES = (
         places=("views", "machine"),
         inputs="tasks.word_vectors:vector_digests",
         resumable=True,
+        shared=True,
     ),
     Stage(
         "evaluate",
@@ -101,6 +103,7 @@ STAGES = (
             "ingest.train",
         ),
         function="tasks.evaluation:evaluate",
+        shared=True,
     ),
     Stage(
         "register",
@@ -140,6 +143,7 @@ TUNE = Stage(
     places=("data", "decoder", "machine"),
     inputs="tasks.weights:weight_digests",
     resumable=True,
+    shared=True,
 )
 VIEWS = Stage(
     "views",
@@ -152,7 +156,7 @@ VIEWS = Stage(
 )
 SELF_CRITICAL = Stage(
     "self_critical",
-    version=1,
+    version=2,
     sections=("self_critical",),
     needs=(
         "extract.identity",
@@ -166,6 +170,7 @@ SELF_CRITICAL = Stage(
     function="tasks.self_critical:self_critical",
     places=("decoder", "views", "machine"),
     resumable=True,
+    shared=True,
 )
 _FROZEN = "-frozen"  # what the names of the stages before `tune` end in
 PROGRESS = ".progress.txt"  # in a stage's partial folder: how far it came, in words
@@ -394,9 +399,12 @@ def _run(
     function = _resolve(stage.function)
     sections = {section: getattr(config, section) for section in (*stage.sections, *stage.places)}
     try:
-        outcome: Outcome = function(
-            **sections, work=Work(status.key, upstream, status.parts["inputs"], partial), **hooks
-        )
+        work = Work(status.key, upstream, status.parts["inputs"], partial)
+        outcome: Outcome
+        if stage.shared:
+            outcome = _resolve("tasks.processes:lead")(function, work, sections, hooks)
+        else:
+            outcome = function(**sections, work=work, **hooks)
         made_from = {kind: artifact.ledger.key for kind, artifact in upstream.items()}
         workspace.publish(stage.kind, status.key, status.parts, outcome, watch.seconds(), made_from)
     except BaseException as error:

@@ -10,7 +10,7 @@ from models.decoders.base import make
 from models.vocabulary import NULL, START, UNK
 from tasks.batches import Batch
 from tasks.config import TrainingConfig
-from tasks.objectives import CrossEntropy, own_words, with_unknown
+from tasks.objectives import CrossEntropy, count, own_words, with_unknown
 from tests.conftest import run_all, small
 from tests.test_decoders import CHANNELS, VOCABULARY, example
 
@@ -19,7 +19,7 @@ def test_own_words_are_what_the_model_says_after_the_true_ones() -> None:
     torch.manual_seed(0)
     decoder = make("show_attend_tell", CHANNELS, VOCABULARY, {"embedding": 5, "hidden": 8, "attention_size": 4}).eval()
     grid, tokens = example()
-    batch = Batch(grid, tokens)
+    batch = Batch(grid, tokens, torch.arange(len(grid)))
     assert torch.equal(own_words(decoder, batch, 0.0), batch.words)
     with torch.no_grad():  # a decoder that is sure: what it says is what is likeliest
         decoder.head.weight.mul_(1e4)
@@ -55,7 +55,8 @@ def test_what_the_model_says_first_takes_no_gradient_away() -> None:
     for share in (0.0, 1.0):
         decoder.zero_grad()
         training = TrainingConfig(scheduled_sampling=share, precision="bfloat16")
-        CrossEntropy(training)(decoder, Batch(grid, tokens), 1, 1.0).loss.backward()  # type: ignore[no-untyped-call]
+        batch = Batch(grid, tokens, torch.arange(len(grid)))
+        CrossEntropy(training)(decoder, batch, count(batch), 1, 1.0).loss.backward()  # type: ignore[no-untyped-call]
         assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in decoder.parameters())
 
 

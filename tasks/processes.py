@@ -1,0 +1,118 @@
+"""The processes that train and caption together, where torchrun started several: one leads, the others follow.
+
+The leader (rank 0) runs the pipeline. Where it comes to a stage that is shared out, each process runs that stage's
+function on its part of every batch; what the followers write goes to a folder that is thrown away. Alone, a process is
+the leader of nobody, and nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+
+from tasks import progress
+from tasks.errors import AttendError
+from tasks.ledger import Outcome, Work
+
+Thing = TypeVar("Thing")
+_PATIENCE = timedelta(days=7)  # followers wait while the leader alone extracts
+
+
+def rank() -> int:
+    """Of this process: 0 for the leader."""
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
+def size() -> int:
+    """How many processes work together."""
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def part(things: Sequence[Thing]) -> Sequence[Thing]:
+    """The share of this process: every `size`-th."""
+    return things[rank() :: size()]
+
+
+def gathered(things: Sequence[Thing], total: int) -> list[Thing]:
+    """All shares of `total` things put together again, in order, in every process."""
+    if size() == 1:
+        return list(things)
+    parts: list[Any] = [None] * size()
+    distributed.all_gather_object(parts, list(things))
+    return [parts[at % size()][at // size()] for at in range(total)]
+
+
+def summed(values: Sequence[float]) -> list[float]:
+    """Each number summed over all processes, float64."""
+    if size() == 1:
+        return list(values)
+    total = torch.tensor(values, dtype=torch.float64)
+    distributed.all_reduce(total)
+    return list(total.tolist())
+
+
+def from_leader(thing: Thing) -> Thing:
+    """What the leader has, in every process; what the others give does not matter."""
+    if size() == 1:
+        return thing
+    box: list[Any] = [thing if rank() == 0 else None]
+    distributed.broadcast_object_list(box, src=0)
+    given: Thing = box[0]
+    return given
+
+
+@contextmanager
+def together() -> Iterator[bool]:
+    """While the block takes, the processes that torchrun started know each other; told whether this one leads.
+
+    AttendError where they do not find each other.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield True
+        return
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    try:
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=_PATIENCE)
+    except (RuntimeError, ValueError) as error:
+        told = str(error).splitlines()[0]
+        raise AttendError(f"the processes of torchrun do not find each other: {told}: start it again") from None
+    try:
+        if rank():
+            progress.silence()
+        yield rank() == 0
+    finally:
+        distributed.destroy_process_group()
+
+
+def lead(function: Callable[..., Outcome], work: Work, sections: dict[str, Any], hooks: dict[str, Any]) -> Outcome:
+    """A stage's function in all processes at once; the leader's outcome.
+
+    function: one of a module, so that followers find it. hooks: the leader alone calls them.
+    """
+    from_leader((function, work, sections))
+    return function(**sections, work=work, **hooks)
+
+
+def dismiss() -> None:
+    """The leader has nothing more to do."""
+    from_leader(None)
+
+
+def follow() -> None:
+    """Do what the leader begins, until it dismisses its followers."""
+    nothing: Any = None
+    while (begun := from_leader(nothing)) is not None:
+        function, work, sections = begun
+        with tempfile.TemporaryDirectory(prefix="attend-") as folder:
+            function(**sections, work=replace(work, out=Path(folder)))

@@ -1,0 +1,156 @@
+"""Two processes train, and caption, as one does: the same steps, the same checkpoints, the same captions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import safetensors.numpy
+import torch
+from torch import multiprocessing
+
+from models.vocabulary import NULL
+from tasks import processes
+from tasks.batches import Batch
+from tasks.config import Config
+from tasks.evaluation import PREDICTIONS
+from tasks.manifest import pictures_of
+from tasks.stages import artifacts, plan, run_stage
+from tasks.trained import HISTORY, WEIGHTS
+from tests.conftest import small
+
+# Nothing is drawn, so that what is left to differ is the order in which numbers are added. 49 pictures in batches of
+# eight: the last one has a picture for one process only.
+EXACT = {
+    "data__pictures": 57,
+    "decoder__dropout_output": 0.0,
+    "training__epochs": 5,
+    "training__learning_rate": 0.02,
+    "training__averaging": 0.9,
+    "training__doubly_stochastic": 1.0,
+    "training__label_smoothing": 0.1,
+    "self_critical": {"epochs": 2, "batch_pictures": 8, "samples": 3},
+}
+
+
+def _one(rank: int, number: int, port: int, config: Config, until: str, stop_after: int | None) -> None:
+    where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in where.items()})
+    torch.set_num_threads(1)
+    with processes.together() as leads:
+        if leads:
+            _run(config, until, stop_after)
+            processes.dismiss()
+        else:
+            processes.follow()
+
+
+def _run(config: Config, until: str, stop_after: int | None = None) -> None:
+    def stop(row: dict[str, float]) -> None:
+        if row["epoch"] == stop_after:
+            raise KeyboardInterrupt
+
+    for status in plan(config, until):
+        hooks: dict[str, Callable[..., None]] = {"epoch_done": stop} if status.stage.name == "train" else {}
+        run_stage(config, status.stage.name, **hooks)
+
+
+def in_two(config: Config, until: str, stop_after: int | None = None) -> None:
+    """Bring a config up to date in two processes; stop_after: where the leader is interrupted, an epoch."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(_one, (2, port, config, until, stop_after), nprocs=2)
+
+
+def told(config: Config, stage: str) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
+    """The history of a training, without its times, and its weights."""
+    path = artifacts(config, stage)[stage].path
+    rows = pq.read_table(path / HISTORY).to_pylist()
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows], safetensors.numpy.load_file(
+        path / WEIGHTS
+    )
+
+
+def assert_same(ours: Config, theirs: Config, stage: str, tolerance: float = 1e-5) -> None:
+    (rows, weights), (others, their_weights) = told(ours, stage), told(theirs, stage)
+    assert len(rows) == len(others)
+    for row, other in zip(rows, others, strict=True):
+        assert row == pytest.approx(other, abs=tolerance)
+    for name, value in weights.items():
+        np.testing.assert_allclose(value, their_weights[name], atol=20 * tolerance, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    config = small(tmp_path_factory.mktemp("alone") / "workspace", **EXACT)
+    _run(config, "evaluate")
+    return config
+
+
+def test_two_processes_train_and_caption_as_one_does(alone: Config, workspace: Path) -> None:
+    config = small(workspace, **EXACT)
+    assert len(pictures_of(artifacts(alone, "ingest")["ingest"].path, "train")) % 8 == 1
+    in_two(config, "evaluate")
+    assert_same(config, alone, "train")
+    assert_same(config, alone, "self_critical")
+    ours, theirs = (pq.read_table(artifacts(c, "evaluate")["evaluate"].path / PREDICTIONS) for c in (config, alone))
+    assert ours["digest"] == theirs["digest"] and ours["caption"] == theirs["caption"]
+
+
+@pytest.mark.slow
+def test_two_hundred_steps_have_one_curve(workspace: Path, tmp_path: Path) -> None:
+    """An epoch is one step here, so that the history tells each. The learning rate and its warm-up are the defaults."""
+    one_a_step = {"training__epochs": 200, "training__patience": 200, "training__batch_pictures": 64}
+    steps = EXACT | one_a_step | {"training__learning_rate": 8e-4, "training__warmup_steps": 100}
+    ours, theirs = small(workspace, **steps), small(tmp_path / "other", **steps)
+    in_two(ours, "train")
+    _run(theirs, "train")
+    mine, other = (np.array([row["loss"] for row in told(config, "train")[0]]) for config in (ours, theirs))
+    print(f"\n200 steps: loss {mine[0]:.4f} to {mine[-1]:.4f}, greatest difference {np.abs(mine - other).max():.1e}")
+    np.testing.assert_allclose(mine, other, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_one_is_continued_by_two(alone: Config, workspace: Path) -> None:
+    config = small(workspace, **EXACT)
+    with pytest.raises(KeyboardInterrupt):
+        _run(config, "train", stop_after=1)
+    assert plan(config, "train")[-1].state == "interrupted"
+    in_two(config, "train")
+    assert_same(config, alone, "train")
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_is_continued_by_one(alone: Config, workspace: Path) -> None:
+    config = small(workspace, **EXACT)
+    with pytest.raises(Exception, match="terminated"):
+        in_two(config, "train", stop_after=2)
+    assert plan(config, "train")[-1].state == "interrupted"
+    _run(config, "train")
+    assert_same(config, alone, "train")
+
+
+def test_a_step_in_pieces_is_the_whole_step(alone: Config, workspace: Path) -> None:
+    shutil.copytree(alone.workspace, workspace)
+    shutil.rmtree(workspace / "artifacts" / "train")
+    config = small(workspace, **EXACT, machine__accumulate=3)
+    _run(config, "self_critical")
+    assert_same(config, alone, "train")
+    assert_same(config, alone, "self_critical")
+
+
+def test_pieces_are_the_batch() -> None:
+    tokens = torch.arange(5 * 2 * 4).view(5, 2, 4) % 3 + NULL
+    batch = Batch(torch.randn(5, 2, 2, 3), tokens, torch.arange(5))
+    for number in (1, 2, 5, 9):
+        pieces = batch.pieces(number)
+        assert len(pieces) == min(number, 5)
+        for name in ("pictures", "tokens", "places"):
+            assert torch.equal(torch.cat([getattr(piece, name) for piece in pieces]), getattr(batch, name))
