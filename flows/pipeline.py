@@ -13,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 
 from flows import reports
+from flows.cluster import spread_of
 from tasks import progress, tracking
 from tasks.config import Config
 from tasks.errors import AttendError, is_disk_full
@@ -52,13 +53,13 @@ def ingest(config: Config, inputs: Inputs, name: str) -> Any:
 @_stage
 def extract(config: Config, inputs: Inputs, name: str) -> Any:
     """Photographs -> grids, once a picture."""
-    return _told(run_stage(config, name, inputs, extracted=reports.show_progress("grids")))
+    return _told(run_stage(config, name, inputs, **_extraction("grids", config)))
 
 
 @_stage
 def views(config: Config, inputs: Inputs, name: str) -> Any:
     """Training photographs, cropped and mirrored -> grids, once a view (only where `views` is set)."""
-    return _told(run_stage(config, name, inputs, extracted=reports.show_progress("views")))
+    return _told(run_stage(config, name, inputs, **_extraction("views", config)))
 
 
 @_stage
@@ -139,6 +140,10 @@ def _logged(config: Config, inputs: Inputs, name: str, more: list[str]) -> Any:
     params = tracking.params_of(sections, files)
     with tracking.training_log(config.workspace, config.registry.model, status.key, params) as log:
         return _told(run_stage(config, name, inputs, epoch_done=log.epoch_if_it_answers))
+
+
+def _extraction(what: str, config: Config) -> dict[str, Any]:
+    return {"extracted": reports.show_progress(what), "spread": spread_of(config.machine)}
 
 
 def _told(status: Status) -> Any:

@@ -269,6 +269,14 @@ class MachineConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(0, ge=0, description="torch threads; 0 leaves torch's choice")
     decode_workers: int = Field(0, ge=0, description="threads that decode pictures; 0 for one a core")
+    dask: str | None = Field(
+        None,
+        pattern=r"^[a-z]+://",
+        description="a Dask scheduler, whose workers make the shards of grids; else this does",
+    )
+    dask_resources: dict[str, float] = Field(
+        {}, description="what a worker gives to a shard while it makes it, as named by its --resources: {GPU: 1}"
+    )
     extract_batch: int = Field(64, ge=1, description="pictures decoded, then encoded, at once")
     decode_batch: int = Field(
         0, ge=0, description="pictures captioned at once; 0 for what 512 MiB hold, 256 at the most"

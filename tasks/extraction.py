@@ -25,12 +25,13 @@ from models.backbones.encoder import Encoder
 from models.photographs import Fit, Interpolation, decode, resize, stack
 from tasks.config import GridsConfig, MachineConfig
 from tasks.errors import AttendError
-from tasks.grid_cache import Grids, GridStore, Shard
+from tasks.grid_cache import Draft, Grids, Shard
 from tasks.ledger import Stopwatch
 from tasks.progress import Bar
 
 Extracted = Callable[[int, int], None]
 Look = Callable[[str, Tensor], Tensor]  # (name, photograph) -> what of it is encoded
+Write = Callable[[Sequence[Grids], Sequence[str], Sequence[tuple[int, int]]], Shard | Draft]  # of a store
 
 
 @dataclass(frozen=True)
@@ -72,21 +73,24 @@ class _Batch:
     ends_shard: bool
 
 
+def _nobody(done: int, total: int) -> None:
+    """An Extracted that tells no one."""
+
+
 def fill(
-    store: GridStore,
+    write: Write,
     encoder: Encoder,
     grids: GridsConfig,
     machine: MachineConfig,
     wanted: Sequence[tuple[str, Path]],
-    extracted: Extracted,
+    extracted: Extracted = _nobody,
     look: Look | None = None,
 ) -> Filled:
-    """Add the grids of photographs (name, file) to the store, `machine.shard_rows` of them a shard.
+    """Write the grids of photographs (name, file), `machine.shard_rows` of them a shard, in order.
 
     A name is the content digest of the file, and more behind a `#` where a photograph comes more than once. look: which
-    part of it a name means. extracted: called with (done, total) after each shard. The caller holds the store's lock.
-    Whenever this ends, a shard is there wholly or not at all. Raises AttendError for a full disk, or a file that is not
-    of its digest.
+    part of it a name means. extracted: called with (done, total) after each shard. Whenever this ends, a shard is there
+    wholly or not at all. Raises AttendError for a full disk, or a file that is not of its digest.
     """
     filled = Filled()
     with (
@@ -97,7 +101,7 @@ def fill(
         task = functools.partial(
             _decode, size=grids.image_size, fit=grids.fit, interpolation=encoder.declared.interpolation, look=look
         )
-        writer = _Writer(store, thread, filled, bar, lambda done: extracted(done, len(wanted)))
+        writer = _Writer(write, thread, filled, bar, lambda done: extracted(done, len(wanted)))
         for batch, values in _encoded(_decoded(wanted, machine, task, pool, filled), encoder, filled):
             bar.advance(batch.asked)
             writer.add(batch, values)
@@ -214,13 +218,13 @@ class _Writer:
     """Gathers batches into shards, and publishes one while the next is gathered: two are in memory at the most."""
 
     def __init__(
-        self, store: GridStore, thread: ThreadPoolExecutor, filled: Filled, bar: Bar, written: Callable[[int], None]
+        self, write: Write, thread: ThreadPoolExecutor, filled: Filled, bar: Bar, written: Callable[[int], None]
     ) -> None:
-        self._store, self._thread, self._filled, self._bar, self._written = store, thread, filled, bar, written
+        self._write, self._thread, self._filled, self._bar, self._written = write, thread, filled, bar, written
         self._slabs: list[Grids] = []
         self._photographs: list[tuple[str, tuple[int, int]]] = []
         self._done = 0
-        self._under_way: tuple[int, Future[Shard], dict[str, float]] | None = None
+        self._under_way: tuple[int, Future[Shard | Draft], dict[str, float]] | None = None
         self._before = dict(filled.seconds)
 
     def add(self, batch: _Batch, values: Grids | None) -> None:
@@ -234,7 +238,7 @@ class _Writer:
             self.wait()
             if self._slabs:
                 digests, sizes = zip(*self._photographs, strict=True)
-                shard = self._thread.submit(self._store.write, self._slabs, digests, sizes)
+                shard = self._thread.submit(self._write, self._slabs, digests, sizes)
                 self._under_way = self._done, shard, self._spent()
             else:
                 self._written(self._done)

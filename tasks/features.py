@@ -14,34 +14,38 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.backbones.encoder import Encoder
 from tasks.config import GridsConfig, MachineConfig
 from tasks.datasets.base import DatasetOptions
-from tasks.devices import check_compiler, device_of
 from tasks.errors import AttendError
 from tasks.extraction import Extracted, Failed, Filled, Look, fill
 from tasks.grid_cache import GridReader, GridStore, Row
 from tasks.identity import Identity, identity_of
 from tasks.ledger import LEDGER, Artifact, FileRecord, Outcome, Work, Workspace, digest_of
 from tasks.manifest import GENERATED, files_of
+from tasks.shards import ShardWork, Spread, encoder_of, fill_elsewhere
 from tasks.stages import PROGRESS
-from tasks.weights import IMPORTED, load_backbone
+from tasks.weights import IMPORTED
 
 INDEX, FAILED, IDENTITY = "index.parquet", "failed.parquet", "identity.json"
 _FAILED = pa.schema([("digest", pa.string()), ("path", pa.string()), ("reason", pa.string())])
 
 
 def extract(
-    grids: GridsConfig, data: DatasetOptions, machine: MachineConfig, work: Work, extracted: Extracted | None = None
+    grids: GridsConfig,
+    data: DatasetOptions,
+    machine: MachineConfig,
+    work: Work,
+    extracted: Extracted | None = None,
+    spread: Spread | None = None,
 ) -> Outcome:
     """Bring the grid store up to date with the manifest and write this manifest's index.
 
-    extracted: called with (done, total) pictures after each shard.
+    extracted: called with (done, total) pictures after each shard. spread: has shards made elsewhere.
     Raises AttendError where more than `grids.max_failed` of the pictures cannot be decoded.
     """
     manifest = work.upstream["ingest"].path
     files = files_of(manifest, data.image_folder(manifest / GENERATED))
-    return bring_up_to_date(files, whole_identity(grids, work), grids, machine, work, extracted)
+    return bring_up_to_date(files, whole_identity(grids, work), grids, machine, work, extracted, spread)
 
 
 def whole_identity(grids: GridsConfig, work: Work) -> Identity:
@@ -57,6 +61,7 @@ def bring_up_to_date(
     machine: MachineConfig,
     work: Work,
     extracted: Extracted | None,
+    spread: Spread | None,
     look: Look | None = None,
 ) -> Outcome:
     """Add what the store of `identity` lacks of these pictures (name -> file), and write the artifact's files.
@@ -79,8 +84,13 @@ def bring_up_to_date(
         elif missing:
             wanted = [(digest, files[digest]) for digest in missing]
             told = functools.partial(_tell, work.out / PROGRESS, extracted)
-            encoder = _encoder(grids, machine, work.upstream.get("tune"))
-            filled = fill(store, encoder, grids, machine, wanted, told, look)
+            tuned = work.upstream.get("tune")
+            if spread is None:
+                encoder = encoder_of(grids, machine, tuned)
+                filled = fill(store.write, encoder, grids, machine, wanted, told, look)
+            else:
+                whole = ShardWork(store.next_number(), wanted, identity, grids, machine, tuned, look)
+                filled = fill_elsewhere(store, whole, spread, told)
         rows, _ = store.rows()
     failed = filled.failed
     _check_failures(failed, len(files), grids.max_failed)
@@ -105,18 +115,6 @@ def bring_up_to_date(
     if failed:
         notes.append(f"{len(failed)} pictures cannot be read and are left out: see failed.parquet")
     return Outcome(products, counts, notes, shared)
-
-
-def _encoder(grids: GridsConfig, machine: MachineConfig, tuned: Artifact | None) -> Encoder:
-    if machine.compile:
-        check_compiler()
-    backbone = load_backbone(grids, tuned)
-    encoder = Encoder(backbone, grids.precision, device_of(machine), machine.extract_batch if machine.compile else None)
-    try:
-        encoder.check(grids.image_size)
-    except ValueError as error:
-        raise AttendError(f"grids.image_size: {grids.backbone} {error}") from None
-    return encoder
 
 
 def _tell(progress: Path, others: Extracted | None, done: int, total: int) -> None:

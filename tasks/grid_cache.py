@@ -17,6 +17,7 @@ import copy
 import json
 import math
 import mmap
+import secrets
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,6 +71,18 @@ class Shard:
         return None
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A shard's two files, written whole but not published."""
+
+    number: int
+    path: Path  # of the HDF5 file, once it is published
+    hdf5: Path
+    index: Path
+    record: FileRecord
+    digests: list[str]
+
+
 class GridStore:
     """The shards of one identity below a folder of grids."""
 
@@ -115,11 +128,17 @@ class GridStore:
         return max(taken, default=-1) + 1
 
     def write(self, slabs: Sequence[Grids], digests: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Shard:
-        """Publish a shard: its grids in slabs (n, h, w, C) float16, their digests, the originals' (width, height).
+        """Publish a shard with the next number; as `draft`. The caller holds the store's lock."""
+        return self.publish(self.draft(slabs, digests, sizes, self.next_number()))
 
-        The caller holds the store's lock. AttendError where the disk has no room; nothing is left behind.
+    def draft(
+        self, slabs: Sequence[Grids], digests: Sequence[str], sizes: Sequence[tuple[int, int]], number: int
+    ) -> Draft:
+        """Write a shard's files.
+
+        slabs: its grids, (n, h, w, C) float16. sizes: (width, height) of the originals. AttendError where the disk has
+        no room; nothing is left behind.
         """
-        number = self.next_number()
         path = self.folder / f"shard-{number:05d}.h5"
         needed, free = sum(slab.nbytes for slab in slabs), shutil.disk_usage(self.folder).free
         if free < needed + 2**20:
@@ -127,21 +146,26 @@ class GridStore:
                 f"{path}: the disk is full: {needed / 2**20:.0f} MiB are needed, {free / 2**20:.0f} are free; "
                 "make room and run again, published shards are kept"
             )
-        temporary = [self.folder / f".{number:05d}.h5.tmp", self.folder / f".{number:05d}.parquet.tmp"]
+        name = f".{number:05d}-{secrets.token_hex(4)}"  # two workers may make the same shard
+        hdf5, index = self.folder / f"{name}.h5.tmp", self.folder / f"{name}.parquet.tmp"
         try:
-            _write_hdf5(temporary[0], slabs, self.identity.digest)
-            record = FileRecord(temporary[0].stat().st_size, digest_of_file(temporary[0]))
-            _write_index(temporary[1], digests, sizes, record, self.identity.digest)
-            flush(temporary[0])
-            flush(temporary[1])
-            temporary[0].rename(path)
-            temporary[1].rename(path.with_suffix(".parquet"))
-            flush(self.folder)
+            _write_hdf5(hdf5, slabs, self.identity.digest)
+            record = FileRecord(hdf5.stat().st_size, digest_of_file(hdf5))
+            _write_index(index, digests, sizes, record, self.identity.digest)
+            flush(hdf5)
+            flush(index)
         except BaseException:
-            for file in temporary:
-                file.unlink(missing_ok=True)
+            hdf5.unlink(missing_ok=True)
+            index.unlink(missing_ok=True)
             raise
-        return Shard(number, path, self.identity.digest, record, list(digests))
+        return Draft(number, path, hdf5, index, record, list(digests))
+
+    def publish(self, draft: Draft) -> Shard:
+        """Make a draft a shard of the store. The caller holds the store's lock."""
+        draft.hdf5.rename(draft.path)
+        draft.index.rename(draft.path.with_suffix(".parquet"))
+        flush(self.folder)
+        return Shard(draft.number, draft.path, self.identity.digest, draft.record, draft.digests)
 
     def rewrite(self, live: Collection[str], shard_rows: int) -> set[int]:
         """Write the live rows of shards that hold others too to new shards; the numbers of the old ones, still there.

@@ -24,6 +24,7 @@ from tasks.features import INDEX, bring_up_to_date, whole_identity
 from tasks.grid_cache import GridReader
 from tasks.ledger import Outcome, Work, digest_of
 from tasks.manifest import GENERATED, files_of, pictures_of
+from tasks.shards import Spread
 from tasks.stages import VIEWS
 
 # A mirrored picture makes a lie of a caption with one of these words.
@@ -37,6 +38,7 @@ def extract_views(
     machine: MachineConfig,
     work: Work,
     extracted: Extracted | None = None,
+    spread: Spread | None = None,
 ) -> Outcome:
     """Extract the views of the training pictures that have a grid; its product is the digest of what they show."""
     manifest = work.upstream["ingest"].path
@@ -47,7 +49,7 @@ def extract_views(
     mirrored = "odd ones mirrored" if views.flip else "none mirrored"
     shown = f"crop {views.crop}, {mirrored}, seed {views.seed}, version {VIEWS.version}"
     identity = replace(whole_identity(grids, work), view=shown)
-    outcome = bring_up_to_date(wanted, identity, grids, machine, work, extracted, partial(look, views=views))
+    outcome = bring_up_to_date(wanted, identity, grids, machine, work, extracted, spread, partial(look, views=views))
     return replace(outcome, products={"views": digest_of([outcome.products["grids"], views.number])})
 
 

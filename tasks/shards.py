@@ -1,0 +1,119 @@
+"""A shard of grids as work that can be done anywhere: what a worker of a cluster is handed, and what it hands back.
+
+Workers make a shard's files beside the store's; the one who holds the store's lock publishes them. So a shard that two
+workers made, because one was thought lost, is there once, and what a worker makes for a run that is no more is not
+there at all. A shard's bytes are a function of what is handed over, whoever makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from models.backbones.encoder import Encoder
+from tasks.config import GridsConfig, MachineConfig
+from tasks.devices import check_compiler, device_of
+from tasks.errors import AttendError
+from tasks.extraction import Extracted, Filled, Look, fill
+from tasks.grid_cache import Draft, Grids, GridStore
+from tasks.identity import Identity
+from tasks.ledger import Artifact, Workspace
+from tasks.progress import Bar
+from tasks.weights import load_backbone
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """One shard to be made.
+
+    number: of the shard. wanted: names and files of its photographs, in order. identity: of the store. tuned: the
+    artifact of a fine-tuned backbone. machine: its workspace is a path that all workers see.
+    """
+
+    number: int
+    wanted: Sequence[tuple[str, Path]]
+    identity: Identity
+    grids: GridsConfig
+    machine: MachineConfig
+    tuned: Artifact | None
+    look: Look | None
+
+
+@dataclass(frozen=True)
+class Made:
+    """What came of a shard's work.
+
+    asked: its photographs. draft: None where none was sound. filled: what could not be read, and was waited for.
+    """
+
+    asked: int
+    draft: Draft | None
+    filled: Filled
+
+
+Publish = Callable[[Made], None]
+Spread = Callable[[Sequence[ShardWork], Publish], None]  # has them made, and published as they come
+_encoders: dict[str, Encoder] = {}
+
+
+def make(work: ShardWork) -> Made:
+    """Make one shard's files. A worker keeps its backbone from one to the next."""
+    if work.identity.digest not in _encoders:
+        _encoders.clear()  # one backbone in memory at a time
+        _encoders[work.identity.digest] = encoder_of(work.grids, work.machine, work.tuned)
+    store, drafts = GridStore(Workspace(work.machine.workspace).grids, work.identity), []
+
+    def draft(slabs: Sequence[Grids], names: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Draft:
+        drafts.append(store.draft(slabs, names, sizes, work.number))
+        return drafts[-1]
+
+    encoder = _encoders[work.identity.digest]
+    filled = fill(draft, encoder, work.grids, work.machine, work.wanted, look=work.look)
+    return Made(len(work.wanted), drafts[0] if drafts else None, filled)
+
+
+def fill_elsewhere(store: GridStore, whole: ShardWork, spread: Spread, extracted: Extracted) -> Filled:
+    """As `fill`, each shard made by whoever `spread` finds; the caller holds the store's lock.
+
+    whole: all shards as one, with the number of the first.
+    """
+    rows, filled, done = whole.machine.shard_rows, Filled(), 0
+    folder = whole.machine.workspace.expanduser().absolute()
+    machine = whole.machine.model_copy(update={"workspace": folder})
+    cut = [whole.wanted[at : at + rows] for at in range(0, len(whole.wanted), rows)]
+    works = [
+        replace(
+            whole, number=whole.number + place, wanted=[(name, file.absolute()) for name, file in part], machine=machine
+        )
+        for place, part in enumerate(cut)
+    ]
+    with Bar(len(whole.wanted), f"grids of {whole.grids.backbone}", "pictures") as bar:
+
+        def publish(made: Made) -> None:
+            nonlocal done
+            if made.draft is not None:
+                shard = store.publish(made.draft)
+                bar.log(f"{shard.path.name}: {len(shard.digests)} grids")
+            filled.failed.extend(made.filled.failed)
+            for name, seconds in made.filled.seconds.items():
+                filled.seconds[name] += seconds
+            done += made.asked
+            bar.advance(made.asked)
+            extracted(done, len(whole.wanted))
+
+        spread(works, publish)
+    return filled
+
+
+def encoder_of(grids: GridsConfig, machine: MachineConfig, tuned: Artifact | None) -> Encoder:
+    """The backbone, ready on this machine; AttendError where it cannot take pictures of that size."""
+    if machine.compile:
+        check_compiler()
+    backbone = load_backbone(grids, tuned)
+    encoder = Encoder(backbone, grids.precision, device_of(machine), machine.extract_batch if machine.compile else None)
+    try:
+        encoder.check(grids.image_size)
+    except ValueError as error:
+        raise AttendError(f"grids.image_size: {grids.backbone} {error}") from None
+    return encoder
