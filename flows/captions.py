@@ -19,7 +19,7 @@ def caption_pictures(pictures: str, out: Path, model: str | None = None, beam: i
     `models:/NAME/VERSION`; the champion registered last where not given.
     """
     with progress.also(get_run_logger().info):
-        workspace = MachineConfig().workspace.expanduser().absolute()
+        workspace = MachineConfig().folder
         told = f"{caption_into(out.expanduser(), [pictures], model, beam, workspace)}: {out}"
         progress.say(told)
     return told

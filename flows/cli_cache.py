@@ -72,6 +72,7 @@ def cache_prune(
     from tasks.sessions import alone
 
     place = _existing(workspace)
+    _check_own(place, "prune")
     without = forget or []
     with alone(place, "prune"):
         items = [item for item in housekeeping.usage(place, without) if not item.needed_by]
@@ -90,6 +91,7 @@ def cache_compact(workspace: WorkspaceOption = Path("workspace")) -> None:
     from tasks.sessions import alone
 
     place = _existing(workspace)
+    _check_own(place, "compact")
     with alone(place, "compact"):
         before, after = compact(place, MachineConfig().shard_rows)
     typer.echo(f"{before} shards before, {after} after")
@@ -104,6 +106,8 @@ def cache_verify(workspace: WorkspaceOption = Path("workspace")) -> None:
     checked = 0
     for store in stores(_existing(workspace).grids):
         for shard in store.shards():
+            if store.remote is not None and not shard.path.exists():
+                continue  # its digest is read when it is fetched
             checked += 1
             damage = shard.damage(verify=True)
             if damage is not None:
@@ -147,6 +151,15 @@ def _existing(workspace: Path) -> Workspace:
     if not found.grids.is_dir():
         raise AttendError(f"{found.root}: is no workspace: give --workspace FOLDER, or run `attend run` first")
     return found
+
+
+def _check_own(place: Workspace, what: str) -> None:
+    """AttendError where others may need what no run here does."""
+    if place.remote is not None:
+        raise AttendError(
+            f"{place.root}: is the cache of {place.remote.url}, where other machines work too: "
+            f"{what} is for a workspace in a folder; what is here is kept within machine.cache_gib"
+        )
 
 
 def _print_items(items: list[Item], root: Path) -> None:

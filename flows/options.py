@@ -15,8 +15,26 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
 Until = Annotated[str, typer.Option(help="the last stage to run")]
 Verify = Annotated[bool, typer.Option("--verify", help="read every file and check its digest, not only its size")]
+
+
+def _folder(given: str) -> Path:
+    """The folder of a workspace, in object storage that of its cache."""
+    if "://" not in str(given):
+        return Path(given)
+    from tasks.config import MachineConfig
+
+    return MachineConfig(workspace=given).folder
+
+
 WorkspaceOption = Annotated[
-    Path, typer.Option("--workspace", envvar="ATTEND_WORKSPACE", help="the folder that `attend run` works in")
+    Path,
+    typer.Option(
+        "--workspace",
+        envvar="ATTEND_WORKSPACE",
+        parser=_folder,
+        metavar="FOLDER",
+        help="the folder, or the URL, that `attend run` works in",
+    ),
 ]
 
 

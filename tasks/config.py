@@ -8,6 +8,7 @@ and never enter a stage's key.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.resources
 import json
 import os
@@ -22,6 +23,7 @@ from models.decoders import DECODERS, Attentions, FirstStates, Heads, Outputs, S
 from tasks.datasets import ADAPTERS, Dataset
 from tasks.errors import AttendError
 from tasks.metrics import METRICS
+from tasks.remote import tie
 from tasks.section import Place, Section
 from tasks.tokenisers import TOKENISERS
 
@@ -265,7 +267,15 @@ class RegistryConfig(Section):
 class MachineConfig(Section):
     """This machine: never part of a key, because it changes nothing that is kept."""
 
-    workspace: Path = Field(default_factory=lambda: Path(os.environ.get("ATTEND_WORKSPACE", "workspace")))
+    workspace: str = Field(
+        default_factory=lambda: os.environ.get("ATTEND_WORKSPACE", "workspace"),
+        description="a folder, or the URL of one in object storage (s3://bucket/name)",
+    )
+    cache: Path = Field(
+        default_factory=lambda: Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "attend",
+        description="where what is used of a workspace in object storage is kept",
+    )
+    cache_gib: float = Field(100.0, gt=0, description="GiB of grids that are kept there")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(0, ge=0, description="torch threads; 0 leaves torch's choice")
     decode_workers: int = Field(0, ge=0, description="threads that decode pictures; 0 for one a core")
@@ -289,6 +299,22 @@ class MachineConfig(Section):
         False,
         description="compile extraction's backbone and the decoder's step: seconds, paid back by much work",
     )
+
+    @property
+    def address(self) -> str:
+        """The workspace, whatever folder one is in: its URL, or its path in full."""
+        return self.workspace if "://" in self.workspace else str(Path(self.workspace).expanduser().absolute())
+
+    @property
+    def folder(self) -> Path:
+        """The workspace's folder; where it is in object storage, the one that is its cache."""
+        if "://" not in self.workspace:
+            return Path(self.address)
+        url = self.workspace.rstrip("/")
+        name = f"{url.rpartition('/')[2]}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
+        folder = self.cache.expanduser().absolute() / name
+        tie(folder, url, int(self.cache_gib * 2**30))
+        return folder
 
 
 class Config(BaseModel):
@@ -365,7 +391,7 @@ class Config(BaseModel):
 
     @property
     def workspace(self) -> Path:
-        return self.machine.workspace.expanduser().absolute()
+        return self.machine.folder
 
 
 def nearest(word: str, known: Any) -> str:

@@ -68,7 +68,7 @@ def bring_up_to_date(
 
     look: what of a photograph is encoded; all of it where not given.
     """
-    workspace = Workspace(machine.workspace.expanduser().absolute())
+    workspace = Workspace(machine.folder)
     store = GridStore(workspace.grids, identity)
     with workspace.lock(f"grids-{identity.digest[:20]}", f"grids of {identity.backbone}"):
         store.open()
@@ -169,6 +169,8 @@ def read_identity(extracted: Artifact) -> Identity:
 
 def open_grids(extracted: Artifact, machine: MachineConfig) -> GridReader:
     """The grids of an artifact of `extract` or `views`, ready to be read by content digest."""
-    store = GridStore(Workspace(machine.workspace.expanduser().absolute()).grids, read_identity(extracted))
+    store = GridStore(Workspace(machine.folder).grids, read_identity(extracted))
+    if store.remote is not None:
+        store.open()
     index = pq.read_table(extracted.path / INDEX).to_pylist()
     return GridReader(store, {item["digest"]: Row(item["shard"], item["row"]) for item in index})

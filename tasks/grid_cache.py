@@ -17,11 +17,13 @@ import copy
 import json
 import math
 import mmap
+import os
 import secrets
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import h5py
@@ -32,7 +34,8 @@ import pyarrow.parquet as pq
 
 from tasks.errors import AttendError
 from tasks.identity import FORMAT, Identity
-from tasks.ledger import FileRecord, canonical, digest_of_file, flush, write_atomically
+from tasks.ledger import FileRecord, canonical, digest_of_file, flush, write_atomically, write_whole
+from tasks.remote import Remote, make_room
 
 _PAGE = 4096
 _ADVISED = 2**20  # bytes asked for at once: of a longer piece Linux reads no more than its read-ahead
@@ -78,7 +81,7 @@ class Draft:
     number: int
     path: Path  # of the HDF5 file, once it is published
     hdf5: Path
-    index: Path
+    index: bytes  # of the Parquet file
     record: FileRecord
     digests: list[str]
 
@@ -89,15 +92,46 @@ class GridStore:
     def __init__(self, grids: Path, identity: Identity) -> None:
         self.identity = identity
         self.folder = identity.folder(grids)
+        self.remote = Remote.of(grids.parent)
 
     def open(self) -> None:
-        """Make the folder, or check that it holds grids of this identity."""
+        """Make the folder, or check that it holds grids of this identity; have the indexes here of all shards."""
         self.folder.mkdir(parents=True, exist_ok=True)
         told = self.folder / "identity.json"
         if not told.exists():
             write_atomically(told, json.dumps(self.identity.told, indent=1, sort_keys=True))
         elif json.loads(told.read_text(encoding="utf-8")) != self.identity.told:
             raise AttendError(f"{told}: is the identity of other grids: move the folder away")
+        if self.remote is not None:
+            there = self.remote.names(self._far())
+            if told.name not in there:
+                self.remote.put(told, self._far(told.name))
+            for name in there:
+                if name.endswith(".parquet") and not (self.folder / name).exists():
+                    self.remote.get(self._far(name), self.folder / name)
+
+    def _far(self, *names: str) -> str:
+        """What the folder, or a file of it, is called in the storage."""
+        return "/".join(("grids", self.folder.name, *names))
+
+    def damage(self, shard: Shard, verify: bool = False) -> str | None:
+        """What is wrong with a shard's file, in words; None where it is as recorded, here or in the storage."""
+        if self.remote is not None and not shard.path.exists():
+            there = _far_name(shard.record) in self.remote.names(self._far())
+            return None if there else f"{shard.path}: is gone, and is not at {self.remote.url}"
+        return shard.damage(verify)
+
+    def fetch(self, shard: Shard) -> None:
+        """Have a shard's grids here, in the place of those used longest ago where there is no room."""
+        if self.remote is None:
+            return
+        if not shard.path.exists():
+            make_room(self.folder.parents[1], shard.record.size, self.remote.limit)
+            self.remote.get(self._far(_far_name(shard.record)), shard.path)
+            if shard.damage(verify=True) is not None:
+                shard.path.unlink()
+                raise AttendError(f"{self.remote.url}/{self._far(_far_name(shard.record))}: does not match its digest")
+        os.utime(shard.path)
 
     def shards(self) -> list[Shard]:
         """The published shards, by number."""
@@ -113,7 +147,7 @@ class GridStore:
         for shard in self.shards():
             if shard.number in without:
                 continue
-            damage = shard.damage()
+            damage = self.damage(shard)
             if damage is None and shard.identity != self.identity.digest:
                 damage = f"{shard.path}: holds grids of another identity"
             if damage is not None:
@@ -147,24 +181,38 @@ class GridStore:
                 "make room and run again, published shards are kept"
             )
         name = f".{number:05d}-{secrets.token_hex(4)}"  # two workers may make the same shard
-        hdf5, index = self.folder / f"{name}.h5.tmp", self.folder / f"{name}.parquet.tmp"
+        hdf5 = self.folder / f"{name}.h5.tmp"
         try:
             _write_hdf5(hdf5, slabs, self.identity.digest)
             record = FileRecord(hdf5.stat().st_size, digest_of_file(hdf5))
-            _write_index(index, digests, sizes, record, self.identity.digest)
+            index = _index_of(digests, sizes, record, self.identity.digest)
             flush(hdf5)
-            flush(index)
+            if self.remote is not None:
+                self.remote.put(hdf5, self._far(_far_name(record)))
         except BaseException:
             hdf5.unlink(missing_ok=True)
-            index.unlink(missing_ok=True)
             raise
         return Draft(number, path, hdf5, index, record, list(digests))
 
     def publish(self, draft: Draft) -> Shard:
-        """Make a draft a shard of the store. The caller holds the store's lock."""
-        draft.hdf5.rename(draft.path)
-        draft.index.rename(draft.path.with_suffix(".parquet"))
+        """Make a draft a shard of the store. The caller holds the store's lock.
+
+        AttendError where another machine took the number in the storage.
+        """
+        index = draft.path.with_suffix(".parquet")
+        if self.remote is not None and not self.remote.create(draft.index, self._far(index.name)):
+            draft.hdf5.unlink(missing_ok=True)
+            raise AttendError(
+                f"{self.remote.url}/{self._far(index.name)}: another machine adds to the same grids: "
+                "run again when it has finished"
+            )
+        if self.remote is None or draft.hdf5.exists():  # another machine's draft is in the storage alone
+            draft.hdf5.rename(draft.path)
+        with write_whole(index) as temporary:
+            temporary.write_bytes(draft.index)
         flush(self.folder)
+        if self.remote is not None:
+            make_room(self.folder.parents[1], 0, self.remote.limit)
         return Shard(draft.number, draft.path, self.identity.digest, draft.record, draft.digests)
 
     def rewrite(self, live: Collection[str], shard_rows: int) -> set[int]:
@@ -211,7 +259,7 @@ class GridStore:
         for index in sorted(self.folder.glob("shard-*.parquet")):
             try:
                 shard = read_shard(index)
-                damage = shard.damage(verify=shard.path in read)
+                damage = self.damage(shard, verify=shard.path in read)
             except AttendError as error:
                 damage = str(error)
             if damage is not None:
@@ -236,9 +284,7 @@ def _write_hdf5(path: Path, slabs: Sequence[Grids], identity: str) -> None:
             first += len(slab)
 
 
-def _write_index(
-    path: Path, digests: Sequence[str], sizes: Sequence[tuple[int, int]], record: FileRecord, identity: str
-) -> None:
+def _index_of(digests: Sequence[str], sizes: Sequence[tuple[int, int]], record: FileRecord, identity: str) -> bytes:
     told = {"format": FORMAT, "identity": identity, "size": record.size, "sha256": record.sha256}
     table = pa.table(
         {
@@ -249,7 +295,14 @@ def _write_index(
         },
         schema=_INDEX.with_metadata({"attend": canonical(told)}),
     )
-    pq.write_table(table, path)
+    out = pa.BufferOutputStream()
+    pq.write_table(table, out)
+    return bytes(out.getvalue())
+
+
+def _far_name(record: FileRecord) -> str:
+    """What a shard's HDF5 file is called in the storage."""
+    return f"{record.sha256}.h5"
 
 
 def set_aside(index: Path) -> None:
@@ -292,6 +345,7 @@ def _map(store: GridStore, number: int) -> _Mapped:
     if not index.exists():
         raise AttendError(f"{index}: is gone: run `attend run` to extract its pictures again")
     shard = read_shard(index)
+    store.fetch(shard)
     damage = shard.damage()
     if damage is not None:
         raise AttendError(f"{damage}: run `attend run` to extract its pictures again")
@@ -308,20 +362,51 @@ def _map(store: GridStore, number: int) -> _Mapped:
     return _Mapped(mapped, offset, grids)
 
 
+class _Mapping:
+    """A shard that is mapped into memory when it is asked for, and fetched before that where it is not here."""
+
+    def __init__(self, store: GridStore, number: int) -> None:
+        self._store, self._number = store, number
+        self._lock = Lock()
+        self._mapped: _Mapped | None = None
+
+    def get(self) -> _Mapped:
+        with self._lock:
+            mapped = self._mapped = self._mapped or _map(self._store, self._number)
+        if self._store.remote is not None:
+            self._store.remote.holds(self, len(mapped.file))
+        return mapped
+
+    def ahead(self) -> bool:
+        """Have it fetched meanwhile, where it is not in memory; whether it is."""
+        remote = self._store.remote
+        if self._mapped is None and remote is not None:
+            remote.ahead.submit(self.get)
+        return self._mapped is not None
+
+    def drop(self) -> None:
+        self._mapped = None
+
+
 class GridReader:
     """Grids by content digest, mapped into memory out of their shards.
 
-    Refuses, with AttendError, a shard that is gone or truncated, or whose identity is not the one asked for.
+    Refuses, with AttendError, a shard that is gone or truncated, or whose identity is not the one asked for: at once,
+    or, where shards are fetched from a storage, when it comes to them.
     """
 
     def __init__(self, store: GridStore, rows: dict[str, Row]) -> None:
         self._rows = rows
         numbers = sorted({row.shard for row in rows.values()})
-        self._maps = {number: _map(store, number) for number in numbers}
-        shapes = {mapped.grids.shape[1:] for mapped in self._maps.values()}
+        self._maps = {number: _Mapping(store, number) for number in numbers}
+        looked = numbers if store.remote is None else numbers[:1]
+        shapes = {self._maps[number].get().grids.shape[1:] for number in looked}
         if len(shapes) > 1:
             raise AttendError(f"{store.folder}: shards hold grids of different shapes: {sorted(shapes)}")
         self.shape: tuple[int, int, int] = shapes.pop() if shapes else (0, 0, 0)
+        # Bytes that are kept here of grids that lie in a storage, and that there are in all.
+        self.limit = None if store.remote is None else store.remote.limit
+        self.size = 2 * len(rows) * math.prod(self.shape)
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._rows
@@ -331,6 +416,7 @@ class GridReader:
         assert self.shape == other.shape and self._rows.keys().isdisjoint(other._rows)
         both = copy.copy(self)
         after = max(self._maps, default=-1) + 1
+        both.limit, both.size = self.limit, self.size + other.size
         both._maps = self._maps | {number + after: mapped for number, mapped in other._maps.items()}
         both._rows = self._rows | {name: Row(row.shard + after, row.row) for name, row in other._rows.items()}
         return both
@@ -349,14 +435,16 @@ class GridReader:
     def mapped(self, digest: str) -> Grids:
         """(height, width, channels) float16 of one picture, in the mapped file itself: not to be written to."""
         row = self._rows[digest]
-        grid: Grids = self._maps[row.shard].grids[row.row]
+        grid: Grids = self._maps[row.shard].get().grids[row.row]
         return grid
 
     def expect(self, digests: Sequence[str]) -> None:
         """Have the system read these from the disk: they are asked for soon. Grids side by side are read at once."""
         size = 2 * math.prod(self.shape)
         for shard, first, count in _runs(sorted(self._rows[digest] for digest in digests)):
-            mapped = self._maps[shard]
+            if not self._maps[shard].ahead():
+                continue
+            mapped = self._maps[shard].get()
             begin = (mapped.offset + first * size) // mmap.PAGESIZE * mmap.PAGESIZE
             end = mapped.offset + (first + count) * size
             for at in range(begin, end, _ADVISED):

@@ -24,6 +24,7 @@ import filelock
 
 from tasks.errors import AttendError
 from tasks.progress import say
+from tasks.remote import Remote
 
 LEDGER = "ledger.json"
 SUSPECTS = "suspects.json"
@@ -158,7 +159,8 @@ class Workspace:
     """The folder in which artifacts, grids, locks and the embedded MLflow store live."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        """root: the folder; of a workspace in object storage, the one that is its cache."""
+        self.root, self.remote = root, Remote.of(root)
 
     @property
     def grids(self) -> Path:
@@ -172,8 +174,38 @@ class Workspace:
         return self.root / "artifacts" / stage / f"{key[:20]}.partial"
 
     def find(self, stage: str, key: str) -> Artifact | None:
-        ledger = Ledger.read(self.folder(stage, key))
-        return Artifact(self.folder(stage, key), ledger) if ledger is not None and ledger.key == key else None
+        folder = self.folder(stage, key)
+        if self.remote is not None and not folder.exists():
+            self._download(self.remote, folder, key)
+        ledger = Ledger.read(folder)
+        return Artifact(folder, ledger) if ledger is not None and ledger.key == key else None
+
+    def _download(self, remote: Remote, folder: Path, key: str) -> None:
+        """Have an artifact here that is in the storage, if it is."""
+        far = folder.relative_to(self.root).as_posix()
+        told = remote.read(f"{far}/{LEDGER}")
+        if told is None:
+            return
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        (partial / LEDGER).write_bytes(told)
+        ledger = Ledger.read(partial)
+        if ledger is None or ledger.key != key:
+            raise AttendError(f"{remote.url}/{far}/{LEDGER}: is not that of {key[:20]}: remove the folder there")
+        for name, record in ledger.files.items():
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            remote.get(f"{far}/{name}", partial / name)
+            if digest_of_file(partial / name) != record.sha256:
+                raise AttendError(f"{remote.url}/{far}/{name}: does not match its digest: remove the folder there")
+        with contextlib.suppress(FileExistsError, OSError):  # another process has it by now
+            partial.rename(folder)
+        shutil.rmtree(partial, ignore_errors=True)
+
+    def _upload(self, remote: Remote, partial: Path, folder: Path, ledger: Ledger) -> None:
+        far = folder.relative_to(self.root).as_posix()
+        for name in [*ledger.files, LEDGER]:  # the ledger last: without it nothing is there
+            remote.put(partial / name, f"{far}/{name}")
 
     def damage(self, artifact: Artifact, read: Collection[Path] = ()) -> str | None:
         """What is wrong with an artifact's files, in words; None where they are as recorded.
@@ -185,6 +217,8 @@ class Workspace:
             try:
                 size = path.stat().st_size
             except OSError:
+                if self.remote is not None and f"{record.sha256}.h5" in self.remote.names(name.parent.as_posix()):
+                    continue
                 return f"{name} is gone"
             if size != record.size:
                 return f"{name} has {size} bytes, {record.size} are recorded"
@@ -271,6 +305,8 @@ class Workspace:
             if path.is_file():
                 flush(path)
         write_atomically(partial / LEDGER, json.dumps(asdict(ledger), indent=1, sort_keys=True))
+        if self.remote is not None:
+            self._upload(self.remote, partial, folder, ledger)
         if folder.exists():  # damaged, else it would have been found fresh
             shutil.rmtree(folder)
         partial.rename(folder)

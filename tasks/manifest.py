@@ -50,7 +50,7 @@ def ingest(data: DatasetOptions, machine: MachineConfig, work: Work) -> Outcome:
     out = work.out
     rows = list(data.rows(out / GENERATED))
     folder = data.image_folder(out / GENERATED)
-    workspace = machine.workspace.expanduser().absolute()
+    workspace = machine.folder
     _check(rows, folder, data, set(picture_files(folder, without=None if data.unpacks else workspace)))
     paths = [folder / row.name for row in rows]
     digests = _direct(paths) if data.unpacks else Digests(workspace / "digests.sqlite").of(paths)

@@ -76,7 +76,7 @@ def register(
     work: Work,
 ) -> Outcome:
     """Log the trained model with its history, scores and samples, register it, and decide who is champion."""
-    workspace = machine.workspace.expanduser().absolute()
+    workspace = machine.folder
     trained, evaluated = last_trained(work.upstream), work.upstream["evaluate"]
     scores = json.loads((evaluated.path / SCORES).read_text(encoding="utf-8"))
     sections: dict[str, Section] = {

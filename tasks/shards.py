@@ -62,11 +62,15 @@ def make(work: ShardWork) -> Made:
     if work.identity.digest not in _encoders:
         _encoders.clear()  # one backbone in memory at a time
         _encoders[work.identity.digest] = encoder_of(work.grids, work.machine, work.tuned)
-    store, drafts = GridStore(Workspace(work.machine.workspace).grids, work.identity), []
+    store, drafts = GridStore(Workspace(work.machine.folder).grids, work.identity), []
+    store.folder.mkdir(parents=True, exist_ok=True)
 
     def draft(slabs: Sequence[Grids], names: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Draft:
-        drafts.append(store.draft(slabs, names, sizes, work.number))
-        return drafts[-1]
+        made = store.draft(slabs, names, sizes, work.number)
+        if store.remote is not None:  # it is in the storage, for whoever publishes it
+            made.hdf5.unlink()
+        drafts.append(made)
+        return made
 
     encoder = _encoders[work.identity.digest]
     filled = fill(draft, encoder, work.grids, work.machine, work.wanted, look=work.look)
@@ -79,8 +83,7 @@ def fill_elsewhere(store: GridStore, whole: ShardWork, spread: Spread, extracted
     whole: all shards as one, with the number of the first.
     """
     rows, filled, done = whole.machine.shard_rows, Filled(), 0
-    folder = whole.machine.workspace.expanduser().absolute()
-    machine = whole.machine.model_copy(update={"workspace": folder})
+    machine = whole.machine.model_copy(update={"workspace": whole.machine.address})
     cut = [whole.wanted[at : at + rows] for at in range(0, len(whole.wanted), rows)]
     works = [
         replace(

@@ -20,7 +20,7 @@ def digests_of(data: DatasetOptions, machine: MachineConfig) -> dict[str, str]:
     files = data.annotation_files()
     if not files:
         return {}
-    workspace = machine.workspace.expanduser().absolute()
+    workspace = machine.folder
     store = Digests(workspace / "digests.sqlite")
     if data.unpacks:
         digests = store.of(files)

@@ -26,6 +26,7 @@ from tasks.config import Config
 from tasks.errors import AttendError
 from tasks.ledger import Artifact, Workspace, write_atomically
 from tasks.progress import say
+from tasks.remote import Remote
 from tasks.section import Section
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ def check_store(workspace: Path, must_exist: bool = False) -> None:
     uri = tracking_uri(workspace)
     if uri.startswith(("http://", "https://")):
         _check_server(uri)
+    elif Remote.of(workspace) is not None:
+        raise AttendError(
+            f"{workspace}: is the cache of a workspace in object storage, where no MLflow store can be: "
+            "set MLFLOW_TRACKING_URI to that of a server"
+        )
     elif must_exist and uri.startswith("sqlite:") and not Path(uri.removeprefix("sqlite:///")).is_file():
         raise AttendError(f"{workspace}: no model is registered there: run `attend run` first, or give --workspace")
 

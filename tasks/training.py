@@ -74,6 +74,11 @@ def prepare(
     if views is not None:
         seen = grids.together_with(open_grids(work.upstream["views"], machine))
         chosen = choices(pictures, views, vocabulary, seen)
+    if training.block is None and seen.limit is not None and not resident and seen.size > seen.limit:
+        raise AttendError(
+            f"{name}: the grids take {seen.size / 2**30:.1f} GiB, and {seen.limit / 2**30:.1f} are kept here: set "
+            "training.block=64, so that they are read in long runs, or a larger machine.cache_gib"
+        )
     batches = of_grids(pictures, seen, training.batch_pictures, training.seed, training.block, chosen)
     dev = GridDev(pictures_of(work.upstream["ingest"].path, "dev"), grids, vocabulary, machine)
     if not batches.captioned or not dev.pictures:

@@ -38,11 +38,14 @@ def test_shards_made_elsewhere_are_the_same(workspace: Path, tmp_path: Path) -> 
 
 
 def test_a_photograph_changed_meanwhile_is_refused(workspace: Path) -> None:
+    def late(works: Sequence[ShardWork], publish: Publish) -> None:
+        pictures(workspace)[0].write_bytes(b"no picture")
+        backwards_and_twice(works, publish)
+
     config = small(workspace)
     run_stage(config, "ingest")
-    pictures(workspace)[0].write_bytes(b"no picture")
     with pytest.raises(AttendError, match="was changed while the run"):
-        run_stage(config, "extract", spread=backwards_and_twice)
+        run_stage(config, "extract", spread=late)
 
 
 def test_what_was_made_for_a_run_that_is_no_more_is_not_there(workspace: Path) -> None:

@@ -429,7 +429,7 @@ def test_raising_the_extract_version_makes_new_grids(workspace: Path, monkeypatc
 def test_a_workspace_inside_the_data_set_is_no_part_of_it(tmp_path: Path, finished: Path) -> None:
     config = picture_folder(tmp_path, finished, max_failed=0.01)
     inside = config.model_copy(
-        update={"machine": config.machine.model_copy(update={"workspace": tmp_path / "pictures" / "ws"})}
+        update={"machine": config.machine.model_copy(update={"workspace": str(tmp_path / "pictures" / "ws")})}
     )
     before = inputs_of(inside, "ingest")
     (tmp_path / "pictures" / "ws").mkdir(exist_ok=True)

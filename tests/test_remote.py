@@ -1,0 +1,186 @@
+"""A workspace in object storage: what one machine made another finds, nothing half of it, and in a bounded folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from tasks.config import Config
+from tasks.errors import AttendError
+from tasks.features import open_grids, read_identity
+from tasks.grid_cache import GridReader, GridStore
+from tasks.ledger import LEDGER, Workspace
+from tasks.manifest import pictures_of
+from tasks.remote import Remote, StorageError
+from tasks.shards import make
+from tasks.stages import artifacts, plan, run_stage
+from tests.conftest import run_all, small
+
+AWS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """An S3 server of this process; a bucket's URL."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**AWS, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}.items():
+            patch.setenv(name, value)
+        boto3.client("s3").create_bucket(Bucket="grids")
+        yield "s3://grids"
+    server.stop()
+
+
+@pytest.fixture(params=["file", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "file":
+        return f"file://{tmp_path}/storage"
+    return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
+
+
+def on_machine(url: str, folder: Path, **changes: Any) -> Config:
+    """The same config on a machine that keeps what it uses in `folder`; the pictures are on all of them."""
+    return small(Path("unused"), machine__workspace=url, machine__cache=str(folder), **changes)
+
+
+def states(config: Config) -> dict[str, str]:
+    return {status.stage.name: status.state for status in plan(config, "evaluate")}
+
+
+def test_what_one_machine_made_another_finds(url: str, tmp_path: Path) -> None:
+    first, second = on_machine(url, tmp_path / "one"), on_machine(url, tmp_path / "two")
+    ran = run_all(first)
+    assert set(ran.values()) == {"missing"}
+    assert set(states(second).values()) == {"fresh"}
+    assert not list(second.workspace.glob("grids/*/*.h5"))  # not fetched before it is needed
+    run_all(small(tmp_path / "alone"))
+    alone = artifacts(small(tmp_path / "alone"), "evaluate")
+    assert {kind: item.products for kind, item in artifacts(second, "evaluate").items()} == {
+        kind: item.products for kind, item in alone.items()
+    }
+    third = on_machine(url, tmp_path / "two", training__epochs=3)
+    assert run_all(third)["train"] == "missing" and list(second.workspace.glob("grids/*/*.h5"))
+
+
+def test_only_new_pictures_are_extracted_elsewhere(url: str, tmp_path: Path) -> None:
+    run_all(on_machine(url, tmp_path / "one"))
+    more = on_machine(url, tmp_path / "two", data__pictures=80)
+    run_all(more)
+    assert artifacts(more, "extract")["extract"].ledger.counts["extracted"] == 20
+
+
+def test_without_its_ledger_nothing_is_there(url: str, tmp_path: Path) -> None:
+    first, second = on_machine(url, tmp_path / "one"), on_machine(url, tmp_path / "two")
+    run_all(first)
+    remote = Remote.of(first.workspace)
+    assert remote is not None
+    found = artifacts(first, "evaluate")["train"]
+    name = f"{found.path.relative_to(first.workspace).as_posix()}/{LEDGER}"
+    assert remote.read(name) is not None
+    remote._files.rm_file(remote._place(name))
+    assert states(second)["train"] == "missing"
+    run_all(second)
+    assert remote.read(name) is not None
+
+
+def test_damaged_grids_are_refused(url: str, tmp_path: Path) -> None:
+    first, second = on_machine(url, tmp_path / "one"), on_machine(url, tmp_path / "two", training__epochs=3)
+    run_all(first)
+    remote = Remote.of(first.workspace)
+    assert remote is not None
+    far = next(iter(first.workspace.glob("grids/*"))).relative_to(first.workspace).as_posix()
+    for name in remote.names(far):
+        if name.endswith(".h5"):
+            content = bytearray(remote.read(f"{far}/{name}") or b"")
+            content[-1] ^= 1
+            remote._files.pipe_file(remote._place(f"{far}/{name}"), bytes(content))
+    run_stage(second, "tensorise")
+    with pytest.raises(AttendError, match="does not match its digest"):
+        run_stage(second, "train")
+
+
+def test_two_machines_cannot_make_the_same_shard(url: str, tmp_path: Path) -> None:
+    first, second = on_machine(url, tmp_path / "one"), on_machine(url, tmp_path / "two", data__pictures=30)
+    for config in (first, second):
+        run_stage(config, "ingest")
+
+    def meanwhile(works: Any, publish: Any) -> None:
+        run_stage(first, "extract")
+        publish(make(works[0]))
+
+    with pytest.raises(AttendError, match="another machine adds to the same grids"):
+        run_stage(second, "extract", spread=meanwhile)
+    run_stage(second, "extract")  # all it wants is there by now
+    assert artifacts(second, "extract")["extract"].ledger.counts["extracted"] == 0
+
+
+def test_no_more_is_kept_here_than_allowed(url: str, tmp_path: Path) -> None:
+    run_all(on_machine(url, tmp_path / "one"))
+    shard = 16 * 2 * 2 * 2 * 32  # bytes, about
+    few = on_machine(url, tmp_path / "two", machine__cache_gib=2.5 * shard / 2**30, training__epochs=3)
+    run_stage(few, "tensorise")
+    with pytest.raises(AttendError, match=r"training\.block=64"):
+        run_stage(few, "train")
+    blocks = on_machine(url, tmp_path / "two", machine__cache_gib=2.5 * shard / 2**30, training__block=4)
+    run_all(blocks)
+    assert artifacts(blocks, "train")["train"].ledger.counts["epochs"] == 2
+
+
+def test_a_reader_gives_what_was_written_whatever_is_evicted(tmp_path: Path) -> None:
+    config = on_machine(f"file://{tmp_path}/storage", tmp_path / "one")
+    run_all(config)
+    extracted = artifacts(config, "extract")["extract"]
+    everything = open_grids(extracted, config.machine)
+    digests = [p.digest for p in pictures_of(artifacts(config, "ingest")["ingest"].path, "train")]
+    expected = everything.read(digests)
+    tight = on_machine(f"file://{tmp_path}/storage", tmp_path / "two", machine__cache_gib=1e-9)
+    states(tight)
+    reader = open_grids(artifacts(tight, "extract")["extract"], tight.machine)
+    assert isinstance(reader, GridReader)
+    order = np.random.default_rng(0).permutation(len(digests))
+    reader.expect([digests[at] for at in order[:10]])
+    for at in order:
+        np.testing.assert_array_equal(reader.read([digests[at]])[0], expected[at])
+    assert len(list(tight.workspace.glob("grids/*/*.h5"))) < 4
+
+
+def test_a_storage_that_does_not_answer_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**AWS, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    config = on_machine("s3://nowhere/x", tmp_path / "one")
+    with pytest.raises(StorageError, match=r"s3://nowhere/x/.*run again"):
+        run_stage(config, "ingest")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    with pytest.raises(AttendError, match=r"machine\.workspace: what://x"):
+        run_stage(on_machine("what://x", tmp_path / "two"), "ingest")
+
+
+def test_a_bucket_is_not_made(s3: str, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"s3://mistyped/x/.*run again"):
+        run_stage(on_machine("s3://mistyped/x", tmp_path / "one"), "ingest")
+
+
+def test_the_folder_can_go(url: str, tmp_path: Path) -> None:
+    """It is a cache: what it held is in the storage."""
+    config = on_machine(url, tmp_path / "one")
+    run_all(config)
+    shutil.rmtree(tmp_path / "one")
+    fresh = on_machine(url, tmp_path / "new")
+    assert set(states(fresh).values()) == {"fresh"}
+    found = artifacts(fresh, "extract")["extract"]
+    store = GridStore(Workspace(fresh.workspace).grids, read_identity(found))
+    store.open()
+    assert len(store.rows()[0]) == found.ledger.counts["grids"] == 60
