@@ -50,21 +50,21 @@ def main() -> None:
     print("\n| what | rows/s | ratio | goal |\n| --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory(dir=given.folder) as scratch:
         for shape, rows in ((LARGE, given.rows), (SMALL, 20 * given.rows)):
-            _warm(_store(Path(scratch) / str(rows), rows, shape), shape, given.rounds)
+            _warm(store_of(Path(scratch) / str(rows), rows, shape), shape, given.rounds)
     if given.cold_gib:
         rows = int(given.cold_gib * 2**30 / BYTES)
         free = shutil.disk_usage(given.folder or tempfile.gettempdir()).free
         if free < rows * BYTES * 1.05:
             raise SystemExit(f"the cold cache needs {given.cold_gib:.0f} GiB, {free / 2**30:.0f} are free: --folder")
         with tempfile.TemporaryDirectory(dir=given.folder) as scratch:
-            _cold(_store(Path(scratch) / "cold", rows, LARGE), given.block)
+            _cold(store_of(Path(scratch) / "cold", rows, LARGE), given.block)
 
 
 def _memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _store(folder: Path, rows: int, shape: tuple[int, int, int]) -> GridStore:
+def store_of(folder: Path, rows: int, shape: tuple[int, int, int]) -> GridStore:
     store = GridStore(folder, IDENTITY)
     store.open()
     values = np.random.default_rng(0).normal(size=(SHARD, *shape)).astype(np.float16)
@@ -75,7 +75,7 @@ def _store(folder: Path, rows: int, shape: tuple[int, int, int]) -> GridStore:
     return store
 
 
-def _batches(store: GridStore, block: int | None) -> GridBatches:
+def batches_of(store: GridStore, block: int | None) -> GridBatches:
     rows = store.rows()[0]
     tokens = np.array([[START, 4, END]] * CAPTIONS)
     return GridBatches([CaptionedPicture(digest, tokens) for digest in rows], GridReader(store, rows), BATCH, 0, block)
@@ -83,11 +83,11 @@ def _batches(store: GridStore, block: int | None) -> GridBatches:
 
 def _warm(store: GridStore, shape: tuple[int, int, int], rounds: int) -> None:
     name = f"warm, {'x'.join(map(str, shape))}"
-    batches = _batches(store, None)
+    batches = batches_of(store, None)
     rows = len(batches.captioned)
     best: dict[str, float] = {}
     for number in range(rounds):
-        best["order"] = min(best.get("order", 1e9), _in_order(store))
+        best["order"] = min(best.get("order", 1e9), in_order(store))
         best["copy"] = min(best.get("copy", 1e9), _copy(batches, number))
         best["epoch"] = min(best.get("epoch", 1e9), _epoch(batches, number))
     _tell(f"{name}, the files in order", rows / best["order"])
@@ -105,11 +105,11 @@ def _warm(store: GridStore, shape: tuple[int, int, int], rounds: int) -> None:
 
 
 def _cold(store: GridStore, block: int) -> None:
-    batches = _batches(store, block)
+    batches = batches_of(store, block)
     rows = len(batches.captioned)
-    _drop(store)
-    order = _in_order(store)
-    _drop(store)
+    drop(store)
+    order = in_order(store)
+    drop(store)
     epoch = _epoch(batches, 0)
     size = f"{rows * BYTES / 2**30:.0f} GiB"
     _tell(f"cold, 14x14x2048, {size}, the files in order", rows / order)
@@ -120,7 +120,7 @@ def _tell(what: str, rate: float, ratio: float | None = None, goal: float | None
     print(f"| {what} | {rate:,.0f} | {'' if ratio is None else f'{ratio:.2f}'} | {goal or ''} |", flush=True)
 
 
-def _in_order(store: GridStore) -> float:
+def in_order(store: GridStore) -> float:
     """Seconds to read every byte of the shards into one buffer, file after file."""
     buffer = bytearray(8 << 20)
     began = time.perf_counter()
@@ -169,7 +169,7 @@ def _one_a_caption(store: GridStore) -> float:
     return (time.perf_counter() - began) / seen
 
 
-def _drop(store: GridStore) -> None:
+def drop(store: GridStore) -> None:
     for shard in store.shards():
         with shard.path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

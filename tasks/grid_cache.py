@@ -38,6 +38,7 @@ from tasks.ledger import FileRecord, canonical, digest_of_file, flush, write_ato
 from tasks.remote import Remote, make_room
 
 _PAGE = 4096
+_RESIDENT = 2**29  # bytes of grids that may have become resident before all are let go
 _ADVISED = 2**20  # bytes asked for at once: of a longer piece Linux reads no more than its read-ahead
 _INDEX = pa.schema([("digest", pa.string()), ("row", pa.int32()), ("width", pa.int32()), ("height", pa.int32())])
 Grids = npt.NDArray[np.float16]
@@ -384,6 +385,12 @@ class _Mapping:
             remote.ahead.submit(self.get)
         return self._mapped is not None
 
+    def let_go(self) -> None:
+        """Nothing of it need be resident."""
+        mapped = self._mapped
+        if mapped is not None:
+            mapped.file.madvise(mmap.MADV_DONTNEED)
+
     def drop(self) -> None:
         self._mapped = None
 
@@ -407,6 +414,7 @@ class GridReader:
         # Bytes that are kept here of grids that lie in a storage, and that there are in all.
         self.limit = None if store.remote is None else store.remote.limit
         self.size = 2 * len(rows) * math.prod(self.shape)
+        self._touched = 0
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._rows
@@ -435,8 +443,20 @@ class GridReader:
     def mapped(self, digest: str) -> Grids:
         """(height, width, channels) float16 of one picture, in the mapped file itself: not to be written to."""
         row = self._rows[digest]
+        self._touched += 2 * math.prod(self.shape)
+        if self._touched > _RESIDENT:
+            self._let_go()
         grid: Grids = self._maps[row.shard].get().grids[row.row]
         return grid
+
+    def _let_go(self) -> None:
+        """Give mapped pages back: this process holds no more of a large cache than of a small one.
+
+        The system keeps them as long as it has room; touched again, they come back without being read.
+        """
+        self._touched = 0
+        for mapping in self._maps.values():
+            mapping.let_go()
 
     def expect(self, digests: Sequence[str]) -> None:
         """Have the system read these from the disk: they are asked for soon. Grids side by side are read at once."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from models.vocabulary import END, START
+from tasks import grid_cache
 from tasks.batches import GridBatches, ResidentBatches
 from tasks.captions import CaptionedPicture
 from tasks.grid_cache import GridReader, remove_shard
@@ -100,3 +101,10 @@ def test_what_is_expected_is_what_comes(
         first = max(place // pool * pool - start * size, 0)
         wanted = {digest for digest, _ in reads[first : place // pool * pool + pool - start * size]}
         assert wanted <= before
+
+
+def test_pages_given_back_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [batch.pictures for batch in batches_of(tmp_path / "one", None).epoch(0)]
+    monkeypatch.setattr(grid_cache, "_RESIDENT", 100)  # after each grid
+    for one, other in zip(whole, batches_of(tmp_path / "two", None).epoch(0), strict=True):
+        assert torch.equal(one, other.pictures)
