@@ -36,7 +36,7 @@ class _Cluster:
             from dask.base import annotate
             from prefect_dask.task_runners import DaskTaskRunner
         except ImportError:
-            raise AttendError("machine.dask: prefect-dask is not installed: pip install attend[cluster]") from None
+            raise AttendError("machine.dask: prefect-dask is not installed: uv pip install prefect-dask") from None
         self._check()
         runner: Any = DaskTaskRunner(address=self._address)
 
