@@ -33,7 +33,8 @@ from models.backbones.encoder import Encoder
 from models.photographs import IMAGENET, decode, resize, stack
 from tasks.config import GridsConfig, MachineConfig
 from tasks.extraction import decoders, fill
-from tasks.grid_cache import GridReader, GridStore
+from tasks.grid_cache import GridStore
+from tasks.grid_reader import GridReader
 from tasks.identity import identity_of
 
 

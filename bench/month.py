@@ -32,7 +32,8 @@ from tasks import progress
 from tasks.config import GridsConfig, MachineConfig
 from tasks.extraction import Filled
 from tasks.features import INDEX, bring_up_to_date
-from tasks.grid_cache import GridReader, Grids, GridStore, Row
+from tasks.grid_cache import Grids, GridStore, Row
+from tasks.grid_reader import GridReader
 from tasks.identity import Identity
 from tasks.ledger import Work, Workspace
 from tasks.shards import Made, Publish, ShardWork

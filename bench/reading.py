@@ -28,7 +28,8 @@ from bench.machine import describe
 from models.vocabulary import END, START
 from tasks.batches import GridBatches
 from tasks.captions import CaptionedPicture
-from tasks.grid_cache import GridReader, GridStore
+from tasks.grid_cache import GridStore
+from tasks.grid_reader import GridReader
 from tasks.identity import Identity
 
 LARGE, SMALL = (14, 14, 2048), (4, 4, 400)

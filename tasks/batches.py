@@ -26,7 +26,7 @@ from tasks import processes
 from tasks.captions import CaptionedPicture
 from tasks.config import MachineConfig
 from tasks.errors import AttendError
-from tasks.grid_cache import GridReader
+from tasks.grid_reader import GridReader
 
 _POOL = 16  # blocks that are mixed
 # Mapped grids are read-only, and nothing here writes to them.

@@ -17,12 +17,13 @@ import pyarrow.parquet as pq
 from tasks.config import GridsConfig, MachineConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
-from tasks.extraction import Extracted, Failed, Filled, Look, fill
-from tasks.grid_cache import GridReader, GridStore, Row
+from tasks.extraction import Extracted, Failed, Filled, Look
+from tasks.grid_cache import GridStore, Row
+from tasks.grid_reader import GridReader
 from tasks.identity import Identity, identity_of
 from tasks.ledger import LEDGER, Artifact, FileRecord, Outcome, Work, Workspace, digest_of
 from tasks.manifest import GENERATED, files_of
-from tasks.shards import ShardWork, Spread, encoder_of, fill_elsewhere
+from tasks.shards import ShardWork, Spread, fill_store
 from tasks.stages import PROGRESS
 from tasks.weights import IMPORTED
 
@@ -83,14 +84,8 @@ def bring_up_to_date(
             filled = Filled([Failed(digest, files[digest], "is not among the imported grids") for digest in missing])
         elif missing:
             wanted = [(digest, files[digest]) for digest in missing]
-            told = functools.partial(_tell, work.out / PROGRESS, extracted)
-            tuned = work.upstream.get("tune")
-            if spread is None:
-                encoder = encoder_of(grids, machine, tuned)
-                filled = fill(store.write, encoder, grids, machine, wanted, told, look)
-            else:
-                whole = ShardWork(store.next_number(), wanted, identity, grids, machine, tuned, look)
-                filled = fill_elsewhere(store, whole, spread, told)
+            whole = ShardWork(store.next_number(), wanted, identity, grids, machine, work.upstream.get("tune"), look)
+            filled = fill_store(store, whole, spread, functools.partial(_tell, work.out / PROGRESS, extracted))
         rows, _ = store.rows()
     failed = filled.failed
     _check_failures(failed, len(files), grids.max_failed)

@@ -31,7 +31,7 @@ from tasks.batches import Batch, Batches, captioned_at_once, grids_in_order
 from tasks.config import FitConfig, MachineConfig, OfGridsConfig
 from tasks.devices import check_compiler, device_of
 from tasks.errors import AttendError
-from tasks.grid_cache import GridReader
+from tasks.grid_reader import GridReader
 from tasks.ledger import Stopwatch, flush
 from tasks.manifest import Picture
 from tasks.metrics import Scored, measure

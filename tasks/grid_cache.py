@@ -13,7 +13,6 @@ immutable. Readers map the grids into memory by the dataset's offset in the file
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import math
 import mmap
@@ -23,7 +22,6 @@ import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 
 import h5py
@@ -38,8 +36,6 @@ from tasks.ledger import FileRecord, canonical, digest_of_file, flush, write_ato
 from tasks.remote import Remote, make_room
 
 _PAGE = 4096
-_RESIDENT = 2**29  # bytes of grids that may have become resident before all are let go
-_ADVISED = 2**20  # bytes asked for at once: of a longer piece Linux reads no more than its read-ahead
 _INDEX = pa.schema([("digest", pa.string()), ("row", pa.int32()), ("width", pa.int32()), ("height", pa.int32())])
 Grids = npt.NDArray[np.float16]
 
@@ -216,36 +212,6 @@ class GridStore:
             make_room(self.folder.parents[1], 0, self.remote.limit)
         return Shard(draft.number, draft.path, self.identity.digest, draft.record, draft.digests)
 
-    def rewrite(self, live: Collection[str], shard_rows: int) -> set[int]:
-        """Write the live rows of shards that hold others too to new shards; the numbers of the old ones, still there.
-
-        live: digests. The caller holds the store's lock, and removes the old ones once nobody reads them.
-        """
-        kept: set[str] = set()
-        old = []
-        for shard in self.shards():
-            if all(digest in live for digest in shard.digests) and kept.isdisjoint(shard.digests):
-                kept.update(shard.digests)
-            else:
-                old.append(shard)
-        rows: list[tuple[Grids, str, tuple[int, int]]] = []
-        for shard in old:
-            sizes = pq.read_table(shard.path.with_suffix(".parquet"), columns=["width", "height"]).to_pylist()
-            reader = GridReader(self, {digest: Row(shard.number, row) for row, digest in enumerate(shard.digests)})
-            for digest, size in zip(shard.digests, sizes, strict=True):
-                if digest in live and digest not in kept:
-                    kept.add(digest)
-                    rows.append((reader.read([digest])[0], digest, (size["width"], size["height"])))
-                if len(rows) == shard_rows:
-                    self._write_rows(rows)
-                    rows = []
-        if rows:
-            self._write_rows(rows)
-        return {shard.number for shard in old}
-
-    def _write_rows(self, rows: list[tuple[Grids, str, tuple[int, int]]]) -> None:
-        self.write([grid[None] for grid, _, _ in rows], [row[1] for row in rows], [row[2] for row in rows])
-
     def clean(self, read: Collection[Path] = ()) -> list[str]:
         """Set damaged shards aside and drop what a killed writer left; returns what was wrong.
 
@@ -333,7 +299,7 @@ def read_shard(index: Path) -> Shard:
         raise AttendError(f"{index}: is damaged") from None
 
 
-class _Mapped(NamedTuple):
+class Mapped(NamedTuple):
     """A shard's file in memory, where its grids begin in it, and they: (rows, height, width, channels) float16."""
 
     file: mmap.mmap
@@ -341,7 +307,8 @@ class _Mapped(NamedTuple):
     grids: Grids
 
 
-def _map(store: GridStore, number: int) -> _Mapped:
+def map_shard(store: GridStore, number: int) -> Mapped:
+    """A shard in memory, fetched where it is not here; AttendError where it is not as recorded."""
     index = store.folder / f"shard-{number:05d}.parquet"
     if not index.exists():
         raise AttendError(f"{index}: is gone: run `attend run` to extract its pictures again")
@@ -360,125 +327,7 @@ def _map(store: GridStore, number: int) -> _Mapped:
     with shard.path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     grids: Grids = np.frombuffer(mapped, np.float16, math.prod(shape), offset).reshape(shape)
-    return _Mapped(mapped, offset, grids)
-
-
-class _Mapping:
-    """A shard that is mapped into memory when it is asked for, and fetched before that where it is not here."""
-
-    def __init__(self, store: GridStore, number: int) -> None:
-        self._store, self._number = store, number
-        self._lock = Lock()
-        self._mapped: _Mapped | None = None
-
-    def get(self) -> _Mapped:
-        with self._lock:
-            mapped = self._mapped = self._mapped or _map(self._store, self._number)
-        if self._store.remote is not None:
-            self._store.remote.holds(self, len(mapped.file))
-        return mapped
-
-    def ahead(self) -> bool:
-        """Have it fetched meanwhile, where it is not in memory; whether it is."""
-        remote = self._store.remote
-        if self._mapped is None and remote is not None:
-            remote.ahead.submit(self.get)
-        return self._mapped is not None
-
-    def let_go(self) -> None:
-        """Nothing of it need be resident."""
-        mapped = self._mapped
-        if mapped is not None:
-            mapped.file.madvise(mmap.MADV_DONTNEED)
-
-    def drop(self) -> None:
-        self._mapped = None
-
-
-class GridReader:
-    """Grids by content digest, mapped into memory out of their shards.
-
-    Refuses, with AttendError, a shard that is gone or truncated, or whose identity is not the one asked for: at once,
-    or, where shards are fetched from a storage, when it comes to them.
-    """
-
-    def __init__(self, store: GridStore, rows: dict[str, Row]) -> None:
-        self._rows = rows
-        numbers = sorted({row.shard for row in rows.values()})
-        self._maps = {number: _Mapping(store, number) for number in numbers}
-        looked = numbers if store.remote is None else numbers[:1]
-        shapes = {self._maps[number].get().grids.shape[1:] for number in looked}
-        if len(shapes) > 1:
-            raise AttendError(f"{store.folder}: shards hold grids of different shapes: {sorted(shapes)}")
-        self.shape: tuple[int, int, int] = shapes.pop() if shapes else (0, 0, 0)
-        # Bytes that are kept here of grids that lie in a storage, and that there are in all.
-        self.limit = None if store.remote is None else store.remote.limit
-        self.size = 2 * len(rows) * math.prod(self.shape)
-        self._touched = 0
-
-    def __contains__(self, digest: str) -> bool:
-        return digest in self._rows
-
-    def together_with(self, other: GridReader) -> GridReader:
-        """One reader of both; no picture of the other may have a name that one has here. Both have one shape."""
-        assert self.shape == other.shape and self._rows.keys().isdisjoint(other._rows)
-        both = copy.copy(self)
-        after = max(self._maps, default=-1) + 1
-        both.limit, both.size = self.limit, self.size + other.size
-        both._maps = self._maps | {number + after: mapped for number, mapped in other._maps.items()}
-        both._rows = self._rows | {name: Row(row.shard + after, row.row) for name, row in other._rows.items()}
-        return both
-
-    def row(self, digest: str) -> Row:
-        """Where a picture's grid lies."""
-        return self._rows[digest]
-
-    def read(self, digests: Sequence[str]) -> Grids:
-        """(len(digests), height, width, channels) float16, in the order asked for."""
-        out = np.empty((len(digests), *self.shape), dtype=np.float16)
-        for place, digest in enumerate(digests):
-            out[place] = self.mapped(digest)
-        return out
-
-    def mapped(self, digest: str) -> Grids:
-        """(height, width, channels) float16 of one picture, in the mapped file itself: not to be written to."""
-        row = self._rows[digest]
-        self._touched += 2 * math.prod(self.shape)
-        if self._touched > _RESIDENT:
-            self._let_go()
-        grid: Grids = self._maps[row.shard].get().grids[row.row]
-        return grid
-
-    def _let_go(self) -> None:
-        """Give mapped pages back: this process holds no more of a large cache than of a small one.
-
-        The system keeps them as long as it has room; touched again, they come back without being read.
-        """
-        self._touched = 0
-        for mapping in self._maps.values():
-            mapping.let_go()
-
-    def expect(self, digests: Sequence[str]) -> None:
-        """Have the system read these from the disk: they are asked for soon. Grids side by side are read at once."""
-        size = 2 * math.prod(self.shape)
-        for shard, first, count in _runs(sorted(self._rows[digest] for digest in digests)):
-            if not self._maps[shard].ahead():
-                continue
-            mapped = self._maps[shard].get()
-            begin = (mapped.offset + first * size) // mmap.PAGESIZE * mmap.PAGESIZE
-            end = mapped.offset + (first + count) * size
-            for at in range(begin, end, _ADVISED):
-                mapped.file.madvise(mmap.MADV_WILLNEED, at, min(_ADVISED, end - at))
-
-
-def _runs(rows: Sequence[Row]) -> Iterator[tuple[int, int, int]]:
-    """Rows in order -> (shard, first row, how many) of those that follow each other."""
-    first = 0
-    for at in range(1, len(rows) + 1):
-        whole = at < len(rows) and rows[at] == Row(rows[at - 1].shard, rows[at - 1].row + 1)
-        if not whole:
-            yield rows[first].shard, rows[first].row, at - first
-            first = at
+    return Mapped(mapped, offset, grids)
 
 
 class hdf5_arrays(contextlib.AbstractContextManager[dict[str, Any]]):  # noqa: N801 -- used as a function

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from tasks.config import Config
 from tasks.errors import AttendError
-from tasks.grid_cache import GridReader, Grids, GridStore, Row, hdf5_arrays
+from tasks.grid_cache import Grids, GridStore, Row, hdf5_arrays
+from tasks.grid_reader import GridReader
 from tasks.identity import identity_of
 from tasks.ledger import Workspace
 from tasks.manifest import MANIFEST

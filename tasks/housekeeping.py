@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from tasks.config import nearest
 from tasks.errors import AttendError
 from tasks.features import INDEX, read_identity, reindex
-from tasks.grid_cache import GridStore, bytes_in, remove_shard, stores
+from tasks.grid_cache import Grids, GridStore, Row, bytes_in, remove_shard, stores
+from tasks.grid_reader import GridReader
 from tasks.ledger import Artifact, Ledger, Recent, Workspace
 from tasks.stages import kind_of
 from tasks.tracking import lost_registration, registered_as
@@ -90,7 +91,7 @@ def compact(workspace: Workspace, shard_rows: int) -> tuple[int, int]:
         live = {digest for artifact, _ in _indexes(workspace, store, needed) for digest in _digests(artifact)}
         shards = store.shards()
         before += len(shards)
-        old = store.rewrite(live, shard_rows)
+        old = _rewrite(store, live, shard_rows)
         if old:
             rows, _ = store.rows(without=old)
             for artifact, _ in _indexes(workspace, store, None):
@@ -101,6 +102,38 @@ def compact(workspace: Workspace, shard_rows: int) -> tuple[int, int]:
                     remove_shard(shard.path)
         after += len(store.shards())
     return before, after
+
+
+def _rewrite(store: GridStore, live: Collection[str], shard_rows: int) -> set[int]:
+    """Write the live rows of shards that hold others too to new shards; the numbers of the old ones, still there.
+
+    live: digests. The caller holds the store's lock, and removes the old ones once nobody reads them.
+    """
+    kept: set[str] = set()
+    old = []
+    for shard in store.shards():
+        if all(digest in live for digest in shard.digests) and kept.isdisjoint(shard.digests):
+            kept.update(shard.digests)
+        else:
+            old.append(shard)
+    rows: list[tuple[Grids, str, tuple[int, int]]] = []
+    for shard in old:
+        sizes = pq.read_table(shard.path.with_suffix(".parquet"), columns=["width", "height"]).to_pylist()
+        reader = GridReader(store, {digest: Row(shard.number, row) for row, digest in enumerate(shard.digests)})
+        for digest, size in zip(shard.digests, sizes, strict=True):
+            if digest in live and digest not in kept:
+                kept.add(digest)
+                rows.append((reader.read([digest])[0], digest, (size["width"], size["height"])))
+            if len(rows) == shard_rows:
+                _write_rows(store, rows)
+                rows = []
+    if rows:
+        _write_rows(store, rows)
+    return {shard.number for shard in old}
+
+
+def _write_rows(store: GridStore, rows: list[tuple[Grids, str, tuple[int, int]]]) -> None:
+    store.write([grid[None] for grid, _, _ in rows], [row[1] for row in rows], [row[2] for row in rows])
 
 
 def _runs(workspace: Workspace) -> dict[str, Recent]:

@@ -77,11 +77,14 @@ def make(work: ShardWork) -> Made:
     return Made(len(work.wanted), drafts[0] if drafts else None, filled)
 
 
-def fill_elsewhere(store: GridStore, whole: ShardWork, spread: Spread, extracted: Extracted) -> Filled:
-    """As `fill`, each shard made by whoever `spread` finds; the caller holds the store's lock.
+def fill_store(store: GridStore, whole: ShardWork, spread: Spread | None, extracted: Extracted) -> Filled:
+    """Add shards to a store, made here, or by whoever `spread` finds. The caller holds the store's lock.
 
-    whole: all shards as one, with the number of the first.
+    whole: all of them as one, with the number of the first. extracted: as in `fill`.
     """
+    if spread is None:
+        encoder = encoder_of(whole.grids, whole.machine, whole.tuned)
+        return fill(store.write, encoder, whole.grids, whole.machine, whole.wanted, extracted, whole.look)
     rows, filled, done = whole.machine.shard_rows, Filled(), 0
     machine = whole.machine.model_copy(update={"workspace": whole.machine.address})
     cut = [whole.wanted[at : at + rows] for at in range(0, len(whole.wanted), rows)]

@@ -21,7 +21,7 @@ from tasks.config import GridsConfig, MachineConfig, ViewsConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.extraction import Extracted
 from tasks.features import INDEX, bring_up_to_date, whole_identity
-from tasks.grid_cache import GridReader
+from tasks.grid_reader import GridReader
 from tasks.ledger import Outcome, Work, digest_of
 from tasks.manifest import GENERATED, files_of, pictures_of
 from tasks.shards import Spread

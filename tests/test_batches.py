@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from models.vocabulary import END, START
-from tasks import grid_cache
+from tasks import grid_reader
 from tasks.batches import GridBatches, ResidentBatches
 from tasks.captions import CaptionedPicture
-from tasks.grid_cache import GridReader, remove_shard
+from tasks.grid_cache import remove_shard
+from tasks.grid_reader import GridReader
 from tasks.stages import artifacts
 from tests.conftest import run_all, small
 from tests.test_grid_cache import store_with
@@ -105,6 +106,6 @@ def test_what_is_expected_is_what_comes(
 
 def test_pages_given_back_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [batch.pictures for batch in batches_of(tmp_path / "one", None).epoch(0)]
-    monkeypatch.setattr(grid_cache, "_RESIDENT", 100)  # after each grid
+    monkeypatch.setattr(grid_reader, "_RESIDENT", 100)  # after each grid
     for one, other in zip(whole, batches_of(tmp_path / "two", None).epoch(0), strict=True):
         assert torch.equal(one, other.pictures)

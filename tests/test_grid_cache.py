@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.errors import AttendError
-from tasks.grid_cache import GridReader, GridStore
+from tasks.grid_cache import GridStore
+from tasks.grid_reader import GridReader
 from tasks.identity import Identity
 
 IDENTITY = Identity("tiny", "random:0", 64, "squash", None, "float32", 1)

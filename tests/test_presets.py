@@ -36,6 +36,7 @@ SIZES = {
     "hard_attention": 64,
     "googlenet": 64,
     "flickr8k_tuned": 64,
+    "best": 64,
 }
 
 
@@ -45,7 +46,9 @@ def test_every_preset_runs_end_to_end(preset: str, tmp_path: Path) -> None:
     settings = [*SMALL, f"machine.workspace={tmp_path / 'workspace'}"]
     if preset in SIZES:
         settings.append(f"grids.image_size={SIZES[preset]}")
-    if preset.endswith("_tuned"):
+    if preset == "best":
+        settings += ["grids.grid=2", "decoder.reduce=16", "self_critical.epochs=1", "self_critical.precision=float32"]
+    if preset.endswith("_tuned") or preset == "best":
         settings += ["tuning.epochs=1", "tuning.precision=float32"]
     if preset == "googlenet":
         settings.append("decoder.attention_size=16")

@@ -14,7 +14,8 @@ import pytest
 from tasks.config import Config
 from tasks.errors import AttendError
 from tasks.features import open_grids, read_identity
-from tasks.grid_cache import GridReader, GridStore
+from tasks.grid_cache import GridStore
+from tasks.grid_reader import GridReader
 from tasks.ledger import LEDGER, Workspace
 from tasks.manifest import pictures_of
 from tasks.remote import Remote, StorageError

@@ -21,7 +21,7 @@ from tasks.config import CaptionsConfig, Config
 from tasks.errors import AttendError
 from tasks.evaluation import predict, score
 from tasks.features import open_grids
-from tasks.grid_cache import GridReader
+from tasks.grid_reader import GridReader
 from tasks.ledger import Ledger, Work, Workspace
 from tasks.manifest import GENERATED, files_of, pictures_of
 from tasks.metrics import Scored, measure
