@@ -51,7 +51,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "small.yaml").write_text(json.dumps(config))
     text = (HERE / "prefect.yaml").read_text().replace("preset: demo", "preset: small.yaml")
     (tmp_path / "prefect.yaml").write_text(text.replace("active: true", "active: false"))
-    assert len(yaml.safe_load(text)["deployments"]) == 4
+    assert len(yaml.safe_load(text)["deployments"]) == 5
     return tmp_path
 
 
