@@ -65,7 +65,7 @@ def test_up_runs_what_is_deployed_and_down_stops_it(project: Path) -> None:
         found = service.running(workspace)
         assert found is not None and found.mlflow == f"http://127.0.0.1:{mlflow_port}"
         names = {row["name"]: row["id"] for row in ask(f"{found.api}/deployments/filter", {})}
-        assert set(names) == {"nightly", "extraction", "evaluation", "captions"}
+        assert set(names) == {"nightly", "extraction", "extraction-on-a-cluster", "evaluation", "captions"}
         (automation,) = ask(f"{found.api}/automations/filter", {})
         assert automation["name"] == "attend-zombies"
         for expected in ("Completed", "Cached"):
