@@ -14,7 +14,7 @@ from prefect.states import Completed
 
 from flows import reports
 from flows.cluster import spread_of
-from tasks import progress, tracking
+from tasks import processes, progress, tracking
 from tasks.config import Config
 from tasks.errors import AttendError, is_disk_full
 from tasks.ledger import Workspace
@@ -29,6 +29,8 @@ def _passing(_task: Any, run: Any, state: Any) -> bool:
     told = type(error).__module__.split(".")[0]
     passing = isinstance(error, OSError) or told in ("mlflow", "sqlite3", "sqlalchemy", "requests", "urllib3")
     if error is None or not passing or is_disk_full(error):
+        return False
+    if processes.size() > 1:  # the others are still in the middle of it
         return False
     progress.say(f"{run.name}: {error}: tried again in a moment")
     return True

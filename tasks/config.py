@@ -23,7 +23,7 @@ from models.decoders import DECODERS, Attentions, FirstStates, Heads, Outputs, S
 from tasks.datasets import ADAPTERS, Dataset
 from tasks.errors import AttendError
 from tasks.metrics import METRICS
-from tasks.remote import tie
+from tasks.remote import Remote, tie
 from tasks.section import Place, Section
 from tasks.tokenisers import TOKENISERS
 
@@ -303,13 +303,17 @@ class MachineConfig(Section):
     @property
     def address(self) -> str:
         """The workspace, whatever folder one is in: its URL, or its path in full."""
-        return self.workspace if "://" in self.workspace else str(Path(self.workspace).expanduser().absolute())
+        if "://" in self.workspace:
+            return self.workspace
+        folder = Path(self.workspace).expanduser().absolute()
+        remote = Remote.of(folder)  # where it was named by its cache
+        return str(folder) if remote is None else remote.url
 
     @property
     def folder(self) -> Path:
         """The workspace's folder; where it is in object storage, the one that is its cache."""
         if "://" not in self.workspace:
-            return Path(self.address)
+            return Path(self.workspace).expanduser().absolute()
         url = self.workspace.rstrip("/")
         name = f"{url.rpartition('/')[2]}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
         folder = self.cache.expanduser().absolute() / name

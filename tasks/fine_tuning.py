@@ -22,6 +22,7 @@ from models.decoders.base import Decoder
 from models.end_to_end import EndToEnd
 from models.photographs import Interpolation, decode, resize, stack
 from models.vocabulary import Vocabulary
+from tasks import processes
 from tasks.batches import Batches
 from tasks.captions import CaptionedPicture, read_captions, read_vocabulary
 from tasks.config import DecoderConfig, GridsConfig, MachineConfig, TuningConfig
@@ -66,6 +67,8 @@ def tune(
         batches = PhotographBatches(captioned, tuning, vocabulary, views)
         fit = Fit(EndToEnd(backbone, trained), rates, tuning, machine, batches, work.out, CrossEntropy(tuning), "tune")
         fit.run(PhotographDev(dev, vocabulary, machine, views), lambda _: None)
+    if processes.rank():
+        return Outcome({})
     fit.write_history()
     best = {name.removeprefix("backbone."): value for name, value in fit.best().items() if name.startswith("backbone.")}
     safetensors.torch.save_file(best, work.out / TUNED)

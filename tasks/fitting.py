@@ -123,9 +123,10 @@ class Fit:
         if machine.compile:
             check_compiler()
             decoder: Any = model if isinstance(model, Decoder) else self.model.decoder
-            decoder.compile_step(batches.size, objective.rows or batches.rows)
+            at_once = math.ceil(batches.size / processes.size() / machine.accumulate)
+            decoder.compile_step(at_once, objective.rows or batches.rows)
         learner = _Learner(self.model, objective)
-        self.learner: Any = learner if processes.size() == 1 else DistributedDataParallel(learner)
+        self.learner: Any = learner if processes.size() == 1 else _shared(learner)
         self.average = _copied(self.model.state_dict()) if training.averaging else None
         learnt = {rate: [weight for weight in weights if weight.requires_grad] for rate, weights in rates.items()}
         groups = [{"params": weights, "peak": rate} for rate, weights in learnt.items() if weights]
@@ -341,6 +342,11 @@ class _Learner(nn.Module):
 
     def forward(self, batch: Batch, whole: Count, step: int, done: float) -> Judged:
         return self.objective(self.model, batch, whole, step, done)
+
+
+def _shared(learner: _Learner) -> DistributedDataParallel:
+    """The learner, whose gradients all processes average; of some decoders not every layer takes part."""
+    return DistributedDataParallel(learner, find_unused_parameters=True)
 
 
 def _nobody(row: dict[str, float]) -> None:  # noqa: ARG001 -- an EpochDone that tells no one

@@ -19,6 +19,7 @@ import mmap
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +34,11 @@ import pyarrow.parquet as pq
 from tasks.errors import AttendError
 from tasks.identity import FORMAT, Identity
 from tasks.ledger import FileRecord, canonical, digest_of_file, flush, write_atomically, write_whole
-from tasks.remote import Remote, make_room
+from tasks.remote import Remote
 
 _PAGE = 4096
+_TRIES, _ABANDONED = 5, 3600.0  # of fetching a shard that others remove; seconds after which nobody fetches
+_AGAIN = "run `attend run` to extract its pictures again"
 _INDEX = pa.schema([("digest", pa.string()), ("row", pa.int32()), ("width", pa.int32()), ("height", pa.int32())])
 Grids = npt.NDArray[np.float16]
 
@@ -103,32 +106,34 @@ class GridStore:
             there = self.remote.names(self._far())
             if told.name not in there:
                 self.remote.put(told, self._far(told.name))
-            for name in there:
-                if name.endswith(".parquet") and not (self.folder / name).exists():
-                    self.remote.get(self._far(name), self.folder / name)
+            missing = [name for name in there if name.endswith(".parquet") and not (self.folder / name).exists()]
+            get = self.remote.get
+            list(self.remote.ahead.map(lambda name: get(self._far(name), self.folder / name), missing))
 
     def _far(self, *names: str) -> str:
         """What the folder, or a file of it, is called in the storage."""
         return "/".join(("grids", self.folder.name, *names))
 
-    def damage(self, shard: Shard, verify: bool = False) -> str | None:
-        """What is wrong with a shard's file, in words; None where it is as recorded, here or in the storage."""
-        if self.remote is not None and not shard.path.exists():
-            there = _far_name(shard.record) in self.remote.names(self._far())
-            return None if there else f"{shard.path}: is gone, and is not at {self.remote.url}"
-        return shard.damage(verify)
+    def _in_storage(self) -> set[str]:
+        """The files that the storage has of this store; none where there is no storage."""
+        return self.remote.names(self._far()) if self.remote is not None else set()
 
     def fetch(self, shard: Shard) -> None:
         """Have a shard's grids here, in the place of those used longest ago where there is no room."""
         if self.remote is None:
             return
-        if not shard.path.exists():
-            make_room(self.folder.parents[1], shard.record.size, self.remote.limit)
-            self.remote.get(self._far(_far_name(shard.record)), shard.path)
+        if shard.damage() is not None:
+            self.remote.make_room(self.folder.parents[1], shard.record.size)
+            name = self._far(_far_name(shard.record))
+            try:
+                self.remote.get(name, shard.path)
+            except FileNotFoundError:
+                raise AttendError(f"{self.remote.url}/{name}: is gone, and is not here: {_AGAIN}") from None
             if shard.damage(verify=True) is not None:
                 shard.path.unlink()
-                raise AttendError(f"{self.remote.url}/{self._far(_far_name(shard.record))}: does not match its digest")
-        os.utime(shard.path)
+                raise AttendError(f"{self.remote.url}/{name}: does not match its digest: remove it, and {_AGAIN}")
+        with contextlib.suppress(FileNotFoundError):  # another reader made room
+            os.utime(shard.path)
 
     def shards(self) -> list[Shard]:
         """The published shards, by number."""
@@ -141,10 +146,11 @@ class GridStore:
         """
         rows: dict[str, Row] = {}
         damages = []
+        there = self._in_storage()
         for shard in self.shards():
             if shard.number in without:
                 continue
-            damage = self.damage(shard)
+            damage = None if _far_name(shard.record) in there else shard.damage()
             if damage is None and shard.identity != self.identity.digest:
                 damage = f"{shard.path}: holds grids of another identity"
             if damage is not None:
@@ -197,19 +203,23 @@ class GridStore:
         AttendError where another machine took the number in the storage.
         """
         index = draft.path.with_suffix(".parquet")
+        if not draft.hdf5.exists() and _far_name(draft.record) not in self._in_storage():
+            raise AttendError(
+                f"{draft.hdf5}: was made on a machine that does not have this workspace: give one that all workers see"
+            )
         if self.remote is not None and not self.remote.create(draft.index, self._far(index.name)):
             draft.hdf5.unlink(missing_ok=True)
             raise AttendError(
                 f"{self.remote.url}/{self._far(index.name)}: another machine adds to the same grids: "
                 "run again when it has finished"
             )
-        if self.remote is None or draft.hdf5.exists():  # another machine's draft is in the storage alone
+        if draft.hdf5.exists():  # another machine's is in the storage alone
             draft.hdf5.rename(draft.path)
         with write_whole(index) as temporary:
             temporary.write_bytes(draft.index)
         flush(self.folder)
         if self.remote is not None:
-            make_room(self.folder.parents[1], 0, self.remote.limit)
+            self.remote.make_room(self.folder.parents[1], 0)
         return Shard(draft.number, draft.path, self.identity.digest, draft.record, draft.digests)
 
     def clean(self, read: Collection[Path] = ()) -> list[str]:
@@ -218,7 +228,12 @@ class GridStore:
         read: the shards whose digests are checked too. The caller holds the store's lock.
         """
         for path in self.folder.glob(".*.tmp"):
-            path.unlink()
+            path.unlink(missing_ok=True)
+        for path in self.folder.glob(".*.fetched"):  # readers hold no lock
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _ABANDONED:
+                    path.unlink()
+        there = self._in_storage()
         for path in self.folder.glob("shard-*.h5"):
             if not path.with_suffix(".parquet").exists():  # killed between its two renames
                 path.unlink()
@@ -226,7 +241,10 @@ class GridStore:
         for index in sorted(self.folder.glob("shard-*.parquet")):
             try:
                 shard = read_shard(index)
-                damage = self.damage(shard, verify=shard.path in read)
+                damage = shard.damage(verify=shard.path in read)
+                if damage is not None and _far_name(shard.record) in there:
+                    shard.path.unlink(missing_ok=True)
+                    continue  # it is fetched again when it is needed
             except AttendError as error:
                 damage = str(error)
             if damage is not None:
@@ -300,23 +318,37 @@ def read_shard(index: Path) -> Shard:
 
 
 class Mapped(NamedTuple):
-    """A shard's file in memory, where its grids begin in it, and they: (rows, height, width, channels) float16."""
+    """A shard's file in memory, where its grids begin in it, and they: (rows, height, width, channels) float16.
+
+    digests: of its rows, in order.
+    """
 
     file: mmap.mmap
     offset: int
     grids: Grids
+    digests: list[str]
 
 
 def map_shard(store: GridStore, number: int) -> Mapped:
     """A shard in memory, fetched where it is not here; AttendError where it is not as recorded."""
     index = store.folder / f"shard-{number:05d}.parquet"
     if not index.exists():
-        raise AttendError(f"{index}: is gone: run `attend run` to extract its pictures again")
+        raise AttendError(f"{index}: is gone: {_AGAIN}")
     shard = read_shard(index)
-    store.fetch(shard)
+    for _ in range(_TRIES):
+        kept = contextlib.nullcontext() if store.remote is None else store.remote.using(shard.path)
+        with kept, contextlib.suppress(FileNotFoundError):  # another process made room meanwhile
+            store.fetch(shard)
+            return _mapped(store, shard)
+    raise AttendError(f"{shard.path}: is removed as soon as it is fetched: set a larger machine.cache_gib")
+
+
+def _mapped(store: GridStore, shard: Shard) -> Mapped:
     damage = shard.damage()
     if damage is not None:
-        raise AttendError(f"{damage}: run `attend run` to extract its pictures again")
+        if store.remote is not None and not shard.path.exists():
+            raise FileNotFoundError
+        raise AttendError(f"{damage}: {_AGAIN}")
     with h5py.File(shard.path, "r") as file:
         if file.attrs.get("identity") != store.identity.digest:
             raise AttendError(f"{shard.path}: holds grids of another backbone or transform than the one asked for")
@@ -327,7 +359,7 @@ def map_shard(store: GridStore, number: int) -> Mapped:
     with shard.path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     grids: Grids = np.frombuffer(mapped, np.float16, math.prod(shape), offset).reshape(shape)
-    return Mapped(mapped, offset, grids)
+    return Mapped(mapped, offset, grids, shard.digests)
 
 
 class hdf5_arrays(contextlib.AbstractContextManager[dict[str, Any]]):  # noqa: N801 -- used as a function

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import mmap
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from threading import Lock
 
@@ -20,16 +21,25 @@ _ADVISED = 2**20  # bytes asked for at once: of a longer piece Linux reads no mo
 class _Mapping:
     """A shard that is mapped into memory when it is asked for, and fetched before that where it is not here."""
 
-    def __init__(self, store: GridStore, number: int) -> None:
-        self._store, self._number = store, number
+    def __init__(self, store: GridStore, number: int, meant: dict[int, str]) -> None:
+        """meant: row -> the digest that the reader's index has for it."""
+        self._store, self._number, self._meant = store, number, meant
         self._lock = Lock()
         self._mapped: Mapped | None = None
 
     def get(self) -> Mapped:
         with self._lock:
-            mapped = self._mapped = self._mapped or map_shard(self._store, self._number)
+            mapped = self._mapped = self._mapped or self._checked(map_shard(self._store, self._number))
         if self._store.remote is not None:
             self._store.remote.holds(self, len(mapped.file))
+        return mapped
+
+    def _checked(self, mapped: Mapped) -> Mapped:
+        if any(row >= len(mapped.digests) or mapped.digests[row] != digest for row, digest in self._meant.items()):
+            raise AttendError(
+                f"{self._store.folder}: shard {self._number} holds grids of other pictures than the index says: "
+                "another machine wrote it meanwhile: move the folder away, and run `attend run`"
+            )
         return mapped
 
     def ahead(self) -> bool:
@@ -58,8 +68,11 @@ class GridReader:
 
     def __init__(self, store: GridStore, rows: dict[str, Row]) -> None:
         self._rows = rows
-        numbers = sorted({row.shard for row in rows.values()})
-        self._maps = {number: _Mapping(store, number) for number in numbers}
+        meant: dict[int, dict[int, str]] = defaultdict(dict)
+        for digest, row in rows.items():
+            meant[row.shard][row.row] = digest
+        numbers = sorted(meant)
+        self._maps = {number: _Mapping(store, number, meant[number]) for number in numbers}
         looked = numbers if store.remote is None else numbers[:1]
         shapes = {self._maps[number].get().grids.shape[1:] for number in looked}
         if len(shapes) > 1:

@@ -191,16 +191,24 @@ class Workspace:
         partial.mkdir(parents=True)
         (partial / LEDGER).write_bytes(told)
         ledger = Ledger.read(partial)
-        if ledger is None or ledger.key != key:
-            raise AttendError(f"{remote.url}/{far}/{LEDGER}: is not that of {key[:20]}: remove the folder there")
-        for name, record in ledger.files.items():
-            (partial / name).parent.mkdir(parents=True, exist_ok=True)
-            remote.get(f"{far}/{name}", partial / name)
-            if digest_of_file(partial / name) != record.sha256:
-                raise AttendError(f"{remote.url}/{far}/{name}: does not match its digest: remove the folder there")
-        with contextlib.suppress(FileExistsError, OSError):  # another process has it by now
-            partial.rename(folder)
+        if ledger is not None and ledger.key == key and _fetched(remote, far, partial, ledger):
+            with contextlib.suppress(OSError):  # another process has it by now
+                partial.rename(folder)
         shutil.rmtree(partial, ignore_errors=True)
+
+    def _elsewhere(self, folder: Path, key: str) -> Artifact | None:
+        """An artifact as the storage has it, in the place of what is here; None where it has none that is whole."""
+        assert self.remote is not None
+        aside = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+        shutil.rmtree(aside, ignore_errors=True)
+        if folder.exists():
+            folder.rename(aside)
+        self._download(self.remote, folder, key)
+        ledger = Ledger.read(folder)
+        if ledger is None and aside.exists():
+            aside.rename(folder)
+        shutil.rmtree(aside, ignore_errors=True)
+        return Artifact(folder, ledger) if ledger is not None else None
 
     def _upload(self, remote: Remote, partial: Path, folder: Path, ledger: Ledger) -> None:
         far = folder.relative_to(self.root).as_posix()
@@ -210,14 +218,25 @@ class Workspace:
     def damage(self, artifact: Artifact, read: Collection[Path] = ()) -> str | None:
         """What is wrong with an artifact's files, in words; None where they are as recorded.
 
-        Sizes are compared always, digests only of the files named in `read`.
+        Sizes are compared always, digests only of the files named in `read`. What a storage has is fetched anew first.
         """
+        told = self._damage(artifact, read)
+        if told is not None and self.remote is not None:
+            again = self._elsewhere(artifact.path, artifact.ledger.key)
+            told = self._damage(again, read) if again is not None else told
+        return told
+
+    def _damage(self, artifact: Artifact, read: Collection[Path]) -> str | None:
+        far: dict[str, set[str]] = {}  # folder of grids -> its files in the storage
         for path, record in artifact.files(self.root):
             name = path.relative_to(self.root)
             try:
                 size = path.stat().st_size
             except OSError:
-                if self.remote is not None and f"{record.sha256}.h5" in self.remote.names(name.parent.as_posix()):
+                folder = name.parent.as_posix()
+                if self.remote is not None and folder not in far:
+                    far[folder] = self.remote.names(folder)
+                if f"{record.sha256}.h5" in far.get(folder, ()):
                     continue
                 return f"{name} is gone"
             if size != record.size:
@@ -283,6 +302,7 @@ class Workspace:
         Files whose names begin with a dot are the stage's own (checkpoints): dropped once all is in place.
         """
         partial, folder = self.partial(stage, key), self.folder(stage, key)
+        (partial / LEDGER).unlink(missing_ok=True)  # of a run whose upload was cut off
         files = {
             path.relative_to(partial).as_posix(): FileRecord(path.stat().st_size, digest_of_file(path))
             for path in sorted(partial.rglob("*"))
@@ -306,6 +326,10 @@ class Workspace:
                 flush(path)
         write_atomically(partial / LEDGER, json.dumps(asdict(ledger), indent=1, sort_keys=True))
         if self.remote is not None:
+            there = self._elsewhere(folder, key)
+            if there is not None:
+                shutil.rmtree(partial)
+                return there
             self._upload(self.remote, partial, folder, ledger)
         if folder.exists():  # damaged, else it would have been found fresh
             shutil.rmtree(folder)
@@ -369,6 +393,19 @@ class Workspace:
             yield
         finally:
             lock.release()
+
+
+def _fetched(remote: Remote, far: str, folder: Path, ledger: Ledger) -> bool:
+    """Download an artifact's files; whether all are there and as recorded."""
+    for name, record in ledger.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            remote.get(f"{far}/{name}", folder / name)
+        except FileNotFoundError:
+            return False
+        if digest_of_file(folder / name) != record.sha256:
+            return False
+    return True
 
 
 def flush(path: Path) -> None:

@@ -8,6 +8,7 @@ the leader of nobody, and nothing here does anything.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from torch import distributed
 
 from tasks import progress
 from tasks.errors import AttendError
-from tasks.ledger import Outcome, Work
+from tasks.ledger import Outcome, Work, Workspace
 
 Thing = TypeVar("Thing")
 _PATIENCE = timedelta(days=7)  # followers wait while the leader alone extracts
@@ -81,6 +82,9 @@ def together() -> Iterator[bool]:
         return
     on_gpu = torch.cuda.is_available()
     if on_gpu:
+        number = torch.cuda.device_count()
+        if int(os.environ["LOCAL_RANK"]) >= number:
+            raise AttendError(f"torchrun: --nproc-per-node is more than the {number} GPUs of this machine")
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     try:
         distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=_PATIENCE)
@@ -109,10 +113,21 @@ def dismiss() -> None:
     from_leader(None)
 
 
+def _told() -> Any:
+    """What the leader begins; where it ended without a word, it told why."""
+    nothing: Any = None
+    try:
+        return from_leader(nothing)
+    except RuntimeError:
+        sys.exit(1)
+
+
 def follow() -> None:
     """Do what the leader begins, until it dismisses its followers."""
-    nothing: Any = None
-    while (begun := from_leader(nothing)) is not None:
+    while (begun := _told()) is not None:
         function, work, sections = begun
+        workspace = Workspace(sections["machine"].folder)  # of object storage, each machine has a cache of its own
+        there = {kind: workspace.find(kind, item.ledger.key) or item for kind, item in work.upstream.items()}
+        work = replace(work, upstream=there)
         with tempfile.TemporaryDirectory(prefix="attend-") as folder:
             function(**sections, work=replace(work, out=Path(folder)))

@@ -4,16 +4,19 @@
     URL/grids/<identity>/<SHA-256>.h5               a shard's grids, by the digest of the file
     URL/grids/<identity>/shard-00000.parquet        its index, uploaded after; made once and never written over
 
-All of it is immutable, so that a file that is here need not be asked for again, and machines need no lock between them:
-of two that would make the same shard number the second is refused. Locks, checkpoints and digests stay in the folder.
+What is whole is not written over, so that a file that is here need not be asked for again. Machines have no lock
+between them: of two that make the same artifact the first one's stands, and of two that make a shard of the same number
+the second is refused, where the storage can create a file exclusively (S3 can); where it cannot, readers refuse a shard
+that is not the one their index means. Locks, checkpoints and digests stay in the folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -46,6 +49,7 @@ class Remote:
 
         self.url, self.limit = url.rstrip("/"), limit
         self.ahead = ThreadPoolExecutor(4)
+        self._in_use: list[Path] = []
         self._held: OrderedDict[Held, int] = OrderedDict()
         self._lock = Lock()
         try:
@@ -82,20 +86,18 @@ class Remote:
         self._asked(lambda: self._files.put_file(str(file), self._within(name)), name)
 
     def create(self, content: bytes, name: str) -> bool:
-        """Upload a small file under a name that nobody else took; False where somebody did."""
-        try:
+        """Upload a small file under a name that nobody else took; False where somebody has other content there."""
+        with contextlib.suppress(FileExistsError):
             self._asked(
                 lambda: self._files.pipe_file(self._within(name), content, mode="create"), name, FileExistsError
             )
-        except FileExistsError:
-            return False
-        return True
+        return self.read(name) == content
 
     def get(self, name: str, file: Path) -> None:
-        """Download to a file, which is there wholly or not at all."""
-        temporary = file.with_name(f".{file.name}.{os.getpid()}-{os.urandom(3).hex()}.tmp")
+        """Download to a file, which is there wholly or not at all; FileNotFoundError where there is none."""
+        temporary = file.with_name(f".{file.name}.{os.getpid()}-{os.urandom(3).hex()}.fetched")
         try:
-            self._asked(lambda: self._files.get_file(self._place(name), str(temporary)), name)
+            self._asked(lambda: self._files.get_file(self._place(name), str(temporary)), name, FileNotFoundError)
             temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)
@@ -108,6 +110,33 @@ class Remote:
             while len(self._held) > 1 and sum(self._held.values()) > self.limit:
                 oldest, _ = self._held.popitem(last=False)
                 oldest.drop()
+
+    @contextlib.contextmanager
+    def using(self, grids: Path) -> Iterator[None]:
+        """While the block takes, a file of grids is not removed by this process; afterwards the limit is kept."""
+        with self._lock:
+            self._in_use.append(grids)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_use.remove(grids)
+            self.make_room(grids.parents[2], 0)
+
+    def make_room(self, root: Path, needed: int) -> None:
+        """Remove the grids that were read longest ago, but the last, until so many bytes more are within the limit."""
+        there = []
+        for path in root.glob("grids/*/shard-*.h5"):
+            with contextlib.suppress(FileNotFoundError):  # another process made room too
+                told = path.stat()
+                there.append((told.st_mtime, told.st_size, path))
+        used = sum(size for _, size, _ in there)
+        with self._lock:
+            in_use = set(self._in_use)
+        for _, size, path in sorted(there)[: len(there) - (not needed)]:
+            if used + needed > self.limit and path not in in_use:
+                path.unlink(missing_ok=True)
+                used -= size
 
     def _place(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -144,20 +173,3 @@ def tie(folder: Path, url: str, limit: int) -> None:
 @lru_cache(maxsize=8)
 def _known(url: str, limit: int) -> Remote:
     return Remote(url, limit)
-
-
-def make_room(root: Path, needed: int, limit: int) -> None:
-    """Remove the grids that were fetched or read longest ago, until so many bytes more are within the limit."""
-    there = []
-    for path in root.glob("grids/*/shard-*.h5"):
-        try:
-            told = path.stat()
-        except FileNotFoundError:  # another process made room too
-            continue
-        there.append((told.st_mtime, told.st_size, path))
-    used = sum(size for _, size, _ in there)
-    for _, size, path in sorted(there):
-        if used + needed <= limit:
-            return
-        path.unlink(missing_ok=True)
-        used -= size

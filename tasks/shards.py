@@ -18,7 +18,7 @@ from tasks.errors import AttendError
 from tasks.extraction import Extracted, Filled, Look, fill
 from tasks.grid_cache import Draft, Grids, GridStore
 from tasks.identity import Identity
-from tasks.ledger import Artifact, Workspace
+from tasks.ledger import Artifact, Workspace, digest_of, digest_of_file
 from tasks.progress import Bar
 from tasks.weights import load_backbone
 
@@ -59,9 +59,10 @@ _encoders: dict[str, Encoder] = {}
 
 def make(work: ShardWork) -> Made:
     """Make one shard's files. A worker keeps its backbone from one to the next."""
-    if work.identity.digest not in _encoders:
+    key = digest_of([work.identity.told, work.machine.device, work.machine.compile, work.machine.extract_batch])
+    if key not in _encoders:
         _encoders.clear()  # one backbone in memory at a time
-        _encoders[work.identity.digest] = encoder_of(work.grids, work.machine, work.tuned)
+        _encoders[key] = encoder_of(work.grids, work.machine, _here(work))
     store, drafts = GridStore(Workspace(work.machine.folder).grids, work.identity), []
     store.folder.mkdir(parents=True, exist_ok=True)
 
@@ -72,9 +73,19 @@ def make(work: ShardWork) -> Made:
         drafts.append(made)
         return made
 
-    encoder = _encoders[work.identity.digest]
+    encoder = _encoders[key]
     filled = fill(draft, encoder, work.grids, work.machine, work.wanted, look=work.look)
     return Made(len(work.wanted), drafts[0] if drafts else None, filled)
+
+
+def _here(work: ShardWork) -> Artifact | None:
+    """The tuned backbone as this machine has it; AttendError where the weights here are not those that were meant."""
+    if work.tuned is not None:
+        return Workspace(work.machine.folder).find("tune", work.tuned.ledger.key) or work.tuned
+    weights = Path(work.grids.weights)
+    if weights.suffix and weights.exists() and digest_of_file(weights) != work.identity.weights:
+        raise AttendError(f"grids.weights: {weights}: is another file on this worker than where the run was started")
+    return None
 
 
 def fill_store(store: GridStore, whole: ShardWork, spread: Spread | None, extracted: Extracted) -> Filled:
@@ -87,10 +98,16 @@ def fill_store(store: GridStore, whole: ShardWork, spread: Spread | None, extrac
         return fill(store.write, encoder, whole.grids, whole.machine, whole.wanted, extracted, whole.look)
     rows, filled, done = whole.machine.shard_rows, Filled(), 0
     machine = whole.machine.model_copy(update={"workspace": whole.machine.address})
+    weights = Path(whole.grids.weights)
+    grids = whole.grids.model_copy(update={"weights": str(weights.absolute())} if weights.exists() else {})
     cut = [whole.wanted[at : at + rows] for at in range(0, len(whole.wanted), rows)]
     works = [
         replace(
-            whole, number=whole.number + place, wanted=[(name, file.absolute()) for name, file in part], machine=machine
+            whole,
+            number=whole.number + place,
+            wanted=[(name, file.absolute()) for name, file in part],
+            grids=grids,
+            machine=machine,
         )
         for place, part in enumerate(cut)
     ]

@@ -14,6 +14,7 @@ import torch
 
 from models.decoders.base import Decoder, make
 from models.vocabulary import Vocabulary
+from tasks import processes
 from tasks.batches import GridBatches, ResidentBatches
 from tasks.captions import read_captions, read_vocabulary
 from tasks.config import DecoderConfig, MachineConfig, OfGridsConfig, TrainingConfig, ViewsConfig
@@ -75,9 +76,10 @@ def prepare(
         seen = grids.together_with(open_grids(work.upstream["views"], machine))
         chosen = choices(pictures, views, vocabulary, seen)
     if training.block is None and seen.limit is not None and not resident and seen.size > seen.limit:
+        section = "training" if name == "train" else name
         raise AttendError(
             f"{name}: the grids take {seen.size / 2**30:.1f} GiB, and {seen.limit / 2**30:.1f} are kept here: set "
-            "training.block=64, so that they are read in long runs, or a larger machine.cache_gib"
+            f"{section}.block=64, so that they are read in long runs, or a larger machine.cache_gib"
         )
     batches = of_grids(pictures, seen, training.batch_pictures, training.seed, training.block, chosen)
     dev = GridDev(pictures_of(work.upstream["ingest"].path, "dev"), grids, vocabulary, machine)
@@ -87,7 +89,12 @@ def prepare(
 
 
 def finish(fit: Fit, shape: dict[str, Any], work: Work) -> Outcome:
-    """Write what was trained; its product is the digest of the best weights and of the decoder's shape."""
+    """Write what was trained; its product is the digest of the best weights and of the decoder's shape.
+
+    The leader of several processes does; the others have nothing to write.
+    """
+    if processes.rank():
+        return Outcome({})
     (work.out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
     fit.write()
     best = fit.history[fit.ranking()[0]]

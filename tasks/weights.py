@@ -41,11 +41,14 @@ def weight_digests(config: Config) -> dict[str, str]:
 
 def _imported_digest(config: Config) -> str:
     """Of what has been imported so far: more grids are a new state of the world."""
+    from tasks.grid_cache import GridStore
     from tasks.identity import identity_of
     from tasks.ledger import Workspace, digest_of
 
-    folder = identity_of(config.grids, config.grids.weights).folder(Workspace(config.workspace).grids)
-    indexes = sorted(folder.glob("shard-*.parquet"))
+    store = GridStore(Workspace(config.workspace).grids, identity_of(config.grids, config.grids.weights))
+    if store.remote is not None:
+        store.open()
+    indexes = sorted(store.folder.glob("shard-*.parquet"))
     digests = Digests(config.workspace / "digests.sqlite").of(indexes)
     return digest_of([[path.name, digests[path]] for path in indexes])
 

@@ -13,17 +13,22 @@ import pyarrow.parquet as pq
 import pytest
 import safetensors.numpy
 import torch
-from torch import multiprocessing
+from torch import distributed, multiprocessing
 
+from models.decoders import DECODERS
+from models.decoders.base import make
 from models.vocabulary import NULL
 from tasks import processes
 from tasks.batches import Batch
-from tasks.config import Config
+from tasks.config import Config, TrainingConfig
 from tasks.evaluation import PREDICTIONS
+from tasks.fitting import _Learner, _shared
 from tasks.manifest import pictures_of
+from tasks.objectives import CrossEntropy, count
 from tasks.stages import artifacts, plan, run_stage
 from tasks.trained import HISTORY, WEIGHTS
 from tests.conftest import small
+from tests.test_decoders import CHANNELS, VOCABULARY, example
 
 # Nothing is drawn, so that what is left to differ is the order in which numbers are added. 49 pictures in batches of
 # eight: the last one has a picture for one process only.
@@ -138,6 +143,37 @@ def test_a_checkpoint_of_two_is_continued_by_one(alone: Config, workspace: Path)
     assert plan(config, "train")[-1].state == "interrupted"
     _run(config, "train")
     assert_same(config, alone, "train")
+
+
+@pytest.mark.slow
+def test_two_resume_where_nothing_is_left_but_to_write(alone: Config, workspace: Path) -> None:
+    """The weights that are best are those of an epoch before the kill: one process alone has them."""
+    config = small(workspace, **EXACT)
+    with pytest.raises(KeyboardInterrupt):
+        _run(config, "train", stop_after=5)
+    in_two(config, "train")
+    assert_same(config, alone, "train")
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_decoder_shares_its_gradient(name: str, tmp_path: Path) -> None:
+    """Also where not every layer takes part: a group of one tells."""
+    torch.manual_seed(0)
+    options: dict[str, object] = {"embedding": 8, "hidden": 8}
+    if name in {"show_attend_tell", "attention_lstm"}:
+        options["first_state"] = "zeros"
+    decoder = make(name, CHANNELS, VOCABULARY, options | ({"heads": 2} if name == "transformer" else {}))
+    grid, tokens = example()
+    batch = Batch(grid, tokens, torch.arange(len(grid)))
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        learner = _shared(_Learner(decoder, CrossEntropy(TrainingConfig())))
+        for step in range(3):
+            learner(batch, count(batch), step, 0.0).loss.backward()
+    finally:
+        distributed.destroy_process_group()
+    assert decoder.embed.weight.grad is not None
 
 
 def test_a_step_in_pieces_is_the_whole_step(alone: Config, workspace: Path) -> None:
