@@ -31,7 +31,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--gb", type=float, default=60, help="size of the cache, 10^9 bytes")
     parser.add_argument("--block", type=int, default=32, help="training.block of the second order")
-    parser.add_argument("--random-share", type=float, default=1.0, help="of the epoch in fully random order")
     parser.add_argument("--folder", type=Path, help="where the cache is made for a while")
     given = parser.parse_args()
     describe()
@@ -51,29 +50,25 @@ def main() -> None:
         )
         disk = rows * BYTES / seconds / 1e6
         print(f"| the files in order | {rows:,} | {seconds:.0f} | {disk:,.0f} | 1 | |", flush=True)
-        for name, block, share in (
-            (f"blocks of {given.block}", given.block, 1.0),
-            ("random", None, given.random_share),
-        ):
-            drop(store)
-            _train(name, batches_of(store, block), share, disk)
+        for name, block in ((f"blocks of {given.block}", given.block), ("random", None)):
+            for learns in (False, True):
+                drop(store)
+                _epoch(f"{name}, {'trained on' if learns else 'read alone'}", batches_of(store, block), learns, disk)
 
 
-def _train(name: str, batches: GridBatches, share: float, disk: float) -> None:
+def _epoch(name: str, batches: GridBatches, learns: bool, disk: float) -> None:
     torch.manual_seed(0)
     decoder: Any = make("attention_lstm", LARGE[2], 100, {"embedding": 16, "hidden": 32, "attention_size": 16})
     optimiser = torch.optim.AdamW(decoder.parameters(), 1e-3, fused=True)
     objective = CrossEntropy(TrainingConfig())
-    wanted = max(int(share * len(batches)), 1)
     done = 0
     with _Resident() as resident:
         began = time.perf_counter()
         for step, batch in enumerate(batches.epoch(0)):
-            if step == wanted:
-                break
-            optimiser.zero_grad()
-            objective(decoder, batch, count(batch), step, 0.0).loss.backward()
-            optimiser.step()
+            if learns:
+                optimiser.zero_grad()
+                objective(decoder, batch, count(batch), step, 0.0).loss.backward()
+                optimiser.step()
             done += len(batch.pictures)
         seconds = time.perf_counter() - began
     rate = done * BYTES / seconds / 1e6
