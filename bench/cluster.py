@@ -1,9 +1,10 @@
 """Extraction by two workers of a Dask cluster, also with one of them killed, beside one machine: the same bytes?
 
-    python -m bench.cluster [--shards 40] [--rows 50] [--side 224]
+    python -m bench.cluster [--shards 40] [--rows 150] [--side 224]
 
-One machine and each worker have one thread. The pictures are generated and MobileNetV2's weights random: what is
-measured is the way, not what comes of it. Seconds are the stage's own.
+One machine and each worker have one thread; scheduler, Prefect's server and the flow share the cores with the workers.
+The pictures are generated and MobileNetV2's weights random: what is measured is the way, not what comes of it. Seconds
+are the stage's own.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -32,6 +34,14 @@ from tasks.stages import artifact
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PREFECT_LOGGING_LEVEL": "WARNING"}
 
 
+class Cluster(NamedTuple):
+    """address: of the scheduler. environment: of whoever works with it; it names Prefect's server."""
+
+    address: str
+    workers: list[subprocess.Popen[bytes]]
+    environment: dict[str, str]
+
+
 def main() -> None:
     given = _arguments()
     describe()
@@ -39,11 +49,12 @@ def main() -> None:
     alone: float | None = None
     bytes_alone: dict[str, str] = {}
     for name, number, kill in (("one machine", 0, False), ("two workers", 2, False), ("two, one killed", 2, True)):
-        with tempfile.TemporaryDirectory() as folder, dask_workers(Path(folder), number) as (address, workers):
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             config = config_of(Path(folder) / "workspace", given.shards, given.rows, given.side)
-            if kill:
-                kill_after(workers[0], config.workspace, given.shards // 4)
-            extract(config, address)
+            cluster = stack.enter_context(dask_workers(Path(folder), number)) if number else None
+            if cluster is not None and kill:
+                kill_after(cluster.workers[0], config.workspace, given.shards // 4)
+            extract(config, cluster)
             made, seconds = shards(config.workspace), artifact(config, "extract", "extract").ledger.seconds
         alone, bytes_alone = alone or seconds, bytes_alone or made
         rate = given.shards * given.rows / seconds
@@ -56,7 +67,7 @@ def main() -> None:
 def _arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--shards", type=int, default=40)
-    parser.add_argument("--rows", type=int, default=50)
+    parser.add_argument("--rows", type=int, default=150)
     parser.add_argument("--side", type=int, default=224)
     return parser.parse_args()
 
@@ -73,46 +84,81 @@ def config_of(workspace: Path, number: int, rows: int, side: int) -> Config:
     return validate(values, "cluster")
 
 
-def extract(config: Config, dask: str | None) -> None:
-    """`attend run --until extract`, in a process of its own."""
+def extract(config: Config, cluster: Cluster | None) -> None:
+    """`attend run --until extract`, in a process of its own; None for this machine alone."""
     config.workspace.mkdir(parents=True, exist_ok=True)
     file = config.workspace / "config.yaml"
     values = config.model_dump(mode="json", exclude_unset=True)
-    values["machine"]["dask"] = dask
+    values["machine"]["dask"] = cluster.address if cluster is not None else None
     file.write_text(yaml.safe_dump(values), encoding="utf-8")
     command = [sys.executable, "-m", "flows.cli", "run", str(file), "--until", "extract"]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    environment = cluster.environment if cluster is not None else ENVIRONMENT
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
 
 
 @contextmanager
-def dask_workers(folder: Path, number: int) -> Iterator[tuple[str | None, list[subprocess.Popen[bytes]]]]:
-    """A scheduler's address and its workers, each a process of its own; None where there are to be no workers."""
-    with socket.socket() as free, ExitStack() as stack:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-        free.close()
-        if number:
-            host, port = address.removeprefix("tcp://").split(":")
-            stack.enter_context(_process(folder, "scheduler", "--host", host, "--port", port))
-        options = ("--nthreads", "1", "--no-nanny", "--local-directory", str(folder / "dask"))
-        workers = [stack.enter_context(_process(folder, "worker", address, *options)) for _ in range(number)]
-        if number:
-            from distributed import Client
+def dask_workers(folder: Path, number: int) -> Iterator[Cluster]:
+    """A Dask scheduler and so many workers, each a process of its own, and the Prefect server they report to."""
+    dask, prefect = _free_port(), _free_port()
+    environment = {
+        **ENVIRONMENT,
+        "PREFECT_API_URL": f"http://127.0.0.1:{prefect}/api",
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    }
+    local = ("--host", "127.0.0.1", "--port")
+    options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", "flows.cluster")
+    address = f"tcp://127.0.0.1:{dask}"
+    with ExitStack() as stack:
 
-            with Client(address, timeout=60, set_as_default=False) as client:
-                client.wait_for_workers(number, timeout=60)
-        yield (address if number else None), workers
+        def start(*command: str) -> subprocess.Popen[bytes]:
+            return stack.enter_context(_process(folder, environment, *command))
+
+        start("prefect", "server", "start", *local, str(prefect))
+        start("distributed.cli.dask_scheduler", "--no-dashboard", *local, str(dask))
+        workers = [
+            start("distributed.cli.dask_worker", address, *options, "--local-directory", str(folder / "dask"))
+            for _ in range(number)
+        ]
+        _wait_for(environment["PREFECT_API_URL"], address, number)
+        yield Cluster(address, workers, environment)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _wait_for(prefect: str, dask: str, number: int) -> None:
+    """Until the server answers, and the scheduler has so many workers."""
+    from distributed import Client
+
+    last = time.monotonic() + 60
+    while True:
+        try:
+            urllib.request.urlopen(f"{prefect}/health", timeout=5).close()
+            break
+        except OSError:
+            if time.monotonic() > last:
+                raise
+            time.sleep(0.2)
+    with Client(dask, timeout=60, set_as_default=False) as client:
+        client.wait_for_workers(number, timeout=60)
 
 
 @contextmanager
-def _process(folder: Path, what: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", f"distributed.cli.dask_{what}", *options, "--no-dashboard"]
+def _process(folder: Path, environment: dict[str, str], *module: str) -> Iterator[subprocess.Popen[bytes]]:
     with (
-        (folder / f"{what}.log").open("ab") as log,
+        (folder / f"{module[0]}.log").open("ab") as log,
         subprocess.Popen(
-            command, env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT, cwd=Path(__file__).resolve().parents[1]
+            [sys.executable, "-m", *module],
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=Path(__file__).resolve().parents[1],
         ) as process,
     ):
         try:

@@ -67,8 +67,8 @@ def test_what_was_made_for_a_run_that_is_no_more_is_not_there(workspace: Path) -
 def test_a_killed_workers_shards_are_made_by_another(tmp_path: Path) -> None:
     alone, config = (config_of(tmp_path / name, 40, 4, 64) for name in ("alone", "cluster"))
     extract(alone, None)
-    with dask_workers(tmp_path, 2) as (address, workers):
-        kill_after(workers[0], config.workspace, 10)
-        extract(config, address)
-        assert workers[0].wait() == -9 and workers[1].poll() is None
+    with dask_workers(tmp_path, 2) as cluster:
+        kill_after(cluster.workers[0], config.workspace, 10)
+        extract(config, cluster)
+        assert cluster.workers[0].wait() == -9 and cluster.workers[1].poll() is None
     assert shards(config.workspace) == shards(alone.workspace) and len(shards(alone.workspace)) == 40
