@@ -109,7 +109,7 @@ def dask_workers(folder: Path, number: int) -> Iterator[Cluster]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     }
     local = ("--host", "127.0.0.1", "--port")
-    options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", "flows.cluster")
+    options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", "flows.pipeline")
     address = f"tcp://127.0.0.1:{dask}"
     with ExitStack() as stack:
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from prefect import flow, task
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import as_completed
 
@@ -40,14 +40,12 @@ class _Cluster:
         self._check()
         runner: Any = DaskTaskRunner(address=self._address)
 
-        @flow(name="shards", task_runner=runner)
-        def shards() -> None:
+        # Not a flow of its own: with every task Prefect sends the flow it is of, and this one would hold all the works.
+        with runner:
             with annotate(**({"resources": self._resources} if self._resources else {})):
-                futures = [make_shard.submit(work) for work in works]
+                futures = [runner.submit(make_shard, {"work": work}) for work in works]
             for future in as_completed(futures):
                 publish(future.result())
-
-        shards()
 
     def _check(self) -> None:
         """AttendError where no scheduler answers, or none of its workers has what a shard needs."""
