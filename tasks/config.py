@@ -122,6 +122,9 @@ class DecoderConfig(Section):
     freeze_words: bool = Field(False, description="keep the word embeddings as they begin")
     dropout_words: float = Field(0.0, ge=0, lt=1, description="dropout on the word embeddings")
     dropout_grid: float = Field(0.0, ge=0, lt=1, description="dropout on the annotation vectors")
+    dropout_channels: float | None = Field(
+        None, ge=0, lt=1, description="dropout of whole channels, at all positions of a grid at once (0)"
+    )
     dropout_output: float | None = Field(
         None, ge=0, lt=1, description="dropout before the output layer (0.5; of a Transformer 0.1)"
     )

@@ -366,3 +366,14 @@ def test_hard_attention_estimates_the_gradient_of_the_expected_likelihood() -> N
         (estimate,) = torch.autograd.grad(decoder.penalty(read, logits, targets, valid), weight)
         total += estimate
     assert float((total / draws - expected).norm() / expected.norm()) < 0.15
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_dropped_channel_is_gone_at_all_positions(name: str) -> None:
+    decoder = decoder_of(name, {"dropout_channels": 0.5})
+    grid = torch.rand(40, 3, 3, CHANNELS) + 1
+    assert torch.equal(decoder.drop_grid(grid), grid)  # it speaks with all of them
+    dropped = decoder.train().drop_grid(grid)
+    kept = dropped != 0
+    assert torch.equal(kept, kept[:, :1, :1].expand_as(kept)) and 0.3 < kept.float().mean() < 0.7
+    torch.testing.assert_close(dropped[kept], 2 * grid[kept])

@@ -35,6 +35,7 @@ _SHARED = (
     "hidden",
     "dropout_words",
     "dropout_grid",
+    "dropout_channels",
     "dropout_output",
     "head",
     "bottleneck",

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..heads import make_head
 from ..search import Steps
@@ -70,6 +71,21 @@ class State:
         return [item.name for item in fields(self) if item.metadata.get("of", "row") == of]
 
 
+class ChannelDropout(nn.Module):
+    """Dropout of whole channels of a grid (Tompson et al. 2015, section 3.2).
+
+    What is dropped is gone at all positions: attention, which averages over them, cannot average it out.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, grid: Tensor) -> Tensor:
+        """(N, h, w, C) -> the same, each picture without channels of its own; in training only."""
+        return functional.dropout2d(grid.permute(0, 3, 1, 2), self.share, self.training).permute(0, 2, 3, 1)
+
+
 class Decoder(nn.Module, ABC):
     """What all decoders have: word embeddings, dropout on words and grid, a head, and maybe a fixed basis.
 
@@ -86,6 +102,7 @@ class Decoder(nn.Module, ABC):
         embedding: int = 512,
         dropout_words: float = 0.0,
         dropout_grid: float = 0.0,
+        dropout_channels: float = 0.0,
         head: Heads = "full",
         bottleneck: int = 256,
         tie_weights: bool = False,
@@ -103,7 +120,7 @@ class Decoder(nn.Module, ABC):
         self.register_buffer("basis", None if reduce is None else torch.eye(channels)[:reduce].clone())
         self.embed = nn.Embedding(vocabulary, embedding, padding_idx=NULL)
         self.drop_words = nn.Dropout(dropout_words)
-        self.drop_grid = nn.Dropout(dropout_grid)
+        self.drop_grid = nn.Sequential(nn.Dropout(dropout_grid), ChannelDropout(dropout_channels))
         self.head = make_head(head, features, vocabulary, bottleneck, self.embed if tie_weights else None)
         nn.init.uniform_(self.embed.weight, -0.1, 0.1)
         with torch.no_grad():
