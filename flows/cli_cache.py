@@ -33,9 +33,8 @@ def cache_list(workspace: WorkspaceOption = Path("workspace"), as_json: Json = F
     elif not rows:
         typer.echo(f"no grids in {workspace}")
     for row in [] if as_json else rows:
-        sides = "+".join(map(str, (row["image_size"], *row.get("scales", ()))))
         typer.echo(
-            f"{row['store']}  {row['backbone']} {sides} px, weights {str(row['weights'])[:24]}"
+            f"{row['store']}  {row['backbone']} {row['image_size']} px, weights {str(row['weights'])[:24]}"
             f"{', ' + row['view'] if 'view' in row else ''}: "
             f"{row['pictures']:,} pictures in {row['shards']} shards, {row['bytes'] / 2**20:,.1f} MiB"
         )

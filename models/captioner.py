@@ -49,8 +49,8 @@ class Captioned:
 class Captioner:
     """Captions encoded photographs. Holds no state between calls: threads may share it.
 
-    config: `backbone` (name, image_size, scales, fit, grid, precision), `decoder` (its shape, and how many `members`
-    speak together where it is more than one) and `decoding` (the fields of search.Decoding) as saved.
+    config: `backbone` (name, image_size, fit, grid, precision), `decoder` (its shape, and how many `members` speak
+    together where it is more than one) and `decoding` (the fields of search.Decoding) as saved.
     """
 
     def __init__(
@@ -76,8 +76,7 @@ class Captioner:
         """The captioner saved in a folder."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         vocabulary = Vocabulary.from_json((folder / "vocabulary.json").read_text(encoding="utf-8"))
-        spec = config["backbone"]
-        backbone = backbones.make(spec["name"], spec["grid"], scales=spec.get("scales"))
+        backbone = backbones.make(config["backbone"]["name"], config["backbone"]["grid"])
         backbone.load_state_dict(safetensors.torch.load_file(folder / "backbone.safetensors"))
         decoder = make(config["decoder"])
         decoder.load_state_dict(safetensors.torch.load_file(folder / "decoder.safetensors"))

@@ -25,7 +25,6 @@ def make_captioner(grids: GridsConfig, evaluation: EvaluationConfig, made: Mappi
         "backbone": {
             "name": grids.backbone,
             "image_size": grids.image_size,
-            "scales": grids.scales,
             "fit": grids.fit,
             "grid": grids.grid,
             "precision": grids.precision,

@@ -27,7 +27,6 @@ from tasks.remote import Remote, tie
 from tasks.section import Place, Section
 from tasks.tokenisers import TOKENISERS
 
-Side = Annotated[int, Field(ge=32, le=2048)]
 Split = Literal["train", "dev", "test"]
 
 
@@ -45,15 +44,12 @@ class GridsConfig(Section):
         description="`torchvision:NAME`, `timm:pretrained`, a .safetensors or .pth file, or `random:SEED`; "
         "its digest is in the key"
     )
-    image_size: Side = Field(description="side of the square the photograph is resized to, px")
+    image_size: int = Field(ge=32, le=2048, description="side of the square the photograph is resized to, px")
     fit: Literal["squash", "crop"] = Field(
         "squash", description="squash the whole photograph to the square, or crop its middle"
     )
     grid: int | None = Field(
         None, ge=1, le=64, description="side the grid is average-pooled to; none keeps the backbone's own"
-    )
-    scales: tuple[Side, ...] | None = Field(
-        None, min_length=1, description="further sides it is seen at as well, px; the channels of their grids follow"
     )
     precision: Literal["float32", "bfloat16"] = "float32"
     max_failed: Annotated[float, Place()] = Field(
@@ -63,11 +59,8 @@ class GridsConfig(Section):
     @model_validator(mode="after")
     def _known(self) -> GridsConfig:
         library, colon, name = self.backbone.partition(":")
-        own = self.grid is None and self.scales is None and self.precision == "float32"
-        if self.backbone == "imported" and not own:
-            raise ValueError("grid, scales and precision are the backbone's: imported grids are taken as they are")
-        if self.scales is not None and self.grid is None:
-            raise ValueError("scales: their grids are of different sides: set `grid`, which they are all pooled to")
+        if self.backbone == "imported" and (self.grid is not None or self.precision != "float32"):
+            raise ValueError("grid and precision are the backbone's: imported grids are taken as they are")
         if self.backbone != "imported" and not (colon and name and library in LIBRARIES):
             _member(self.backbone, "backbone", BACKBONES)
         return self

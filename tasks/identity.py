@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,11 @@ class Identity:
     dtype: str = "float16"
     format: int = FORMAT
     view: str = ""  # which part of a photograph; the whole of it where nothing is said
-    scales: Sequence[int] = ()  # further sides that it is seen at
 
     @property
     def told(self) -> dict[str, Any]:
-        """As it is written down. A view of the whole photograph, at one scale, stays out: it was not told of, once."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("view", "scales") or value}
+        """As it is written down. A view of the whole photograph stays out: it was not told of, once."""
+        return {name: value for name, value in self.__dict__.items() if name != "view" or value}
 
     @property
     def digest(self) -> str:
@@ -47,5 +45,4 @@ class Identity:
 def identity_of(grids: GridsConfig, weights: str) -> Identity:
     """The identity of the grids that this config asks for; weights: their digest."""
     version = BY_NAME["extract"].version
-    made_of = (grids.backbone, weights, grids.image_size, grids.fit, grids.grid, grids.precision, version)
-    return Identity(*made_of, scales=list(grids.scales or ()))
+    return Identity(grids.backbone, weights, grids.image_size, grids.fit, grids.grid, grids.precision, version)

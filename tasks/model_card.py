@@ -38,7 +38,6 @@ def card(
     splits = ", ".join(f"{ingested[split]:,} {split}" for split in ("train", "dev", "test") if split in ingested)
     tuned = ", fine-tuned on these pictures" if "tune" in made else ""
     seen = ", trained on cropped and mirrored views too" if "views" in made else ""
-    sides = " and ".join(str(side) for side in (grids.image_size, *(grids.scales or ())))
     lines = [
         f"# {model}",
         "",
@@ -52,7 +51,7 @@ def card(
         "",
         "## Model",
         "",
-        f"- backbone: `{grids.backbone}`, {sides} px ({grids.fit}), {grids.precision}{tuned}{seen}",
+        f"- backbone: `{grids.backbone}`, {grids.image_size} px ({grids.fit}), {grids.precision}{tuned}{seen}",
         f"- decoder: {together}`{decoder.name}`, {trained['epochs']} epochs{further}, seed {training.seed}, "
         f"{training.precision}",
         "",

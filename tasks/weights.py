@@ -67,7 +67,7 @@ def load_backbone(grids: GridsConfig, tuned: Artifact | None = None) -> Backbone
     kind, _, name = grids.weights.partition(":")
     seed = _check(grids.weights) if kind == "random" else None
     try:
-        backbone = backbones.make(grids.backbone, grids.grid, seed, grids.scales)
+        backbone = backbones.make(grids.backbone, grids.grid, seed)
     except ValueError as error:
         raise AttendError(f"grids.backbone: {error}") from None
     if tuned is not None:

@@ -124,19 +124,6 @@ def test_a_pooled_grid_has_the_size_asked_for() -> None:
     assert Encoder(make("resnet101", grid=14))(pixels).shape == (1, 14, 14, 2048)
 
 
-def test_further_scales_are_the_channels_that_follow() -> None:
-    pixels = torch.randint(0, 255, (3, 3, 96, 96), dtype=torch.uint8)
-    backbone = make("mobilenet_v2", grid=3, seed=0, scales=(64, 128))
-    grid = Encoder(backbone)(pixels)
-    torch.testing.assert_close(grid.float(), backbone(backbone.normalised(pixels)), rtol=1e-2, atol=1e-2)
-    plain = make("mobilenet_v2", grid=3, seed=0)
-    seen = plain.normalised(pixels)
-    for place, side in enumerate((96, 64, 128)):
-        alone = plain(torch.nn.functional.interpolate(seen, (side, side), mode="bilinear", antialias=True))
-        torch.testing.assert_close(grid[..., 1280 * place : 1280 * (place + 1)].float(), alone, rtol=1e-2, atol=1e-2)
-    Encoder(backbone).check(96)
-
-
 @pytest.mark.parametrize("name", BACKBONES)
 def test_random_weights_are_a_function_of_the_seed(name: str) -> None:
     torch.manual_seed(1)

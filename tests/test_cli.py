@@ -67,8 +67,6 @@ def written(tmp_path: Path, **changes: object) -> str:
         (["run", "demo", "data.adapter=scene"], "unknown dataset adapter 'scene'; did you mean 'scenes'?"),
         (["run", "demo", "data.columns=3"], "data.columns: no such setting"),
         (["run", "demo", "decoder.name=attend_lstm"], "unknown decoder 'attend_lstm'; did you mean 'attention_lstm'?"),
-        (["run", "demo", "grids.scales=[32]"], "scales: their grids are of different sides: set `grid`"),
-        (["run", "demo", "grids.grid=2", "grids.scales=[8]"], "grids.scales.0: Input should be greater than or equal"),
         (["run", "demo", "grids.backbone=resnet1O1"], "unknown backbone 'resnet1O1'; did you mean 'resnet101'?"),
         (["run", "demo", "captions.tokeniser=treebnk"], "unknown tokeniser 'treebnk'; did you mean 'treebank'?"),
         (["run", "demo", "evaluation.metrics=[blue]"], "unknown metric 'blue'; did you mean 'bleu'?"),

@@ -13,7 +13,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from models.captioner import Captioner
 from models.search import Decoding, greedy
 from models.vocabulary import END, NULL, START, UNK
 from tasks import fitting, trained
@@ -205,23 +204,6 @@ def test_cached_grids_are_those_of_the_raw_pictures(workspace: Path) -> None:
     captioned = captioner.caption([files[row["digest"]].read_bytes() for row in rows])
     assert [item.caption for item in captioned] == [row["caption"] for row in rows]
     assert len({row["caption"] for row in rows}) > 5
-
-
-def test_grids_of_several_scales_are_those_of_the_raw_pictures(workspace: Path, tmp_path: Path) -> None:
-    """Also where the captioner was saved and loaded again."""
-    from tasks.bundle import make_captioner
-
-    config = small(workspace, grids__grid=4, grids__scales=[48, 80])
-    run_all(config)
-    found = artifacts(config)
-    make_captioner(config.grids, config.evaluation, found).save(tmp_path)
-    files = files_of(found["ingest"].path, found["ingest"].path / GENERATED)
-    seen = Captioner.load(tmp_path).grids([path.read_bytes() for path in files.values()])
-    cached = open_grids(found["extract"], config.machine).read(list(files))
-    assert seen.shape[1:3] == (4, 4)
-    torch.testing.assert_close(seen, torch.from_numpy(cached), rtol=2e-3, atol=2e-3)  # of other batches
-    alone = artifacts(small(workspace, grids__grid=4), until="extract")
-    assert "extract" not in alone  # grids of one scale are others
 
 
 class Killed(BaseException):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -41,8 +41,7 @@ class Backbone(nn.Module):
     classifier behind it, which a weight file may hold and we do not use. prefix: what names of weights in such a
     file begin with. published: name of torchvision's weight enum, or `timm:MODEL`, where it has any. blocks: what the
     names of each block's weights begin with, in order; the stem belongs to none. grid: side the
-    map is average-pooled to (adaptive); None keeps the backbone's own. scales: further sides, px, that the photographs
-    are seen at as well (an image pyramid, Adelson et al. 1984); the channels of their grids, C each, follow.
+    map is average-pooled to (adaptive); None keeps the backbone's own.
     """
 
     def __init__(
@@ -62,19 +61,12 @@ class Backbone(nn.Module):
         self.published = published
         self.blocks = blocks
         self.grid: int | None = None
-        self.scales: tuple[int, ...] = ()
         self.eval()
         self.requires_grad_(False)
 
     def forward(self, photographs: Tensor) -> Tensor:
-        """(N, 3, H, W) -> (N, h, w, C), of all scales (N, h, w, C * (1 + scales))."""
-        return torch.cat([self.laid_out(self.maps(level)) for level in self.pyramid(photographs)], dim=3)
-
-    def pyramid(self, photographs: Tensor) -> list[Tensor]:
-        """(N, 3, H, W), float32 -> the same at each scale, as it was given first."""
-        others = ((side, side) for side in self.scales)
-        resized = [functional.interpolate(photographs, size, mode="bilinear", antialias=True) for size in others]
-        return [photographs, *resized]
+        """(N, 3, H, W) -> (N, h, w, C)."""
+        return self.laid_out(self.maps(photographs))
 
     def maps(self, photographs: Tensor) -> Tensor:
         """(N, 3, H, W) -> the network's own map (N, C, h, w)."""
@@ -140,7 +132,7 @@ class Backbone(nn.Module):
         self.features.load_state_dict(given)
 
 
-def make(name: str, grid: int | None = None, seed: int | None = None, scales: Sequence[int] | None = None) -> Backbone:
+def make(name: str, grid: int | None = None, seed: int | None = None) -> Backbone:
     """The backbone `name` with random weights (by `seed`), ready for `load`; ValueError for an unknown name."""
     library, colon, model = name.partition(":")
     member = LIBRARIES.get(library) if colon else BACKBONES.get(name)
@@ -151,5 +143,5 @@ def make(name: str, grid: int | None = None, seed: int | None = None, scales: Se
         torch.manual_seed(0 if seed is None else seed)
         build = getattr(importlib.import_module(place), member.builder)
         backbone: Backbone = build(model) if colon else build()
-    backbone.grid, backbone.scales = grid, tuple(scales or ())
+    backbone.grid = grid
     return backbone.eval()

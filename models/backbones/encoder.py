@@ -64,9 +64,8 @@ class Encoder:
 
     @torch.inference_mode()
     def _encoded(self, photographs: Tensor, compiled: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        backbone, maps = self._backbone, compiled or self._backbone.maps
-        levels = backbone.pyramid(backbone.normalised(photographs.to(self.device, non_blocking=True)))
-        grid = torch.cat([backbone.laid_out(maps(level.to(self.dtype)).float()) for level in levels], dim=3)
+        inputs = self._backbone.normalised(photographs.to(self.device, non_blocking=True)).to(self.dtype)
+        grid = self._backbone.laid_out((compiled or self._backbone.maps)(inputs).float())
         limit = torch.finfo(torch.float16).max
         return grid.clamp(-limit, limit).to(torch.float16)
 
@@ -78,10 +77,8 @@ class Encoder:
             shape = self._encoded(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
         except Exception as error:  # torch and its libraries assert sizes in ways of their own
             raise ValueError(f"takes no pictures of {size} px: {' '.join(str(error).split())[:160]}") from None
-        channels = (
-            shape[2] if self.declared.channels is None else self.declared.channels * (1 + len(self._backbone.scales))
-        )
-        if shape[0] != shape[1] or shape[0] not in sides or channels != shape[2]:
+        if shape[0] != shape[1] or shape[0] not in sides or self.declared.channels not in (None, shape[2]):
+            channels = self.declared.channels or shape[2]
             raise ValueError(
                 f"made a grid of {tuple(shape)} of {size} px, {(sides[1], sides[1], channels)} is declared"
             )
