@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,7 @@ from tasks.ledger import Outcome, Work, Workspace
 
 Thing = TypeVar("Thing")
 _PATIENCE = timedelta(days=7)  # followers wait while the leader alone extracts
+_SETTLING = 0.5  # seconds; a thousand times what a thread needs
 
 
 def rank() -> int:
@@ -97,6 +99,9 @@ def together() -> Iterator[bool]:
         yield rank() == 0
     finally:
         distributed.destroy_process_group()
+        # Where DDP was used the group's threads live on until the process ends. One may still be letting go of the
+        # last message, for which it needs the interpreter: were that gone, the process would abort, its work done.
+        time.sleep(_SETTLING)
 
 
 def lead(function: Callable[..., Outcome], work: Work, sections: dict[str, Any], hooks: dict[str, Any]) -> Outcome:
