@@ -38,6 +38,7 @@ class Cluster(NamedTuple):
     """address: of the scheduler. environment: of whoever works with it; it names Prefect's server."""
 
     address: str
+    scheduler: subprocess.Popen[bytes]
     workers: list[subprocess.Popen[bytes]]
     environment: dict[str, str]
 
@@ -79,7 +80,13 @@ def config_of(workspace: Path, number: int, rows: int, side: int) -> Config:
         "data": {"adapter": "scenes", "pictures": number * rows, "side": 64},
         "grids": {"backbone": "mobilenet_v2", "weights": "random:0", "image_size": side},
         "decoder": {"name": "lstm"},
-        "machine": {"workspace": str(workspace), "shard_rows": rows, "device": "cpu", "threads": 1},
+        "machine": {
+            "workspace": str(workspace),
+            "shard_rows": rows,
+            "device": "cpu",
+            "threads": 1,
+            "decode_workers": 1,
+        },
     }
     return validate(values, "cluster")
 
@@ -117,13 +124,13 @@ def dask_workers(folder: Path, number: int) -> Iterator[Cluster]:
             return stack.enter_context(_process(folder, environment, *command))
 
         start("prefect", "server", "start", *local, str(prefect))
-        start("distributed.cli.dask_scheduler", "--no-dashboard", *local, str(dask))
+        scheduler = start("distributed.cli.dask_scheduler", "--no-dashboard", *local, str(dask))
         workers = [
             start("distributed.cli.dask_worker", address, *options, "--local-directory", str(folder / "dask"))
             for _ in range(number)
         ]
         _wait_for(environment["PREFECT_API_URL"], address, number)
-        yield Cluster(address, workers, environment)
+        yield Cluster(address, scheduler, workers, environment)
 
 
 def _free_port() -> int:
@@ -167,13 +174,13 @@ def _process(folder: Path, environment: dict[str, str], *module: str) -> Iterato
             process.terminate()
 
 
-def kill_after(worker: subprocess.Popen[bytes], workspace: Path, number: int) -> None:
-    """SIGKILL for a worker as soon as so many shards are published."""
+def kill_after(process: subprocess.Popen[bytes], workspace: Path, number: int) -> None:
+    """SIGKILL for it as soon as so many shards are published."""
 
     def wait() -> None:
-        while worker.poll() is None and len(shards(workspace, digests=False)) < number:
+        while process.poll() is None and len(shards(workspace, digests=False)) < number:
             time.sleep(0.05)
-        worker.send_signal(signal.SIGKILL)
+        process.send_signal(signal.SIGKILL)
 
     threading.Thread(target=wait, daemon=True).start()
 

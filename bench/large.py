@@ -44,7 +44,7 @@ def main() -> None:
         seconds = in_order(store)
         print(f"\n{rows:,} grids, {rows * BYTES / 1e9:.0f} GB\n")
         print(
-            "| what | pictures | s | MB/s | of the disk's | resident beyond the model, MiB |\n| --- "
+            "| what | pictures | s | MB/s | of the disk's | resident beyond what was, MiB |\n| --- "
             + "| --- " * 5
             + "|"
         )

@@ -50,7 +50,7 @@ def run(
     from tasks.stages import verify as read_all
 
     config = load(preset, overrides or [])
-    with _led() as leads:
+    with _led(config.machine.device) as leads:
         if not leads:
             return
         if verify:
@@ -235,14 +235,14 @@ def ui(
 
 
 @contextmanager
-def _led() -> Iterator[bool]:
+def _led(device: str) -> Iterator[bool]:
     """Whether this process runs the pipeline. One that torchrun started to follow has done its part by then."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield True
         return
     from tasks import processes
 
-    with processes.together() as leads:
+    with processes.together(device) as leads:
         if not leads:
             processes.follow()
         yield leads

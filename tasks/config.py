@@ -278,7 +278,9 @@ class MachineConfig(Section):
         default_factory=lambda: Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "attend",
         description="where what is used of a workspace in object storage is kept",
     )
-    cache_gib: float = Field(100.0, gt=0, description="GiB of grids that are kept there")
+    cache_gib: float | None = Field(
+        None, gt=0, description="GiB of grids that are kept there: what was set last, 100 at first"
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(0, ge=0, description="torch threads; 0 leaves torch's choice")
     decode_workers: int = Field(0, ge=0, description="threads that decode pictures; 0 for one a core")
@@ -320,7 +322,7 @@ class MachineConfig(Section):
         url = self.workspace.rstrip("/")
         name = f"{url.rpartition('/')[2]}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
         folder = self.cache.expanduser().absolute() / name
-        tie(folder, url, int(self.cache_gib * 2**30))
+        tie(folder, url, None if self.cache_gib is None else int(self.cache_gib * 2**30))
         return folder
 
 

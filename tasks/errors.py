@@ -11,6 +11,10 @@ class AttendError(Exception):
     """
 
 
+class PassingError(AttendError, OSError):
+    """What may be gone in a minute: worth another try before a person is told."""
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Whether the disk, or the quota, had no room. HDF5, safetensors and sqlite tell it in words alone."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import platform
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +25,7 @@ from torch import Tensor
 from models.backbones.encoder import Encoder
 from models.photographs import Fit, Interpolation, decode, resize, stack
 from tasks.config import GridsConfig, MachineConfig
-from tasks.errors import AttendError
+from tasks.errors import AttendError, PassingError
 from tasks.grid_cache import Draft, Grids, Shard
 from tasks.ledger import Stopwatch
 from tasks.progress import Bar
@@ -47,7 +48,7 @@ class Failed:
 class Filled:
     """What came of a `fill`.
 
-    failed: the photographs that could not be read. seconds: waited for each kind of work: `read` for files and their
+    failed: the photographs that could not be decoded. seconds: waited for each kind of work: `read` for files and their
     decoding, `compute` for the forward pass, `write` for shards.
     """
 
@@ -90,7 +91,7 @@ def fill(
 
     A name is the content digest of the file, and more behind a `#` where a photograph comes more than once. look: which
     part of it a name means. extracted: called with (done, total) after each shard. Whenever this ends, a shard is there
-    wholly or not at all. Raises AttendError for a full disk, or a file that is not of its digest.
+    wholly or not at all. Raises AttendError for a full disk, a file that is not there, or is not of its digest.
     """
     filled = Filled()
     with (
@@ -123,18 +124,18 @@ def check_unchanged(digest: str, path: Path, data: bytes) -> None:
 def _decoded(
     wanted: Sequence[tuple[str, Path]],
     machine: MachineConfig,
-    task: Callable[[str, Path, bytes | Failed], _Photograph | Failed],
+    task: Callable[[str, Path, bytes], _Photograph | Failed],
     pool: ThreadPoolExecutor,
     filled: Filled,
 ) -> Iterator[_Batch]:
     """The photographs in order, batch by batch: one is decoded, the files of the next are read."""
     batches = deque(_cut(wanted, machine.shard_rows, machine.extract_batch))
-    files = [pool.submit(_read, *item) for item in batches[0][0]] if batches else []
+    files = [pool.submit(_read, path) for _, path in batches[0][0]] if batches else []
     while batches:
         watch = Stopwatch()
         items, ends_shard = batches.popleft()
         found = list(pool.map(task, *zip(*items, strict=True), [file.result() for file in files]))
-        files = [pool.submit(_read, *item) for item in batches[0][0]] if batches else []
+        files = [pool.submit(_read, path) for _, path in batches[0][0]] if batches else []
         filled.failed.extend(item for item in found if isinstance(item, Failed))
         filled.seconds["read"] += watch.seconds()
         yield _Batch([item for item in found if not isinstance(item, Failed)], len(items), ends_shard)
@@ -150,18 +151,18 @@ def _cut(
             yield part[at : at + size], at + size >= len(part)
 
 
-def _read(digest: str, path: Path) -> bytes | Failed:
+def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError as error:
-        return Failed(digest, path, str(error))
+    except OSError as error:  # ingest read it: its disk is away, or it is
+        raise PassingError(
+            f"{path}: cannot be read on {platform.node()} ({error.strerror}): run again when it can, or remove it"
+        ) from None
 
 
 def _decode(
-    name: str, path: Path, data: bytes | Failed, size: int, fit: Fit, interpolation: Interpolation, look: Look | None
+    name: str, path: Path, data: bytes, size: int, fit: Fit, interpolation: Interpolation, look: Look | None
 ) -> _Photograph | Failed:
-    if isinstance(data, Failed):
-        return data
     check_unchanged(name.partition("#")[0], path, data)
     try:
         pixels = decode(data)

@@ -137,7 +137,7 @@ class GridStore:
 
     def shards(self) -> list[Shard]:
         """The published shards, by number."""
-        return [read_shard(path) for path in sorted(self.folder.glob("shard-*.parquet"))]
+        return [read_shard(path) for path in sorted(self.folder.glob("shard-*.parquet"), key=_number)]
 
     def rows(self, without: Collection[int] = ()) -> tuple[dict[str, Row], list[str]]:
         """Digest -> row over all sound shards, and what is wrong with the others, in words.
@@ -161,8 +161,7 @@ class GridStore:
         return rows, damages
 
     def next_number(self) -> int:
-        taken = [int(path.name[6:11]) for path in self.folder.glob("shard-*") if path.name[6:11].isdigit()]
-        return max(taken, default=-1) + 1
+        return max(map(_number, self.folder.glob("shard-*")), default=-1) + 1
 
     def write(self, slabs: Sequence[Grids], digests: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Shard:
         """Publish a shard with the next number; as `draft`. The caller holds the store's lock."""
@@ -203,6 +202,8 @@ class GridStore:
         AttendError where another machine took the number in the storage.
         """
         index = draft.path.with_suffix(".parquet")
+        if index.exists():
+            raise AttendError(f"{index}: is there already, and is not written over: run again")
         if not draft.hdf5.exists() and _far_name(draft.record) not in self._in_storage():
             raise AttendError(
                 f"{draft.hdf5}: was made on a machine that does not have this workspace: give one that all workers see"
@@ -285,6 +286,12 @@ def _index_of(digests: Sequence[str], sizes: Sequence[tuple[int, int]], record: 
     return bytes(out.getvalue())
 
 
+def _number(path: Path) -> int:
+    """Of a file of a shard; -1 where its name has none."""
+    number = path.name.removeprefix("shard-").partition(".")[0]
+    return int(number) if number.isdigit() else -1
+
+
 def _far_name(record: FileRecord) -> str:
     """What a shard's HDF5 file is called in the storage."""
     return f"{record.sha256}.h5"
@@ -312,7 +319,7 @@ def read_shard(index: Path) -> Shard:
             raise AttendError(f"{index}: is of format {told['format']}, this program reads {FORMAT}")
         record = FileRecord(told["size"], told["sha256"])
         path = index.with_suffix(".h5")
-        return Shard(int(index.stem[6:]), path, told["identity"], record, table.column("digest").to_pylist())
+        return Shard(_number(index), path, told["identity"], record, table.column("digest").to_pylist())
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
         raise AttendError(f"{index}: is damaged") from None
 

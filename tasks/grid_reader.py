@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import mmap
+import resource
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from threading import Lock
 
 import numpy as np
@@ -15,6 +17,7 @@ from tasks.errors import AttendError
 from tasks.grid_cache import Grids, GridStore, Mapped, Row, map_shard
 
 _RESIDENT = 2**29  # bytes of grids that may have become resident before all are let go
+_OTHER_FILES = 256
 _ADVISED = 2**20  # bytes asked for at once: of a longer piece Linux reads no more than its read-ahead
 
 
@@ -74,6 +77,7 @@ class GridReader:
         numbers = sorted(meant)
         self._maps = {number: _Mapping(store, number, meant[number]) for number in numbers}
         looked = numbers if store.remote is None else numbers[:1]
+        _allow_open(len(looked), store)
         shapes = {self._maps[number].get().grids.shape[1:] for number in looked}
         if len(shapes) > 1:
             raise AttendError(f"{store.folder}: shards hold grids of different shapes: {sorted(shapes)}")
@@ -136,6 +140,20 @@ class GridReader:
             end = mapped.offset + (first + count) * size
             for at in range(begin, end, _ADVISED):
                 mapped.file.madvise(mmap.MADV_WILLNEED, at, min(_ADVISED, end - at))
+
+
+def _allow_open(files: int, store: GridStore) -> None:
+    """Let this process have so many files more open: each shard is one. AttendError where the system does not."""
+    needed = len(list(Path("/dev/fd").iterdir())) + files + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != soft < needed:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        except (ValueError, OSError):
+            raise AttendError(
+                f"{store.folder}: its {files} shards cannot be open at once: raise `ulimit -Hn`, which is {hard}, "
+                "or extract with a larger machine.shard_rows"
+            ) from None
 
 
 def _runs(rows: Sequence[Row]) -> Iterator[tuple[int, int, int]]:

@@ -74,20 +74,21 @@ def from_leader(thing: Thing) -> Thing:
 
 
 @contextmanager
-def together() -> Iterator[bool]:
+def together(device: str) -> Iterator[bool]:
     """While the block takes, the processes that torchrun started know each other; told whether this one leads.
 
-    AttendError where they do not find each other.
+    device: as in the config; each has a GPU of its own unless that is `cpu`. AttendError where they do not find each
+    other.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield True
         return
-    on_gpu = torch.cuda.is_available()
+    on_gpu = device != "cpu" and torch.cuda.is_available()
     if on_gpu:
-        number = torch.cuda.device_count()
-        if int(os.environ["LOCAL_RANK"]) >= number:
+        number, own = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
+        if own >= number:
             raise AttendError(f"torchrun: --nproc-per-node is more than the {number} GPUs of this machine")
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(own)
     try:
         distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=_PATIENCE)
     except (RuntimeError, ValueError) as error:
@@ -118,18 +119,19 @@ def dismiss() -> None:
     from_leader(None)
 
 
-def _told() -> Any:
-    """What the leader begins; where it ended without a word, it told why."""
-    nothing: Any = None
+def follow() -> None:
+    """Do what the leader begins, until it dismisses its followers; where it ended without a word, it told why."""
     try:
-        return from_leader(nothing)
-    except RuntimeError:
+        _follow()
+    except RuntimeError as error:
+        if not (isinstance(error, distributed.DistError) or "gloo" in str(error)):
+            raise
         sys.exit(1)
 
 
-def follow() -> None:
-    """Do what the leader begins, until it dismisses its followers."""
-    while (begun := _told()) is not None:
+def _follow() -> None:
+    nothing: Any = None
+    while (begun := from_leader(nothing)) is not None:
         function, work, sections = begun
         workspace = Workspace(sections["machine"].folder)  # of object storage, each machine has a cache of its own
         there = {kind: workspace.find(kind, item.ledger.key) or item for kind, item in work.upstream.items()}

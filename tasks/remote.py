@@ -23,14 +23,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeVar
 
-from tasks.errors import AttendError
+from tasks.errors import AttendError, PassingError
 
 TOLD = "remote.json"
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})  # a folder would be made as a bucket
 Found = TypeVar("Found")
 
 
-class StorageError(AttendError, OSError):
+class StorageError(PassingError):
     """The storage did not do what was asked of it: it may in a minute."""
 
 
@@ -162,8 +162,13 @@ class Remote:
 
 
 @lru_cache(maxsize=8)
-def tie(folder: Path, url: str, limit: int) -> None:
-    """Make a folder the cache of a workspace at a URL."""
+def tie(folder: Path, url: str, limit: int | None) -> None:
+    """Make a folder the cache of a workspace at a URL; limit: as it was where None, 100 GiB where it was not."""
+    if limit is None:
+        known = Remote.of(folder)
+        if known is not None and known.url == url:
+            return
+        limit = 100 * 2**30
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{TOLD}.{os.getpid()}.tmp").open("w", encoding="utf-8") as file:
         json.dump({"url": url, "limit": limit}, file)

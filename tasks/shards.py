@@ -20,7 +20,7 @@ from tasks.grid_cache import Draft, Grids, GridStore
 from tasks.identity import Identity
 from tasks.ledger import Artifact, Workspace, digest_of, digest_of_file
 from tasks.progress import Bar
-from tasks.weights import load_backbone
+from tasks.weights import load_backbone, weights_file
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ def _here(work: ShardWork) -> Artifact | None:
     """The tuned backbone as this machine has it; AttendError where the weights here are not those that were meant."""
     if work.tuned is not None:
         return Workspace(work.machine.folder).find("tune", work.tuned.ledger.key) or work.tuned
-    weights = Path(work.grids.weights)
-    if weights.suffix and weights.exists() and digest_of_file(weights) != work.identity.weights:
+    weights = weights_file(work.grids.weights)
+    if weights is not None and weights.exists() and digest_of_file(weights) != work.identity.weights:
         raise AttendError(f"grids.weights: {weights}: is another file on this worker than where the run was started")
     return None
 
@@ -98,8 +98,8 @@ def fill_store(store: GridStore, whole: ShardWork, spread: Spread | None, extrac
         return fill(store.write, encoder, whole.grids, whole.machine, whole.wanted, extracted, whole.look)
     rows, filled, done = whole.machine.shard_rows, Filled(), 0
     machine = whole.machine.model_copy(update={"workspace": whole.machine.address})
-    weights = Path(whole.grids.weights)
-    grids = whole.grids.model_copy(update={"weights": str(weights.absolute())} if weights.exists() else {})
+    weights = weights_file(whole.grids.weights)
+    grids = whole.grids.model_copy(update={} if weights is None else {"weights": str(weights.absolute())})
     cut = [whole.wanted[at : at + rows] for at in range(0, len(whole.wanted), rows)]
     works = [
         replace(

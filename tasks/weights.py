@@ -31,11 +31,11 @@ def weight_digests(config: Config) -> dict[str, str]:
         raise AttendError("grids: imported grids have backbone=imported and weights=imported:NAME, both or neither")
     if weights.startswith("imported:"):
         return {"weights": weights, "grids": _imported_digest(config)}
-    if weights.startswith(("torchvision:", "random:", "timm:")):
+    if weights_file(weights) is None:
         _check(weights)
         return {"weights": weights}
     digests = Digests(config.workspace / "digests.sqlite")
-    path = _file(weights)
+    path = _sound_file(weights)
     return {"weights": digests.of([path])[path]}
 
 
@@ -99,7 +99,13 @@ def _check(weights: str) -> int:
     return int(rest) if kind == "random" else 0
 
 
-def _file(weights: str) -> Path:
+def weights_file(weights: str) -> Path | None:
+    """The file that `grids.weights` names; None where it names none."""
+    named = weights.startswith(("torchvision:", "random:", "timm:", "imported:"))
+    return None if named else Path(weights).expanduser()
+
+
+def _sound_file(weights: str) -> Path:
     path = Path(weights).expanduser()
     if path.suffix not in _SUFFIXES:
         raise AttendError(
@@ -115,7 +121,7 @@ def _file_state(weights: str) -> dict[str, Tensor]:
     import safetensors.torch
     import torch
 
-    path = _file(weights)
+    path = _sound_file(weights)
     try:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load_file(path))

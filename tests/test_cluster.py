@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 
 from bench.cluster import config_of, dask_workers, extract, kill_after, shards
+from flows import cluster
+from models.backbones.base import make as make_backbone
+from tasks.config import MachineConfig
 from tasks.errors import AttendError
 from tasks.shards import Made, Publish, ShardWork, make
 from tasks.stages import artifacts, run_stage
@@ -67,8 +73,62 @@ def test_what_was_made_for_a_run_that_is_no_more_is_not_there(workspace: Path) -
 def test_a_killed_workers_shards_are_made_by_another(tmp_path: Path) -> None:
     alone, config = (config_of(tmp_path / name, 40, 4, 64) for name in ("alone", "cluster"))
     extract(alone, None)
-    with dask_workers(tmp_path, 2) as cluster:
-        kill_after(cluster.workers[0], config.workspace, 10)
-        extract(config, cluster)
-        assert cluster.workers[0].wait() == -9 and cluster.workers[1].poll() is None
+    with dask_workers(tmp_path, 2) as started:
+        kill_after(started.workers[0], config.workspace, 10)
+        extract(config, started)
+        assert started.workers[0].wait() == -9 and started.workers[1].poll() is None
     assert shards(config.workspace) == shards(alone.workspace) and len(shards(alone.workspace)) == 40
+
+
+def test_weights_are_those_of_the_leader_or_are_refused(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where their path is of each one's own home."""
+    homes = [workspace.parent / name for name in ("leader", "worker")]
+    for seed, home in enumerate(homes):
+        home.mkdir()
+        weights = make_backbone("tiny", None, seed).features.state_dict()
+        safetensors.torch.save_file(weights, home / "tiny.safetensors")
+    monkeypatch.setenv("HOME", str(homes[0]))
+    config = small(workspace, grids__weights="~/tiny.safetensors")
+
+    def elsewhere(works: Sequence[ShardWork], publish: Publish) -> None:
+        monkeypatch.setenv("HOME", str(homes[1]))
+        monkeypatch.setattr("tasks.shards._encoders", {})
+        backwards_and_twice(works[:2], publish)
+        shutil.copy(homes[1] / "tiny.safetensors", homes[0])
+        monkeypatch.setattr("tasks.shards._encoders", {})
+        make(works[2])
+
+    run_stage(config, "ingest")
+    with pytest.raises(AttendError, match=r"tiny.safetensors: is another file on this worker"):
+        run_stage(config, "extract", spread=elsewhere)
+    made = shards(workspace)
+    monkeypatch.setenv("HOME", str(homes[0]))
+    safetensors.torch.save_file(make_backbone("tiny", None, 0).features.state_dict(), homes[0] / "tiny.safetensors")
+    alone = extracted(workspace.parent / "alone", grids__weights="~/tiny.safetensors")
+    assert len(made) == 2 and made.items() < alone.items()
+
+
+def test_what_is_no_scheduler_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for address in (f"tcp://127.0.0.1:{silent.getsockname()[1]}", "tls://127.0.0.1:1", "nothing://127.0.0.1:1"):
+            spread = cluster.spread_of(MachineConfig(dask=address))
+            assert spread is not None
+            with pytest.raises(AttendError, match=f"{address} does not answer .*: start its scheduler"):
+                spread([], print)
+
+
+@pytest.mark.slow
+def test_a_lost_scheduler_is_told_in_a_line_and_its_shards_stay(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "workspace", 40, 4, 64)
+    with dask_workers(tmp_path, 1) as started:
+        kill_after(started.scheduler, config.workspace, 5)
+        with pytest.raises(SystemExit) as end:
+            extract(config, started)
+    told = str(end.value)
+    assert f"{started.address} does not answer any more" in told and "tried again in a moment" in told
+    assert told.rstrip().endswith("start its scheduler") and "Traceback" not in told
+    kept = shards(config.workspace)
+    assert 5 <= len(kept) < 40
+    extract(config, None)
+    assert kept.items() < shards(config.workspace).items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import h5py
@@ -113,3 +114,40 @@ def test_a_full_disk_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(AttendError, match=r"the disk is full: .* run again, published shards are kept"):
         store.write([np.zeros((1, 2, 3, 5), np.float16)], ["x"], [(1, 1)])
     assert sorted(store.folder.iterdir()) == before
+
+
+def test_shards_beyond_five_digits_follow_each_other(tmp_path: Path) -> None:
+    store, _ = store_with(tmp_path, shards=1)
+    for suffix in (".h5", ".parquet"):
+        (store.folder / "shard-00000").with_suffix(suffix).rename(store.folder / f"shard-99999{suffix}")
+    values = np.zeros((1, 2, 3, 512), np.float16)
+    for digest in ("a", "b", "c"):
+        store.write([values], [digest], [(1, 1)])
+    assert [shard.number for shard in store.shards()] == [99999, 100000, 100001, 100002]
+    assert store.rows()[0].keys() == {"0-0", "0-1", "0-2", "a", "b", "c"}
+
+
+def test_a_shard_is_not_written_over(tmp_path: Path) -> None:
+    store, _ = store_with(tmp_path, shards=1)
+    draft = store.draft([np.zeros((1, 2, 3, 512), np.float16)], ["other"], [(1, 1)], 0)
+    with pytest.raises(AttendError, match=r"shard-00000.parquet: is there already"):
+        store.publish(draft)
+    assert list(store.rows()[0]) == ["0-0", "0-1", "0-2"]
+
+
+def test_more_shards_than_files_a_process_may_open_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, grids = store_with(tmp_path, shards=40, rows=2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/dev/fd").iterdir())) + 20, hard))
+    try:
+        with monkeypatch.context() as patch, pytest.raises(AttendError, match=r"40 shards .* raise `ulimit -Hn`"):
+            patch.setattr(resource, "setrlimit", _refused)
+            GridReader(store, store.rows()[0])
+        reader = GridReader(store, store.rows()[0])
+        assert np.array_equal(reader.read(list(grids)), np.stack(list(grids.values())))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _refused(*_: object) -> None:
+    raise ValueError

@@ -48,12 +48,16 @@ def _one(rank: int, number: int, port: int, config: Config, until: str, stop_aft
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in where.items()})
     torch.set_num_threads(1)
-    with processes.together() as leads:
+    with processes.together("cpu") as leads:
         if leads:
             _run(config, until, stop_after)
             processes.dismiss()
-        else:
+            return
+        try:
             processes.follow()
+        except SystemExit as end:
+            (config.workspace / "follower").write_text(str(end.code))
+            raise
 
 
 def _run(config: Config, until: str, stop_after: int | None = None) -> None:
@@ -71,7 +75,10 @@ def in_two(config: Config, until: str, stop_after: int | None = None) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(_one, (2, port, config, until, stop_after), nprocs=2)
+    begun = multiprocessing.spawn(_one, (2, port, config, until, stop_after), nprocs=2, join=False)
+    for process in begun.processes:  # each by itself, also where the leader fails
+        process.join()
+    begun.join()
 
 
 def told(config: Config, stage: str) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
@@ -141,6 +148,7 @@ def test_a_checkpoint_of_two_is_continued_by_one(alone: Config, workspace: Path)
     with pytest.raises(Exception, match="terminated"):
         in_two(config, "train", stop_after=2)
     assert plan(config, "train")[-1].state == "interrupted"
+    assert (workspace / "follower").read_text() == "1"  # and no traceback: the leader told why
     _run(config, "train")
     assert_same(config, alone, "train")
 

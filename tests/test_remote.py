@@ -11,7 +11,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from tasks.config import Config
+from tasks.config import Config, MachineConfig
 from tasks.errors import AttendError
 from tasks.features import open_grids, read_identity
 from tasks.grid_cache import GridStore
@@ -236,3 +236,15 @@ def test_the_folder_can_go(url: str, tmp_path: Path) -> None:
     store = GridStore(Workspace(fresh.workspace).grids, read_identity(found))
     store.open()
     assert len(store.rows()[0]) == found.ledger.counts["grids"] == 60
+
+
+def test_what_is_kept_here_stays_as_it_was_set(tmp_path: Path) -> None:
+    """A command that only names the URL, beside a run."""
+    url, cache = f"file://{tmp_path}/storage", tmp_path / "cache"
+
+    def limit(gib: float | None) -> int:
+        known = Remote.of(MachineConfig(workspace=url, cache=cache, cache_gib=gib).folder)
+        assert known is not None
+        return known.limit // 2**30
+
+    assert [limit(gib) for gib in (None, 5, None, 7, None)] == [100, 5, 5, 7, 7]

@@ -18,11 +18,11 @@ from models.vocabulary import END, NULL, START, UNK
 from tasks import fitting, trained
 from tasks.captions import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
 from tasks.config import CaptionsConfig, Config
-from tasks.errors import AttendError
+from tasks.errors import AttendError, PassingError
 from tasks.evaluation import predict, score
 from tasks.features import open_grids
 from tasks.grid_reader import GridReader
-from tasks.ledger import Ledger, Work, Workspace
+from tasks.ledger import Ledger, Work, Workspace, digest_of_file
 from tasks.manifest import GENERATED, files_of, pictures_of
 from tasks.metrics import Scored, measure
 from tasks.stages import BY_NAME, STAGES, Inputs, Status, artifacts, inputs_of, plan, run_stage
@@ -447,3 +447,20 @@ def test_a_full_disk_is_told_whoever_finds_it(workspace: Path, monkeypatch: pyte
     with pytest.raises(AttendError, match=r"the disk is full \(train\): make room and run again"):
         run_stage(config, "train")
     assert states(config)["train"].state == "interrupted"
+
+
+def test_a_picture_whose_disk_is_away_is_not_left_out_for_good(tmp_path: Path, finished: Path) -> None:
+    config = picture_folder(tmp_path, finished, max_failed=1.0)
+    away = max((tmp_path / "pictures").glob("*.png"), key=digest_of_file)  # the last that is extracted
+    back = tmp_path / "away.png"
+    run_stage(config, "ingest")
+    inputs = inputs_of(config, "extract")  # the run has begun
+    away.rename(back)
+    with pytest.raises(PassingError, match=r"png: cannot be read on .*No such file.*run again when it can"):
+        run_stage(config, "extract", inputs)
+    kept = {path: path.read_bytes() for path in config.workspace.glob("grids/*/shard-*")}
+    assert len(kept) >= 2
+    back.rename(away)
+    run_stage(config, "extract")
+    assert artifacts(config)["extract"].ledger.counts["grids"] == 60
+    assert all(path.read_bytes() == data for path, data in kept.items())
