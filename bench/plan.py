@@ -17,7 +17,7 @@ CORES = 2  # of the machine that the rates are of
 READ_DISK = 1_551 * 802_816 / 1e9  # GB/s, cold, in blocks: `reading`
 READ_STORAGE = 1.25  # GB/s: a line of 10 Gbit/s
 INDEX_BYTES, NIGHT_SECONDS = 1_500, 14e-6  # a picture: `month` at 123 thousand and a million
-TASK_SECONDS = 0.25  # of the one process that hands shards to a Dask cluster through Prefect
+TASK_SECONDS = 0.09  # a shard, handed to a Dask cluster through Prefect: `cluster`, by number of shards of one picture
 
 
 class Form(NamedTuple):
