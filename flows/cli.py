@@ -125,7 +125,7 @@ def serve(
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    batch: Annotated[int, typer.Option(min=1, max=256, help="pictures of waiting requests captioned at once")] = 32,
+    batch: Annotated[int, typer.Option(min=1, max=32, help="pictures of waiting requests captioned at once")] = 32,
     refresh: Annotated[float, typer.Option(help="seconds between two looks for a new champion")] = 15,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:

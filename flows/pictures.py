@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -66,7 +67,8 @@ class Files:
         return len(self._files)
 
     def _name(self, file: Path) -> str:
-        return (file.relative_to(self._root) if self._root else file).as_posix()
+        name = (file.relative_to(self._root) if self._root else file).as_posix()
+        return os.fsencode(name).decode("utf-8", "replace")  # one that is not UTF-8 could not be written
 
     def named(self) -> Iterator[tuple[str, str | None]]:
         return ((self._name(file), self._digests.get(file)) for file in self._files)

@@ -77,7 +77,7 @@ def show_registration(registered: Artifact) -> None:
     page = run_page(told["store"], told["run_id"])
     if page is not None:
         create_link_artifact(page, key="mlflow-run", link_text=told["uri"], description=told["why"])
-    else:
+    elif told["store"].startswith("sqlite:"):
         place = Path(told["store"].removeprefix("sqlite:///")).parent
         create_markdown_artifact(
             f"{told['uri']}: {told['why']}\n\nIts run is in the store of {place}: `attend ui --workspace {place}`",

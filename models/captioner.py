@@ -144,6 +144,11 @@ class Captioner:
             raise ValueError(f"beam and {drawn[0]} do not go together: a beam is searched, or words are drawn")
         if drawn or "beam" in given:
             given.setdefault("search", "sample" if drawn else "beam")
+        # Of what the model was evaluated with, as much as the search that was asked for has room for.
+        if "n_best" not in given and "beam" in given:
+            given["n_best"] = min(self.decoding.n_best, given["beam"])
+        if "min_length" not in given and "max_length" in given:
+            given["min_length"] = min(self.decoding.min_length, given["max_length"] - 1)
         chosen = replace(self.decoding, **given)
         values = grid.to(self.device).float()
         found = decode_captions(self._speaking, values, chosen, keys)

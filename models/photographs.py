@@ -41,17 +41,25 @@ def decode(data: bytes) -> Tensor:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"has {image.width} x {image.height} pixels, over the limit of {MAX_PIXELS:,}")
-            if image.format == "JPEG" and image.mode in ("L", "RGB") and image.getexif().get(_ORIENTATION, 1) == 1:
+            if image.format == "JPEG" and image.mode in ("L", "RGB") and _upright(image):
                 # The same pixels as Pillow's, but threads may decode at once: Pillow holds on to the interpreter.
                 return _decode_jpeg(data)
             image.load()
-            return torch.from_numpy(np.array(_to_rgb(ImageOps.exif_transpose(image)))).permute(2, 0, 1)
+            upright = image if _upright(image) else ImageOps.exif_transpose(image)
+            return torch.from_numpy(np.array(_to_rgb(upright))).permute(2, 0, 1)
     except ValueError:
         raise
     except UnidentifiedImageError:
         raise ValueError(f"is no picture of a known format ({', '.join(FORMATS)})") from None
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError, ...
         raise ValueError(f"cannot be decoded: {error}") from None
+
+
+def _upright(image: Image.Image) -> bool:
+    try:
+        return bool(image.getexif().get(_ORIENTATION, 1) == 1)
+    except Exception:  # SyntaxError, struct.error, ...: EXIF that is broken tells nothing, and the pixels are sound
+        return True
 
 
 def admit(data: bytes) -> int:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from models.vocabulary import NULL, SPECIAL, Vocabulary
 from tasks.config import CaptionsConfig, MachineConfig
-from tasks.ledger import Outcome, Work, digest_of, digest_of_file
+from tasks.ledger import Outcome, Work, digest_of
 from tasks.manifest import pictures_of
 from tasks.metrics.consensus import ORDERS, Frequencies
 from tasks.tokenisers import BytePairs, tokeniser
@@ -71,9 +71,9 @@ def tensorise(captions: CaptionsConfig, machine: MachineConfig, work: Work) -> O
         }
     )
     pq.write_table(table, work.out / CAPTIONS)
-    _write_frequencies(read_captions(work.out, "train"), work.out / FREQUENCIES)
+    frequencies = _write_frequencies(read_captions(work.out, "train"), work.out / FREQUENCIES)
     products = {split: digest_of([(digest, ids) for digest, of, ids in rows if of == split]) for split in splits}
-    products["frequencies"] = digest_of_file(work.out / FREQUENCIES)
+    products["frequencies"] = frequencies
     products["vocabulary"] = digest_of(json.loads(vocabulary.to_json()))
     return Outcome(products, {"words": len(vocabulary.words), "captions": len(rows)})
 
@@ -104,7 +104,8 @@ def read_captions(folder: Path, split: str) -> list[CaptionedPicture]:
     return [CaptionedPicture(digest, ids[places[digest]]) for digest in sorted(places)]
 
 
-def _write_frequencies(pictures: Sequence[CaptionedPicture], path: Path) -> None:
+def _write_frequencies(pictures: Sequence[CaptionedPicture], path: Path) -> str:
+    """Write them; the digest of what they say, whatever Parquet makes of it."""
     counts: Counter[tuple[int, ...]] = Counter()
     for picture in pictures:
         rows = [[token for token in row[1:] if token != NULL] for row in picture.tokens.tolist()]
@@ -117,6 +118,7 @@ def _write_frequencies(pictures: Sequence[CaptionedPicture], path: Path) -> None
         }
     )
     pq.write_table(table.replace_schema_metadata({"pictures": str(len(pictures))}), path)
+    return digest_of([len(pictures), *table.to_pydict().values()])
 
 
 def read_frequencies(folder: Path) -> Frequencies:

@@ -174,7 +174,7 @@ class FitConfig(Section):
     select: Literal["bleu4", "cider"] = Field("bleu4", description="score of greedy dev captions that is best on")
     patience: int = Field(5, ge=1, description="epochs without a better dev score before it stops")
     precision: Literal["float32", "bfloat16"] = "float32"
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
 
 
 class CrossEntropyConfig(FitConfig):
@@ -353,7 +353,7 @@ class Config(BaseModel):
         if not isinstance(values, dict):
             return values
         values = _with_presets(values)
-        if "name" in values:
+        if "name" in values and isinstance(values.get("registry"), dict | None):
             values["registry"] = {"model": values["name"], **(values.get("registry") or {})}
         return values
 
@@ -441,9 +441,11 @@ def _with_presets(values: dict[str, Any], seen: tuple[str, ...] = ()) -> dict[st
     preset = values.pop("preset", None)
     if preset is None:
         return values
+    if not isinstance(preset, str):
+        raise ValueError(f"preset: {preset!r} is no name: give one preset's, or a file's")
     if preset in seen:
         raise ValueError(f"preset: {preset} is laid over itself")
-    if str(preset).endswith((".yaml", ".yml")):
+    if preset.endswith((".yaml", ".yml")):
         path = Path(preset).expanduser()
         if not path.is_file():
             raise ValueError(f"preset: {path}: no such file")

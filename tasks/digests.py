@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import sqlite3
 import time
 from collections.abc import Iterable
@@ -35,7 +36,7 @@ class Digests:
         unknown: list[tuple[Path, int, int]] = []
         for path in wanted:
             stat = path.stat()
-            entry = known.get(str(path.absolute()))
+            entry = known.get(_text(path))
             if entry is not None and entry[:2] == (stat.st_size, stat.st_mtime_ns):
                 digests[path] = entry[2]
             else:
@@ -47,9 +48,7 @@ class Digests:
                     found = track(found, total=len(unknown), label="hashing pictures")
                 fresh = dict(zip((path for path, _, _ in unknown), found, strict=True))
             settled = _settled()
-            rows = [
-                (str(path.absolute()), size, mtime, fresh[path]) for path, size, mtime in unknown if mtime < settled
-            ]
+            rows = [(_text(path), size, mtime, fresh[path]) for path, size, mtime in unknown if mtime < settled]
             self._write("insert or replace into digest values (?, ?, ?, ?)", rows)
             digests |= fresh
         return digests
@@ -59,7 +58,7 @@ class Digests:
 
         Remembered by their names, sizes and times together: a second look at 120,000 reads one row.
         """
-        place = str(folder.absolute())
+        place = _text(folder)
         listing = "\0".join(f"{name}\0{size}\0{mtime}" for name, size, mtime in found)
         told = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()
         known = self._read("select digest from listing where folder = ? and listing = ?", [(place, told)])
@@ -74,7 +73,7 @@ class Digests:
     def _known(self, paths: list[Path]) -> dict[str, tuple[int, int, str]]:
         if len(paths) < _FEW:
             query = "select path, size, mtime_ns, sha256 from digest where path = ?"
-            rows = self._read(query, [(str(path.absolute()),) for path in paths])
+            rows = self._read(query, [(_text(path),) for path in paths])
         else:
             rows = self._read("select path, size, mtime_ns, sha256 from digest", [()])
         return {path: (size, mtime, digest) for path, size, mtime, digest in rows}
@@ -104,6 +103,11 @@ class Digests:
                 connection.executemany(query, rows)
         except (sqlite3.DatabaseError, OSError):
             pass  # a read-only workspace still answers, only slower
+
+
+def _text(path: Path) -> str:
+    """A path as sqlite can keep it, whatever bytes it is of."""
+    return os.fsencode(path.absolute()).decode("utf-8", "backslashreplace")
 
 
 def _settled() -> int:

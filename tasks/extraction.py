@@ -26,6 +26,7 @@ from models.backbones.encoder import Encoder
 from models.photographs import Fit, Interpolation, decode, resize, stack
 from tasks.config import GridsConfig, MachineConfig
 from tasks.errors import AttendError, PassingError
+from tasks.failures import Failed
 from tasks.grid_cache import Draft, Grids, Shard
 from tasks.ledger import Stopwatch
 from tasks.progress import Bar
@@ -33,15 +34,6 @@ from tasks.progress import Bar
 Extracted = Callable[[int, int], None]
 Look = Callable[[str, Tensor], Tensor]  # (name, photograph) -> what of it is encoded
 Write = Callable[[Sequence[Grids], Sequence[str], Sequence[tuple[int, int]]], Shard | Draft]  # of a store
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A photograph that has no grid, and why."""
-
-    digest: str
-    path: Path
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -113,6 +105,13 @@ def fill(
 def decoders(machine: MachineConfig) -> ThreadPoolExecutor:
     """The threads that decode photographs."""
     return ThreadPoolExecutor(machine.decode_workers or os.cpu_count() or 1)
+
+
+def read_photograph(digest: str, path: Path) -> bytes:
+    """A photograph's file; AttendError where it cannot be read, or is not what was ingested."""
+    data = _read(path)
+    check_unchanged(digest, path, data)
+    return data
 
 
 def check_unchanged(digest: str, path: Path, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """Stage `extract`: photographs -> grids, once a picture.
 
 Only pictures that the store of this backbone identity does not hold yet are decoded. The artifact is an
-index for one manifest, `index.parquet` (digest, shard, row), and `failed.parquet` (digest, path, reason).
+index for one manifest, `index.parquet` (digest, shard, row), and `failed.parquet` (see failures.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from tasks.config import GridsConfig, MachineConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
-from tasks.extraction import Extracted, Failed, Filled, Look
+from tasks.extraction import Extracted, Filled, Look
+from tasks.failures import FAILED, Failed, digest_of_failed, write_failures
 from tasks.grid_cache import GridStore, Row
 from tasks.grid_reader import GridReader
 from tasks.identity import Identity, identity_of
@@ -27,8 +28,7 @@ from tasks.shards import ShardWork, Spread, fill_store
 from tasks.stages import PROGRESS
 from tasks.weights import IMPORTED
 
-INDEX, FAILED, IDENTITY = "index.parquet", "failed.parquet", "identity.json"
-_FAILED = pa.schema([("digest", pa.string()), ("path", pa.string()), ("reason", pa.string())])
+INDEX, IDENTITY = "index.parquet", "identity.json"
 
 
 def extract(
@@ -91,13 +91,12 @@ def bring_up_to_date(
     _check_failures(failed, len(files), grids.max_failed)
     used = {digest: rows[digest] for digest in sorted(files) if digest in rows}
     _write_index(work.out, used)
-    failures = [{"digest": item.digest, "path": str(item.path), "reason": item.reason} for item in failed]
-    pq.write_table(pa.Table.from_pylist(failures, schema=_FAILED), work.out / FAILED)
+    write_failures(failed, work.out / FAILED)
     (work.out / IDENTITY).write_text(json.dumps(identity.told, indent=1, sort_keys=True), encoding="utf-8")
     shared = _shared(workspace, store, used)
     products = {
         "identity": identity.digest,
-        "failed": digest_of(sorted(item.digest for item in failed)),
+        "failed": digest_of_failed(item.digest for item in failed),
         "grids": digest_of([identity.digest, sorted(used)]),
     }
     counts: dict[str, int | float] = {

@@ -28,7 +28,7 @@ from tasks.captions import CaptionedPicture, read_captions, read_vocabulary
 from tasks.config import DecoderConfig, GridsConfig, MachineConfig, TuningConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
-from tasks.extraction import check_unchanged, decoders
+from tasks.extraction import decoders, read_photograph
 from tasks.features import open_grids
 from tasks.fitting import Dev, Fit
 from tasks.ledger import Outcome, Work, digest_of_file
@@ -105,12 +105,11 @@ class Views:
 
     def _decoded(self, digest: str) -> Tensor:
         path = self._files[digest]
+        data = read_photograph(digest, path)
         try:
-            data = path.read_bytes()
-            check_unchanged(digest, path, data)
             return decode(data)
-        except (OSError, ValueError) as error:
-            raise AttendError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        except ValueError as error:
+            raise AttendError(f"{path}: {error}") from None
 
 
 class PhotographBatches(Batches):

@@ -95,7 +95,7 @@ class Ledger:
             for kind in ("files", "shared"):
                 values[kind] = {name: FileRecord(**record) for name, record in values[kind].items()}
             return Ledger(**values)
-        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, TypeError, KeyError, AttributeError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
 
@@ -259,7 +259,7 @@ class Workspace:
             names = json.loads((self.root / SUSPECTS).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return set()
-        except json.JSONDecodeError:  # it is written atomically: somebody else's doing
+        except ValueError:  # it is written atomically: somebody else's doing
             names = [path.relative_to(self.root).as_posix() for path in self.published()]
         return {self.root / name for name in names}
 
@@ -343,7 +343,7 @@ class Workspace:
         """What the run of this name did last; `status` compares with it, and `prune` keeps it."""
         try:
             return Recent(**json.loads((self.root / "runs" / f"{run}.json").read_text(encoding="utf-8")))
-        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, TypeError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
             return Recent()
 
     def remember(self, run: str, stage: str, key: str, done: bool) -> None:
@@ -357,9 +357,7 @@ class Workspace:
             else:
                 recent.begun[stage] = key
             if asdict(recent) != before:
-                path = self.root / "runs" / f"{run}.json"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, json.dumps(asdict(recent), indent=1, sort_keys=True))
+                self._write_recent(run, recent)
 
     def prepare(self) -> None:
         """Make the workspace, or say in one line why it cannot be written."""
@@ -375,9 +373,25 @@ class Workspace:
                 "give another with machine.workspace=FOLDER"
             ) from None
 
+    def remember_only(self, run: str, stages: Collection[str]) -> None:
+        """This run, come to its end, has these stages and no others any more: what others made it needs no longer."""
+        with self.lock(f"run-{run}"):
+            recent = self.recent(run)
+            others = (recent.done.keys() | recent.begun.keys()) - set(stages)
+            for stage in others:
+                recent.done.pop(stage, None)
+                recent.begun.pop(stage, None)
+            if others:
+                self._write_recent(run, recent)
+
+    def _write_recent(self, run: str, recent: Recent) -> None:
+        path = self.root / "runs" / f"{run}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(asdict(recent), indent=1, sort_keys=True))
+
     @contextlib.contextmanager
-    def lock(self, name: str, doing: str | None = None) -> Iterator[None]:
-        """Hold the lock `name`, waiting for another process that has it. doing: told where that may take long.
+    def lock(self, name: str, doing: str | None = None, by: str = "another run is at it") -> Iterator[None]:
+        """Hold the lock `name`, waiting for another process that has it. doing, by: told where that may take long.
 
         The kernel frees it when its holder dies, however it dies.
         """
@@ -387,7 +401,7 @@ class Workspace:
         try:
             lock.acquire(timeout=-1 if doing is None else 0)
         except filelock.Timeout:
-            say(f"{doing}: another run is at it; waiting until it has finished")
+            say(f"{doing}: {by}; waiting until that has finished")
             lock.acquire()
         try:
             yield

@@ -7,12 +7,12 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from PIL import Image
 
 from tasks.errors import AttendError
-from tasks.tracking import TrainingLog
+from tasks.tracking import TrainingLog, without_credentials
 
 _REQUIREMENTS = ("mlflow", "torch", "torchvision", "torchcodec", "safetensors", "pillow", "numpy", "pandas")
 
@@ -84,7 +84,7 @@ def drop_unregistered(log: TrainingLog, model: str) -> None:
             log.client.delete_logged_model(logged.model_id)
             place = urlsplit(logged.artifact_location)
             if place.scheme == "file":
-                shutil.rmtree(place.path, ignore_errors=True)
+                shutil.rmtree(unquote(place.path), ignore_errors=True)
 
 
 def load_model(uri: str) -> Any:
@@ -95,9 +95,8 @@ def load_model(uri: str) -> Any:
     try:
         return mlflow.pyfunc.load_model(uri)
     except (MlflowException, OSError) as error:
-        raise AttendError(
-            f"{uri}: no such model in {mlflow.get_tracking_uri()}: {' '.join(str(error).split())[:160]}"
-        ) from None
+        store, told = without_credentials(mlflow.get_tracking_uri()), " ".join(str(error).split())[:160]
+        raise AttendError(f"{uri}: no such model in {store}: {told}") from None
 
 
 def captioner_of(model: Any, uri: str) -> Any:

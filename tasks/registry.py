@@ -39,7 +39,7 @@ from tasks.promotion import SideBySide, crown, promote, rolled_back, side_by_sid
 from tasks.report import REPORT, Rival, write_report
 from tasks.rescoring import rescore
 from tasks.section import Section
-from tasks.tracking import TRAIN_KEY, TrainingLog, log_scores, params_of, tracking_uri, training_log
+from tasks.tracking import TRAIN_KEY, TrainingLog, log_scores, params_of, store_of, training_log
 from tasks.trained import HISTORY, LAST, kept_weights, last_trained
 from tasks.versions import (
     EVALUATION,
@@ -117,7 +117,7 @@ def register(
         alias, why = _decide(log.client, registry, version, champion, against)
     uri = address_of(version)
     told = {"model": registry.model, "version": version.version, "alias": alias, "why": why, "uri": uri}
-    told |= {"store": tracking_uri(workspace), "run_id": log.run_id}
+    told |= {"store": store_of(workspace), "run_id": log.run_id}
     (work.out / REGISTRATION).write_text(json.dumps(told, indent=1, sort_keys=True), encoding="utf-8")
     return Outcome({"version": digest_of([registry.model, version.version])}, {"version": int(version.version)}, [why])
 

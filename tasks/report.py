@@ -19,6 +19,7 @@ from PIL import Image
 from models.photographs import decode, seen
 from models.vocabulary import WORD_END
 from tasks.evaluation import read_predictions
+from tasks.extraction import read_photograph
 from tasks.metrics import Scored
 from tasks.metrics.bleu import of_one
 from tasks.metrics.bootstrap import Compared
@@ -127,7 +128,7 @@ def _language(told: Mapping[str, float], captions: int) -> str:
 def _cards(
     digests: Sequence[str], captioner: Any, files: Mapping[str, Path], decoding: dict[str, Any]
 ) -> dict[str, Any]:
-    photographs = [files[digest].read_bytes() for digest in digests]
+    photographs = [read_photograph(digest, files[digest]) for digest in digests]
     captioned = captioner.caption(photographs, attention=captioner.attends, **decoding)
     cards = {}
     for row, (digest, photograph, item) in enumerate(zip(digests, photographs, captioned, strict=True)):

@@ -15,6 +15,7 @@ from tasks.config import Config, EvaluationConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
 from tasks.evaluation import PREDICTIONS, SCORES, captions_in, score, write_predictions
+from tasks.extraction import read_photograph
 from tasks.ledger import Artifact, Workspace, digest_of
 from tasks.logged_model import load_captioner
 from tasks.manifest import GENERATED, files_of, pictures_of
@@ -49,7 +50,8 @@ def evaluate_registered(config: Config, model: str | None = None, results: Path 
             run_stage(config, stage, inputs)
         made = artifacts(config, "tensorise", inputs)
         name = f"{version.name} version {version.version}"
-        pictures, words = made["ingest"].products[config.evaluation.split], made["tensorise"].products["vocabulary"]
+        pictures = [made["ingest"].products[split] for split in (config.evaluation.split, "train")]
+        words = made["tensorise"].products["vocabulary"]
         settings = [BY_NAME["evaluate"].version, config.evaluation.key_part()]
         key = digest_of([version.name, version.version, pictures, words, settings])
         run_id = tracking.evaluation_with(client, config.workspace, version.name, key)
@@ -118,7 +120,8 @@ def rescore(
         for at in range(0, len(wanted), _BATCH):
             part = wanted[at : at + _BATCH]
             try:
-                captioned = captioner.caption([files[digest].read_bytes() for digest in part], **evaluation.decoding())
+                photographs = [read_photograph(digest, files[digest]) for digest in part]
+                captioned = captioner.caption(photographs, **evaluation.decoding())
             except TypeError as error:
                 raise AttendError(
                     f"{name}: its own code cannot search as evaluation asks ({error}): "

@@ -58,7 +58,7 @@ def session(workspace: Workspace, doing: str) -> Iterator[None]:
     name = uuid.uuid4().hex
     folder = _folder(workspace)
     marker = filelock.FileLock(folder / f"{name}.lock")
-    with workspace.lock(_GATE):
+    with workspace.lock(_GATE, doing, "the workspace is being tidied"):
         _notice(workspace)
         marker.acquire()
         told = json.dumps({"doing": doing, "process": os.getpid(), "began": time.time()})

@@ -26,8 +26,17 @@ def digests_of(data: DatasetOptions, machine: MachineConfig) -> dict[str, str]:
         digests = store.of(files)
         return {"annotations": digest_of([[path.name, digests[path]] for path in files])}
     folder = data.image_folder(Path())
-    digests = store.of(files)
+    digests, found = store.of(files), find_pictures(folder, without=workspace)
     return {
         "annotations": digest_of([[path.name, digests[path]] for path in files]),
-        "photographs": store.of_pictures(folder, find_pictures(folder, without=workspace)),
+        "photographs": store.of_pictures(folder, [picture for picture in found if _is_utf8(picture.name)]),
     }
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether annotations, which are UTF-8, can name it: a file that they cannot name is none of theirs."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

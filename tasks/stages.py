@@ -32,10 +32,11 @@ class Stage:
     """One row of the pipeline.
 
     kind: what its keys, artifacts and function are named by: the name, but for a stage that comes twice. version:
-    raised by hand when what the stage computes changes. needs: upstream products, `stage.product`. function, inputs:
-    `module:name`, imported only when used. inputs gives the digests of what comes from outside (photographs, weights).
-    check: says what is wrong with what the stage made elsewhere. resumable: what a killed run left in its folder is
-    kept for the next. shared: all processes that torchrun started take part (see processes.py).
+    raised by hand when what the stage computes changes. needs: upstream products, `stage.product`, or
+    `stage.product:split,split` for what of one concerns these splits. function, inputs: `module:name`, imported only
+    when used. inputs gives the digests of what comes from outside (photographs, weights). check: says what is wrong
+    with what the stage made elsewhere. resumable: what a killed run left in its folder is kept for the next. shared:
+    all processes that torchrun started take part (see processes.py).
     """
 
     name: str
@@ -83,7 +84,7 @@ STAGES = (
         "train",
         version=2,
         sections=("decoder", "training"),
-        needs=("extract.identity", "extract.failed", "tensorise.vocabulary", "tensorise.train", "ingest.dev"),
+        needs=("extract.identity", "extract.failed:train,dev", "tensorise.vocabulary", "tensorise.train", "ingest.dev"),
         function="tasks.training:train",
         places=("views", "machine"),
         inputs="tasks.word_vectors:vector_digests",
@@ -96,7 +97,7 @@ STAGES = (
         sections=("evaluation",),
         needs=(
             "extract.identity",
-            "extract.failed",
+            "extract.failed:{evaluation.split}",
             "tensorise.vocabulary",
             "train.weights",
             "ingest.{evaluation.split}",
@@ -133,7 +134,7 @@ TUNE = Stage(
     sections=("grids", "tuning"),
     needs=(
         "extract.identity",
-        "extract.failed",
+        "extract.failed:train,dev",
         "train.weights",
         "tensorise.vocabulary",
         "tensorise.train",
@@ -149,7 +150,7 @@ VIEWS = Stage(
     "views",
     version=1,
     sections=("grids", "views"),
-    needs=("ingest.train", "extract.identity", "extract.failed"),
+    needs=("ingest.train", "extract.identity", "extract.failed:train"),
     function="tasks.views:extract_views",
     places=("data", "machine"),
     inputs="tasks.weights:weight_digests",
@@ -160,7 +161,7 @@ SELF_CRITICAL = Stage(
     sections=("self_critical",),
     needs=(
         "extract.identity",
-        "extract.failed",
+        "extract.failed:train,dev",
         "tensorise.vocabulary",
         "tensorise.train",
         "tensorise.frequencies",
@@ -321,18 +322,27 @@ def _upstream(stage: Stage, needs: list[str], found: dict[str, Status], run: str
     waiting = set()
     latest = {status.stage.kind: status for status in found.values()}
     for need in needs:
-        upstream, product = need.split(".")
+        upstream, _, rest = need.partition(".")
+        product, _, splits = rest.partition(":")
         artifact = latest[upstream].artifact
         if artifact is None:
             waiting.add(latest[upstream].stage.name)
         elif product in artifact.products:
-            digests[need] = artifact.products[product]
+            digests[f"{upstream}.{product}"] = _digest(artifact, product, latest["ingest"].artifact, splits)
         else:
             hint = _split_hint(stage, artifact)
             raise AttendError(
                 f"{run}: the split {product!r} of the data set has no picture, and {stage.name} needs it{hint}"
             )
     return digests, [name for name in found if name in waiting]
+
+
+def _digest(artifact: Artifact, product: str, manifest: Artifact | None, splits: str) -> str:
+    """Of an upstream product, or of what of it concerns these splits of the manifest, where some are named."""
+    whole = artifact.products[product]
+    if not splits or manifest is None or whole == digest_of([]):
+        return whole
+    return str(_resolve("tasks.failures:failed_among")(artifact, manifest, splits.split(",")))
 
 
 def _how_far(partial: Path) -> str:
@@ -372,6 +382,9 @@ def run_stage(config: Config, name: str, inputs: Inputs | None = None, **hooks: 
     if workspace.suspects():
         trust_fresh(plan(config, name, inputs)[-1:], config)
     workspace.remember(config.name, name, status.key, done=True)
+    names = [stage.name for stage in stages_of(config)]
+    if name == names[-1]:
+        workspace.remember_only(config.name, names)
     return status
 
 

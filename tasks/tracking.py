@@ -44,15 +44,21 @@ def tracking_uri(workspace: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace}/mlflow.db"
 
 
+def store_of(workspace: Path) -> str:
+    """`tracking_uri`, to be shown and kept."""
+    return without_credentials(tracking_uri(workspace))
+
+
 def store_digests(config: Config) -> dict[str, str]:  # noqa: ARG001 -- the shape of every `inputs`
     """What a registration depends on beside its model: the store it is in (credentials left out)."""
     given = os.environ.get("MLFLOW_TRACKING_URI")
     if not given:
         return {"MLflow store": "embedded"}
-    return {"MLflow store": _without_credentials(given)}
+    return {"MLflow store": without_credentials(given)}
 
 
-def _without_credentials(uri: str) -> str:
+def without_credentials(uri: str) -> str:
+    """A store's address, to be shown."""
     parts = urlsplit(uri)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
@@ -64,7 +70,7 @@ def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
     if not told["store"].startswith("sqlite:") or os.environ.get("MLFLOW_TRACKING_URI"):
         return None  # a server's to say, when it is asked
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        with contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             # A version that was deleted stays as a row, in a stage of that name.
             query = (
                 "select 1 from model_versions where name = ? and version = ? and current_stage != 'Deleted_Internal'"
@@ -89,6 +95,10 @@ def check_store(workspace: Path, must_exist: bool = False) -> None:
         raise AttendError(
             f"{workspace}: is the cache of a workspace in object storage, where no MLflow store can be: "
             "set MLFLOW_TRACKING_URI to that of a server"
+        )
+    elif not os.environ.get("MLFLOW_TRACKING_URI") and set(str(workspace)) & {"?", "%"}:
+        raise AttendError(
+            f"{workspace}: MLflow keeps no models below a path with ? or %: give another with machine.workspace=FOLDER"
         )
     elif must_exist and uri.startswith("sqlite:") and not Path(uri.removeprefix("sqlite:///")).is_file():
         raise AttendError(f"{workspace}: no model is registered there: run `attend run` first, or give --workspace")
@@ -128,7 +138,7 @@ def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
 
 
 def _check_server(uri: str) -> None:
-    shown = _without_credentials(uri).rstrip("/")
+    shown = without_credentials(uri).rstrip("/")
     try:
         urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5).close()
     except urllib.error.HTTPError:
@@ -144,7 +154,7 @@ def _check_server(uri: str) -> None:
 def run_page(store: str, run_id: str) -> str | None:
     """The address of a run's page; None for an embedded store that no server shows."""
     page = store if store.startswith(("http://", "https://")) else os.environ.get(MLFLOW_UI)
-    return f"{_without_credentials(page).rstrip('/')}/#/runs/{run_id}" if page else None
+    return f"{without_credentials(page).rstrip('/')}/#/runs/{run_id}" if page else None
 
 
 def experiment_of(client: MlflowClient, workspace: Path, name: str) -> str:
@@ -201,7 +211,7 @@ def _until_ended(workspace: Path, experiment: str, tag: str, key: str) -> Iterat
     with Workspace(workspace).lock(f"mlflow-{key[:20]}", f"MLflow run {key[:8]}"):
         note = _notes(workspace) / f"{key[:20]}.json"
         note.parent.mkdir(parents=True, exist_ok=True)
-        told = {"tag": tag, "key": key, "experiment": experiment, "uri": _store(workspace)}
+        told = {"tag": tag, "key": key, "experiment": experiment, "uri": store_of(workspace)}
         write_atomically(note, json.dumps(told))
         yield
         note.unlink(missing_ok=True)
@@ -275,7 +285,7 @@ def close_dead_runs(workspace: Path) -> None:
         lock = Workspace(workspace).root / "locks" / f"mlflow-{note.stem}.lock"
         with contextlib.suppress(filelock.Timeout, FileNotFoundError), filelock.FileLock(lock, timeout=0):
             told = json.loads(note.read_text(encoding="utf-8"))
-            if told["uri"] != _store(workspace):
+            if told["uri"] != store_of(workspace):
                 continue  # for a run that has that store
             client = connect(workspace)
             query = f"tags.`{told['tag']}` = '{told['key']}' and attributes.status = 'RUNNING'"
@@ -287,10 +297,6 @@ def close_dead_runs(workspace: Path) -> None:
 
 def _notes(workspace: Path) -> Path:
     return workspace / "runs" / "mlflow"
-
-
-def _store(workspace: Path) -> str:
-    return _without_credentials(tracking_uri(workspace))
 
 
 def params_of(sections: Mapping[str, Section], inputs: Mapping[str, str]) -> dict[str, Any]:
@@ -308,7 +314,7 @@ def mlflow_ui(workspace: Path, port: int) -> None:
     """Run MLflow's own server on the workspace's store until it is stopped."""
     if tracking_uri(workspace).startswith(("http://", "https://")):
         raise AttendError(
-            f"MLFLOW_TRACKING_URI names a server: its page is at {_without_credentials(tracking_uri(workspace))}"
+            f"MLFLOW_TRACKING_URI names a server: its page is at {without_credentials(tracking_uri(workspace))}"
         )
     check_store(workspace, must_exist=True)
     command = ui_command(workspace, port)

@@ -133,7 +133,7 @@ def last_champion(client: MlflowClient, workspace: Path) -> str:
     """`models:/NAME@champion` of the model registered last that has one; AttendError where none has."""
     found = [item for item in registered_models(client) if item.champion is not None]
     if not found:
-        raise AttendError(f"{tracking.tracking_uri(workspace)}: no champion is registered yet: run `attend run` first")
+        raise AttendError(f"{tracking.store_of(workspace)}: no champion is registered yet: run `attend run` first")
     address = f"models:/{found[0].name}@champion"
     say(f"model: {address}")
     return address

@@ -90,7 +90,7 @@ def load_backbone(grids: GridsConfig, tuned: Artifact | None = None) -> Backbone
 
 def _check(weights: str) -> int:
     kind, _, rest = weights.partition(":")
-    if kind == "random" and not rest.isdigit():
+    if kind == "random" and not (rest.isascii() and rest.isdecimal()):
         raise AttendError(f"grids.weights: {weights}: a seed is a whole number, as in random:0")
     if kind == "timm" and rest != "pretrained":
         raise AttendError(f"grids.weights: {weights}: timm's own weights are `timm:pretrained`")

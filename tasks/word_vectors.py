@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ def load_word_vectors(path: Path, vocabulary: Vocabulary, embeddings: Tensor) ->
 
     size, found = embeddings.shape[1], 0
     width = _width(path)
+    if width < 2:
+        raise AttendError(f"{path}: line 1: is no word with its vector: give GloVe's text format, without a header")
     if width != size:
         raise AttendError(
             f"{path}: line 1: has {width} numbers, decoder.embedding is {size}: give a file of that size, or set "
@@ -42,16 +45,21 @@ def load_word_vectors(path: Path, vocabulary: Vocabulary, embeddings: Tensor) ->
     places = {word: place for place, word in enumerate(vocabulary.words, special)}
     with _file(path).open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
-            word, *numbers = line.rstrip().rsplit(" ", size)
+            if not line.strip():
+                continue
+            word, *numbers = line.rsplit(maxsplit=size)
             if len(numbers) != size:
                 raise AttendError(
                     f"{path}: line {number}: {len(line.split()) - 1} numbers for {word[:40]!r}, line 1 has {size}"
                 )
             if word in places:
                 try:
-                    embeddings[places[word]] = torch.tensor([float(value) for value in numbers])
+                    values = [float(value) for value in numbers]
                 except ValueError:
+                    values = [math.nan]
+                if not all(map(math.isfinite, values)):
                     raise AttendError(f"{path}: line {number}: not all of {word[:40]!r}'s values are numbers") from None
+                embeddings[places[word]] = torch.tensor(values)
                 found += 1
     if not found:
         raise AttendError(f"{path}: holds no word of the vocabulary: is it of this language, and lower-case?")

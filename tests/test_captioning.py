@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -82,6 +83,15 @@ def test_the_pictures_of_a_parquet_file(registered: Path, tmp_path: Path) -> Non
     pq.write_table(pa.table({"url": urls}), path)
     with pytest.raises(AttendError, match="needs one binary column of encoded pictures, has: url"):
         caption_into(out, [str(path)], None, None, registered)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_name_that_is_not_utf8_is_told_as_well_as_it_can_be(registered: Path, tmp_path: Path, suffix: str) -> None:
+    folder, out = folder_of(registered, tmp_path / "folder"), tmp_path / f"captions.{suffix}"
+    shutil.copy(pictures(registered)[9], os.fsencode(folder) + b"/caf\xe9.png")
+    assert caption_into(out, [str(folder)], None, None, registered) == Kept(6, 0, 0)
+    assert caption_into(out, [str(folder)], None, None, registered) == Kept(0, 6, 0)
+    assert "caf\N{REPLACEMENT CHARACTER}.png" in {row["file_name"] for row in read(out)}
 
 
 def test_mistakes_are_told_and_nothing_is_lost(

@@ -105,6 +105,9 @@ def test_word_vectors_are_where_training_begins(tmp_path: Path) -> None:
         (("the 1 2 3 4",), "set decoder.embedding=4"),
         (("dog 1 2 3", "cat 1 2"), "line 2: 2 numbers for 'cat', line 1 has 3"),
         (("dog 1 2 3", "cat 1 x 3"), "line 2: not all of 'cat''s values are numbers"),
+        (("dog 1 2 3", "cat 1 nan 3"), "line 2: not all of 'cat''s values are numbers"),
+        (("2 3", "dog 1 2 3"), "line 1: is no word with its vector: .* without a header"),
+        (("",), "line 1: is no word with its vector"),
         (("bird 1 2 3",), "holds no word of the vocabulary"),
     ],
 )

@@ -31,7 +31,8 @@ class Place:
 
     def config(self, **changes: object) -> Config:
         data = {"adapter": "table", "path": self.folder / "captions.csv", "images": self.folder / "pictures"}
-        return small(self.folder / "workspace", data=data, evaluation__metrics=["bleu"], **changes)
+        fixed = {"evaluation__metrics": ["bleu"], "grids__max_failed": 0.05}
+        return small(self.folder / "workspace", data=data, **fixed, **changes)
 
     def rows(self) -> Rows:
         with (self.folder / "captions.csv").open(newline="") as file:
@@ -125,6 +126,12 @@ def held_out_picture_added(place: Place) -> None:
     picture_added(place, "test")
 
 
+def held_out_picture_broken(place: Place) -> None:
+    """One that cannot be decoded, among those that nothing is trained or watched on."""
+    place.picture("new.png").write_bytes(b"no picture")
+    place.write([*place.rows(), {"image": "new.png", "caption": "a red shape", "split": "test"}])
+
+
 def picture_changed(place: Place) -> None:
     path = place.picture("scene_000001.png")
     ImageOps.invert(Image.open(path).convert("RGB")).save(path)
@@ -195,6 +202,7 @@ def ledger_deleted(place: Place) -> None:
             held_out_picture_added,
             Done(("ingest", "extract", "tensorise", "evaluate", "register"), extracted=1, shards=1, versions=1),
         ),
+        (held_out_picture_broken, Done(("ingest", "extract", "tensorise", "evaluate", "register"), versions=1)),
         (picture_changed, Done(ALL, extracted=1, shards=1, runs=1, versions=1)),
         (picture_renamed, Done(("ingest",))),
         (picture_removed, Done(ALL, runs=1, versions=1)),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,7 @@ from PIL import Image
 from models.vocabulary import SPECIAL
 from tasks.config import Config
 from tasks.datasets import ADAPTERS
-from tasks.datasets.base import Row
+from tasks.datasets.base import Row, find_pictures
 from tasks.errors import AttendError
 from tasks.ledger import Work
 from tasks.manifest import hashed_split, ingest, pictures_of
@@ -452,3 +454,21 @@ def test_a_picture_without_captions_is_refused(tmp_path: Path, workspace: Path) 
     config = small(workspace, data={"adapter": "coco", "path": folder})
     with pytest.raises(AttendError, match=r"images\[0\]: val2017/000000000007.jpg has no caption"):
         manifest_of(config, tmp_path / "out")
+
+
+def test_links_that_lead_back_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "photos" / "old").mkdir(parents=True)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "photos" / "more").symlink_to(tmp_path / "more")
+    (tmp_path / "photos" / "again").symlink_to(tmp_path / "more")  # twice, but not within itself
+    assert find_pictures(tmp_path / "photos") == []
+    (tmp_path / "photos" / "old" / "latest").symlink_to(tmp_path / "photos")
+    with pytest.raises(AttendError, match=r"old/latest: is a link to a folder that it is in: remove it"):
+        find_pictures(tmp_path / "photos")
+
+
+def test_a_name_that_no_caption_can_say_changes_nothing(tmp_path: Path, workspace: Path) -> None:
+    config = tabled(tmp_path / "data", 3, workspace)
+    before = source_digests(config)
+    shutil.copy(tmp_path / "data" / "0.png", os.fsencode(tmp_path) + b"/data/caf\xe9.png")
+    assert source_digests(config) == before

@@ -15,7 +15,7 @@ from tasks.features import open_grids
 from tasks.housekeeping import Item, compact, prune, usage
 from tasks.ledger import Workspace
 from tasks.stages import artifacts, run_stage
-from tests.conftest import run_all, small
+from tests.conftest import register_all, run_all, small
 from tests.test_stages import Killed
 
 
@@ -141,3 +141,20 @@ def test_what_damage_and_kills_left_is_pruned(workspace: Workspace) -> None:
     prune(workspace, found)
     run_all(config)
     assert not unneeded(workspace)
+
+
+def test_a_stage_that_is_no_more_is_needed_no_more(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it was cut off, and its section was taken out then."""
+    views = {"number": 2}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("tasks.views.extract_views", interrupted)
+        run_stage(small(workspace.root, views=views), "views")
+    with pytest.raises(AttendError, match="is not finished"):
+        compact(workspace, 16)
+    register_all(small(workspace.root))
+    compact(workspace, 16)
+    assert not unneeded(workspace)
+
+
+def interrupted(**_: object) -> None:
+    raise KeyboardInterrupt

@@ -111,6 +111,12 @@ def test_exif_orientation_is_applied(orientation: int, form: str) -> None:
     assert near(upright, (200, 30, 30), (8, 1)) and near(upright, (30, 30, 200), (8, 6))
 
 
+@pytest.mark.parametrize(("form", "options"), [("JPEG", {"dpi": (72, 72)}), ("JPEG", {}), ("PNG", {}), ("WEBP", {})])
+def test_broken_exif_hides_no_picture(form: str, options: dict[str, object]) -> None:
+    broken = encoded(scene(), form, exif=b"Exif\0\0" + bytes(64), **options)
+    assert torch.equal(decode(broken), decode(encoded(scene(), form, **options)))
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [

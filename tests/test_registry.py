@@ -17,7 +17,7 @@ import pytest
 from tasks import bundle, registry, tracking
 from tasks.config import Config
 from tasks.errors import AttendError
-from tasks.logged_model import log_model
+from tasks.logged_model import load_model, log_model
 from tasks.manifest import GENERATED
 from tasks.metrics import measure
 from tasks.rescoring import evaluate_registered
@@ -205,8 +205,9 @@ def test_a_champion_scored_on_other_pictures_is_scored_anew(
 
 
 def test_a_registration_that_the_store_lost_is_made_again(tmp_path: Path, workspace: Path) -> None:
-    copy = tmp_path / "workspace"
+    copy = tmp_path / "photos #1, \u00e9"
     shutil.copytree(workspace, copy)
+    assert plan(trained(copy))[-1].fresh
     (copy / "mlflow.db").unlink()
     status = plan(trained(copy))[-1]
     assert status.state == "damaged" and "models:/small/1 is not in mlflow.db any more" in status.why
@@ -214,11 +215,26 @@ def test_a_registration_that_the_store_lost_is_made_again(tmp_path: Path, worksp
     assert plan(trained(copy))[-1].fresh
 
 
+@pytest.mark.parametrize("name", ["what?", "%41"])
+def test_a_workspace_that_mlflow_cannot_keep_models_in_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    with pytest.raises(AttendError, match=r"MLflow keeps no models below a path with \? or %: give another"):
+        tracking.check_store(tmp_path / name)
+
+
 def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9/")
     with pytest.raises(AttendError, match=r"MLflow server http://127.0.0.1:9 does not answer") as caught:
         tracking.check_store(tmp_path)
     assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_credentials_are_told_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow
+
+    monkeypatch.setattr(mlflow, "get_tracking_uri", lambda: "postgresql+psycopg2://user:secret@host/db")
+    with pytest.raises(AttendError, match=r"models:/x/8: no such model in postgresql.psycopg2://host/db") as caught:
+        load_model("models:/x/8")
+    assert "secret" not in str(caught.value)
 
 
 def test_a_registered_model_is_scored_from_photographs_once(workspace: Path, tmp_path: Path) -> None:

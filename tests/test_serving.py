@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import http.client
 import io
 import json
@@ -27,7 +28,7 @@ from starlette.testclient import TestClient
 
 from flows.serving.app import Server
 from flows.serving.batching import Batcher
-from flows.serving.limits import Limits, RefusedError
+from flows.serving.limits import Limits, RefusedError, hosts_of
 from flows.serving.served import Served
 from tasks import tracking
 from tasks.bundle import make_captioner
@@ -351,6 +352,38 @@ def test_a_client_that_never_ends_its_head_is_left(port: int) -> None:
     begun = time.monotonic()
     assert raw(port, b"POST /caption HTTP/1.1\r\nHost: local", seconds=30) == b""
     assert 5 < time.monotonic() - begun < 25
+
+
+@pytest.mark.slow
+def test_a_client_that_was_answered_and_never_ends_its_body_is_left(port: int) -> None:
+    begun = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as place:
+        place.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
+        assert place.recv(65536).startswith(b"HTTP/1.1 200")
+        with contextlib.suppress(ConnectionResetError):
+            while True:
+                place.sendall(b"x")
+                place.settimeout(1)
+                with contextlib.suppress(TimeoutError):
+                    if not place.recv(65536):
+                        break
+                assert time.monotonic() - begun < 25
+    assert 5 < time.monotonic() - begun < 25
+
+
+@pytest.mark.parametrize(
+    ("host", "answered"),
+    [
+        ("127.0.0.1", {"localhost", "127.0.0.1", "[::1]"}),
+        ("127.0.0.2", {"localhost", "127.0.0.1", "[::1]", "127.0.0.2"}),
+        ("LOCALHOST", {"localhost", "127.0.0.1", "[::1]"}),
+        ("0:0:0:0:0:0:0:1", {"localhost", "127.0.0.1", "[::1]", "[0:0:0:0:0:0:0:1]"}),
+        ("0.0.0.0", None),
+        ("192.0.2.7", None),
+    ],
+)
+def test_on_loopback_only_its_own_names_are_answered(host: str, answered: set[str] | None) -> None:
+    assert hosts_of(host) == answered
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -87,10 +89,11 @@ def test_verify_remembers_what_it_found(tmp_path: Path) -> None:
     assert shard.with_name(f"{shard.name}.damaged").exists()
 
 
-def test_an_emptied_ledger_is_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [b"", b"\xff{}"])
+def test_a_ledger_that_is_none_is_damage(tmp_path: Path, left: bytes) -> None:
     config = small(tmp_path / "workspace")
     run_all(config)
-    (artifacts(config)["tensorise"].path / "ledger.json").write_bytes(b"")
+    (artifacts(config)["tensorise"].path / "ledger.json").write_bytes(left)
     status = plan(config)[2]
     assert (status.stage.name, status.state) == ("tensorise", "damaged") and "ledger.json is not whole" in status.why[0]
     ran = run_all(config)
@@ -171,3 +174,19 @@ def test_killed_at_random_instants_it_ends_as_if_left_alone() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 rounds: every one ended as the run left alone" in done.stdout
+
+
+def test_who_waits_for_tidying_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workspace = Workspace(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        with alone(workspace, "prune"):
+            waiting = pool.submit(enter, workspace)
+            while "a run: the workspace is being tidied; waiting" not in capsys.readouterr().err:
+                assert not waiting.done()
+                time.sleep(0.01)
+        assert waiting.result()
+
+
+def enter(workspace: Workspace) -> bool:
+    with session(workspace, "a run"):
+        return True

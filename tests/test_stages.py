@@ -27,7 +27,7 @@ from tasks.manifest import GENERATED, files_of, pictures_of
 from tasks.metrics import Scored, measure
 from tasks.stages import BY_NAME, STAGES, Inputs, Status, artifacts, inputs_of, plan, run_stage
 from tasks.tokenisers import tokeniser
-from tests.conftest import run_all, small
+from tests.conftest import WITHOUT_MLFLOW, run_all, small
 
 
 def states(config: Config) -> dict[str, Status]:
@@ -464,3 +464,15 @@ def test_a_picture_whose_disk_is_away_is_not_left_out_for_good(tmp_path: Path, f
     run_stage(config, "extract")
     assert artifacts(config)["extract"].ledger.counts["grids"] == 60
     assert all(path.read_bytes() == data for path, data in kept.items())
+
+
+def test_a_photograph_replaced_before_it_is_registered_is_refused(tmp_path: Path, finished: Path) -> None:
+    """The champion would be captioned on another picture than its challenger."""
+    config = picture_folder(tmp_path, finished, max_failed=0.0)
+    inputs = inputs_of(config)
+    for name in WITHOUT_MLFLOW:
+        run_stage(config, name, inputs)
+    for path in (tmp_path / "pictures").glob("*.png"):
+        path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(AttendError, match=r"png: was changed while the run was going on: run again"):
+        run_stage(config, "register", inputs)

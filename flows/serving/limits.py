@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,7 +68,8 @@ class Held:
 class PatientProtocol(H11Protocol):
     """uvicorn's HTTP, with an end to its patience.
 
-    A client has ten seconds to send the head of a request, and thirty to take what is sent to it.
+    A client has ten seconds to send the head of a request, or what is left of one that was answered already, and thirty
+    to take what is sent to it.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -76,7 +79,9 @@ class PatientProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.conn.their_state is h11.IDLE:  # a part of a head
+        part_of_head = self.conn.their_state is h11.IDLE
+        answered = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+        if part_of_head or answered:
             self._head.start(_HEAD_SECONDS)
         else:
             self._head.stop()
@@ -120,5 +125,7 @@ def hosts_of(host: str) -> set[str] | None:
 
     On loopback a page of another site must not reach it by a name that it has pointed here (DNS rebinding).
     """
-    loopback = {"localhost", "127.0.0.1", "[::1]"}
-    return loopback if host in ("localhost", "127.0.0.1", "::1") else None
+    found = {str(place[0]) for *_, place in socket.getaddrinfo(host, None)}
+    if not all(ipaddress.ip_address(address).is_loopback for address in found):
+        return None
+    return {"localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host.lower()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -114,19 +115,25 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def find_pictures(folder: Path, without: Path | None = None) -> list[Found]:
-    """Every picture under a folder, by name; links are followed, hidden files and the folder `without` left out."""
+    """Every picture under a folder, by name; links are followed, hidden files and the folder `without` left out.
+
+    AttendError for a link that leads nowhere, or back to where it is.
+    """
     found: list[Found] = []
-    waiting = [("", str(folder))]
+    waiting = [("", str(folder), [_identity(folder.stat())])]
     while waiting:
-        prefix, place = waiting.pop()
+        prefix, place, above = waiting.pop()
         with os.scandir(place) as entries:
             for entry in entries:
                 name = entry.name
                 if name.startswith("."):
                     continue
                 if entry.is_dir():
+                    own = _identity(entry.stat())
+                    if own in above:
+                        raise AttendError(f"{entry.path}: is a link to a folder that it is in: remove it")
                     if without is None or os.path.abspath(entry.path) != str(without):  # noqa: PTH100 -- a string
-                        waiting.append((f"{prefix}{name}/", entry.path))
+                        waiting.append((f"{prefix}{name}/", entry.path, [*above, own]))
                 elif name.lower().endswith(PICTURE_SUFFIXES):
                     try:
                         stat = entry.stat()
@@ -134,6 +141,11 @@ def find_pictures(folder: Path, without: Path | None = None) -> list[Found]:
                         raise AttendError(f"{entry.path}: is a link to nothing: remove it") from None
                     found.append(Found(f"{prefix}{name}", stat.st_size, stat.st_mtime_ns))
     return sorted(found)
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int]:
+    """Of a folder, whatever links lead to it."""
+    return stat.st_dev, stat.st_ino
 
 
 def picture_files(folder: Path, without: Path | None = None) -> list[Path]:
@@ -144,7 +156,9 @@ def picture_files(folder: Path, without: Path | None = None) -> list[Path]:
 def needs_text(value: object, where: str, field: str) -> str:
     """`value` as a non-blank string; AttendError names the row and the field."""
     if not isinstance(value, str) or not value.strip():
-        raise AttendError(f"{where}: {field}: is {'empty' if value in (None, '') else repr(value)}; a text is needed")
+        raise AttendError(
+            f"{where}: {field}: is {'empty' if value in (None, '') else reprlib.repr(value)}; a text is needed"
+        )
     return value.strip()
 
 

@@ -4,22 +4,40 @@ Both in percent as papers print them: a hundred times the toolkit's figure. Docu
 own, as in the toolkit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from tasks.metrics import Counts, Scored
 from tasks.metrics.consensus import Frequencies, Ids, cider, cider_d
 
+_ENTRIES = 2**24  # comparisons of words with words, at once
+
 
 def statistics(corpus: Sequence[Scored]) -> Counts:
     """(pictures, 3): the picture's two scores, and 1."""
     known: dict[str, int] = {}
     references = [_padded([_ids(words, known) for words in item.references]) for item in corpus]
-    captions = _stacked([_padded([_ids(item.caption, known)]) for item in corpus])
-    frequencies, true = Frequencies.of(references), _stacked(references)
-    scores = [measure(captions, true, frequencies)[:, 0] for measure in (cider_d, cider)]
-    return np.stack([*scores, np.ones(len(corpus))], axis=1)
+    captions = [_padded([_ids(item.caption, known)]) for item in corpus]
+    frequencies = Frequencies.of(references)
+    scores = np.ones((len(corpus), 3))
+    for part in _parts([true.shape for true in references]):
+        own, true = _stacked(captions[part]), _stacked(references[part])
+        for place, measure in enumerate((cider_d, cider)):
+            scores[part, place] = measure(own, true, frequencies)[:, 0]
+    return scores
+
+
+def _parts(shapes: Sequence[tuple[int, ...]]) -> Iterator[slice]:
+    """Runs of pictures, by the shapes (R, T) of their references: one with a long one is not padded with many."""
+    first, rows, words = 0, 0, 0
+    for at, shape in enumerate(shapes):
+        rows, words = max(rows, shape[0]), max(words, shape[1])
+        if at > first and (at + 1 - first) * rows * words**2 > _ENTRIES:
+            yield slice(first, at)
+            first, (rows, words) = at, shape
+    if shapes:
+        yield slice(first, len(shapes))
 
 
 def scores(sums: Counts) -> dict[str, Counts]:
