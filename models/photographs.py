@@ -27,6 +27,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 100_000_000
 ADMITTED = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 ADMITTED_BYTES, ADMITTED_PIXELS, _ADMITTED_MARKERS = 32 * 2**20, 50_000_000, 200
+_ADMITTED_PIECES = 10_000  # of a header; some milliseconds
 _ORIENTATION = 0x0112  # of EXIF
 
 
@@ -55,6 +56,22 @@ def decode(data: bytes) -> Tensor:
         raise ValueError(f"cannot be decoded: {error}") from None
 
 
+class _LongError(Exception):
+    """A header is read in more pieces than any photograph's."""
+
+
+class _Header(io.BytesIO):
+    """A file of which a header may be read: Pillow goes through segments, chunks and junk one by one."""
+
+    pieces = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.pieces += 1
+        if self.pieces > _ADMITTED_PIECES:
+            raise _LongError
+        return super().read(size)
+
+
 def _upright(image: Image.Image) -> bool:
     try:
         return bool(image.getexif().get(_ORIENTATION, 1) == 1)
@@ -65,7 +82,8 @@ def _upright(image: Image.Image) -> bool:
 def admit(data: bytes) -> int:
     """The pixels that a stranger's photograph tells of, by its header alone; ValueError where it is not to be decoded.
 
-    Fewer formats and pixels than `decode` takes, and no JPEG made to be slow: of thousands of scans or segments.
+    Fewer formats and pixels than `decode` takes, and nothing made to be slow: no JPEG of thousands of scans, and no
+    header of so many parts, or so much junk, that reading it takes long.
     """
     if len(data) > ADMITTED_BYTES:
         raise ValueError(f"has {len(data):,} bytes, over the limit of {ADMITTED_BYTES:,}")
@@ -73,8 +91,10 @@ def admit(data: bytes) -> int:
     if data[:2] == b"\xff\xd8" and max(data.count(b"\xff\xda"), data.count(b"\xff\xe1")) > _ADMITTED_MARKERS:
         raise ValueError("has more scans or segments than any photograph")
     try:
-        with Image.open(io.BytesIO(data), formats=ADMITTED) as image:
+        with Image.open(_Header(data), formats=ADMITTED) as image:
             pixels = image.width * image.height
+    except _LongError:
+        raise ValueError("has a longer header than any photograph") from None
     except Exception:  # Pillow's plugins raise OSError, SyntaxError, struct.error, ...
         raise ValueError(f"is no picture of a known format ({', '.join(ADMITTED)})") from None
     if pixels > ADMITTED_PIXELS:

@@ -172,3 +172,13 @@ def test_killed_twice_each_picture_is_captioned_exactly_once(registered: Path, t
     assert done.stdout.startswith(f"{3000 - sum(kept):,} captioned, {sum(kept):,} were known, 0 without")
     assert [row["file_name"] for row in read(out)] == [f"{at:05d}.png" for at in range(3000)]
     assert not list(tmp_path.glob("*.parts"))
+
+
+def test_a_smaller_search_than_the_evaluations_is_what_was_asked_for(registered: Path) -> None:
+    config = trained(registered)
+    evaluation = config.evaluation.model_copy(update={"beam": 4, "n_best": 3, "min_length": 5})
+    captioner = make_captioner(config.grids, evaluation, artifacts(config))
+    photograph = pictures(registered)[0].read_bytes()
+    for asked, alternatives in (({}, 2), ({"beam": 1}, 0), ({"beam": 2}, 1), ({"beam": 2, "max_length": 3}, 1)):
+        (said,) = captioner.caption([photograph], **asked)
+        assert said.error is None and len(said.alternatives) == alternatives

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFilter
 
-from models.photographs import MAX_PIXELS, Interpolation, decode, normalise, resize
+from models.photographs import ADMITTED, MAX_PIXELS, Interpolation, admit, decode, normalise, resize
 
 
 def encoded(image: Image.Image, form: str, **options: object) -> bytes:
@@ -163,3 +165,23 @@ def test_resize_and_normalise() -> None:
     white = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
     expected = torch.tensor([(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225])
     torch.testing.assert_close(normalise(white)[0, :, 0, 0], expected)
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        encoded(scene(), "JPEG")[:2] + b"\xff" * 2**20 + encoded(scene(), "JPEG")[2:],
+        encoded(scene(), "JPEG")[:2] + b"\xff\xfe\0\2" + bytes(2**20) + encoded(scene(), "JPEG")[2:],
+        encoded(scene(), "JPEG")[:2] + b"\xff\xfe\0\2" * 2**18 + encoded(scene(), "JPEG")[2:],
+        encoded(scene(), "PNG")[:33] + struct.pack(">I4sI", 0, b"teXt", zlib.crc32(b"teXt")) * 2**17,
+    ],
+    ids=["padding", "junk", "comments", "chunks"],
+)
+def test_headers_made_to_be_slow_are_not_admitted(slow: bytes) -> None:
+    with pytest.raises(ValueError, match="has a longer header than any photograph"):
+        admit(slow)
+
+
+@pytest.mark.parametrize("form", ADMITTED)
+def test_photographs_are_admitted(form: str) -> None:
+    assert admit(encoded(scene(), form)) == scene().width * scene().height
