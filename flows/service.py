@@ -83,11 +83,16 @@ def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
             cwd=project,
         )
     say(f"starting Prefect's server, worker and deployments; logs are in {logs}")
-    while keeper.poll() is None:
-        found = running(workspace)
-        if found is not None:
-            return found
-        time.sleep(0.5)
+    try:
+        while keeper.poll() is None:
+            found = running(workspace)
+            if found is not None:
+                return found
+            time.sleep(0.5)
+    except BaseException:  # it stops what it has started
+        keeper.terminate()
+        keeper.wait()
+        raise
     lines = [line for line in (logs / "service.log").read_text().splitlines() if line.strip()]
     raise AttendError(f"{logs / 'service.log'}: could not start: {lines[-1] if lines else 'no reason told'}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -88,6 +89,21 @@ def test_up_runs_what_is_deployed_and_down_stops_it(project: Path) -> None:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
     client = tracking.connect(workspace)
     assert len(client.search_model_versions()) == 2
+
+
+@pytest.mark.slow
+def test_up_that_is_interrupted_leaves_nothing(project: Path) -> None:
+    workspace, port = project / "workspace", free_port()
+    command = [sys.executable, "-m", "flows.cli", "up", "--workspace", str(workspace), "--port", str(port)]
+    command += ["--mlflow-port", str(free_port())]
+    with subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, text=True) as begun:
+        while not service._answers(port):
+            assert begun.poll() is None and service.running(workspace) is None
+            time.sleep(0.1)
+        begun.send_signal(signal.SIGINT)
+        _, said = begun.communicate(timeout=120)
+    assert begun.returncode not in (0, None) and "Traceback" not in said
+    assert not service._held(workspace) and not service._answers(port)
 
 
 def cached_tasks(api: str, run: str) -> list[dict[str, Any]]:
