@@ -29,6 +29,7 @@ from tasks.errors import AttendError
 from tasks.grid_reader import GridReader
 
 _POOL = 16  # blocks that are mixed
+_CAPTIONS = 64  # of a picture in an epoch: a file that a data set has in thousands of copies has thousands
 # Mapped grids are read-only, and nothing here writes to them.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
@@ -77,13 +78,14 @@ class Batch:
 class Batches(ABC):
     """The batches of a split's pictures: `size` of them a batch, none with more than `rows` captions.
 
-    Where several processes train together (processes.py), each reads its part of every batch.
+    Of a picture with more than 64 captions each epoch draws as many. Where several processes train together
+    (processes.py), each reads its part of every batch.
     """
 
     def __init__(self, pictures: Sequence[CaptionedPicture], size: int, seed: int) -> None:
         self.captioned = list(pictures)
         self.size, self.seed = size, seed
-        self.rows = max((len(picture.tokens) for picture in self.captioned), default=0)
+        self.rows = min(max((len(picture.tokens) for picture in self.captioned), default=0), _CAPTIONS)
 
     def __len__(self) -> int:
         """Batches an epoch."""
@@ -117,13 +119,20 @@ class Batches(ABC):
         places = processes.part(whole)
         spare = not places
         captioned = [self.captioned[order[at + place]] for place in places or whole[:1]]
-        rows = max(len(picture.tokens) for picture in captioned)
-        tokens = np.full((len(captioned), rows, captioned[0].tokens.shape[1]), NULL, dtype=np.int64)
-        for place, picture in enumerate(captioned):
-            tokens[place, : len(picture.tokens)] = picture.tokens
+        drawn = [self._captions_of(picture, epoch) for picture in captioned]
+        tokens = np.full((len(drawn), max(map(len, drawn)), drawn[0].shape[1]), NULL, dtype=np.int64)
+        for place, rows in enumerate(drawn):
+            tokens[place, : len(rows)] = rows
         longest = int((tokens != NULL).sum(axis=2).max())
         told = torch.from_numpy(tokens[:, :, :longest])
         return Batch(self.pictures_of(captioned, epoch), told, torch.tensor(places or [0]), spare)
+
+    def _captions_of(self, picture: CaptionedPicture, epoch: int) -> npt.NDArray[np.int32]:
+        """Those of an epoch, (R, T+1), a function of the seed, the epoch and the picture."""
+        if len(picture.tokens) <= _CAPTIONS:
+            return picture.tokens
+        chance = random.Random(f"captions {self.seed} {epoch} {picture.digest}")
+        return picture.tokens[sorted(chance.sample(range(len(picture.tokens)), _CAPTIONS))]
 
 
 class GridBatches(Batches):

@@ -109,3 +109,17 @@ def test_pages_given_back_are_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(grid_reader, "_RESIDENT", 100)  # after each grid
     for one, other in zip(whole, batches_of(tmp_path / "two", None).epoch(0), strict=True):
         assert torch.equal(one, other.pictures)
+
+
+def test_of_very_many_captions_each_epoch_draws_some(tmp_path: Path) -> None:
+    """A file that is there in thousands of copies."""
+    batches = batches_of(tmp_path, None)
+    many = np.array([[START, word, END] for word in range(4, 1004)])
+    captioned = [
+        CaptionedPicture(item.digest, many if at == 7 else item.tokens) for at, item in enumerate(batches.captioned)
+    ]
+    batches, again = (GridBatches(captioned, batches._grids, 4, 0) for _ in range(2))
+    epochs = [[batch.tokens for batch in batches.epoch(number)] for number in range(2)]
+    drawn = [{int(word) for tokens in epoch for word in tokens[:, :, 1].flatten() if word > 4} for epoch in epochs]
+    assert batches.rows == 64 and all(60 <= len(words) <= 64 for words in drawn) and drawn[0] != drawn[1]
+    assert all(torch.equal(one.tokens, other) for one, other in zip(again.epoch(1), epochs[1], strict=True))
