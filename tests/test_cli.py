@@ -83,6 +83,10 @@ def written(tmp_path: Path, **changes: object) -> str:
             "only `scenes`",
         ),
         (["run", "demo", "data.dev_share=0.6", "data.test_share=0.5"], "together they leave nothing to train on"),
+        (
+            ["run", "flickr8k", "data={adapter: webdataset, path: x.tar, images: y}"],
+            "data: images: these files hold their pictures themselves: leave it out",
+        ),
         (["run", "demo", "training.seed=-1"], "training.seed: Input should be greater than or equal to 0"),
         (["run", "demo", "training.seed=20260731120000"], "training.seed: Input should be less than 4294967296"),
         (["run", "demo", "registry=mine"], "registry: Input should be a valid dictionary"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.errors import AttendError
 from tasks.section import Place, Section
@@ -174,6 +174,12 @@ class UnpackedOptions(DatasetOptions):
     """An adapter of files that hold the pictures themselves: they are written into the manifest's artifact."""
 
     unpacks: ClassVar[bool] = True
+
+    @model_validator(mode="after")
+    def _no_folder(self) -> UnpackedOptions:
+        if self.images is not None:
+            raise ValueError("images: these files hold their pictures themselves: leave it out")
+        return self
 
     def image_folder(self, generated: Path) -> Path:
         return generated
