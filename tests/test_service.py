@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ def test_up_that_is_interrupted_leaves_nothing(project: Path) -> None:
     workspace, port = project / "workspace", free_port()
     command = [sys.executable, "-m", "flows.cli", "up", "--workspace", str(workspace), "--port", str(port)]
     command += ["--mlflow-port", str(free_port())]
-    with subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, text=True) as begun:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # the tests may run where it is ignored
+    with subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as begun:  # noqa: PLW1509
         while not service._answers(port):
             assert begun.poll() is None and service.running(workspace) is None
             time.sleep(0.1)
