@@ -77,7 +77,7 @@ class GridReader:
         numbers = sorted(meant)
         self._maps = {number: _Mapping(store, number, meant[number]) for number in numbers}
         looked = numbers if store.remote is None else numbers[:1]
-        _allow_open(len(looked), store)
+        _allow_open(len(numbers), store)
         shapes = {self._maps[number].get().grids.shape[1:] for number in looked}
         if len(shapes) > 1:
             raise AttendError(f"{store.folder}: shards hold grids of different shapes: {sorted(shapes)}")
