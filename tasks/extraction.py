@@ -108,16 +108,16 @@ def decoders(machine: MachineConfig) -> ThreadPoolExecutor:
 
 
 def read_photograph(digest: str, path: Path) -> bytes:
-    """A photograph's file; AttendError where it cannot be read, or is not what was ingested."""
-    data = _read(path)
-    check_unchanged(digest, path, data)
-    return data
-
-
-def check_unchanged(digest: str, path: Path, data: bytes) -> None:
-    """AttendError where what was read of a photograph's file is not what was ingested."""
+    """A photograph's file; AttendError where it cannot be read (any more), or is not what was ingested."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PassingError(
+            f"{path}: cannot be read on {platform.node()} ({error.strerror}): run again when it can, or remove it"
+        ) from None
     if hashlib.sha256(data).hexdigest() != digest:
         raise AttendError(f"{path}: was changed while the run was going on: run again")
+    return data
 
 
 def _decoded(
@@ -129,12 +129,12 @@ def _decoded(
 ) -> Iterator[_Batch]:
     """The photographs in order, batch by batch: one is decoded, the files of the next are read."""
     batches = deque(_cut(wanted, machine.shard_rows, machine.extract_batch))
-    files = [pool.submit(_read, path) for _, path in batches[0][0]] if batches else []
+    files = [pool.submit(_read, *item) for item in batches[0][0]] if batches else []
     while batches:
         watch = Stopwatch()
         items, ends_shard = batches.popleft()
         found = list(pool.map(task, *zip(*items, strict=True), [file.result() for file in files]))
-        files = [pool.submit(_read, path) for _, path in batches[0][0]] if batches else []
+        files = [pool.submit(_read, *item) for item in batches[0][0]] if batches else []
         filled.failed.extend(item for item in found if isinstance(item, Failed))
         filled.seconds["read"] += watch.seconds()
         yield _Batch([item for item in found if not isinstance(item, Failed)], len(items), ends_shard)
@@ -150,19 +150,13 @@ def _cut(
             yield part[at : at + size], at + size >= len(part)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:  # ingest read it: its disk is away, or it is
-        raise PassingError(
-            f"{path}: cannot be read on {platform.node()} ({error.strerror}): run again when it can, or remove it"
-        ) from None
+def _read(name: str, path: Path) -> bytes:
+    return read_photograph(name.partition("#")[0], path)
 
 
 def _decode(
     name: str, path: Path, data: bytes, size: int, fit: Fit, interpolation: Interpolation, look: Look | None
 ) -> _Photograph | Failed:
-    check_unchanged(name.partition("#")[0], path, data)
     try:
         pixels = decode(data)
         shown = pixels if look is None else look(name, pixels)

@@ -340,7 +340,7 @@ def _upstream(stage: Stage, needs: list[str], found: dict[str, Status], run: str
 def _digest(artifact: Artifact, product: str, manifest: Artifact | None, splits: str) -> str:
     """Of an upstream product, or of what of it concerns these splits of the manifest, where some are named."""
     whole = artifact.products[product]
-    if not splits or manifest is None or whole == digest_of([]):
+    if not splits or manifest is None or whole == digest_of([]):  # of nothing, nothing concerns them: not looked up
         return whole
     return str(_resolve("tasks.failures:failed_among")(artifact, manifest, splits.split(",")))
 

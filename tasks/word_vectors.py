@@ -58,7 +58,7 @@ def load_word_vectors(path: Path, vocabulary: Vocabulary, embeddings: Tensor) ->
                 except ValueError:
                     values = [math.nan]
                 if not all(map(math.isfinite, values)):
-                    raise AttendError(f"{path}: line {number}: not all of {word[:40]!r}'s values are numbers") from None
+                    raise AttendError(f"{path}: line {number}: not all of {word[:40]!r}'s values are numbers")
                 embeddings[places[word]] = torch.tensor(values)
                 found += 1
     if not found:

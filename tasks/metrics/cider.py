@@ -11,7 +11,7 @@ import numpy as np
 from tasks.metrics import Counts, Scored
 from tasks.metrics.consensus import Frequencies, Ids, cider, cider_d
 
-_ENTRIES = 2**24  # comparisons of words with words, at once
+_ENTRIES = 2**19  # comparisons of words with words, at once; some 256 pictures of five references
 
 
 def statistics(corpus: Sequence[Scored]) -> Counts:
@@ -21,15 +21,17 @@ def statistics(corpus: Sequence[Scored]) -> Counts:
     captions = [_padded([_ids(item.caption, known)]) for item in corpus]
     frequencies = Frequencies.of(references)
     scores = np.ones((len(corpus), 3))
-    for part in _parts([true.shape for true in references]):
+    for part in _parts(
+        [(len(true), max(true.shape[1], own.shape[1])) for true, own in zip(references, captions, strict=True)]
+    ):
         own, true = _stacked(captions[part]), _stacked(references[part])
         for place, measure in enumerate((cider_d, cider)):
             scores[part, place] = measure(own, true, frequencies)[:, 0]
     return scores
 
 
-def _parts(shapes: Sequence[tuple[int, ...]]) -> Iterator[slice]:
-    """Runs of pictures, by the shapes (R, T) of their references: one with a long one is not padded with many."""
+def _parts(shapes: Sequence[tuple[int, int]]) -> Iterator[slice]:
+    """Runs of pictures that are padded alike, by their references and the words of their longest text."""
     first, rows, words = 0, 0, 0
     for at, shape in enumerate(shapes):
         rows, words = max(rows, shape[0]), max(words, shape[1])

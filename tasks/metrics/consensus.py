@@ -20,7 +20,6 @@ Values = npt.NDArray[np.float64]
 ORDERS = range(1, 5)
 SIGMA = 6.0  # of the length penalty
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_AT_ONCE = 256  # pictures
 
 
 @dataclass(frozen=True)
@@ -92,12 +91,6 @@ def cider(candidates: Ids, references: Ids, frequencies: Frequencies) -> Values:
 
 
 def _consensus(candidates: Ids, references: Ids, frequencies: Frequencies, clipped: bool) -> Values:
-    parts = range(0, len(candidates), _AT_ONCE)
-    found = [_of_some(candidates[a : a + _AT_ONCE], references[a : a + _AT_ONCE], frequencies, clipped) for a in parts]
-    return np.concatenate(found) if found else np.zeros(candidates.shape[:2])
-
-
-def _of_some(candidates: Ids, references: Ids, frequencies: Frequencies, clipped: bool) -> Values:
     total = np.zeros((*candidates.shape[:2], references.shape[1]))
     for order in ORDERS:
         total += _similarity(
