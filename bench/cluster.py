@@ -28,8 +28,8 @@ import yaml
 
 from bench.machine import describe
 from tasks.config import Config, validate
-from tasks.ledger import digest_of_file
-from tasks.stages import artifact
+from tasks.files import digest_of_file
+from tasks.staleness import artifact
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PREFECT_LOGGING_LEVEL": "WARNING"}
 

@@ -19,7 +19,8 @@ import safetensors
 
 from bench.machine import describe
 from tasks.config import Config, load, validate
-from tasks.stages import artifacts, run_stage
+from tasks.running import run_stage
+from tasks.staleness import artifacts
 from tasks.trained import HISTORY, WEIGHTS
 
 PRESETS = ("rnn", "lstm", "regnet_attention", "captionnet", "googlenet", "show_attend_tell", "hard_attention")

@@ -18,7 +18,9 @@ import pyarrow.parquet as pq
 from bench.machine import describe
 from tasks.config import Config, validate
 from tasks.ledger import Artifact
-from tasks.stages import artifacts, run_stage, up_to
+from tasks.running import run_stage
+from tasks.stages import up_to
+from tasks.staleness import artifacts
 from tasks.trained import HISTORY
 
 Settings = dict[str, dict[str, Any]]

@@ -25,7 +25,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tasks.config import load
-from tasks.stages import STAGES, plan
+from tasks.stages import STAGES
+from tasks.staleness import plan
 
 STAGE_NAMES = tuple(stage.name for stage in STAGES)
 # Where the kills of a round fall; `start` is anywhere between the command and its first stage.

@@ -35,8 +35,9 @@ from tasks.features import INDEX, bring_up_to_date
 from tasks.grid_cache import Grids, GridStore, Row
 from tasks.grid_reader import GridReader
 from tasks.identity import Identity
-from tasks.ledger import Work, Workspace
+from tasks.ledger import Work
 from tasks.shards import Made, Publish, ShardWork
+from tasks.workspace import Workspace
 
 RATE = 100.0  # pictures a second of one worker
 WORKER_DIES, LEADER_DIES = 0.02, 0.25  # a shard; a night

@@ -21,7 +21,7 @@ from tasks.config import load
 from tasks.features import open_grids
 from tasks.logged_model import load_captioner
 from tasks.manifest import GENERATED, files_of
-from tasks.stages import artifact, artifacts
+from tasks.staleness import artifact, artifacts
 
 PICTURES = 200
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from tasks.config import Config
 from tasks.grid_import import import_grids
-from tasks.stages import run_stage
+from tasks.running import run_stage
 
 TIMES = 5
 LIMITS = {"status": (1.0, 300), "run": (3.0, None)}  # seconds, MiB

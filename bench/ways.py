@@ -26,7 +26,7 @@ from tasks import registry, tracking
 from tasks.config import load
 from tasks.evaluation import PREDICTIONS
 from tasks.manifest import GENERATED, files_of
-from tasks.stages import artifact, artifacts
+from tasks.staleness import artifact, artifacts
 
 PICTURES = 20
 _HERE = Path(__file__).resolve().parents[1]

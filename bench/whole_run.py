@@ -31,7 +31,8 @@ from tasks.fine_tuning import Views
 from tasks.fitting import Dev, Fit
 from tasks.manifest import GENERATED, files_of, pictures_of
 from tasks.objectives import CrossEntropy
-from tasks.stages import artifacts, run_stage
+from tasks.running import run_stage
+from tasks.staleness import artifacts
 from tasks.trained import HISTORY
 from tasks.weights import load_backbone
 

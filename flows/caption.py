@@ -17,8 +17,10 @@ import pyarrow.parquet as pq
 from flows.pictures import Column, Named, Pictures, open_pictures
 from tasks.datasets.base import numbered_lines
 from tasks.errors import AttendError
-from tasks.ledger import Workspace, digest_of, write_whole
+from tasks.files import write_whole
+from tasks.ledger import digest_of
 from tasks.progress import Bar
+from tasks.workspace import Workspace
 
 _PART_SECONDS, _PART_ROWS = 30.0, 4096
 _SCHEMA = pa.schema(

@@ -19,7 +19,7 @@ from tasks.errors import AttendError, is_disk_full
 
 if TYPE_CHECKING:
     from tasks.config import Config
-    from tasks.stages import Status
+    from tasks.staleness import Status
 
 app = typer.Typer(
     name="attend",
@@ -46,8 +46,8 @@ def run(
 ) -> None:
     """Bring a captioner up to date: run what is stale, and nothing else."""
     from tasks.config import load
-    from tasks.stages import plan
-    from tasks.stages import verify as read_all
+    from tasks.staleness import plan
+    from tasks.staleness import verify as read_all
 
     config = load(preset, overrides or [])
     with _led(config.machine.device) as leads:
@@ -65,8 +65,8 @@ def run(
 def status(preset: Preset, overrides: Overrides = None, verify: Verify = False, as_json: Json = False) -> None:
     """Say what `attend run` would do, and why, without running anything."""
     from tasks.config import load
-    from tasks.stages import plan
-    from tasks.stages import verify as read_all
+    from tasks.staleness import plan
+    from tasks.staleness import verify as read_all
 
     config = load(preset, overrides or [])
     statuses = read_all(config) if verify else plan(config)
@@ -182,8 +182,8 @@ def presets(
     """The known captioners, each a YAML file to start from."""
     import yaml
 
-    from tasks.config import nearest
-    from tasks.config import presets as known
+    from tasks.errors import nearest
+    from tasks.presets import presets as known
 
     files = known()
     if name is not None and name not in files:
@@ -253,7 +253,8 @@ def _led(device: str) -> Iterator[bool]:
 def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
     """Show the plan and carry it out; the states before."""
     from flows.local import look, run
-    from tasks.stages import artifacts, saved, upstream_of
+    from tasks.running import saved
+    from tasks.staleness import artifacts, upstream_of
 
     statuses = look(config, until)
     if not quiet:

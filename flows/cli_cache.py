@@ -12,7 +12,7 @@ from tasks.errors import AttendError
 
 if TYPE_CHECKING:
     from tasks.housekeeping import Item
-    from tasks.ledger import Workspace
+    from tasks.workspace import Workspace
 
 app = typer.Typer(help="The grid cache and the artifacts: what is kept, and whether it is sound.", no_args_is_help=True)
 
@@ -131,8 +131,8 @@ def cache_import(
     """Take grids that others extracted; their ids name pictures of the config's data set."""
     from tasks.config import load
     from tasks.grid_import import import_grids
-    from tasks.ledger import Workspace
     from tasks.sessions import session
+    from tasks.workspace import Workspace
 
     if layout not in (None, "nchw", "nhwc"):
         raise AttendError(f"--layout: {layout}: is nchw or nhwc")
@@ -145,7 +145,7 @@ def cache_import(
 
 def _existing(workspace: Path) -> Workspace:
     """The workspace of a folder; AttendError where none is there."""
-    from tasks.ledger import Workspace
+    from tasks.workspace import Workspace
 
     found = Workspace(workspace.expanduser().absolute())
     if not found.grids.is_dir():

@@ -23,7 +23,7 @@ def score(
     as_json: Json = False,
 ) -> None:
     """Score captions against references: BLEU, METEOR, ROUGE-L, CIDEr, with intervals and a signature."""
-    from tasks.config import nearest
+    from tasks.errors import nearest
     from tasks.evaluation import score_corpus, score_lines
     from tasks.language import language
     from tasks.metrics import METRICS

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tasks.config import Config
 from tasks.manifest import GENERATED, MANIFEST
-from tasks.stages import artifacts
+from tasks.staleness import artifacts
 
 _SHOWN = 3
 _WIDTH = 32  # of a picture on the terminal, characters

@@ -7,10 +7,11 @@ import shutil
 
 from tasks.config import Config
 from tasks.errors import AttendError
-from tasks.ledger import Workspace
 from tasks.progress import say
+from tasks.running import trust_fresh
 from tasks.sessions import notice_crashes, prepare
-from tasks.stages import Status, plan, trust_fresh
+from tasks.staleness import Status, plan
+from tasks.workspace import Workspace
 
 # Prefect's server cannot make its database where there is less, and says nothing about it for two minutes.
 _ROOM = 16 * 2**20

@@ -1,6 +1,6 @@
 """The whole story in order: six stages, from photographs and captions to a registered captioner.
 
-Prefect schedules the stages and shows them; the ledger alone decides what runs (see tasks/ledger.py). A stage
+Prefect schedules the stages and shows them; the ledgers alone decide what runs (see tasks/staleness.py). A stage
 that is fresh completes as `Cached`, with the reason.
 """
 
@@ -17,10 +17,12 @@ from flows.cluster import spread_of
 from tasks import processes, progress, tracking
 from tasks.config import Config
 from tasks.errors import AttendError, is_disk_full
-from tasks.ledger import Workspace
+from tasks.running import run_stage, saved
 from tasks.sessions import prepare, session
-from tasks.stages import Inputs, Status, artifacts, inputs_of, kind_of, plan, run_stage, saved, up_to
+from tasks.stages import kind_of, up_to
+from tasks.staleness import Inputs, Status, artifacts, inputs_of, plan
 from tasks.weights import IMPORTED, weight_digests
+from tasks.workspace import Workspace
 
 
 def _passing(_task: Any, run: Any, state: Any) -> bool:

@@ -22,7 +22,7 @@ from tasks.evaluation import PREDICTIONS, SCORES, score_lines
 from tasks.ledger import Artifact
 from tasks.manifest import pictures_of
 from tasks.registry import REGISTRATION
-from tasks.stages import Status
+from tasks.staleness import Status
 from tasks.tracking import run_page
 
 _SAMPLES = 8

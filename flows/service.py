@@ -23,9 +23,10 @@ import filelock
 
 from flows.prefect_settings import environment
 from tasks.errors import AttendError
-from tasks.ledger import Workspace, write_atomically
+from tasks.files import write_atomically
 from tasks.progress import say
 from tasks.tracking import MLFLOW_UI, tracking_uri, ui_command, ui_environment
+from tasks.workspace import Workspace
 
 POOL = "attend"
 ZOMBIES = Path(__file__).with_name("zombies.yaml")

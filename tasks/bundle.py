@@ -11,7 +11,8 @@ import models
 from models.captioner import Captioner
 from tasks.captions import read_vocabulary
 from tasks.config import EvaluationConfig, GridsConfig
-from tasks.ledger import Artifact, digest_of, digest_of_file
+from tasks.files import digest_of_file
+from tasks.ledger import Artifact, digest_of
 from tasks.trained import last_trained, load_ensemble
 from tasks.weights import load_backbone
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from tasks import promotion, tracking
 from tasks.config import Config
 from tasks.errors import AttendError
-from tasks.ledger import Workspace
 from tasks.metrics import METRICS
 from tasks.promotion import SideBySide, side_by_side
 from tasks.rescoring import evaluate_registered
@@ -24,6 +23,7 @@ from tasks.versions import (
     version_predictions,
     version_with_alias,
 )
+from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -1,4 +1,4 @@
-"""The config of a run: one frozen section a stage; presets, files and dotted overrides merge here.
+"""The config of a run: one frozen section a stage.
 
 A section holds only what changes what its stage computes. Where the pictures lie, the device and the
 number of workers change nothing that is kept: such fields are marked `Place()` or live in `machine`,
@@ -7,33 +7,26 @@ and never enter a stage's key.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import importlib.resources
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from models.backbones import BACKBONES, LIBRARIES
 from models.decoders import DECODERS, Attentions, FirstStates, Heads, Outputs, Searches
 from tasks.datasets import ADAPTERS, Dataset
-from tasks.errors import AttendError
+from tasks.errors import AttendError, check_known, nearest
 from tasks.metrics import METRICS
+from tasks.presets import over_preset, values_of
 from tasks.remote import Remote, tie
 from tasks.section import Place, Section
 from tasks.tokenisers import TOKENISERS
 
 Split = Literal["train", "dev", "test"]
-
-
-def _member(value: str, kind: str, registry: dict[str, Any]) -> str:
-    if value not in registry:
-        raise ValueError(f"unknown {kind} {value!r}{nearest(value, registry)}")
-    return value
 
 
 class GridsConfig(Section):
@@ -62,7 +55,7 @@ class GridsConfig(Section):
         if self.backbone == "imported" and (self.grid is not None or self.precision != "float32"):
             raise ValueError("grid and precision are the backbone's: imported grids are taken as they are")
         if self.backbone != "imported" and not (colon and name and library in LIBRARIES):
-            _member(self.backbone, "backbone", BACKBONES)
+            check_known(self.backbone, "backbone", BACKBONES)
         return self
 
 
@@ -86,7 +79,7 @@ class CaptionsConfig(Section):
 
     @model_validator(mode="after")
     def _known(self) -> CaptionsConfig:
-        _member(self.tokeniser, "tokeniser", TOKENISERS)
+        check_known(self.tokeniser, "tokeniser", TOKENISERS)
         return self
 
 
@@ -133,7 +126,7 @@ class DecoderConfig(Section):
 
     @model_validator(mode="after")
     def _known(self) -> DecoderConfig:
-        _member(self.name, "decoder", DECODERS)
+        check_known(self.name, "decoder", DECODERS)
         for name in type(self).model_fields:
             mine = name in ("name", "word_vectors", "freeze_words") or name in DECODERS[self.name].options
             if not mine and name in self.model_fields_set and getattr(self, name) is not None:
@@ -245,7 +238,7 @@ class EvaluationConfig(Section):
     @model_validator(mode="after")
     def _known(self) -> EvaluationConfig:
         for name in self.metrics:
-            _member(name, "metric", METRICS)
+            check_known(name, "metric", METRICS)
         if self.search == "beam" and self.n_best > self.beam:
             raise ValueError(f"n_best: {self.n_best} captions cannot come of a beam of {self.beam}")
         if self.min_length >= self.max_length:
@@ -352,7 +345,7 @@ class Config(BaseModel):
         """Lay the values over those of their `preset`, and name the model after the run."""
         if not isinstance(values, dict):
             return values
-        values = _with_presets(values)
+        values = over_preset(values)
         if "name" in values and isinstance(values.get("registry"), dict | None):
             values["registry"] = {"model": values["name"], **(values.get("registry") or {})}
         return values
@@ -403,56 +396,12 @@ class Config(BaseModel):
         return self.machine.folder
 
 
-def nearest(word: str, known: Any) -> str:
-    """`; did you mean 'x'?` for the known name nearest to `word`, else the known names."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {found[0]!r}?" if found else f"; known: {', '.join(sorted(known))}"
-
-
-def presets() -> dict[str, Path]:
-    """Name -> file of every preset that comes with the program."""
-    folder = Path(str(importlib.resources.files("flows") / "presets"))
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-
-
-def load(preset_or_file: str, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+def load(preset_or_file: str, overrides: Sequence[str] = ()) -> Config:
     """The config of a preset or YAML file with `section.field=value` overrides laid over it.
 
     Raises AttendError for an unknown preset, a file that is no mapping, or any value refused.
     """
-    known = presets()
-    path = Path(preset_or_file)
-    if preset_or_file in known:
-        values: dict[str, Any] = {"preset": preset_or_file}
-    elif path.suffix not in (".yaml", ".yml"):
-        raise AttendError(f"{preset_or_file}: no such preset{nearest(preset_or_file, known)} (or give a .yaml file)")
-    elif not path.is_file():
-        raise AttendError(f"{path}: no such file")
-    else:
-        values = {"name": path.stem, **_read_yaml(path)}
-    for override in overrides:
-        values = _merged(values, _parse_override(override))
-    return validate(values, str(preset_or_file))
-
-
-def _with_presets(values: dict[str, Any], seen: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The values laid over those of their `preset`, a known one or a YAML file, which may have a preset too."""
-    values = dict(values)
-    preset = values.pop("preset", None)
-    if preset is None:
-        return values
-    if not isinstance(preset, str):
-        raise ValueError(f"preset: {preset!r} is no name: give one preset's, or a file's")
-    if preset in seen:
-        raise ValueError(f"preset: {preset} is laid over itself")
-    if preset.endswith((".yaml", ".yml")):
-        path = Path(preset).expanduser()
-        if not path.is_file():
-            raise ValueError(f"preset: {path}: no such file")
-    else:
-        path = presets()[_member(preset, "preset", presets())]
-    under = _with_presets({"name": path.stem, **_read_yaml(path)}, (*seen, preset))
-    return _merged(under, values)
+    return validate(values_of(preset_or_file, overrides), preset_or_file)
 
 
 def validate(values: dict[str, Any], where: str) -> Config:
@@ -488,38 +437,6 @@ def _fields(place: list[str], location: tuple[int | str, ...]) -> list[str]:
     annotation = Config.model_fields[place[0]].annotation
     model = next((arg for arg in (annotation, *get_args(annotation)) if hasattr(arg, "model_fields")), None)
     return list(model.model_fields) if model is not None else []
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise AttendError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise AttendError(f"{path}: a config is a mapping of sections, this is {type(values).__name__}")
-    return values
-
-
-def _parse_override(text: str) -> dict[str, Any]:
-    path, equals, value = text.partition("=")
-    if not equals or not path:
-        raise AttendError(f"{text}: an override reads section.field=value")
-    try:
-        tree: Any = yaml.safe_load(value)
-    except yaml.YAMLError:
-        tree = value
-    for part in reversed(path.split(".")):
-        tree = {part: tree}
-    assert isinstance(tree, dict)
-    return tree
-
-
-def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in over.items():
-        old = result.get(key)
-        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return result
 
 
 def dump(config: Config) -> str:

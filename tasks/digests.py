@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.datasets.base import Found
-from tasks.ledger import digest_of, digest_of_file
+from tasks.files import digest_of_file
+from tasks.ledger import digest_of
 from tasks.progress import track
 
 # A file changed twice within one tick of the clock keeps its modification time: as git does, a digest taken

@@ -28,8 +28,7 @@ from tasks.config import GridsConfig, MachineConfig
 from tasks.errors import AttendError, PassingError
 from tasks.failures import Failed
 from tasks.grid_cache import Draft, Grids, Shard
-from tasks.ledger import Stopwatch
-from tasks.progress import Bar
+from tasks.progress import Bar, Stopwatch
 
 Extracted = Callable[[int, int], None]
 Look = Callable[[str, Tensor], Tensor]  # (name, photograph) -> what of it is encoded

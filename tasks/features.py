@@ -22,11 +22,12 @@ from tasks.failures import FAILED, Failed, digest_of_failed, write_failures
 from tasks.grid_cache import GridStore, Row
 from tasks.grid_reader import GridReader
 from tasks.identity import Identity, identity_of
-from tasks.ledger import LEDGER, Artifact, FileRecord, Outcome, Work, Workspace, digest_of
+from tasks.ledger import LEDGER, Artifact, FileRecord, Outcome, Work, digest_of
 from tasks.manifest import GENERATED, files_of
 from tasks.shards import ShardWork, Spread, fill_store
 from tasks.stages import PROGRESS
 from tasks.weights import IMPORTED
+from tasks.workspace import Workspace
 
 INDEX, IDENTITY = "index.parquet", "identity.json"
 

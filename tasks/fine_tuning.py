@@ -30,8 +30,9 @@ from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
 from tasks.extraction import decoders, read_photograph
 from tasks.features import open_grids
+from tasks.files import digest_of_file
 from tasks.fitting import Dev, Fit
-from tasks.ledger import Outcome, Work, digest_of_file
+from tasks.ledger import Outcome, Work
 from tasks.manifest import GENERATED, Picture, files_of, pictures_of
 from tasks.objectives import CrossEntropy
 from tasks.trained import load_decoder

@@ -31,13 +31,13 @@ from tasks.batches import Batch, Batches, captioned_at_once, grids_in_order
 from tasks.config import FitConfig, MachineConfig, OfGridsConfig
 from tasks.devices import check_compiler, device_of
 from tasks.errors import AttendError
+from tasks.files import flush
 from tasks.grid_reader import GridReader
-from tasks.ledger import Stopwatch, flush
 from tasks.manifest import Picture
 from tasks.metrics import Scored, measure
 from tasks.metrics.ptb import words as cut
 from tasks.objectives import Count, Judged, Objective, count
-from tasks.progress import Bar, say
+from tasks.progress import Bar, Stopwatch, say
 from tasks.stages import PROGRESS
 from tasks.trained import HISTORY, LAST, NEXT_BEST, WEIGHTS
 

@@ -32,8 +32,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.errors import AttendError
+from tasks.files import digest_of_file, flush, write_atomically, write_whole
 from tasks.identity import FORMAT, Identity
-from tasks.ledger import FileRecord, canonical, digest_of_file, flush, write_atomically, write_whole
+from tasks.ledger import FileRecord, canonical
 from tasks.remote import Remote
 
 _PAGE = 4096

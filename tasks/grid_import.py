@@ -21,11 +21,12 @@ from tasks.errors import AttendError
 from tasks.grid_cache import Grids, GridStore, Row, hdf5_arrays
 from tasks.grid_reader import GridReader
 from tasks.identity import identity_of
-from tasks.ledger import Workspace
 from tasks.manifest import MANIFEST
 from tasks.progress import Bar
-from tasks.stages import artifact, run_stage
+from tasks.running import run_stage
+from tasks.staleness import artifact
 from tasks.weights import IMPORTED, weight_digests
+from tasks.workspace import Workspace
 
 Layout = Literal["nchw", "nhwc"]
 

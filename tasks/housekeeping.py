@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from tasks.config import nearest
-from tasks.errors import AttendError
+from tasks.errors import AttendError, nearest
 from tasks.features import INDEX, read_identity, reindex
 from tasks.grid_cache import Grids, GridStore, Row, bytes_in, remove_shard, stores
 from tasks.grid_reader import GridReader
-from tasks.ledger import Artifact, Ledger, Recent, Workspace
+from tasks.ledger import Artifact, Ledger
 from tasks.stages import kind_of
 from tasks.tracking import lost_registration, registered_as
+from tasks.workspace import Recent, Workspace
 
 _REMOVED = ".removed-"
 _INDEXED = ("extract", "views")  # stages whose artifacts say where grids lie

@@ -23,7 +23,8 @@ from torch import distributed
 
 from tasks import progress
 from tasks.errors import AttendError
-from tasks.ledger import Outcome, Work, Workspace
+from tasks.ledger import Outcome, Work
+from tasks.workspace import Workspace
 
 Thing = TypeVar("Thing")
 _PATIENCE = timedelta(days=7)  # followers wait while the leader alone extracts

@@ -120,3 +120,13 @@ def also(listener: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         _listeners.remove(listener)
+
+
+class Stopwatch:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._start

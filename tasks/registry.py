@@ -30,7 +30,7 @@ from tasks.config import (
 )
 from tasks.datasets.base import DatasetOptions
 from tasks.evaluation import PREDICTIONS, SCORES, read_predictions
-from tasks.ledger import Artifact, Outcome, Work, Workspace, digest_of
+from tasks.ledger import Artifact, Outcome, Work, digest_of
 from tasks.logged_model import drop_unregistered, load_captioner, log_model
 from tasks.manifest import GENERATED, files_of
 from tasks.model_card import card
@@ -50,6 +50,7 @@ from tasks.versions import (
     version_predictions,
     version_with_alias,
 )
+from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

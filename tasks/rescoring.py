@@ -16,15 +16,18 @@ from tasks.datasets.base import DatasetOptions
 from tasks.errors import AttendError
 from tasks.evaluation import PREDICTIONS, SCORES, captions_in, score, write_predictions
 from tasks.extraction import read_photograph
-from tasks.ledger import Artifact, Workspace, digest_of
+from tasks.ledger import Artifact, digest_of
 from tasks.logged_model import load_captioner
 from tasks.manifest import GENERATED, files_of, pictures_of
 from tasks.progress import Bar
 from tasks.report import REPORT, write_report
 from tasks.results import export
+from tasks.running import run_stage
 from tasks.sessions import prepare, session
-from tasks.stages import BY_NAME, artifacts, inputs_of, run_stage
+from tasks.stages import BY_NAME
+from tasks.staleness import artifacts, inputs_of
 from tasks.versions import address_of, earlier_versions, version_at
+from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

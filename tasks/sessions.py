@@ -20,9 +20,10 @@ import filelock
 
 from tasks.config import Config
 from tasks.errors import AttendError
-from tasks.ledger import Workspace, drop_temporaries, write_atomically
+from tasks.files import drop_temporaries, write_atomically
 from tasks.progress import say
 from tasks.tracking import check_store, close_dead_runs
+from tasks.workspace import Workspace
 
 _GATE = "sessions"
 

@@ -16,11 +16,13 @@ from tasks.config import GridsConfig, MachineConfig
 from tasks.devices import check_compiler, device_of
 from tasks.errors import AttendError
 from tasks.extraction import Extracted, Filled, Look, fill
+from tasks.files import digest_of_file
 from tasks.grid_cache import Draft, Grids, GridStore
 from tasks.identity import Identity
-from tasks.ledger import Artifact, Workspace, digest_of, digest_of_file
+from tasks.ledger import Artifact, digest_of
 from tasks.progress import Bar
 from tasks.weights import load_backbone, weights_file
+from tasks.workspace import Workspace
 
 
 @dataclass(frozen=True)

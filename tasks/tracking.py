@@ -24,10 +24,12 @@ import filelock
 
 from tasks.config import Config
 from tasks.errors import AttendError
-from tasks.ledger import Artifact, Workspace, write_atomically
+from tasks.files import write_atomically
+from tasks.ledger import Artifact
 from tasks.progress import say
 from tasks.remote import Remote
 from tasks.section import Section
+from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

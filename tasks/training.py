@@ -21,8 +21,9 @@ from tasks.config import DecoderConfig, MachineConfig, OfGridsConfig, TrainingCo
 from tasks.devices import device_of
 from tasks.errors import AttendError
 from tasks.features import open_grids
+from tasks.files import digest_of_file
 from tasks.fitting import DEV_SCORES, EpochDone, Fit, GridDev
-from tasks.ledger import Outcome, Work, digest_of, digest_of_file
+from tasks.ledger import Outcome, Work, digest_of
 from tasks.manifest import pictures_of
 from tasks.objectives import CrossEntropy
 from tasks.trained import DECODER, kept_weights

@@ -43,7 +43,8 @@ def _imported_digest(config: Config) -> str:
     """Of what has been imported so far: more grids are a new state of the world."""
     from tasks.grid_cache import GridStore
     from tasks.identity import identity_of
-    from tasks.ledger import Workspace, digest_of
+    from tasks.ledger import digest_of
+    from tasks.workspace import Workspace
 
     store = GridStore(Workspace(config.workspace).grids, identity_of(config.grids, config.grids.weights))
     if store.remote is not None:

@@ -10,7 +10,8 @@ import pytest
 
 from tasks.config import Config, validate
 from tasks.manifest import GENERATED
-from tasks.stages import STAGES, run_stage
+from tasks.running import run_stage
+from tasks.stages import STAGES
 
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.pop("MLFLOW_TRACKING_URI", None)

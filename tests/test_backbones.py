@@ -28,7 +28,7 @@ from models.backbones.encoder import Encoder, Precision
 from models.photographs import normalise
 from tasks.config import GridsConfig
 from tasks.errors import AttendError
-from tasks.stages import run_stage
+from tasks.running import run_stage
 from tasks.weights import load_backbone, weight_digests
 from tests.conftest import small
 

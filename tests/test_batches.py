@@ -15,7 +15,7 @@ from tasks.batches import GridBatches, ResidentBatches
 from tasks.captions import CaptionedPicture
 from tasks.grid_cache import remove_shard
 from tasks.grid_reader import GridReader
-from tasks.stages import artifacts
+from tasks.staleness import artifacts
 from tests.conftest import run_all, small
 from tests.test_grid_cache import store_with
 

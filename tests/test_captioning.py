@@ -19,7 +19,7 @@ from flows import caption
 from flows.caption import Kept, caption_into
 from tasks.bundle import make_captioner
 from tasks.errors import AttendError
-from tasks.stages import artifacts
+from tasks.staleness import artifacts
 from tests.conftest import pictures, trained
 
 

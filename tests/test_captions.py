@@ -17,7 +17,8 @@ from tasks.captions import build_vocabulary, read_vocabulary
 from tasks.config import CaptionsConfig
 from tasks.errors import AttendError
 from tasks.metrics import Scored, measure
-from tasks.stages import artifacts, run_stage
+from tasks.running import run_stage
+from tasks.staleness import artifacts
 from tasks.tokenisers import BytePairs, tokeniser
 from tasks.word_vectors import load_word_vectors, vector_digests
 from tests.conftest import small

@@ -13,10 +13,12 @@ from PIL import Image, ImageOps
 
 from tasks import stages, tracking
 from tasks.config import Config
-from tasks.ledger import Workspace
 from tasks.manifest import GENERATED
-from tasks.stages import BY_NAME, STAGES, artifacts, inputs_of, plan, run_stage
+from tasks.running import run_stage
+from tasks.stages import BY_NAME, STAGES
+from tasks.staleness import artifacts, inputs_of, plan
 from tasks.versions import version_with_alias
+from tasks.workspace import Workspace
 from tests.conftest import small
 
 ALL = ("ingest", "extract", "tensorise", "train", "evaluate", "register")

@@ -15,9 +15,11 @@ import torch
 from PIL import Image
 
 from flows import cli
-from tasks.config import load, presets
+from tasks.config import load
 from tasks.errors import AttendError
-from tasks.stages import plan, run_stage
+from tasks.presets import presets
+from tasks.running import run_stage
+from tasks.staleness import plan
 from tests.conftest import small
 from tests.test_datasets import flickr8k
 
@@ -237,7 +239,7 @@ def test_planning_loads_no_heavy_library(tmp_path: Path) -> None:
     """Status and a fresh run answer at once only as long as nothing heavy is imported for them."""
     path = written(tmp_path)
     code = (
-        "import sys; from flows import cli; from tasks.config import load; from tasks.stages import plan; "
+        "import sys; from flows import cli; from tasks.config import load; from tasks.staleness import plan; "
         f"plan(load({path!r})); found = {{'torch', 'prefect', 'mlflow', 'nltk', 'h5py'}} & set(sys.modules); "
         "assert not found, found"
     )

@@ -15,8 +15,9 @@ from flows import cluster
 from models.backbones.base import make as make_backbone
 from tasks.config import MachineConfig
 from tasks.errors import AttendError
+from tasks.running import run_stage
 from tasks.shards import Made, Publish, ShardWork, make
-from tasks.stages import artifacts, run_stage
+from tasks.staleness import artifacts
 from tests.conftest import pictures, run_all, small
 
 

@@ -25,8 +25,9 @@ from tasks.datasets.base import Row, find_pictures
 from tasks.errors import AttendError
 from tasks.ledger import Work
 from tasks.manifest import hashed_split, ingest, pictures_of
+from tasks.running import run_stage
 from tasks.sources import source_digests
-from tasks.stages import artifacts, run_stage
+from tasks.staleness import artifacts
 from tests.conftest import small
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.ledger import Workspace
-from tasks.stages import artifacts, plan, run_stage
+from tasks.running import run_stage
+from tasks.staleness import artifacts, plan
+from tasks.workspace import Workspace
 from tests.conftest import small
 
 UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]

@@ -19,7 +19,7 @@ from tasks.config import Config
 from tasks.errors import AttendError
 from tasks.evaluation import PREDICTIONS
 from tasks.features import open_grids
-from tasks.stages import artifacts
+from tasks.staleness import artifacts
 from tests.conftest import run_all, small
 from tests.test_decoders import decoder_of, example
 

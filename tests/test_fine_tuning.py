@@ -26,7 +26,9 @@ from tasks.config import Config
 from tasks.errors import AttendError
 from tasks.features import open_grids
 from tasks.manifest import GENERATED, files_of
-from tasks.stages import artifacts, plan, run_stage, stages_of
+from tasks.running import run_stage
+from tasks.stages import stages_of
+from tasks.staleness import artifacts, plan
 from tests.conftest import small
 
 TUNING = {"epochs": 2, "batch_pictures": 8, "backbone_learning_rate": 0.003, "learning_rate": 0.005, "warmup_steps": 2}

@@ -15,7 +15,8 @@ from tasks.errors import AttendError
 from tasks.features import open_grids
 from tasks.grid_import import import_grids
 from tasks.manifest import pictures_of
-from tasks.stages import artifacts, run_stage
+from tasks.running import run_stage
+from tasks.staleness import artifacts
 from tests.conftest import small
 
 COUNT = 60

@@ -13,8 +13,9 @@ from tasks.config import Config
 from tasks.errors import AttendError
 from tasks.features import open_grids
 from tasks.housekeeping import Item, compact, prune, usage
-from tasks.ledger import Workspace
-from tasks.stages import artifacts, run_stage
+from tasks.running import run_stage
+from tasks.staleness import artifacts
+from tasks.workspace import Workspace
 from tests.conftest import register_all, run_all, small
 from tests.test_stages import Killed
 

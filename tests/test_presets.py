@@ -12,8 +12,10 @@ import yaml
 
 from flows.cli import main
 from models.decoders import DECODERS, Member
-from tasks.config import load, presets
-from tasks.stages import artifacts, run_stage
+from tasks.config import load
+from tasks.presets import presets
+from tasks.running import run_stage
+from tasks.staleness import artifacts
 from tests.conftest import small
 
 # Small enough to run: what makes a preset itself (backbone, grid, decoder, search) stays.

@@ -25,7 +25,8 @@ from tasks.evaluation import PREDICTIONS
 from tasks.fitting import _Learner, _shared
 from tasks.manifest import pictures_of
 from tasks.objectives import CrossEntropy, count
-from tasks.stages import artifacts, plan, run_stage
+from tasks.running import run_stage
+from tasks.staleness import artifacts, plan
 from tasks.trained import HISTORY, WEIGHTS
 from tests.conftest import small
 from tests.test_decoders import CHANNELS, VOCABULARY, example

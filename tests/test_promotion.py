@@ -17,7 +17,7 @@ from tasks.comparison import compare_versions, crown_version, promote_version, r
 from tasks.config import Config
 from tasks.errors import AttendError
 from tasks.registry import REGISTRATION
-from tasks.stages import artifacts
+from tasks.staleness import artifacts
 from tasks.versions import scores_of
 from tests.conftest import register_all, small
 from tests.test_cli import attend, refused

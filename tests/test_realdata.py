@@ -9,7 +9,8 @@ import pytest
 
 from tasks.features import open_grids
 from tasks.manifest import files_of, pictures_of
-from tasks.stages import artifacts, run_stage
+from tasks.running import run_stage
+from tasks.staleness import artifacts
 from tests.conftest import small
 
 FLICKR8K, WEIGHTS = os.environ.get("ATTEND_TEST_FLICKR8K"), os.environ.get("ATTEND_TEST_WEIGHTS")

@@ -22,7 +22,8 @@ from tasks.manifest import GENERATED
 from tasks.metrics import measure
 from tasks.rescoring import evaluate_registered
 from tasks.results import corpus_of
-from tasks.stages import artifacts, plan, run_stage
+from tasks.running import run_stage
+from tasks.staleness import artifacts, plan
 from tests.conftest import HERE, pictures, trained
 from tests.conftest import register_all as run_all
 

@@ -16,12 +16,14 @@ from tasks.errors import AttendError
 from tasks.features import open_grids, read_identity
 from tasks.grid_cache import GridStore
 from tasks.grid_reader import GridReader
-from tasks.ledger import LEDGER, Workspace
+from tasks.ledger import LEDGER
 from tasks.manifest import pictures_of
 from tasks.remote import Remote, StorageError
+from tasks.running import run_stage
 from tasks.shards import make
-from tasks.stages import artifacts, plan, run_stage
+from tasks.staleness import artifacts, plan
 from tasks.trained import HISTORY
+from tasks.workspace import Workspace
 from tests.conftest import run_all, small
 
 AWS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}

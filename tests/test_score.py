@@ -14,7 +14,7 @@ from tasks.language import language
 from tasks.manifest import pictures_of
 from tasks.metrics import Scored
 from tasks.results import corpus_of, export, image_ids, read_references, read_results
-from tasks.stages import artifacts
+from tasks.staleness import artifacts
 from tests.conftest import small
 from tests.test_cli import Capture, attend, refused
 

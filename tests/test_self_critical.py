@@ -24,8 +24,10 @@ from tasks.config import SelfCriticalConfig
 from tasks.errors import AttendError
 from tasks.metrics.consensus import Frequencies, Ids, cider, cider_d
 from tasks.objectives import count
+from tasks.running import run_stage
 from tasks.self_critical import SelfCritical, as_tokens, log_likelihood, others_mean
-from tasks.stages import artifacts, plan, run_stage, stages_of
+from tasks.stages import stages_of
+from tasks.staleness import artifacts, plan
 from tests.conftest import small
 
 Words = list[int]

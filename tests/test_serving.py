@@ -33,7 +33,7 @@ from flows.serving.served import Served
 from tasks import tracking
 from tasks.bundle import make_captioner
 from tasks.comparison import crown_version
-from tasks.stages import artifacts
+from tasks.staleness import artifacts
 from tests.conftest import HERE, pictures, register_all, trained
 
 LIMITS = Limits(body=200_000, pictures=8, pixels=90_000_000, read_seconds=1.0)

@@ -15,9 +15,10 @@ import pytest
 
 from tasks import tracking
 from tasks.errors import AttendError
-from tasks.ledger import Workspace
+from tasks.running import run_stage, trust_fresh
 from tasks.sessions import alone, notice_crashes, session
-from tasks.stages import artifacts, plan, run_stage, trust_fresh, verify
+from tasks.staleness import artifacts, plan, verify
+from tasks.workspace import Workspace
 from tests.conftest import WITHOUT_MLFLOW, run_all, small
 
 
@@ -160,7 +161,7 @@ def test_what_is_trusted_is_not_read_again(tmp_path: Path, monkeypatch: pytest.M
     statuses = plan(config, "evaluate", read="suspects")
     trust_fresh(statuses, config)
     read: list[Path] = []
-    monkeypatch.setattr("tasks.ledger.digest_of_file", lambda path: read.append(path) or "")
+    monkeypatch.setattr("tasks.workspace.digest_of_file", lambda path: read.append(path) or "")
     assert all(status.fresh for status in plan(config, "evaluate", read="suspects"))
     assert not read and not workspace.suspects()
 

@@ -21,12 +21,16 @@ from tasks.config import CaptionsConfig, Config
 from tasks.errors import AttendError, PassingError
 from tasks.evaluation import predict, score
 from tasks.features import open_grids
+from tasks.files import digest_of_file
 from tasks.grid_reader import GridReader
-from tasks.ledger import Ledger, Work, Workspace, digest_of_file
+from tasks.ledger import Ledger, Work
 from tasks.manifest import GENERATED, files_of, pictures_of
 from tasks.metrics import Scored, measure
-from tasks.stages import BY_NAME, STAGES, Inputs, Status, artifacts, inputs_of, plan, run_stage
+from tasks.running import run_stage
+from tasks.stages import BY_NAME, STAGES
+from tasks.staleness import Inputs, Status, artifacts, inputs_of, plan
 from tasks.tokenisers import tokeniser
+from tasks.workspace import Workspace
 from tests.conftest import WITHOUT_MLFLOW, run_all, small
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks import tracking
-from tasks.stages import plan
+from tasks.staleness import plan
 from tests.conftest import small
 
 

@@ -19,10 +19,12 @@ from tasks.config import Config, ViewsConfig
 from tasks.errors import AttendError
 from tasks.features import open_grids
 from tasks.housekeeping import compact, usage
-from tasks.ledger import Workspace
 from tasks.manifest import GENERATED, files_of
-from tasks.stages import artifacts, run_stage, stages_of
+from tasks.running import run_stage
+from tasks.stages import stages_of
+from tasks.staleness import artifacts
 from tasks.weights import load_backbone
+from tasks.workspace import Workspace
 from tests.conftest import small
 
 VIEWS = {"number": 3, "crop": 0.6}
