@@ -135,6 +135,8 @@ class DecoderConfig(Section):
             raise ValueError(f"decoder {self.name} is told of the picture by its first state alone: it cannot be zeros")
         if self.name == "transformer" and (self.hidden % (self.heads or 8) or self.hidden % 4):
             raise ValueError(f"hidden: {self.hidden} is no multiple of 4 and of heads, {self.heads or 8}")
+        if self.head != "bottleneck" and self.bottleneck != type(self).model_fields["bottleneck"].default:
+            raise ValueError(f"bottleneck: a {self.head} head has none: set head to bottleneck, or leave it out")
         if self.tie_weights:
             self._check_tied()
         return self

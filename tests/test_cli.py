@@ -76,6 +76,7 @@ def written(tmp_path: Path, **changes: object) -> str:
             ["run", "demo", "decoder.name=attention_lstm", "decoder.gate=true"],
             "attention_lstm has no `gate`: leave it out",
         ),
+        (["run", "demo", "decoder.bottleneck=64"], "bottleneck: a full head has none: set head to bottleneck"),
         (["run", "demo", "--until", "trian"], "no such stage 'trian'; did you mean 'train'?"),
         (["run", "flickr8k"], "data.path: is missing"),
         (["run", "flickr8k", "data.path=/nowhere"], "data.path: /nowhere: no such folder"),
