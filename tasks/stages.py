@@ -85,7 +85,7 @@ STAGES = (
     ),
     Stage(
         "evaluate",
-        version=3,
+        version=4,
         sections=("evaluation",),
         needs=(
             "extract.identity",

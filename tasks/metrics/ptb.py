@@ -26,6 +26,7 @@ _TOKEN = re.compile(
     r"""
       https?://\S+ | [\w.+-]+@[\w-]+(?:\.[\w-]+)+               # addresses
     | [\#@][^\W\d]\w*                                           # tags
+    | -(?:[lr][rsc]b)-                                          # brackets of what was cut before
     | (?:[^\W\d_]\.){2,} | (?<![^\W_])[^\W\d_]\.                # u.s.   a.
     | \b(?:mr|mrs|ms|dr|st|jr|sr|prof|gen|col|capt|lt|sgt|rev|sen|gov|ave|blvd|vs|inc|co|corp|ltd|etc)\.
     | no\.(?=\s*\d)
