@@ -50,8 +50,9 @@ def over_preset(values: dict[str, Any], seen: tuple[str, ...] = ()) -> dict[str,
         if not path.is_file():
             raise ValueError(f"preset: {path}: no such file")
     else:
-        check_known(preset, "preset", presets())
-        path = presets()[preset]
+        known = presets()
+        check_known(preset, "preset", known)
+        path = known[preset]
     under = over_preset({"name": path.stem, **_read(path)}, (*seen, preset))
     return _merged(under, values)
 
