@@ -260,6 +260,11 @@ def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
     if not quiet:
         _print_plan(statuses)
     if not all(status.fresh for status in statuses):
+        from tasks.precision import computes_on  # loads torch, which the stages will need
+
+        computes = computes_on(config, statuses)
+        if computes is not None and not quiet:
+            typer.echo(computes)
         try:
             run(config, until, quiet)
         except KeyboardInterrupt:  # caught here: Typer would end in its own, silent way

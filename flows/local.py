@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 
+from flows import service
+from flows.prefect_server import server_of_this_run
+from flows.prefect_settings import apply
 from tasks.config import Config
 from tasks.errors import AttendError
 from tasks.progress import say
@@ -33,19 +38,19 @@ def run(config: Config, until: str, quiet: bool = False) -> None:
     with workspace.lock(f"run-of-{config.name}", f"run of {config.name}"):
         if all(status.fresh for status in look(config, until)):
             return
-        _start_prefect(config, quiet)
-        from flows.pipeline import pipeline
+        with _prefect(config, quiet):
+            from flows.pipeline import pipeline
 
-        try:
-            pipeline(config, until)
-        except AttendError:
-            raise
-        except Exception:  # a server without room for its database tells of an internal error
-            if _free(config) > 2**20:
+            try:
+                pipeline(config, until)
+            except AttendError:
                 raise
-            raise AttendError(
-                f"{config.workspace}: the disk is full: make room and run again; what is done is kept"
-            ) from None
+            except Exception:  # a server without room for its database tells of an internal error
+                if _free(config) > 2**20:
+                    raise
+                raise AttendError(
+                    f"{config.workspace}: the disk is full: make room and run again; what is done is kept"
+                ) from None
 
 
 def _free(config: Config) -> int:
@@ -53,16 +58,15 @@ def _free(config: Config) -> int:
     return shutil.disk_usage(config.workspace).free
 
 
-def _start_prefect(config: Config, quiet: bool) -> None:
-    """Prefect's settings, and a server: the one named, the one that is up, or one of this process."""
-    from flows.prefect_settings import apply
-    from flows.service import running
-
-    service = running(config.workspace)
-    if service is not None:
-        os.environ.setdefault("PREFECT_API_URL", service.api)
+@contextlib.contextmanager
+def _prefect(config: Config, quiet: bool) -> Iterator[None]:
+    """Set Prefect up for the block: by the server named, the one that is up, or else one of this run."""
+    running = service.running(config.workspace)
+    if running is not None:
+        os.environ.setdefault("PREFECT_API_URL", running.api)
     apply(config.workspace)
     if "PREFECT_API_URL" in os.environ:
+        yield
         return
     free = _free(config)
     if free < _ROOM:
@@ -72,15 +76,11 @@ def _start_prefect(config: Config, quiet: bool) -> None:
         )
     if not quiet:
         say("starting Prefect's local server")
-    # Two servers that make the same database at once break each other's migrations.
-    with Workspace(config.workspace).lock("prefect", "Prefect's local server"):
-        from prefect import get_client
+    with contextlib.ExitStack() as stack:
+        # Two servers that make the same database at once break each other's migrations.
+        with Workspace(config.workspace).lock("prefect", "Prefect's local server"):
+            api = stack.enter_context(server_of_this_run(service.logs_of(config.workspace)))
+        from prefect.settings import PREFECT_API_URL, temporary_settings
 
-        try:
-            with get_client(sync_client=True) as client:
-                client.hello()
-        except RuntimeError as error:  # Prefect's words for a server that does not answer
-            raise AttendError(
-                f"{config.workspace / 'prefect'}: Prefect's local server does not start ({error}): run again, or start "
-                "one with `attend up`"
-            ) from None
+        stack.enter_context(temporary_settings({PREFECT_API_URL: api}))
+        yield

@@ -17,6 +17,7 @@ from flows.cluster import spread_of
 from tasks import processes, progress, tracking
 from tasks.config import Config
 from tasks.errors import AttendError, is_disk_full
+from tasks.precision import computes_on
 from tasks.running import run_stage, saved
 from tasks.sessions import prepare, session
 from tasks.stages import kind_of, up_to
@@ -117,7 +118,7 @@ def pipeline(config: Config, until: str = "register") -> Any:
     with progress.also(get_run_logger().info), session(Workspace(config.workspace), f"run of {config.name}"):
         inputs = inputs_of(config, until)  # one state of the world for the whole run
         before = plan(config, until, inputs, read="suspects")
-        reports.show_plan(before)
+        reports.show_plan(before, computes_on(config, before))
         for stage in up_to(config, until):
             _: Any = TASKS[stage.kind].with_options(name=stage.name)(config, inputs, stage.name)
             plan(config, until, inputs)  # refuses, before hours of work, a split that has no picture

@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 
 _SETTINGS = {
-    # The first start makes a database and takes longer than Prefect's 20 s.
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     # Nothing about a person's work is told to anyone, unless they ask for it.
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",

@@ -29,10 +29,11 @@ _SAMPLES = 8
 _SECONDS = 5.0  # between two updates of a progress artifact: each is a call to the server
 
 
-def show_plan(statuses: list[Status]) -> None:
-    """What is stale, and why."""
+def show_plan(statuses: list[Status], computes: str | None) -> None:
+    """Show what is stale and why; computes: what the stages that train compute on, where some will run."""
     rows = [{"stage": item.stage.name, "state": item.state, "why": "; ".join(item.why)} for item in statuses]
-    create_table_artifact(rows, key="plan", description="what is stale, and why; stages that are fresh do not run")
+    about = "what is stale, and why; stages that are fresh do not run"
+    create_table_artifact(rows, key="plan", description=f"{about}; {computes}" if computes else about)
 
 
 def show_progress(what: str) -> Callable[[int, int], None]:

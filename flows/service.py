@@ -14,24 +14,22 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import filelock
 
+from flows.prefect_server import LINE_SECONDS, wait_until_healthy
 from flows.prefect_settings import environment
 from tasks.errors import AttendError
 from tasks.files import write_atomically
-from tasks.progress import say
+from tasks.progress import Stopwatch, lasting, say
 from tasks.tracking import MLFLOW_UI, tracking_uri, ui_command, ui_environment
 from tasks.workspace import Workspace
 
 POOL = "attend"
 ZOMBIES = Path(__file__).with_name("zombies.yaml")
 _PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
-_READY_SECONDS = 180.0
 _STOP_SECONDS = 60.0
 _LOOK_SECONDS = 3.0
 
@@ -71,7 +69,7 @@ def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
             raise AttendError(f"{name}: {number} is taken by another program: give another{_left_behind(workspace)}")
     Workspace(workspace).prepare()
     _told(workspace).unlink(missing_ok=True)
-    logs = _logs(workspace)
+    logs = logs_of(workspace)
     logs.mkdir(parents=True, exist_ok=True)
     arguments = [str(project), str(workspace), str(port), str(mlflow_port)]
     with (logs / "service.log").open("w") as log:
@@ -84,11 +82,15 @@ def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
             cwd=project,
         )
     say(f"starting Prefect's server, worker and deployments; logs are in {logs}")
+    watch, told = Stopwatch(), 0.0
     try:
         while keeper.poll() is None:
             found = running(workspace)
             if found is not None:
                 return found
+            if watch.seconds() - told > LINE_SECONDS:
+                told = watch.seconds()
+                say(f"still starting: {lasting(told)} so far")
             time.sleep(0.5)
     except BaseException:  # it stops what it has started
         keeper.terminate()
@@ -142,13 +144,13 @@ def keep(project: Path, workspace: Path, port: int, mlflow_port: int) -> None:
     with _lock(workspace).acquire(timeout=0):
         try:
             start("server")
-            _wait(f"{url}/api/health", children["server"], workspace)
+            wait_until_healthy(f"{url}/api/health", children["server"], logs_of(workspace) / "server.log", "Prefect")
             _set_up(project, env)
             start("worker")
             if mlflow is not None:
                 programs["mlflow"] = ui_command(workspace, mlflow_port), ui_environment()
                 start("mlflow")
-                _wait(f"{mlflow}/health", children["mlflow"], workspace)
+                wait_until_healthy(f"{mlflow}/health", children["mlflow"], logs_of(workspace) / "mlflow.log", "MLflow")
             while True:
                 told = asdict(Service(os.getpid(), url, mlflow, [child.pid for child in children.values()]))
                 write_atomically(_told(workspace), json.dumps(told, indent=1))
@@ -189,20 +191,10 @@ def _call(command: list[str], project: Path, env: dict[str, str]) -> str:
 def _start(
     name: str, command: list[str], env: dict[str, str], workspace: Path, project: Path
 ) -> subprocess.Popen[bytes]:
-    with (_logs(workspace) / f"{name}.log").open("ab") as log:
+    with (logs_of(workspace) / f"{name}.log").open("ab") as log:
         return subprocess.Popen(
             command, cwd=project, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-
-
-def _wait(url: str, child: subprocess.Popen[bytes], workspace: Path) -> None:
-    end = time.monotonic() + _READY_SECONDS
-    while time.monotonic() < end and child.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, OSError):
-            urllib.request.urlopen(url, timeout=5).close()
-            return
-        time.sleep(0.5)
-    raise SystemExit(f"{url} does not answer: see the logs in {_logs(workspace)}")
 
 
 def _stop(children: dict[str, subprocess.Popen[bytes]]) -> None:
@@ -257,9 +249,12 @@ def _told(workspace: Path) -> Path:
     return workspace / "prefect" / "service.json"
 
 
-def _logs(workspace: Path) -> Path:
+def logs_of(workspace: Path) -> Path:
     return workspace / "prefect" / "logs"
 
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    try:
+        keep(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    except AttendError as error:
+        sys.exit(str(error))

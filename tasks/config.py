@@ -168,7 +168,9 @@ class FitConfig(Section):
     averaging: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights; 0 for none")
     select: Literal["bleu4", "cider"] = Field("bleu4", description="score of greedy dev captions that is best on")
     patience: int = Field(5, ge=1, description="epochs without a better dev score before it stops")
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="auto: bfloat16 where the device computes it natively, else float32"
+    )
     seed: int = Field(0, ge=0, lt=2**32)
 
 
@@ -277,8 +279,10 @@ class MachineConfig(Section):
         None, gt=0, description="GiB of grids that are kept there: what was set last, 100 at first"
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = Field(0, ge=0, description="torch threads; 0 leaves torch's choice")
-    decode_workers: int = Field(0, ge=0, description="threads that decode pictures; 0 for one a core")
+    threads: int = Field(
+        0, ge=0, description="threads that compute; 0 for OMP_NUM_THREADS, else the cores that the container leaves"
+    )
+    decode_workers: int = Field(0, ge=0, description="threads that decode pictures; 0 for as many as compute")
     dask: str | None = Field(
         None,
         pattern=r"^[a-z]+://",

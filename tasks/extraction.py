@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import platform
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from torch import Tensor
 from models.backbones.encoder import Encoder
 from models.photographs import Fit, Interpolation, decode, resize, stack
 from tasks.config import GridsConfig, MachineConfig
+from tasks.cores import default_threads
 from tasks.errors import AttendError, PassingError
 from tasks.failures import Failed
 from tasks.grid_cache import Draft, Grids, Shard
@@ -102,8 +102,8 @@ def fill(
 
 
 def decoders(machine: MachineConfig) -> ThreadPoolExecutor:
-    """The threads that decode photographs."""
-    return ThreadPoolExecutor(machine.decode_workers or os.cpu_count() or 1)
+    """Return the threads that decode photographs."""
+    return ThreadPoolExecutor(machine.decode_workers or machine.threads or default_threads())
 
 
 def read_photograph(digest: str, path: Path) -> bytes:

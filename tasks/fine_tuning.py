@@ -27,6 +27,7 @@ from tasks.batches import Batches
 from tasks.captions import CaptionedPicture, read_captions, read_vocabulary
 from tasks.config import DecoderConfig, GridsConfig, MachineConfig, TuningConfig
 from tasks.datasets.base import DatasetOptions
+from tasks.devices import device_of
 from tasks.errors import AttendError
 from tasks.extraction import decoders, read_photograph
 from tasks.features import open_grids
@@ -35,6 +36,7 @@ from tasks.fitting import Dev, Fit
 from tasks.ledger import Outcome, Work
 from tasks.manifest import GENERATED, Picture, files_of, pictures_of
 from tasks.objectives import CrossEntropy
+from tasks.precision import precision_by_epoch, with_precision
 from tasks.trained import load_decoder
 from tasks.views import cropped, is_sided
 from tasks.weights import TUNED, load_backbone
@@ -49,6 +51,7 @@ def tune(
     work: Work,
 ) -> Outcome:
     """Fine-tune the backbone; its product is the digest of the weights."""
+    tuning = with_precision(tuning, device_of(machine), "tuning")
     manifest, frozen = work.upstream["ingest"].path, open_grids(work.upstream["extract"], machine)
     vocabulary = read_vocabulary(work.upstream["tensorise"].path)
     files = files_of(manifest, data.image_folder(manifest / GENERATED))
@@ -75,7 +78,8 @@ def tune(
     safetensors.torch.save_file(best, work.out / TUNED)
     score = max(row[fit.selected] for row in fit.history)
     counts: dict[str, int | float] = {"epochs": len(fit.history), fit.selected: round(score, 3)}
-    return Outcome({"backbone": digest_of_file(work.out / TUNED)}, counts)
+    notes = [f"computed in {precision_by_epoch(fit.history)}"]
+    return Outcome({"backbone": digest_of_file(work.out / TUNED)}, counts, notes)
 
 
 class Views:

@@ -37,6 +37,7 @@ from tasks.manifest import Picture
 from tasks.metrics import Scored, measure
 from tasks.metrics.ptb import words as cut
 from tasks.objectives import Count, Judged, Objective, count
+from tasks.precision import SHARE
 from tasks.progress import Bar, Stopwatch, say
 from tasks.stages import PROGRESS
 from tasks.trained import HISTORY, LAST, NEXT_BEST, WEIGHTS
@@ -98,6 +99,7 @@ class Sums:
     figure: float = 0.0  # of the objective, summed over `things`
     things: int = 0
     seconds: float = 0.0
+    bfloat16: int = 0  # steps computed in it
 
 
 class Fit:
@@ -114,7 +116,11 @@ class Fit:
         objective: Objective,
         name: str = "train",
     ) -> None:
-        """name: of the stage. model: a Decoder or an EndToEnd. rates: peak learning rate -> the weights it is for."""
+        """name: of the stage. model: a Decoder or an EndToEnd. rates: peak learning rate -> the weights it is for.
+
+        training: its precision is decided (see precision.py).
+        """
+        assert training.precision != "auto"
         self.name, self.training, self.machine, self.batches, self.out = name, training, machine, batches, out
         self.objective, self.selected = objective, f"dev_{training.select}"
         self.keep = training.keep if isinstance(training, OfGridsConfig) else 1
@@ -181,6 +187,7 @@ class Fit:
                 figure, things = self.learn(batch.to(self.device))
                 self.sums.figure += figure
                 self.sums.things += things
+                self.sums.bfloat16 += self.training.precision == "bfloat16"
                 self.sums.seconds = spent + watch.seconds()
                 bar.note(f"{self.objective.figure} {self.sums.figure / self.sums.things:.3f}")
                 bar.advance()
@@ -259,6 +266,7 @@ class Fit:
             self.objective.figure: self.sums.figure / self.sums.things,
             "learning_rate": self.training.learning_rate * self.schedule(),
             "seconds": self.sums.seconds,
+            SHARE: self.sums.bfloat16 / len(self.batches),
             **scores,
         }
         self.sums = Sums()

@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from tasks.config import DecoderConfig, EvaluationConfig, GridsConfig, TrainingConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.evaluation import PREDICTIONS, read_predictions, score_lines
 from tasks.ledger import Artifact
 from tasks.metrics.bleu import of_one
+from tasks.precision import SHARE, precision_by_epoch
+from tasks.trained import HISTORY
 
 _SAMPLES = 3
 
@@ -53,7 +57,7 @@ def card(
         "",
         f"- backbone: `{grids.backbone}`, {grids.image_size} px ({grids.fit}), {grids.precision}{tuned}{seen}",
         f"- decoder: {together}`{decoder.name}`, {trained['epochs']} epochs{further}, seed {training.seed}, "
-        f"{training.precision}",
+        f"{_precision(made['train'], training)}",
         "",
         "## Scores",
         "",
@@ -70,3 +74,9 @@ def card(
 
 def _cell(words: list[str]) -> str:
     return " ".join(words).replace("|", "\\|")
+
+
+def _precision(trained: Artifact, training: TrainingConfig) -> str:
+    """Return what the training was computed in; an artifact of before that was kept says what was asked for."""
+    history = pq.read_table(trained.path / HISTORY).to_pylist()
+    return precision_by_epoch(history) if SHARE in history[0] else training.precision

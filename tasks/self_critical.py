@@ -19,10 +19,12 @@ from models.vocabulary import END, NULL, START
 from tasks.batches import Batch
 from tasks.captions import read_frequencies, read_vocabulary
 from tasks.config import DecoderConfig, MachineConfig, SelfCriticalConfig, ViewsConfig
+from tasks.devices import device_of
 from tasks.fitting import EpochDone, Fit
 from tasks.ledger import Outcome, Work
 from tasks.metrics.consensus import Frequencies, Ids, cider_d
 from tasks.objectives import Count, Judged
+from tasks.precision import with_precision
 from tasks.trained import load_decoder
 from tasks.training import finish, prepare
 
@@ -36,6 +38,7 @@ def self_critical(
     epoch_done: EpochDone | None = None,
 ) -> Outcome:
     """Train on, keep the weights that are best on dev, and write them."""
+    self_critical = with_precision(self_critical, device_of(machine), "self_critical")
     trained, shape = load_decoder(work.upstream["train"].path)
     trained.embed.weight.requires_grad_(not decoder.freeze_words)
     batches, dev = prepare(self_critical, views, machine, work, "self_critical")

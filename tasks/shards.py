@@ -20,6 +20,7 @@ from tasks.files import digest_of_file
 from tasks.grid_cache import Draft, Grids, GridStore
 from tasks.identity import Identity
 from tasks.ledger import Artifact, digest_of
+from tasks.precision import warn_if_emulated
 from tasks.progress import Bar
 from tasks.weights import load_backbone, weights_file
 from tasks.workspace import Workspace
@@ -135,8 +136,10 @@ def encoder_of(grids: GridsConfig, machine: MachineConfig, tuned: Artifact | Non
     """The backbone, ready on this machine; AttendError where it cannot take pictures of that size."""
     if machine.compile:
         check_compiler()
-    backbone = load_backbone(grids, tuned)
-    encoder = Encoder(backbone, grids.precision, device_of(machine), machine.extract_batch if machine.compile else None)
+    backbone, device = load_backbone(grids, tuned), device_of(machine)
+    if grids.precision == "bfloat16":
+        warn_if_emulated(device, "grids")
+    encoder = Encoder(backbone, grids.precision, device, machine.extract_batch if machine.compile else None)
     try:
         encoder.check(grids.image_size)
     except ValueError as error:

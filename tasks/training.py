@@ -26,6 +26,7 @@ from tasks.fitting import DEV_SCORES, EpochDone, Fit, GridDev
 from tasks.ledger import Outcome, Work, digest_of
 from tasks.manifest import pictures_of
 from tasks.objectives import CrossEntropy
+from tasks.precision import precision_by_epoch, with_precision
 from tasks.trained import DECODER, kept_weights
 from tasks.views import choices
 from tasks.word_vectors import load_word_vectors
@@ -44,6 +45,7 @@ def train(
     epoch_done is called with each row of the history as it is made; a resumed run calls it for earlier rows too.
     """
     vocabulary = read_vocabulary(work.upstream["tensorise"].path)
+    training = with_precision(training, device_of(machine), "training")
     batches, dev = prepare(training, views, machine, work, "train")
     shape = {
         "name": decoder.name,
@@ -102,7 +104,8 @@ def finish(fit: Fit, shape: dict[str, Any], work: Work) -> Outcome:
     counts: dict[str, int | float] = {"epochs": len(fit.history)}
     counts |= {name: round(best[name], 3) for name in DEV_SCORES}
     kept = [digest_of_file(path) for path in kept_weights(work.out)]
-    return Outcome({"weights": digest_of([kept, shape])}, counts)
+    notes = [f"computed in {precision_by_epoch(fit.history)}"]
+    return Outcome({"weights": digest_of([kept, shape])}, counts, notes)
 
 
 def _first_decoder(

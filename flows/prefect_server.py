@@ -1,0 +1,98 @@
+"""A Prefect server on this machine: started, waited for as long as its process lives, and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tasks.errors import AttendError
+from tasks.progress import Stopwatch, lasting, say
+
+LINE_SECONDS = 15.0  # between two lines that say what is waited for
+_STOP_SECONDS = 5.0
+_LAST_LINES = 5  # of the log of a server that died
+
+
+@contextlib.contextmanager
+def server_of_this_run(logs: Path) -> Iterator[str]:
+    """Run a server, without pages, until the block ends; yields the address of its API.
+
+    logs: the folder of its log. The server ends with this process, however that ends. Raises AttendError, with the last
+    lines of the log, where the server dies before it answers.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / "run-server.log"
+    # The port is taken here and handed over, so that nobody else can have it meanwhile.
+    with socket.socket() as listener, log.open("wb") as output:
+        listener.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = subprocess.Popen(
+            [sys.executable, "-m", "flows.prefect_server", str(listener.fileno())],
+            stdin=subprocess.PIPE,  # its end tells the server that this process has ended
+            stdout=output,
+            stderr=output,
+            pass_fds=[listener.fileno()],
+            env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"},
+        )
+    try:
+        wait_until_healthy(f"{address}/api/health", server, log, "Prefect's local server")
+        yield f"{address}/api"
+    finally:
+        server.terminate()
+        try:
+            server.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def wait_until_healthy(
+    url: str, server: subprocess.Popen[bytes], log: Path, name: str, tell: Callable[[str], None] = say
+) -> None:
+    """Wait until `url` answers, as long as the server's process lives; a line now and then says so.
+
+    Raises AttendError with the last lines of its log where it has died.
+    """
+    watch, told = Stopwatch(), 0.0
+    while server.poll() is None:
+        with contextlib.suppress(urllib.error.URLError, OSError, http.client.HTTPException):
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        if watch.seconds() - told > LINE_SECONDS:
+            told = watch.seconds()
+            tell(f"waiting for {name} to answer: {lasting(told)} so far, its log is {log}")
+        time.sleep(0.1)
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    last = " | ".join(line.strip() for line in lines[-_LAST_LINES:]) or "it wrote nothing"
+    raise AttendError(f"{log}: {name} ended with {server.returncode} before it answered: {last}")
+
+
+def _serve(listener: socket.socket) -> None:
+    """Be the server, until SIGTERM or the end of the process that started it."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    uvicorn.Server(uvicorn.Config(create_app(final=True), log_level="error", lifespan="on")).run(sockets=[listener])
+
+
+def _end_with_parent() -> None:
+    """Stop the server once its standard input has ended: whoever started it is gone."""
+    while os.read(0, 4096):  # not sys.stdin, whose lock a thread must not hold where Python ends
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,72 @@
+"""How many threads this process may keep busy: its share of the machine's cores, not all that the host has.
+
+Torch-free: the number and the wait policy are set in the environment before torch is loaded (see `tasks/__init__.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_MEMBERSHIP, _MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def settle_threads() -> None:
+    """Set how many threads OpenMP takes and that idle ones sleep, where the environment does not say so already.
+
+    Right only before torch is loaded: OpenMP reads its settings once. Threads that spin while they wait take the
+    processor from every other program, and from each other where there are more of them than cores.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", str(available_cores()))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def default_threads() -> int:
+    """Return the number of threads where no setting names one: OMP_NUM_THREADS, else the cores of this process."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # OpenMP allows a list, by nesting
+    return int(given) if given.isdecimal() and int(given) else available_cores()
+
+
+def available_cores(membership: Path = _MEMBERSHIP, mounted: Path = _MOUNTED) -> int:
+    """Return the cores that affinity and the cgroup's quota leave this process, rounded up; at least 1.
+
+    membership, mounted: where Linux tells the cgroups of a process, and where they are mounted.
+    """
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS and Windows have no affinity
+        cores = os.cpu_count() or 1
+    return max(1, min([cores, *(math.ceil(quota) for quota in _quotas(membership, mounted))]))
+
+
+def _quotas(membership: Path, mounted: Path) -> Iterator[float]:
+    """Yield the quotas, in cores, of the cgroup of this process and of all above it: each holds for those below."""
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        # Version 2 names no controller. A container may see only its own cgroup, mounted as the root.
+        places = [mounted] if not controllers else [mounted / controllers, mounted / "cpu"]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for place in places:
+            folder = place / group.strip("/")
+            for level in (folder, *folder.parents):
+                if level.is_relative_to(place):
+                    yield from _quota(level)
+
+
+def _quota(folder: Path) -> Iterator[float]:
+    """Yield the quota, in cores, that one cgroup sets, by version 2 or version 1; nothing where it sets none."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
+        yield int(quota) / int(period)  # `max` is no number: no quota
+    with contextlib.suppress(OSError, ValueError):
+        micros, period = ((folder / f"cpu.cfs_{name}_us").read_text(encoding="utf-8") for name in ("quota", "period"))
+        if int(micros) > 0:
+            yield int(micros) / int(period)

@@ -1,0 +1,107 @@
+"""A run's own Prefect server: waited for while it lives, told of when it dies, and gone with its run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from flows import prefect_server
+from flows.prefect_server import server_of_this_run, wait_until_healthy
+from tasks.errors import AttendError
+
+SLOW = """
+import http.server, socket, sys, time
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+time.sleep(1)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def begun(tmp_path: Path, *command: str) -> tuple[subprocess.Popen[bytes], Path]:
+    log = tmp_path / "server.log"
+    with log.open("wb") as output:
+        return subprocess.Popen([sys.executable, "-c", *command], stdout=output, stderr=output), log
+
+
+def test_a_slow_server_is_waited_for_and_a_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prefect_server, "LINE_SECONDS", 0.3)
+    port = free_port()
+    server, log = begun(tmp_path, SLOW, str(port))
+    try:
+        wait_until_healthy(f"http://127.0.0.1:{port}/", server, log, "the test's server")
+    finally:
+        server.kill()
+        server.wait()
+    assert "waiting for the test's server to answer: " in capsys.readouterr().err
+
+
+def test_a_server_that_dies_is_told_with_its_last_lines(tmp_path: Path) -> None:
+    server, log = begun(tmp_path, "import sys; print('one'); sys.exit('no room at all')")
+    with pytest.raises(AttendError, match=r"server\.log: the test's server ended with 1 .*: one \| no room at all$"):
+        wait_until_healthy("http://127.0.0.1:9/", server, log, "the test's server")
+
+
+OWNER = """
+import pathlib, sys, time
+from flows.prefect_server import server_of_this_run
+from flows.prefect_settings import apply
+apply(pathlib.Path(sys.argv[1]))
+with server_of_this_run(pathlib.Path(sys.argv[1]) / "logs") as api:
+    print(api, flush=True)
+    time.sleep(600)
+"""
+
+
+def answers(api: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{api}/health", timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_the_server_ends_with_its_run_however_that_ends(tmp_path: Path, ending: signal.Signals) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        api = owner.stdout.readline().strip()
+        assert answers(api)
+        owner.send_signal(ending)
+    end = time.monotonic() + 60
+    while answers(api) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not answers(api)
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_begin_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:////nowhere/prefect.db")
+    with (
+        pytest.raises(AttendError, match=r"run-server\.log: Prefect's local server ended with \d"),
+        server_of_this_run(tmp_path / "logs"),
+    ):
+        pass
