@@ -26,7 +26,7 @@ demo: $(READY)  ## generated pictures -> a registered captioner, offline, in min
 	@$(BIN)/attend demo
 
 test: $(READY)  ## the tests, in minutes and without a network
-	@$(BIN)/python -m pytest -q -m "not slow and not realdata"
+	@$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow and not realdata"
 
 test-slow: $(READY)  ## the tests that take longer, and those on real photographs where their variables are set
 	@$(BIN)/python -m pytest -q -m "slow or realdata"

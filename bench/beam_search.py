@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.machine import describe, timed
+from bench.machine import describe, precisions, timed
 from bench.textbook import Textbook
 from models.decoders.base import Decoder, make
 from models.search import Decoding, beam_search
@@ -93,7 +93,7 @@ def _train(decoder: Decoder, grid: Tensor, tokens: Tensor) -> None:
         part = torch.randperm(PICTURES)[:16] if step else torch.arange(16)
         words, targets = tokens[part, :, :-1], tokens[part, :, 1:]
         valid = targets != NULL
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled="bfloat16" in precisions()):
             logits, _ = decoder(grid[part], words, valid)
         loss = functional.cross_entropy(logits.float(), targets[valid])
         optimiser.zero_grad()

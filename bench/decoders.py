@@ -64,7 +64,6 @@ def _config(preset: str, given: Any, beam: int) -> Config:
             "label_smoothing": 0.1,
             "unknown_words": 0.1,
             "averaging": 0.999,
-            "precision": "bfloat16",
         },
         "evaluation": {"split": "dev", "beam": beam},
         "machine": {"workspace": str(given.workspace)},

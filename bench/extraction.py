@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from bench.machine import describe, peak_memory, timed
+from bench.machine import describe, peak_memory, precisions, timed
 from models.backbones.base import Backbone, make
 from models.backbones.encoder import Encoder
 from models.photographs import IMAGENET, decode, resize, stack
@@ -53,7 +53,6 @@ ROWS = {
     "mobilenet": Row("mobilenet_v2", 224, 1024, (1.8, 3.0)),
     "resnet101": Row("resnet101", 256, 96),
 }
-PRECISIONS = ("float32", "bfloat16")
 
 
 def main() -> None:
@@ -174,7 +173,7 @@ class Pipeline:
 
 def _compare(row: Row, wanted: list[tuple[str, Path]], given: Any, scratch: Path) -> None:
     backbone = _network(row.backbone)
-    pipelines = {precision: Pipeline(row, precision, given.compile, scratch) for precision in PRECISIONS}
+    pipelines = {precision: Pipeline(row, precision, given.compile, scratch) for precision in precisions()}
     files = [path for _, path in wanted]
     out = scratch / "plain.h5"
     pixels = pipelines["float32"].decode(wanted)
@@ -189,7 +188,7 @@ def _compare(row: Row, wanted: list[tuple[str, Path]], given: Any, scratch: Path
     rates = {form: len(wanted) / seconds for form, seconds in best.items()}
     _tell(row, "plain loop", rates["plain"])
     _tell(row, "decode alone", rates["decode"])
-    for place, precision in enumerate(PRECISIONS):
+    for place, precision in enumerate(precisions()):
         rate, forward = rates[precision], rates[f"forward {precision}"]
         bound = 1 / (1 / forward + 1 / rates["decode"])
         goal = f"{row.goals[place]}" if row.goals else ""

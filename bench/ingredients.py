@@ -37,7 +37,7 @@ class Row(NamedTuple):
 PLAIN: Settings = {
     "grids": {"backbone": "mobilenet_v2", "image_size": 224},
     "decoder": {"name": "show_attend_tell", "output": "deep", "reduce": 512, "tie_weights": True},
-    "training": {"epochs": 6, "precision": "bfloat16", "select": "cider"},
+    "training": {"epochs": 6, "select": "cider"},
     "evaluation": {"split": "dev", "beam": 5},
 }
 ROWS = (

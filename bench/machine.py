@@ -1,4 +1,4 @@
-"""What every bench says of the machine it runs on."""
+"""The machine that a bench runs on, the precisions it computes natively, and how time and memory are taken there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import torch
 
+from tasks.precision import Precision, native_precision
+
 Made = TypeVar("Made")
 
 
@@ -19,10 +21,17 @@ def describe() -> None:
     load = os.getloadavg()[0]
     threads = torch.get_num_threads()
     print(f"{processor()}, {os.cpu_count()} cores, {threads} threads, torch {torch.__version__}, {time.strftime('%F')}")
+    print(f"{torch.backends.cpu.get_cpu_capability()}, trains in {native_precision(torch.device('cpu'))}")
     if torch.cuda.is_available():
         print(f"GPU: {torch.cuda.get_device_name()}")
     if load > 0.5:
         print(f"the load is {load:.1f}, the machine is not idle: these figures are not to be relied on")
+
+
+def precisions() -> tuple[Precision, ...]:
+    """Return the precisions that are worth a row here: bfloat16 only where the processor does not emulate it."""
+    native = native_precision(torch.device("cpu"))
+    return ("float32",) if native == "float32" else ("float32", "bfloat16")
 
 
 def processor() -> str:

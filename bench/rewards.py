@@ -14,7 +14,7 @@ from collections import Counter
 import numpy as np
 import torch
 
-from bench.machine import describe, timed
+from bench.machine import describe, precisions, timed
 from models.decoders.base import make
 from models.search import Decoding, sample
 from models.vocabulary import END, NULL, START
@@ -39,7 +39,7 @@ def main() -> None:
     tokens = torch.from_numpy(references[:PICTURES])
     tokens = tokens.masked_fill(tokens < 0, NULL)
     batch = Batch(torch.randn(PICTURES, 7, 7, 1280).relu(), tokens, torch.arange(PICTURES))
-    objective = SelfCritical(SelfCriticalConfig(samples=SAMPLES, precision="bfloat16"), frequencies, 16)
+    objective = SelfCritical(SelfCriticalConfig(samples=SAMPLES, precision=precisions()[-1]), frequencies, 16)
     decoding = Decoding(search="sample", n_best=SAMPLES, max_length=16)
     drawn = as_tokens(sample(decoder.eval().speaking(), batch.pictures, decoding, range(PICTURES))).numpy()
     candidates, true = np.where(drawn == NULL, -1, drawn)[:, :, 1:], references[:PICTURES, :, 1:]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.machine import describe, peak_memory
+from bench.machine import describe, peak_memory, precisions
 from bench.textbook import Textbook
 from models.decoders.base import make
 from models.vocabulary import START
@@ -56,8 +56,7 @@ ROWS = {
     "7x7x1280": Row(7, 1280, 9490, 16, (3.0, 6.0)),
     "4x4x400": Row(4, 400, 9490, 25, (2.0, 3.5)),
 }
-PLAIN = ("textbook", "float32", "bfloat16")
-COMPILED = ("float32, compiled", "bfloat16, compiled")
+COMPILED = ", compiled"
 
 
 def main() -> None:
@@ -67,8 +66,8 @@ def main() -> None:
         print(_memory(Problem(ROWS[given.rows[0]]), given.memory))
         return
     describe()
-    for dtype in (torch.float32, torch.bfloat16):
-        print(f"matrix product peak, {dtype}: {_peak(dtype):.0f} GFLOP/s")
+    for precision in precisions():
+        print(f"matrix product peak, {precision}: {_peak(precision):.0f} GFLOP/s")
     print("\n| grid | form | seconds | tokens/s | ratio | goal | of the peak | peak memory |")
     print("| --- " * 8 + "|")
     for name in given.rows or ROWS:
@@ -80,7 +79,7 @@ def _arguments() -> Any:
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--memory", choices=PLAIN + COMPILED, help=argparse.SUPPRESS)
+    parser.add_argument("--memory", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -103,7 +102,7 @@ class Problem:
             return self._textbook()
         precision: Any = form.partition(",")[0]
         training = TrainingConfig(learning_rate=RATE, warmup_steps=0, precision=precision)
-        machine = MachineConfig(device="cpu", compile=form in COMPILED)
+        machine = MachineConfig(device="cpu", compile=form.endswith(COMPILED))
         weights, batches = {RATE: list(self.decoder.parameters())}, _Batches(self.row.pictures)
         out, objective = Path(tempfile.mkdtemp()), CrossEntropy(training)
         fit = Fit(self.decoder, weights, training, machine, batches, out, objective)  # type: ignore[arg-type]
@@ -169,10 +168,11 @@ class _Batches:
 
 def _compare(name: str, given: Any) -> None:
     problem, other = Problem(ROWS[name]), Problem(ROWS[name])
-    steps = {form: problem.step(form) for form in PLAIN}
+    plain: dict[str, Callable[[], float]] = {form: problem.step(form) for form in precisions()}
+    steps = {"textbook": problem.step("textbook"), **plain}
     truth = problem.from_here(steps["textbook"])
-    _check(problem, {form: steps[form] for form in PLAIN[1:]}, truth)
-    compiled = {form: other.step(form) for form in COMPILED}
+    _check(problem, plain, truth)
+    compiled = {f"{form}{COMPILED}": other.step(f"{form}{COMPILED}") for form in precisions()}
     _check(other, compiled, truth)
     steps |= compiled
     seconds = dict.fromkeys(steps, float("inf"))
@@ -182,12 +182,12 @@ def _compare(name: str, given: Any) -> None:
             step()
             seconds[form] = min(seconds[form], time.perf_counter() - began)
     tokens = problem.row.pictures * CAPTIONS * LENGTH
-    goals = dict(zip(PLAIN[1:], problem.row.goals, strict=True))
+    goals = dict(zip(("float32", "bfloat16"), problem.row.goals, strict=True))
     for form, taken in seconds.items():
-        precision = form.partition(",")[0]
-        peak = _peak(torch.bfloat16 if precision == "bfloat16" else torch.float32)
+        precision = form.partition(",")[0].replace("textbook", "float32")
+        peak = _peak(precision)
         share = problem.flops(form) / taken / 1e9 / peak
-        ratio, goal = f"{seconds['textbook'] / taken:.1f}", goals.get(precision) or ""
+        ratio, goal = f"{seconds['textbook'] / taken:.1f}", ("" if form == "textbook" else goals[precision] or "")
         told = [name, form, f"{taken:.3f}", f"{tokens / taken:,.0f}", ratio, str(goal), f"{share:.0%}"]
         print("| " + " | ".join([*told, _memory_of(name, form)]) + " |", flush=True)
 
@@ -206,9 +206,9 @@ def _check(problem: Problem, steps: dict[str, Callable[[], float]], truth: tuple
             raise SystemExit(f"{form} does not compute the textbook form's loss and gradients")
 
 
-def _peak(dtype: torch.dtype) -> float:
+def _peak(precision: str) -> float:
     """GFLOP/s of a large matrix product, the best of a few."""
-    size = 2048
+    size, dtype = 2048, getattr(torch, precision)
     left, right = torch.randn(size, size, dtype=dtype), torch.randn(size, size, dtype=dtype)
     best = float("inf")
     for _ in range(5):

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
-from bench.machine import describe
+from bench.machine import describe, precisions
 from models.backbones.encoder import Encoder
 from models.decoders.base import Decoder, make
 from tasks.batches import Batches
@@ -84,7 +84,7 @@ def _config(given: Any, folder: Path, rate: float) -> Config:
         "data": {"adapter": "flickr8k", "path": str(folder / "data")},
         "grids": {"backbone": "mobilenet_v2", "weights": str(given.weights), "image_size": 224},
         "decoder": {"name": "show_attend_tell"},
-        "training": {"epochs": given.epochs, "precision": "bfloat16", "learning_rate": rate},
+        "training": {"epochs": given.epochs, "precision": precisions()[-1], "learning_rate": rate},
         "machine": {"workspace": str(folder / "workspace")},
     }
     return validate(values, "whole")

@@ -17,11 +17,15 @@ _MEMBERSHIP, _MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 def settle_threads() -> None:
     """Set how many threads OpenMP takes and that idle ones sleep, where the environment does not say so already.
 
-    Right only before torch is loaded: OpenMP reads its settings once. Threads that spin while they wait take the
-    processor from every other program, and from each other where there are more of them than cores.
+    Right only before torch is loaded: OpenMP reads its settings once. Threads that spin while they wait, milliseconds
+    by default, take the processor from every other program, and from each other where there are more than cores. GNU's
+    runtime, torch's own on Linux, lets them spin for some 40 microseconds first: work that is cut small would otherwise
+    wait for a thread to wake at every piece (bench/README.md, `threads`).
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(available_cores()))
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def default_threads() -> int:

@@ -127,8 +127,9 @@ def test_the_gradient_is_that_of_the_expected_reward() -> None:
     (true,) = torch.autograd.grad(-expected, weight)
 
     decoder.train()
-    total, steps = torch.zeros_like(weight), 1500
-    batch = Batch(grid, references, torch.arange(1))
+    total, steps, pictures = torch.zeros_like(weight), 15, 100
+    same = [tensor.expand(pictures, *tensor.shape[1:]) for tensor in (grid, references)]
+    batch = Batch(*same, torch.arange(pictures))
     for step in range(steps):
         judged = objective(decoder, batch, count(batch), step, 0.0)
         (estimate,) = torch.autograd.grad(judged.loss, weight)

@@ -336,7 +336,7 @@ def test_every_held_out_picture_is_captioned_once(workspace: Path) -> None:
 
 def test_the_best_epoch_is_by_free_running_bleu(workspace: Path) -> None:
     """What early stopping and the choice of weights go by is what the best weights say, unaided, of the dev split."""
-    config = small(workspace, training__epochs=60, training__learning_rate=0.02, training__patience=60)
+    config = small(workspace, training__epochs=25, training__learning_rate=0.02, training__patience=25)
     run_stage(config, "train")
     found = artifacts(config)
     decoder, _ = trained.load_decoder(found["train"].path)
