@@ -39,17 +39,16 @@ def main() -> None:
         print(_steps(given.problem, given.seconds))
         return
     describe()
-    print(
-        f"\n| steps | threads wait | alone, steps/s | two side by side, each | of alone | beside {BUSY} busy | of alone |"
-    )
+    beside = f"beside {BUSY} busy"
+    print(f"\n| steps | threads wait | alone, steps/s | two side by side, each | of alone | {beside} | of alone |")
     print("| --- " * 7 + "|")
     for problem in PROBLEMS:
         for name, environment in FORMS.items():
             (alone,) = _rates(problem, environment, given.seconds, 1)
             two = min(_rates(problem, environment, given.seconds, 2))
             with _busy():
-                (beside,) = _rates(problem, environment, given.seconds, 1)
-            figures = f"{alone:.1f} | {two:.1f} | {two / alone:.0%} | {beside:.1f} | {beside / alone:.0%}"
+                (crowded,) = _rates(problem, environment, given.seconds, 1)
+            figures = f"{alone:.1f} | {two:.1f} | {two / alone:.0%} | {crowded:.1f} | {crowded / alone:.0%}"
             print(f"| {problem} | {name} | {figures} |", flush=True)
 
 
@@ -76,7 +75,6 @@ def _busy() -> Iterator[None]:
 
 def _steps(problem: str, seconds: float) -> float:
     """Steps a second, after two that are not counted."""
-    import tasks.cores  # noqa: F401, I001 -- before torch, as every program of the project does
     import torch
     from torch.nn import functional
 
