@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-from collections.abc import Iterator
 
 from flows import service
-from flows.prefect_server import server_of_this_run
+from flows.prefect_server import start_for_this_process
 from flows.prefect_settings import apply
 from tasks.config import Config
 from tasks.errors import AttendError
@@ -38,19 +36,19 @@ def run(config: Config, until: str, quiet: bool = False) -> None:
     with workspace.lock(f"run-of-{config.name}", f"run of {config.name}"):
         if all(status.fresh for status in look(config, until)):
             return
-        with _prefect(config, quiet):
-            from flows.pipeline import pipeline
+        _start_prefect(config, quiet)
+        from flows.pipeline import pipeline
 
-            try:
-                pipeline(config, until)
-            except AttendError:
+        try:
+            pipeline(config, until)
+        except AttendError:
+            raise
+        except Exception:  # a server without room for its database tells of an internal error
+            if _free(config) > 2**20:
                 raise
-            except Exception:  # a server without room for its database tells of an internal error
-                if _free(config) > 2**20:
-                    raise
-                raise AttendError(
-                    f"{config.workspace}: the disk is full: make room and run again; what is done is kept"
-                ) from None
+            raise AttendError(
+                f"{config.workspace}: the disk is full: make room and run again; what is done is kept"
+            ) from None
 
 
 def _free(config: Config) -> int:
@@ -58,15 +56,13 @@ def _free(config: Config) -> int:
     return shutil.disk_usage(config.workspace).free
 
 
-@contextlib.contextmanager
-def _prefect(config: Config, quiet: bool) -> Iterator[None]:
-    """Set Prefect up for the block: by the server named, the one that is up, or else one of this run."""
+def _start_prefect(config: Config, quiet: bool) -> None:
+    """Set Prefect up: by the server named, the one that is up, or else one of this process."""
     running = service.running(config.workspace)
     if running is not None:
         os.environ.setdefault("PREFECT_API_URL", running.api)
     apply(config.workspace)
     if "PREFECT_API_URL" in os.environ:
-        yield
         return
     free = _free(config)
     if free < _ROOM:
@@ -76,11 +72,10 @@ def _prefect(config: Config, quiet: bool) -> Iterator[None]:
         )
     if not quiet:
         say("starting Prefect's local server")
-    with contextlib.ExitStack() as stack:
-        # Two servers that make the same database at once break each other's migrations.
-        with Workspace(config.workspace).lock("prefect", "Prefect's local server"):
-            api = stack.enter_context(server_of_this_run(service.logs_of(config.workspace)))
-        from prefect.settings import PREFECT_API_URL, temporary_settings
+    # Two servers that make the same database at once break each other's migrations.
+    with Workspace(config.workspace).lock("prefect", "Prefect's local server"):
+        server = start_for_this_process(service.logs_of(config.workspace))
+        os.environ["PREFECT_API_URL"] = server.api
+        import flows.pipeline  # noqa: F401 -- seconds, in which the server starts
 
-        stack.enter_context(temporary_settings({PREFECT_API_URL: api}))
-        yield
+        server.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import http.client
 import os
@@ -13,7 +14,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.errors import AttendError
@@ -24,12 +26,27 @@ _STOP_SECONDS = 5.0
 _LAST_LINES = 5  # of the log of a server that died
 
 
-@contextlib.contextmanager
-def server_of_this_run(logs: Path) -> Iterator[str]:
-    """Run a server, without pages, until the block ends; yields the address of its API.
+@dataclass(frozen=True)
+class LocalServer:
+    """A server that was started. address: of the server, without `/api`. log: the file of its output."""
 
-    logs: the folder of its log. The server ends with this process, however that ends. Raises AttendError, with the last
-    lines of the log, where the server dies before it answers.
+    address: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def api(self) -> str:
+        return f"{self.address}/api"
+
+    def wait(self) -> None:
+        """Wait until it answers; AttendError, with the last lines of its log, where it dies before."""
+        wait_until_healthy(f"{self.api}/health", self.process, self.log, "Prefect's local server")
+
+
+def start_for_this_process(logs: Path) -> LocalServer:
+    """Start a server without pages, for as long as this process lives, however that ends.
+
+    logs: the folder of its log. It takes seconds to answer: `wait` before it is used.
     """
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / "run-server.log"
@@ -45,16 +62,17 @@ def server_of_this_run(logs: Path) -> Iterator[str]:
             pass_fds=[listener.fileno()],
             env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"},
         )
+    atexit.register(_stop, server)  # not sooner: Prefect sends the last of its logs when the process ends
+    return LocalServer(address, server, log)
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
     try:
-        wait_until_healthy(f"{address}/api/health", server, log, "Prefect's local server")
-        yield f"{address}/api"
-    finally:
-        server.terminate()
-        try:
-            server.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        server.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
 
 
 def wait_until_healthy(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows import prefect_server
-from flows.prefect_server import server_of_this_run, wait_until_healthy
+from flows.prefect_server import start_for_this_process, wait_until_healthy
 from tasks.errors import AttendError
 
 SLOW = """
@@ -62,12 +62,13 @@ def test_a_server_that_dies_is_told_with_its_last_lines(tmp_path: Path) -> None:
 
 OWNER = """
 import pathlib, sys, time
-from flows.prefect_server import server_of_this_run
+from flows.prefect_server import start_for_this_process
 from flows.prefect_settings import apply
 apply(pathlib.Path(sys.argv[1]))
-with server_of_this_run(pathlib.Path(sys.argv[1]) / "logs") as api:
-    print(api, flush=True)
-    time.sleep(600)
+server = start_for_this_process(pathlib.Path(sys.argv[1]) / "logs")
+server.wait()
+print(server.api, flush=True)
+time.sleep(600)
 """
 
 
@@ -100,8 +101,5 @@ def test_the_server_ends_with_its_run_however_that_ends(tmp_path: Path, ending: 
 def test_a_server_that_cannot_begin_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:////nowhere/prefect.db")
-    with (
-        pytest.raises(AttendError, match=r"run-server\.log: Prefect's local server ended with \d"),
-        server_of_this_run(tmp_path / "logs"),
-    ):
-        pass
+    with pytest.raises(AttendError, match=r"run-server\.log: Prefect's local server ended with \d"):
+        start_for_this_process(tmp_path / "logs").wait()
