@@ -29,13 +29,13 @@ test: $(READY)  ## the tests, in minutes and without a network
 	@$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow and not realdata"
 
 test-slow: $(READY)  ## the tests that take longer, and those on real photographs where their variables are set
-	@$(BIN)/python -m pytest -q -m "slow or realdata"
+	@$(BIN)/python -m pytest -q -n auto --dist worksteal -m "slow or realdata"
 
 check: $(READY)  ## lint, format and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 bench: $(READY)  ## the speed benches: half an hour on an idle machine; reading.py needs disk for more than its memory
-	@for name in training_step beam_search extraction status reading; do \
+	@for name in training_step beam_search extraction status reading threads; do \
 	  echo "== bench/$$name.py"; $(BIN)/python -m bench.$$name || exit 1; done
 
 lock: $(READY)  ## resolve requirements.lock anew
