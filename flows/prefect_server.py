@@ -82,14 +82,14 @@ def wait_until_healthy(
 
     Raises AttendError with the last lines of its log where it has died.
     """
-    watch, told = Stopwatch(), 0.0
+    watch, reported = Stopwatch(), 0.0
     while server.poll() is None:
         with contextlib.suppress(urllib.error.URLError, OSError, http.client.HTTPException):
             urllib.request.urlopen(url, timeout=5).close()
             return
-        if watch.seconds() - told > LINE_SECONDS:
-            told = watch.seconds()
-            tell(f"waiting for {name} to answer: {lasting(told)} so far, its log is {log}")
+        if watch.seconds() - reported > LINE_SECONDS:
+            reported = watch.seconds()
+            tell(f"waiting for {name} to answer: {lasting(reported)} so far, its log is {log}")
         time.sleep(0.1)
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     last = " | ".join(line.strip() for line in lines[-_LAST_LINES:]) or "it wrote nothing"

@@ -82,15 +82,15 @@ def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
             cwd=project,
         )
     say(f"starting Prefect's server, worker and deployments; logs are in {logs}")
-    watch, told = Stopwatch(), 0.0
+    watch, reported = Stopwatch(), 0.0
     try:
         while keeper.poll() is None:
             found = running(workspace)
             if found is not None:
                 return found
-            if watch.seconds() - told > LINE_SECONDS:
-                told = watch.seconds()
-                say(f"still starting: {lasting(told)} so far")
+            if watch.seconds() - reported > LINE_SECONDS:
+                reported = watch.seconds()
+                say(f"still starting: {lasting(reported)} so far")
             time.sleep(0.5)
     except BaseException:  # it stops what it has started
         keeper.terminate()

@@ -105,8 +105,8 @@ def precision_by_epoch(history: Sequence[Mapping[str, float]]) -> str:
     names = ["bfloat16" if share == 1 else "float32" if share == 0 else "float32 and bfloat16" for share in shares]
     if len(set(names)) == 1:
         return names[0]
-    told, last = [], 0
+    parts, last = [], 0
     for name, run in itertools.groupby(names):
         first, last = last + 1, last + len(list(run))
-        told.append(f"{name} (epoch{f's {first} to' if last > first else ''} {last})")
-    return ", ".join(told)
+        parts.append(f"{name} (epoch{f's {first} to' if last > first else ''} {last})")
+    return ", ".join(parts)

@@ -16,7 +16,7 @@ from tasks.extraction import decoders
 SAYS = "import tasks.cores, torch; print(torch.get_num_threads())"
 
 
-def told(code: str, *before: str, **environment: str) -> str:
+def printed(code: str, *before: str, **environment: str) -> str:
     hidden = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     kept = {name: value for name, value in os.environ.items() if name not in hidden} | environment
     command = [*before, sys.executable, "-c", code]
@@ -61,11 +61,11 @@ def test_a_quota_is_rounded_up(tmp_path: Path) -> None:
 
 def test_torch_takes_the_cores_of_this_process_unless_told_otherwise() -> None:
     one = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\n"
-    assert told(one + SAYS) == "1"
+    assert printed(one + SAYS) == "1"
     asked = "from tasks.devices import device_of; from tasks.config import MachineConfig as M; "
     setting = f"{SAYS}; {asked}device_of(M(threads=2, device='cpu')); print(torch.get_num_threads())"
-    assert told(setting, OMP_NUM_THREADS="1") == "1\n2"
-    assert told("import tasks, os; print(os.environ['OMP_NUM_THREADS'])") == str(available_cores())
+    assert printed(setting, OMP_NUM_THREADS="1") == "1\n2"
+    assert printed("import tasks, os; print(os.environ['OMP_NUM_THREADS'])") == str(available_cores())
 
 
 def test_decoding_takes_as_many_threads_as_computing() -> None:

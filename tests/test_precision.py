@@ -1,4 +1,4 @@
-"""`precision: auto`: what the device computes natively, in no key, told in the plan and for each epoch."""
+"""`precision: auto`: what the device computes natively, in no key, named in the plan and for each epoch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_auto_is_what_is_native(pretend, capsys: Printed, cost: float, chosen: s
     assert capsys.readouterr().err == ""
 
 
-def test_bfloat16_that_is_emulated_is_done_and_told(pretend, capsys: Printed) -> None:  # type: ignore[no-untyped-def]
+def test_bfloat16_that_is_emulated_is_done_and_said(pretend, capsys: Printed) -> None:  # type: ignore[no-untyped-def]
     asked = TrainingConfig(precision="bfloat16")
     pretend(0.5)
     assert with_precision(asked, CPU, "training") == asked and capsys.readouterr().err == ""
@@ -80,6 +80,6 @@ def test_a_run_that_changes_processors_ends_and_says_both(  # type: ignore[no-un
 
 def test_an_epoch_may_have_both() -> None:
     rows = [{SHARE: share} for share in (1.0, 0.25, 0.0, 0.0)]
-    told = "bfloat16 (epoch 1), float32 and bfloat16 (epoch 2), float32 (epochs 3 to 4)"
-    assert precision_by_epoch(rows) == told
+    expected = "bfloat16 (epoch 1), float32 and bfloat16 (epoch 2), float32 (epochs 3 to 4)"
+    assert precision_by_epoch(rows) == expected
     assert precision_by_epoch(rows[:1]) == "bfloat16"
