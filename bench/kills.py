@@ -2,9 +2,9 @@
 
     python -m bench.kills [--kills 100] [--seed 0]
 
-The whole process group dies, Prefect's local server too. At the end of each round of kills the artifacts must be those
-of the run left alone, to the last digest; no temporary file, no second model version, no MLflow run still RUNNING, and
-the databases whole. Exit code 1 where they are not.
+The whole process group dies, and Prefect's local server ends with it. At the end of each round of kills the artifacts
+must be those of the run left alone, to the last digest; no temporary file, no second model version, no MLflow run still
+RUNNING, and the databases whole. Exit code 1 where they are not.
 """
 
 from __future__ import annotations

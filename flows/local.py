@@ -78,4 +78,8 @@ def _start_prefect(config: Config, quiet: bool) -> None:
         os.environ["PREFECT_API_URL"] = server.api
         import flows.pipeline  # noqa: F401 -- seconds, in which the server starts
 
-        server.wait()
+        try:
+            server.wait()
+        except BaseException:
+            del os.environ["PREFECT_API_URL"]
+            raise

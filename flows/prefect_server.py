@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import http.client
 import os
 import signal
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,30 +47,36 @@ def start_for_this_process(logs: Path) -> LocalServer:
     logs: the folder of its log. It takes seconds to answer: `wait` before it is used.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    log = logs / "run-server.log"
+    log = logs / f"run-server-{os.getpid()}.log"
+    # -P and the path: a folder of somebody's that has a package `flows` of its own must not stand for ours.
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     # The port is taken here and handed over, so that nobody else can have it meanwhile.
     with socket.socket() as listener, log.open("wb") as output:
         listener.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = subprocess.Popen(
-            [sys.executable, "-m", "flows.prefect_server", str(listener.fileno())],
+            [sys.executable, "-P", "-m", "flows.prefect_server", str(listener.fileno())],
             stdin=subprocess.PIPE,  # its end tells the server that this process has ended
             stdout=output,
             stderr=output,
             pass_fds=[listener.fileno()],
-            env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"},
+            start_new_session=True,  # Ctrl-C is for this process, which then tells the server how its run ended
+            env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PYTHONPATH": path},
         )
-    atexit.register(_stop, server)  # not sooner: Prefect sends the last of its logs when the process ends
+    atexit.register(_stop, server, log)  # not sooner: Prefect sends the last of its logs when the process ends
     return LocalServer(address, server, log)
 
 
-def _stop(server: subprocess.Popen[bytes]) -> None:
+def _stop(server: subprocess.Popen[bytes], log: Path) -> None:
+    died = server.poll() is not None
     server.terminate()
     try:
         server.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
+    if not died:  # else it says why
+        log.unlink(missing_ok=True)
 
 
 def wait_until_healthy(
@@ -83,13 +87,16 @@ def wait_until_healthy(
     Raises AttendError with the last lines of its log where it has died.
     """
     watch, reported = Stopwatch(), 0.0
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy stands before this machine
     while server.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, OSError, http.client.HTTPException):
-            urllib.request.urlopen(url, timeout=5).close()
+        try:
+            direct.open(url, timeout=5).close()
             return
+        except (OSError, http.client.HTTPException) as error:
+            last_error = error
         if watch.seconds() - reported > LINE_SECONDS:
             reported = watch.seconds()
-            tell(f"waiting for {name} to answer: {lasting(reported)} so far, its log is {log}")
+            tell(f"waiting for {name} to answer: {lasting(reported)} so far ({last_error}); its log is {log}")
         time.sleep(0.1)
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     last = " | ".join(line.strip() for line in lines[-_LAST_LINES:]) or "it wrote nothing"
@@ -110,6 +117,8 @@ def _end_with_parent() -> None:
     while os.read(0, 4096):  # not sys.stdin, whose lock a thread must not hold where Python ends
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_STOP_SECONDS)
+    os._exit(1)  # it does not end by itself
 
 
 if __name__ == "__main__":

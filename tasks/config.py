@@ -280,9 +280,11 @@ class MachineConfig(Section):
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(
-        0, ge=0, description="threads that compute; 0 for OMP_NUM_THREADS, else the cores that the container leaves"
+        0, ge=0, description="threads that compute; 0 for torch's choice within affinity and the container's quota"
     )
-    decode_workers: int = Field(0, ge=0, description="threads that decode pictures; 0 for as many as compute")
+    decode_workers: int = Field(
+        0, ge=0, description="threads that decode pictures; 0 for machine.threads, else one a core"
+    )
     dask: str | None = Field(
         None,
         pattern=r"^[a-z]+://",

@@ -15,23 +15,21 @@ _MEMBERSHIP, _MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def settle_threads() -> None:
-    """Set how many threads OpenMP takes and that idle ones sleep, where the environment does not say so already.
+    """Set how many threads OpenMP takes, where a quota bounds them, and that idle ones sleep.
 
-    Right only before torch is loaded: OpenMP reads its settings once. Threads that spin while they wait, milliseconds
-    by default, take the processor from every other program, and from each other where there are more than cores. GNU's
-    runtime, torch's own on Linux, lets them spin for some 40 microseconds first: work that is cut small would otherwise
-    wait for a thread to wake at every piece (bench/README.md, `threads`).
+    What the environment says already stays; affinity and hyperthreads OpenMP and torch see by themselves. Right only
+    before torch is loaded: OpenMP reads its settings once.
+
+    Threads that spin while they wait, milliseconds by default, take the processor from every other program, and from
+    each other where there are more than cores. GNU's runtime, torch's own on Linux, lets them spin for some 40
+    microseconds first: work that is cut small would otherwise wait for a thread to wake at every piece
+    (bench/README.md, `threads`).
     """
-    os.environ.setdefault("OMP_NUM_THREADS", str(available_cores()))
+    if available_cores() < _cores_by_affinity():
+        os.environ.setdefault("OMP_NUM_THREADS", str(available_cores()))
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-
-
-def default_threads() -> int:
-    """Return the number of threads where no setting names one: OMP_NUM_THREADS, else the cores of this process."""
-    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # OpenMP allows a list, by nesting
-    return int(given) if given.isdecimal() and int(given) else available_cores()
 
 
 def available_cores(membership: Path = _MEMBERSHIP, mounted: Path = _MOUNTED) -> int:
@@ -39,11 +37,15 @@ def available_cores(membership: Path = _MEMBERSHIP, mounted: Path = _MOUNTED) ->
 
     membership, mounted: where Linux tells the cgroups of a process, and where they are mounted.
     """
+    quotas = [math.ceil(quota) for quota in _quotas(membership, mounted)]
+    return max(1, min([_cores_by_affinity(), *quotas]))
+
+
+def _cores_by_affinity() -> int:
     try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS and Windows have no affinity
-        cores = os.cpu_count() or 1
-    return max(1, min([cores, *(math.ceil(quota) for quota in _quotas(membership, mounted))]))
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS has none
+        return os.cpu_count() or 1
 
 
 def _quotas(membership: Path, mounted: Path) -> Iterator[float]:

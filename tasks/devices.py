@@ -6,7 +6,6 @@ import shutil
 import torch
 
 from tasks.config import MachineConfig
-from tasks.cores import default_threads
 from tasks.errors import AttendError
 
 
@@ -21,7 +20,8 @@ def check_compiler() -> None:
 
 def device_of(machine: MachineConfig) -> torch.device:
     """Return the config's device, its number of threads set; AttendError for a GPU that is not there."""
-    torch.set_num_threads(machine.threads or default_threads())
+    if machine.threads:
+        torch.set_num_threads(machine.threads)
     if machine.device == "cuda" and not torch.cuda.is_available():
         raise AttendError("machine.device: cuda: this machine has no GPU that torch can use: set machine.device=auto")
     if machine.device == "auto":

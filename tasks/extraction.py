@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import platform
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from torch import Tensor
 from models.backbones.encoder import Encoder
 from models.photographs import Fit, Interpolation, decode, resize, stack
 from tasks.config import GridsConfig, MachineConfig
-from tasks.cores import default_threads
+from tasks.cores import available_cores
 from tasks.errors import AttendError, PassingError
 from tasks.failures import Failed
 from tasks.grid_cache import Draft, Grids, Shard
@@ -102,8 +103,9 @@ def fill(
 
 
 def decoders(machine: MachineConfig) -> ThreadPoolExecutor:
-    """Return the threads that decode photographs."""
-    return ThreadPoolExecutor(machine.decode_workers or machine.threads or default_threads())
+    """Return the threads that decode photographs: of the processes that torchrun started, each has its share."""
+    share = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return ThreadPoolExecutor(machine.decode_workers or machine.threads or max(share, 1))
 
 
 def read_photograph(digest: str, path: Path) -> bytes:

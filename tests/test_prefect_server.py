@@ -85,12 +85,16 @@ def answers(api: str) -> bool:
 def test_the_server_ends_with_its_run_however_that_ends(tmp_path: Path, ending: signal.Signals) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER, str(tmp_path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as owner:
         assert owner.stdout is not None
         api = owner.stdout.readline().strip()
         assert answers(api)
-        owner.send_signal(ending)
+        os.killpg(owner.pid, ending)  # as Ctrl-C does
     end = time.monotonic() + 60
     while answers(api) and time.monotonic() < end:
         time.sleep(0.1)
@@ -101,5 +105,5 @@ def test_the_server_ends_with_its_run_however_that_ends(tmp_path: Path, ending: 
 def test_a_server_that_cannot_begin_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:////nowhere/prefect.db")
-    with pytest.raises(AttendError, match=r"run-server\.log: Prefect's local server ended with \d"):
+    with pytest.raises(AttendError, match=r"run-server-\d+\.log: Prefect's local server ended with \d"):
         start_for_this_process(tmp_path / "logs").wait()
