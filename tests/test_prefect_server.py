@@ -61,7 +61,8 @@ def test_a_server_that_dies_is_told_with_its_last_lines(tmp_path: Path) -> None:
 
 
 OWNER = """
-import pathlib, sys, time
+import pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where it is ignored
 from flows.prefect_server import start_for_this_process
 from flows.prefect_settings import apply
 apply(pathlib.Path(sys.argv[1]))
