@@ -324,7 +324,7 @@ class Fit:
         self.optimiser.load_state_dict(state["optimiser"])
         # Checkpoints of before the share was counted are of trainings whose key names the precision.
         asked = float(self.training.precision == "bfloat16")
-        rows = [{SHARE: asked, **row} for row in state["history"]]
+        rows = [{**row, SHARE: row.get(SHARE, asked)} for row in state["history"]]
         counted = {"bfloat16": int(asked) * (state["step"] - len(rows) * len(self.batches))}
         self.step, self.sums, self.history = state["step"], Sums(**{**counted, **state["sums"]}), rows
         say(f"{self.name}: goes on at step {self.step:,} of {self.steps:,}")
