@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,9 +78,7 @@ def _stop(server: subprocess.Popen[bytes], log: Path) -> None:
         log.unlink(missing_ok=True)
 
 
-def wait_until_healthy(
-    url: str, server: subprocess.Popen[bytes], log: Path, name: str, tell: Callable[[str], None] = say
-) -> None:
+def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path, name: str) -> None:
     """Wait until `url` answers, as long as the server's process lives; a line now and then says so.
 
     Raises AttendError with the last lines of its log where it has died.
@@ -96,7 +93,7 @@ def wait_until_healthy(
             last_error = error
         if watch.seconds() - reported > LINE_SECONDS:
             reported = watch.seconds()
-            tell(f"waiting for {name} to answer: {lasting(reported)} so far ({last_error}); its log is {log}")
+            say(f"waiting for {name} to answer: {lasting(reported)} so far ({last_error}); its log is {log}")
         time.sleep(0.1)
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     last = " | ".join(line.strip() for line in lines[-_LAST_LINES:]) or "it wrote nothing"

@@ -85,17 +85,16 @@ def _empty_store() -> Path:
     return Path(folder.name) / "mlflow.db"
 
 
-def with_store(workspace: Path) -> Path:
-    """Return the workspace, with an MLflow database in it."""
+def _give_store(workspace: Path) -> None:
+    """Put an MLflow database into the workspace, where it has none."""
     if not (workspace / "mlflow.db").exists():
         workspace.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(_empty_store(), workspace / "mlflow.db")
-    return workspace
 
 
 def register_all(config: Config) -> dict[str, str]:
     """Run every stage; stage -> its state before."""
-    with_store(config.workspace)
+    _give_store(config.workspace)
     return {stage.name: run_stage(config, stage.name).state for stage in STAGES}
 
 
