@@ -19,10 +19,11 @@ from torch.nn import functional
 from bench.machine import describe, precisions, timed
 from bench.textbook import Textbook
 from models.decoders.base import Decoder, make
-from models.search import Decoding, beam_search
+from models.options import Decoding
+from models.search import beam_search
 from models.vocabulary import END, NULL, START
-from tasks.batches import captioned_at_once
-from tasks.config import MachineConfig
+from tasks.config.schema import MachineConfig
+from tasks.training.batches import captioned_at_once
 
 PICTURES, ALONE = 512, 32
 LENGTH, CAPTIONS = 20, 5
@@ -97,7 +98,7 @@ def _train(decoder: Decoder, grid: Tensor, tokens: Tensor) -> None:
             logits, _ = decoder(grid[part], words, valid)
         loss = functional.cross_entropy(logits.float(), targets[valid])
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step()
 
 
@@ -106,7 +107,7 @@ def _one_by_one(textbook: Textbook, grid: Tensor, beam: int) -> list[list[int]]:
 
 
 def _batched(decoder: Decoder, grid: Tensor, decoding: Decoding, size: int) -> list[list[int]]:
-    speaking = decoder.speaking()
+    speaking = decoder.for_inference()
     found = [beam_search(speaking, part, decoding) for part in torch.split(grid, size)]
     return [captions[0].tokens for part in found for captions in part]
 

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from bench.machine import describe
 from models.photographs import decode, resize, stack
 from tasks.datasets.base import picture_files
-from tasks.logged_model import load_captioner
-from tasks.versions import resolve
+from tasks.registry.logged_model import load_captioner
+from tasks.registry.versions import resolve
 
 _FORWARD = 512  # pictures whose forward pass is timed
 _BATCH = 32

@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from bench.machine import describe
-from tasks.config import Config, validate
-from tasks.files import digest_of_file
-from tasks.staleness import artifact
+from flows.pipeline import pipeline_of
+from tasks.common.files import digest_of_file
+from tasks.config.schema import Config, validate
+from tasks.pipeline.plan import artifact, up_to
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PREFECT_LOGGING_LEVEL": "WARNING"}
 
@@ -56,7 +57,7 @@ def main() -> None:
             if cluster is not None and kill:
                 kill_after(cluster.workers[0], config.workspace, given.shards // 4)
             extract(config, cluster)
-            made, seconds = shards(config.workspace), artifact(config, "extract", "extract").ledger.seconds
+            made, seconds = shards(config.workspace), artifact(up_to(pipeline_of(config), "extract")).ledger.seconds
         alone, bytes_alone = alone or seconds, bytes_alone or made
         rate = given.shards * given.rows / seconds
         print(f"| {name} | {seconds:.1f} | {len(made)} | {rate:.1f} | {alone / seconds:.2f} |", flush=True)
@@ -98,7 +99,7 @@ def extract(config: Config, cluster: Cluster | None) -> None:
     values = config.model_dump(mode="json", exclude_unset=True)
     values["machine"]["dask"] = cluster.address if cluster is not None else None
     file.write_text(yaml.safe_dump(values), encoding="utf-8")
-    command = [sys.executable, "-m", "flows.cli", "run", str(file), "--until", "extract"]
+    command = [sys.executable, "-m", "flows.commands.cli", "run", str(file), "--until", "extract"]
     environment = cluster.environment if cluster is not None else ENVIRONMENT
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -116,7 +117,7 @@ def dask_workers(folder: Path, number: int) -> Iterator[Cluster]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     }
     local = ("--host", "127.0.0.1", "--port")
-    options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", "flows.pipeline")
+    options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", "flows.operations.run_flow")
     address = f"tcp://127.0.0.1:{dask}"
     with ExitStack() as stack:
 

@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 import safetensors
 
 from bench.machine import describe
-from tasks.config import Config, load, validate
-from tasks.running import run_stage
-from tasks.staleness import artifacts
-from tasks.trained import HISTORY, WEIGHTS
+from flows.pipeline import pipeline_of
+from tasks.config.schema import Config, load, validate
+from tasks.pipeline.plan import artifacts, up_to
+from tasks.pipeline.run import run_stage
+from tasks.training.outputs import HISTORY, WEIGHTS
 
 PRESETS = ("rnn", "lstm", "regnet_attention", "captionnet", "googlenet", "show_attend_tell", "hard_attention")
 BUFFERS = ("basis", "baseline")
@@ -76,8 +77,8 @@ def _row(preset: str, given: Any) -> str:
     for beam in (1, 5):
         config = _config(preset, given, beam)
         for stage in ("ingest", "extract", "tensorise", "train", "evaluate"):
-            run_stage(config, stage)
-        found = artifacts(config, until="evaluate")
+            run_stage(pipeline_of(config), stage)
+        found = artifacts(up_to(pipeline_of(config), "evaluate"))
         told = json.loads((found["evaluate"].path / "scores.json").read_text(encoding="utf-8"))["scores"]
         scores.append(" ".join(f"{told[f'bleu{n}']:.1f}" for n in (1, 2, 3, 4)))
     history = pq.read_table(found["train"].path / HISTORY).to_pylist()

@@ -15,6 +15,7 @@ import hashlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,12 @@ from bench.machine import describe, peak_memory, precisions, timed
 from models.backbones.base import Backbone, make
 from models.backbones.encoder import Encoder
 from models.photographs import IMAGENET, decode, resize, stack
-from tasks.config import GridsConfig, MachineConfig
-from tasks.extraction import decoders, fill
-from tasks.grid_cache import GridStore
-from tasks.grid_reader import GridReader
-from tasks.identity import identity_of
+from tasks.config.precision import Precision
+from tasks.config.schema import GridsConfig, MachineConfig
+from tasks.grids.encoding import decoders, extract_grids
+from tasks.grids.identity import identity_of
+from tasks.grids.reader import GridReader
+from tasks.grids.store import GridStore
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def _network(name: str) -> Backbone:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for norm in (module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)):
+            assert norm.running_var is not None and norm.running_mean is not None
             norm.running_var.uniform_(0.5, 2.0, generator=generator)
             norm.running_mean.normal_(std=0.1, generator=generator)
             norm.weight.uniform_(0.2, 0.6, generator=generator)
@@ -141,7 +144,7 @@ def _plain(backbone: Backbone, files: list[Path], size: int, out: Path) -> None:
 
 
 class Pipeline:
-    """`tasks.extraction` over the pictures, into a store of its own each time."""
+    """`tasks.grids.encoding` over the pictures, into a store of its own each time."""
 
     def __init__(self, row: Row, precision: Any, compiled: bool, scratch: Path) -> None:
         self.grids = GridsConfig(
@@ -155,7 +158,7 @@ class Pipeline:
     def run(self, wanted: list[tuple[str, Path]]) -> GridStore:
         store = GridStore(Path(tempfile.mkdtemp(dir=self.scratch)), identity_of(self.grids, "random:0"))
         store.open()
-        fill(store, self.encoder, self.grids, self.machine, wanted, lambda *_: None)
+        extract_grids(store.write, self.encoder, self.grids, self.machine, wanted, lambda *_: None)
         return store
 
     def decode(self, wanted: list[tuple[str, Path]]) -> list[Tensor]:
@@ -203,7 +206,7 @@ def _tell(row: Row, form: str, rate: float, *cells: str) -> None:
     print("| " + " | ".join([f"{row.backbone}, {row.size} px", form, f"{rate:,.1f}", *cells]) + " |", flush=True)
 
 
-def _check(out: Path, pipelines: dict[str, Pipeline], wanted: list[tuple[str, Path]]) -> None:
+def _check(out: Path, pipelines: Mapping[Precision, Pipeline], wanted: list[tuple[str, Path]]) -> None:
     """SystemExit where the pipeline's grids are not the plain loop's."""
     with h5py.File(out, "r") as file:
         plain = file["grid"][:].astype(np.float32)

@@ -22,13 +22,14 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
 from bench.machine import describe
 from bench.serving import running
 from tasks.datasets.base import picture_files
-from tasks.versions import resolve
+from tasks.registry.versions import resolve
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO")
 _AT_ONCE = 24
@@ -181,7 +182,7 @@ def slow_jpeg(draw: random.Random, photographs: list[bytes]) -> bytes:
 
 def wrong_types(draw: random.Random, photographs: list[bytes]) -> bytes:
     text = base64.b64encode(photographs[0]).decode()
-    thing = draw.choice(
+    thing: Any = draw.choice(
         [
             None,
             1,
@@ -198,7 +199,7 @@ def wrong_types(draw: random.Random, photographs: list[bytes]) -> bytes:
             {"image": {}},
         ]
     )
-    odd = draw.choice([10**9, -1, 0.5, "3", None, [], {}, True, 1e400, "\u0000", 10**400])
+    odd: Any = draw.choice([10**9, -1, 0.5, "3", None, [], {}, True, 1e400, "\u0000", 10**400])
     name = draw.choice(
         ["beam_size", "max_length", "temperature", "top_p", "n_best", "return_attention", "seed", "path"]
     )

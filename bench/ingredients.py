@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 
 from bench.machine import describe
-from tasks.config import Config, validate
-from tasks.ledger import Artifact
-from tasks.running import run_stage
-from tasks.stages import up_to
-from tasks.staleness import artifacts
-from tasks.trained import HISTORY
+from flows.pipeline import pipeline_of
+from tasks.config.schema import Config, validate
+from tasks.pipeline.ledger import Artifact
+from tasks.pipeline.plan import artifacts, up_to
+from tasks.pipeline.run import run_stage
+from tasks.training.outputs import HISTORY
 
 Settings = dict[str, dict[str, Any]]
 
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 PLAIN: Settings = {
     "grids": {"backbone": "mobilenet_v2", "image_size": 224},
-    "decoder": {"name": "show_attend_tell", "output": "deep", "reduce": 512, "tie_weights": True},
+    "decoder": {"name": "show_attend_tell", "output": "deep", "pca_dim": 512, "tie_weights": True},
     "training": {"epochs": 6, "select": "cider"},
     "evaluation": {"split": "dev", "beam": 5},
 }
@@ -111,9 +111,10 @@ def _config(settings: Settings, seed: int, given: Any) -> Config:
 
 
 def _line(name: str, seed: int, config: Config) -> str:
-    for stage in up_to(config, "evaluate"):
-        run_stage(config, stage.name)
-    found = artifacts(config, "evaluate")
+    pipeline = up_to(pipeline_of(config), "evaluate")
+    for stage in pipeline.names():
+        run_stage(pipeline, stage)
+    found = artifacts(pipeline)
     told = json.loads((found["evaluate"].path / "scores.json").read_text(encoding="utf-8"))
     scores = [f"{told['scores'][score]:.1f}" for score in ("bleu4", "meteor", "rouge_l", "cider")]
     minutes = sum(_minutes(found[kind]) for kind in ("train", "self_critical", "tune") if kind in found)
@@ -121,7 +122,8 @@ def _line(name: str, seed: int, config: Config) -> str:
 
 
 def _minutes(trained: Artifact) -> float:
-    return sum(row["seconds"] for row in pq.read_table(trained.path / HISTORY).to_pylist()) / 60
+    seconds: float = sum(row["seconds"] for row in pq.read_table(trained.path / HISTORY).to_pylist())
+    return seconds / 60
 
 
 if __name__ == "__main__":

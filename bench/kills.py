@@ -24,11 +24,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from tasks.config import load
-from tasks.stages import STAGES
-from tasks.staleness import plan
+from flows.pipeline import pipeline_of
+from tasks.config.schema import load
+from tasks.pipeline.plan import plan
 
-STAGE_NAMES = tuple(stage.name for stage in STAGES)
+STAGE_NAMES = ("ingest", "extract", "tensorise", "train", "evaluate", "register")
 # Where the kills of a round fall; `start` is anywhere between the command and its first stage.
 ROUND = ("start", "ingest", "extract", "extract", "tensorise", "train", "train", "train", "evaluate", "register")
 CONFIG = {
@@ -89,7 +89,7 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
     log = (folder / "log").open("ab")
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "run", str(folder / "killed.yaml")],
+        [sys.executable, "-m", "flows.commands.cli", "run", str(folder / "killed.yaml")],
         stdout=log,
         stderr=log,
         start_new_session=True,
@@ -102,7 +102,7 @@ def _run(folder: Path) -> dict[str, float]:
     process = _start(folder)
     if process.wait() != 0:
         raise SystemExit((folder / "log").read_text(encoding="utf-8"))
-    found = plan(load(str(folder / "killed.yaml")))
+    found = plan(pipeline_of(load(str(folder / "killed.yaml"))))
     return {status.stage.name: status.artifact.ledger.seconds for status in found if status.artifact is not None}
 
 
@@ -130,7 +130,7 @@ def _kill(folder: Path, target: str, lasted: dict[str, float], chance: random.Ra
 def contents(folder: Path) -> dict[str, str]:
     """Every file that a run leaves, by stage and name, with its digest; what tells times and ids left out."""
     files = {}
-    for status in plan(load(str(folder / "killed.yaml")), read="all"):
+    for status in plan(pipeline_of(load(str(folder / "killed.yaml"))), read="all"):
         if status.artifact is None or not status.fresh:
             raise SystemExit(f"{folder.name}: {status.stage.name} is {status.state}: {'; '.join(status.why)}")
         ledger = status.artifact.ledger

@@ -22,9 +22,9 @@ import torch
 from bench.machine import describe
 from bench.reading import BYTES, LARGE, batches_of, drop, in_order, store_of
 from models.decoders.base import make
-from tasks.batches import GridBatches
-from tasks.config import TrainingConfig
-from tasks.objectives import CrossEntropy, count
+from tasks.config.schema import TrainingConfig
+from tasks.training.batches import GridBatches
+from tasks.training.objectives import CrossEntropy, count
 
 
 def main() -> None:

@@ -28,20 +28,20 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from bench.machine import describe
-from tasks import progress
-from tasks.config import GridsConfig, MachineConfig
-from tasks.extraction import Filled
-from tasks.features import INDEX, bring_up_to_date
-from tasks.grid_cache import Grids, GridStore, Row
-from tasks.grid_reader import GridReader
-from tasks.identity import Identity
-from tasks.ledger import Work
-from tasks.shards import Made, Publish, ShardWork
-from tasks.workspace import Workspace
+from tasks.common import progress
+from tasks.config.schema import GridsConfig, MachineConfig
+from tasks.grids.encoding import ExtractionResult
+from tasks.grids.identity import Identity
+from tasks.grids.index import INDEX, bring_up_to_date
+from tasks.grids.reader import GridReader
+from tasks.grids.shard_jobs import Publish, ShardJob, ShardResult
+from tasks.grids.store import Grids, GridStore, Row
+from tasks.pipeline.stage import Hooks
+from tasks.pipeline.workspace import Workspace
 
 RATE = 100.0  # pictures a second of one worker
 WORKER_DIES, LEADER_DIES = 0.02, 0.25  # a shard; a night
-Waiting = deque[ShardWork]
+Waiting = deque[ShardJob]
 IDENTITY = Identity("bench", "random:0", 224, "squash", None, "float32", 1)
 
 
@@ -62,9 +62,9 @@ class Cluster:
     lost_shards: int = 0
     dies: int | None = None  # after so many shards the leader does, this time
 
-    def __call__(self, works: Sequence[ShardWork], publish: Publish) -> None:
+    def __call__(self, works: Sequence[ShardJob], publish: Publish) -> None:
         waiting = deque(works)
-        running: list[tuple[float, int, ShardWork]] = []  # when it ends, by which worker, what
+        running: list[tuple[float, int, ShardJob]] = []  # when it ends, by which worker, what
         for worker in range(min(self.workers, len(waiting))):
             self._take(running, 0.0, worker, waiting)
         at = 0.0
@@ -85,7 +85,7 @@ class Cluster:
                 self._take(running, at, worker, waiting)
         self.seconds += at
 
-    def _take(self, running: list[tuple[float, int, ShardWork]], at: float, worker: int, waiting: Waiting) -> None:
+    def _take(self, running: list[tuple[float, int, ShardJob]], at: float, worker: int, waiting: Waiting) -> None:
         work = waiting.popleft()
         for name, _ in work.wanted:
             assert name not in self.published, f"{name} is extracted again"
@@ -96,12 +96,12 @@ class Cluster:
         """Encodings beyond one a picture: of shards that were lost with a worker, or not published yet."""
         return sum(self.made.values()) - len(self.made)
 
-    def _make(self, work: ShardWork) -> Made:
+    def _make(self, work: ShardJob) -> ShardResult:
         names = [name for name, _ in work.wanted]
         draft = self.store.draft(
             [np.stack([grid_of(name) for name in names])], names, [(1, 1)] * len(names), work.number
         )
-        return Made(len(names), draft, Filled())
+        return ShardResult(len(names), draft, ExtractionResult())
 
 
 def grid_of(name: str) -> Grids:
@@ -162,7 +162,7 @@ def _night(pictures: dict[str, Path], machine: MachineConfig, cluster: Cluster, 
     out.mkdir(exist_ok=True)
     grids = GridsConfig(backbone="tiny", weights="random:0", image_size=224)
     try:
-        bring_up_to_date(dict(pictures), IDENTITY, grids, machine, Work("", {}, {}, out), None, cluster)
+        bring_up_to_date(dict(pictures), IDENTITY, grids, machine, None, out, Hooks(executor=cluster))
     except LeaderDiedError:
         return False
     return True

@@ -15,21 +15,23 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
+from flows.pipeline import pipeline_of
 from models.captioner import key_of_digest
-from tasks import registry, tracking
-from tasks.config import load
-from tasks.features import open_grids
-from tasks.logged_model import load_captioner
-from tasks.manifest import GENERATED, files_of
-from tasks.staleness import artifact, artifacts
+from tasks.config.schema import load
+from tasks.data.manifest import GENERATED, files_of
+from tasks.grids.index import open_grids
+from tasks.pipeline.plan import artifact, artifacts
+from tasks.registry import registration as registry
+from tasks.registry import tracking
+from tasks.registry.logged_model import load_captioner
 
 PICTURES = 200
 
 
 def main() -> None:
     config = load(sys.argv[1], sys.argv[2:])
-    found = artifacts(config)
-    registered = json.loads((artifact(config, "register").path / registry.REGISTRATION).read_text(encoding="utf-8"))
+    found = artifacts(pipeline_of(config))
+    registered = json.loads((artifact(pipeline_of(config)).path / registry.REGISTRATION).read_text(encoding="utf-8"))
     tracking.connect(config.workspace)
     captioner = load_captioner(registered["uri"])
     grids = open_grids(found["extract"], config.machine)

@@ -26,11 +26,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from bench.machine import describe
 from models.vocabulary import END, START
-from tasks.batches import GridBatches
-from tasks.captions import CaptionedPicture
-from tasks.grid_cache import GridStore
-from tasks.grid_reader import GridReader
-from tasks.identity import Identity
+from tasks.data.captions import CaptionedPicture
+from tasks.grids.identity import Identity
+from tasks.grids.reader import GridReader
+from tasks.grids.store import GridStore
+from tasks.training.batches import GridBatches
 
 LARGE, SMALL = (14, 14, 2048), (4, 4, 400)
 CAPTIONS, SHARD, BATCH = 5, 512, 16

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import torch
 
 from bench.machine import describe, precisions, timed
 from models.decoders.base import make
-from models.search import Decoding, sample
+from models.options import Decoding
+from models.search import sample
 from models.vocabulary import END, NULL, START
-from tasks.batches import Batch
-from tasks.config import SelfCriticalConfig
+from tasks.config.schema import SelfCriticalConfig
 from tasks.metrics.consensus import Frequencies, Ids, cider_d
-from tasks.objectives import count
-from tasks.self_critical import SelfCritical, as_tokens
+from tasks.training.batches import Batch
+from tasks.training.objectives import count
+from tasks.training.reinforcement import SelfCritical, as_tokens
 
 PICTURES, SAMPLES, VOCABULARY, WORDS, TRAINED_ON = 16, 5, 2550, 11, 2000
 ROUNDS = 8
@@ -41,11 +43,11 @@ def main() -> None:
     batch = Batch(torch.randn(PICTURES, 7, 7, 1280).relu(), tokens, torch.arange(PICTURES))
     objective = SelfCritical(SelfCriticalConfig(samples=SAMPLES, precision=precisions()[-1]), frequencies, 16)
     decoding = Decoding(search="sample", n_best=SAMPLES, max_length=16)
-    drawn = as_tokens(sample(decoder.eval().speaking(), batch.pictures, decoding, range(PICTURES))).numpy()
+    drawn = as_tokens(sample(decoder.eval().for_inference(), batch.pictures, decoding, range(PICTURES))).numpy()
     candidates, true = np.where(drawn == NULL, -1, drawn)[:, :, 1:], references[:PICTURES, :, 1:]
     best: dict[str, float] = {}
     for step in range(ROUNDS):
-        timed(best, "step", lambda step=step: _step(objective, decoder, optimiser, batch, step))
+        timed(best, "step", lambda step=step: _step(objective, decoder, optimiser, batch, step))  # type: ignore[misc]
         ours = timed(best, "rewards", lambda: cider_d(candidates, true, frequencies))
         theirs = timed(best, "dictionaries", lambda: by_dictionaries(candidates, true, frequencies))
         if not np.allclose(ours, theirs):
@@ -58,9 +60,9 @@ def main() -> None:
 def _step(
     objective: SelfCritical, decoder: torch.nn.Module, optimiser: torch.optim.Optimizer, batch: Batch, step: int
 ) -> None:
-    judged = objective(decoder, batch, count(batch), step, 0.0)
+    output = objective(decoder, batch, count(batch), step, 0.0)
     optimiser.zero_grad(set_to_none=True)
-    judged.loss.backward()  # type: ignore[no-untyped-call]
+    output.loss.backward()
     optimiser.step()
 
 
@@ -75,7 +77,9 @@ def _captions(pictures: int) -> Ids:
     return np.asarray(np.where(places < lengths, rows, np.where(places == lengths, END, -1)), dtype=np.int64)
 
 
-def by_dictionaries(candidates: Ids, references: Ids, frequencies: Frequencies) -> np.ndarray:  # type: ignore[type-arg]
+def by_dictionaries(
+    candidates: Ids, references: Ids, frequencies: Frequencies
+) -> np.ndarray[Any, np.dtype[np.float64]]:
     """CIDEr-D caption by caption, n-gram by n-gram, as it is commonly written."""
     weights: dict[tuple[int, ...], float] = {}
 

@@ -64,12 +64,13 @@ class Schedule:
 
     def train(self, **settings: Any) -> None:
         """Write the config; the next scheduled run reads it."""
-        values = {**SMALL, "training": {**SMALL["training"], **settings}}
+        training: Any = SMALL["training"]
+        values = {**SMALL, "training": {**training, **settings}}
         (self.project / "small.yaml").write_text(json.dumps(values), encoding="utf-8")
 
     def attend(self, *arguments: str) -> str:
         place = ["--workspace", str(self.workspace)]
-        command = [sys.executable, "-m", "flows.cli", *arguments, *place]
+        command = [sys.executable, "-m", "flows.commands.cli", *arguments, *place]
         done = subprocess.run(command, cwd=self.project, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise SystemExit(done.stdout + done.stderr)

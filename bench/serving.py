@@ -27,9 +27,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.machine import describe
-from tasks import tracking
 from tasks.datasets.base import picture_files
-from tasks.versions import resolve
+from tasks.registry import tracking
+from tasks.registry.versions import resolve
 
 _CLIENTS = (1, 8, 32)
 _PICTURES = 64

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from tasks.config import Config
-from tasks.grid_import import import_grids
-from tasks.running import run_stage
+from flows.commands.import_grids import import_grids
+from flows.pipeline import pipeline_of
+from tasks.config.schema import Config
+from tasks.pipeline.run import run_stage
 
 TIMES = 5
 LIMITS = {"status": (1.0, 300), "run": (3.0, None)}  # seconds, MiB
@@ -98,7 +99,7 @@ def _make(folder: Path, count: int) -> None:
     (folder / "ids.json").write_text(json.dumps([name.removesuffix(".jpg") for name in names]), encoding="utf-8")
     import_grids(config, folder / "grids.npy", folder / "ids.json")
     for stage in ("ingest", "extract", "tensorise", "train", "evaluate"):
-        run_stage(config, stage)
+        run_stage(pipeline_of(config), stage)
     unfinished.rename(folder / "many.yaml")
 
 
@@ -106,7 +107,9 @@ def _timed(arguments: list[str]) -> tuple[float, float]:
     """Seconds, and MiB at the most, of one `attend` command."""
     began = time.monotonic()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    process = subprocess.Popen([sys.executable, "-m", "flows.cli", *arguments], stdout=subprocess.PIPE, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.commands.cli", *arguments], stdout=subprocess.PIPE, env=environment
+    )
     assert process.stdout is not None
     said = process.stdout.read().decode()
     _, status, used = os.wait4(process.pid, 0)

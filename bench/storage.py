@@ -113,7 +113,15 @@ def _postgresql(folder: Path) -> Iterator[str]:
     secret.write_text(password)
     data = folder / "data"
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "cwd": folder, **user}
-    make = [programs / "initdb", "-D", data, "-U", "attend", "--auth=scram-sha-256", f"--pwfile={secret}"]
+    make: list[str | Path] = [
+        programs / "initdb",
+        "-D",
+        data,
+        "-U",
+        "attend",
+        "--auth=scram-sha-256",
+        f"--pwfile={secret}",
+    ]
     subprocess.run(make, check=True, **quiet)
     serve = [str(programs / "postgres"), "-D", str(data), "-p", str(port), "-k", str(folder), "-h", "127.0.0.1"]
     with _server(serve, port, {}, **user, cwd=folder):

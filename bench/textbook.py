@@ -7,6 +7,8 @@ a time. It takes the weights of the project's decoder, so that both compute the 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -30,6 +32,7 @@ class Textbook(nn.Module):
     def _cell_weight(self) -> Tensor:
         """The cell's weights over [word, context, hidden] as one, as its own code would keep them."""
         shared = self.shared
+        assert shared.context_gates is not None
         return torch.cat([shared.word_gates.weight, shared.context_gates.weight, shared.hidden_gates.weight], dim=1)
 
     def _step(
@@ -37,7 +40,8 @@ class Textbook(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """grid (B, P, D), word (B, E) -> logits (B, V), hidden and cell (B, H)."""
         shared = self.shared
-        attention = shared.attention
+        attention: Any = shared.attention
+        assert shared.gate is not None
         projected = attention.key(grid)  # at every step
         scores = attention.score(torch.tanh(projected + attention.query(hidden).unsqueeze(1))).squeeze(2)
         alphas = torch.softmax(scores, dim=1)

@@ -3,8 +3,8 @@
     python -m bench.threads [--seconds 5]
 
 Each program takes steps of the demo's decoder, whose products are so small that threads wait often, and of a decoder on
-7x7x1280 grids, in float32. OpenMP's own way lets idle threads spin for milliseconds; `attend` sets what tasks/cores.py
-says. Of two side by side each should be nearly half as fast as alone.
+7x7x1280 grids, in float32. OpenMP's own way lets idle threads spin for milliseconds; `attend` sets what
+tasks/common/cores.py says. Of two side by side each should be nearly half as fast as alone.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _steps(problem: str, seconds: float) -> float:
             began = time.perf_counter()
         loss = functional.cross_entropy(decoder(grid, words[:, :, :-1], valid)[0], words[:, :, 1:].flatten())
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step()
         done += 1
     return done / (time.perf_counter() - began)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.ways import environment
+from tasks.evaluation.coco_files import read_references, read_results
 from tasks.metrics import Scored, measure
-from tasks.metrics.ptb import words
-from tasks.results import read_references, read_results
+from tasks.metrics.ptb import tokenize
 
 _SIDE = Path(__file__).with_name("toolkit_scores.py")
 _METRICS = ("bleu", "meteor", "rouge", "cider")
@@ -49,7 +49,7 @@ def main() -> None:
     print("\n| corpus | texts | cut alike |\n| --- | --- | --- |")
     for name, corpus in corpora.items():
         texts = [(text, cut) for text, cut in _texts(corpus, theirs[name])]
-        differ = [text for text, cut in texts if words(text) != cut.split()]
+        differ = [text for text, cut in texts if tokenize(text) != cut.split()]
         print(f"| {name} | {len(texts):,} | {len(texts) - len(differ):,} | {' / '.join(differ[:4])}")
 
 

@@ -26,10 +26,10 @@ from bench.machine import describe, peak_memory, precisions
 from bench.textbook import Textbook
 from models.decoders.base import make
 from models.vocabulary import START
-from tasks.batches import Batch
-from tasks.config import MachineConfig, TrainingConfig
-from tasks.fitting import Fit
-from tasks.objectives import CrossEntropy
+from tasks.config.schema import MachineConfig, TrainingConfig
+from tasks.training.batches import Batch
+from tasks.training.loop import Fit
+from tasks.training.objectives import CrossEntropy
 
 RATE = 1e-4
 LENGTH, CAPTIONS = 16, 5
@@ -89,7 +89,7 @@ class Problem:
     def __init__(self, row: Row) -> None:
         torch.manual_seed(0)
         self.row = row
-        options = {"dropout_output": 0.0} | ({"present": row.side} if row.native else {})
+        options = {"dropout_output": 0.0} | ({"attention_grid": row.side} if row.native else {})
         self.decoder: Any = make("show_attend_tell", row.channels, row.vocabulary, options)
         side = row.native or row.side
         tokens = torch.randint(4, row.vocabulary, (row.pictures, CAPTIONS, LENGTH + 1))
@@ -147,13 +147,14 @@ class Problem:
         """Of the step's matrix products: forward, weight gradients, and input gradients where the input is learnt."""
         size, decoder = self.row, self.decoder
         positions = (size.side if form == "textbook" else size.native or size.side) ** 2
-        hidden, asked = decoder.hidden_gates.in_features, decoder.attention.query.out_features
+        hidden, asked = int(decoder.hidden_gates.in_features), int(decoder.attention.query.out_features)
         rows = size.pictures * CAPTIONS * LENGTH
         keyed = rows if form == "textbook" else size.pictures
         a_row = 3 * hidden * (asked + size.channels + 4 * hidden)  # query, gate, W_h
         a_row += 3 * 4 * hidden * (size.channels + decoder.embed.embedding_dim)  # W_z, W_x
         a_row += 3 * decoder.output.width * size.vocabulary + 2 * positions * size.channels  # words, context
-        return 2.0 * (rows * a_row + 2 * keyed * positions * size.channels * asked)
+        total: float = 2.0 * (rows * a_row + 2 * keyed * positions * size.channels * asked)
+        return total
 
 
 class _Batches:

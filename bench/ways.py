@@ -22,11 +22,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from bench.serving import running
-from tasks import registry, tracking
-from tasks.config import load
-from tasks.evaluation import PREDICTIONS
-from tasks.manifest import GENERATED, files_of
-from tasks.staleness import artifact, artifacts
+from flows.pipeline import pipeline_of
+from tasks.config.schema import load
+from tasks.data.manifest import GENERATED, files_of
+from tasks.evaluation.predictions import PREDICTIONS
+from tasks.pipeline.plan import artifact, artifacts
+from tasks.registry import registration as registry
+from tasks.registry import tracking
 
 PICTURES = 20
 _HERE = Path(__file__).resolve().parents[1]
@@ -35,8 +37,8 @@ _UV = Path(sys.executable).with_name("uv")
 
 def main() -> None:
     config = load(sys.argv[1], sys.argv[2:])
-    found = artifacts(config)
-    registered = json.loads((artifact(config, "register").path / registry.REGISTRATION).read_text(encoding="utf-8"))
+    found = artifacts(pipeline_of(config))
+    registered = json.loads((artifact(pipeline_of(config)).path / registry.REGISTRATION).read_text(encoding="utf-8"))
     files = files_of(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED))
     rows = pq.read_table(found["evaluate"].path / PREDICTIONS).to_pylist()[:PICTURES]
     photographs = [files[row["digest"]].read_bytes() for row in rows]
@@ -72,7 +74,19 @@ def ways(uri: str, workspace: Path, photographs: list[bytes], scratch: Path) -> 
         "print(json.dumps([row['caption'] for row in rows]))"
     )
     said = {"load_model": json.loads(run([own / "python", "-c", code, *names], workspace, scratch).splitlines()[-1])}
-    predict = [own / "mlflow", "models", "predict", "-m", uri, "-i", "asked.json", "-o", "said.json", "-t", "json"]
+    predict: list[str | Path] = [
+        own / "mlflow",
+        "models",
+        "predict",
+        "-m",
+        uri,
+        "-i",
+        "asked.json",
+        "-o",
+        "said.json",
+        "-t",
+        "json",
+    ]
     run([*predict, "--env-manager", "local"], workspace, scratch)
     said["mlflow models predict"] = captions_of(json.loads((scratch / "said.json").read_text(encoding="utf-8")))
     servers = {
@@ -86,7 +100,16 @@ def ways(uri: str, workspace: Path, photographs: list[bytes], scratch: Path) -> 
             )
             with urllib.request.urlopen(asked, timeout=120) as answer:
                 said[name] = captions_of(json.load(answer))
-    caption = [ours / "attend", "caption", *names, "--model", uri, "--workspace", str(workspace), "--json"]
+    caption: list[str | Path] = [
+        ours / "attend",
+        "caption",
+        *names,
+        "--model",
+        uri,
+        "--workspace",
+        str(workspace),
+        "--json",
+    ]
     said["attend caption"] = captions_of(json.loads(run(caption, workspace, scratch)))
     return said
 
@@ -106,7 +129,7 @@ def build(scratch: Path) -> Path:
         shutil.copytree(_HERE / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(_HERE / name, source / name)
-    build = [_UV, "build", "--quiet", "--wheel", "--no-build-isolation", "--python", sys.executable]
+    build: list[str | Path] = [_UV, "build", "--quiet", "--wheel", "--no-build-isolation", "--python", sys.executable]
     subprocess.run([*build, "--out-dir", scratch / "wheel", source], check=True)
     (wheel,) = (scratch / "wheel").glob("*.whl")
     return wheel

@@ -21,20 +21,21 @@ import torch
 from torch import Tensor, nn
 
 from bench.machine import describe, precisions
+from flows.pipeline import pipeline_of
 from models.backbones.encoder import Encoder
 from models.decoders.base import Decoder, make
-from tasks.batches import Batches
-from tasks.captions import CaptionedPicture, read_captions, read_vocabulary
-from tasks.config import Config, validate
-from tasks.extraction import decoders
-from tasks.fine_tuning import Views
-from tasks.fitting import Dev, Fit
-from tasks.manifest import GENERATED, files_of, pictures_of
-from tasks.objectives import CrossEntropy
-from tasks.running import run_stage
-from tasks.staleness import artifacts
-from tasks.trained import HISTORY
-from tasks.weights import load_backbone
+from tasks.config.schema import Config, validate
+from tasks.data.captions import CaptionedPicture, read_captions, read_vocabulary
+from tasks.data.manifest import GENERATED, files_of, pictures_of
+from tasks.grids.encoding import decoders
+from tasks.grids.weights import load_backbone
+from tasks.pipeline.plan import artifacts, up_to
+from tasks.pipeline.run import run_stage
+from tasks.training.backbone import Views
+from tasks.training.batches import Batches
+from tasks.training.loop import Dev, Fit
+from tasks.training.objectives import CrossEntropy
+from tasks.training.outputs import HISTORY
 
 DEV = 200
 RATES = (8e-4, 7e-4)
@@ -56,7 +57,7 @@ def main() -> None:
         for name, rate in zip(("first", "second"), RATES, strict=True):
             config = _config(given, folder, rate)
             for stage in ("ingest", "tensorise"):
-                run_stage(config, stage)
+                run_stage(pipeline_of(config), stage)
             extraction, whole, losses = _pipeline(config)
             loop, others = _in_the_loop(config, folder / f"loop-{name}")
             if max(abs(one - other) / one for one, other in zip(losses, others, strict=True)) > 1e-3:
@@ -93,11 +94,11 @@ def _config(given: Any, folder: Path, rate: float) -> Config:
 def _pipeline(config: Config) -> tuple[float, float, list[float]]:
     """Seconds of extraction and of all, and the loss of each epoch."""
     began = time.perf_counter()
-    run_stage(config, "extract")
+    run_stage(pipeline_of(config), "extract")
     extracted = time.perf_counter() - began
-    run_stage(config, "train")
+    run_stage(pipeline_of(config), "train")
     seconds = time.perf_counter() - began
-    history = pq.read_table(artifacts(config, until="train")["train"].path / HISTORY)
+    history = pq.read_table(artifacts(up_to(pipeline_of(config), "train"))["train"].path / HISTORY)
     return extracted, seconds, history.column("loss").to_pylist()
 
 
@@ -135,7 +136,7 @@ class LoopDev(Dev):
 def _in_the_loop(config: Config, out: Path) -> tuple[float, list[float]]:
     """Seconds, and the loss of each epoch."""
     out.mkdir()
-    made = artifacts(config, until="tensorise")
+    made = artifacts(up_to(pipeline_of(config), "tensorise"))
     manifest, tokens = made["ingest"].path, made["tensorise"].path
     began = time.perf_counter()
     vocabulary = read_vocabulary(tokens)

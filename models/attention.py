@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .decoders import Attentions
+from .options import Attentions
 
 
 class Attention(nn.Module, ABC):

@@ -21,8 +21,9 @@ from .backbones import base as backbones
 from .backbones.encoder import Encoder
 from .decoders import base as decoders
 from .decoders.ensemble import Ensemble
+from .options import Decoding
 from .photographs import decode, resize, stack
-from .search import Caption, Decoding
+from .search import Caption
 from .search import decode as decode_captions
 from .vocabulary import START, Vocabulary
 
@@ -68,7 +69,7 @@ class Captioner:
         self.backbone = backbone
         self._encoder = Encoder(backbone, config["backbone"]["precision"], self.device)
         self.decoder = decoder.to(self.device).eval()
-        self._speaking = self.decoder.speaking()
+        self._speaking = self.decoder.for_inference()
         self.attends = decoder.attends
 
     @classmethod
@@ -134,7 +135,7 @@ class Captioner:
         """A caption for each cached grid of (N, h, w, C) float16.
 
         keys: `key_of` each photograph, which sampling draws by. attention: also where it looked; ValueError for a
-        decoder that does not look. decoding: fields of search.Decoding; what is not given, or None, is as the model
+        decoder that does not attend. decoding: fields of search.Decoding; what is not given, or None, is as the model
         was evaluated, but that a beam is searched where one is given, and words are drawn where a temperature, top_k or
         top_p is. ValueError for what does not go together.
         """
@@ -160,7 +161,7 @@ class Captioner:
         """Where the decoder looked for each token of each caption: (tokens, h, w) float32 a caption.
 
         The captions are read back by teacher forcing, which repeats the search's own steps. ValueError for a
-        decoder that does not look at the grid while it speaks.
+        decoder that does not attend to the grid.
         """
         if not self.attends:
             raise ValueError(f"{self.config['decoder']['name']} has no attention: there are no maps of it")
@@ -170,7 +171,7 @@ class Captioner:
             words[row, 0, 1 : len(caption.tokens) + 1] = torch.tensor(caption.tokens, device=self.device)
         nothing = torch.zeros_like(words, dtype=torch.bool)
         _, read = self.decoder(grid, words, nothing)
-        side = grid.shape[1:3] if self.decoder.present is None else (self.decoder.present, self.decoder.present)
+        side = grid.shape[1:3] if self.decoder.attention_grid is None else (self.decoder.attention_grid,) * 2
         maps = read.alphas[:, 0].unflatten(-1, side).cpu()
         return [maps[row, : len(caption.tokens)] for row, caption in enumerate(captions)]
 

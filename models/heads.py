@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .decoders import Heads
+from .options import Heads
 
 
 class Head(nn.Module, ABC):

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from .decoders import Outputs
+from .options import Outputs
 
 
 class Output(nn.Module, ABC):

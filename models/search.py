@@ -13,10 +13,11 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from .decoders import Searches
+from .options import Decoding
 from .vocabulary import END, NULL, START, UNK
 
 FORBIDDEN = (NULL, START, UNK)  # in captions
+DEFAULT = Decoding()
 
 
 class SearchState(Protocol):
@@ -50,36 +51,6 @@ class Caption:
     finished: bool
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """How captions are found.
-
-    search: `beam` for the likeliest that `beam` hypotheses find (1 is greedy), ranked by
-    log-probability / length ** length_normalisation; `sample` for captions drawn word by word, by temperature, among
-    the top_k likeliest words (0 for all) that make up the share top_p (Holtzman et al. 2020, section 3.1).
-    max_length: words and END at most. min_length: words before END may come. no_repeat: n-grams of this size come
-    once (0 for no such rule). n_best: captions a picture, best first. seed: of sampling.
-    """
-
-    search: Searches = "beam"
-    beam: int = 3
-    length_normalisation: float = 0.0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    max_length: int = 20
-    min_length: int = 0
-    no_repeat: int = 0
-    n_best: int = 1
-
-    def __post_init__(self) -> None:
-        if self.search == "beam" and self.n_best > self.beam:
-            raise ValueError(f"n_best: {self.n_best} captions cannot come of a beam of {self.beam}")
-        if self.min_length >= self.max_length:
-            raise ValueError(f"min_length: {self.min_length} words and END are over max_length, {self.max_length}")
-
-
 def decode(
     decoder: Steps[StateT], grid: Tensor, decoding: Decoding, keys: Sequence[int] | None = None
 ) -> list[list[Caption]]:
@@ -94,7 +65,7 @@ def decode(
 
 
 @torch.no_grad()
-def greedy(decoder: Steps[StateT], grid: Tensor, decoding: Decoding = Decoding()) -> list[Caption]:
+def greedy(decoder: Steps[StateT], grid: Tensor, decoding: Decoding = DEFAULT) -> list[Caption]:
     """The likeliest next word until END, for each picture of grid (N, h, w, C)."""
     state = decoder.start(grid)
     words = torch.full((len(grid), 1, 1), START, device=grid.device)
@@ -164,7 +135,7 @@ def _truncated(scores: Tensor, decoding: Decoding) -> Tensor:
 
 
 @torch.no_grad()
-def beam_search(decoder: Steps[StateT], grid: Tensor, decoding: Decoding = Decoding()) -> list[list[Caption]]:
+def beam_search(decoder: Steps[StateT], grid: Tensor, decoding: Decoding = DEFAULT) -> list[list[Caption]]:
     """The `n_best` best captions of each picture of grid (N, h, w, C), best first.
 
     Each picture keeps `beam` hypotheses; one that ends gives up its place. A length counts END. A picture is done

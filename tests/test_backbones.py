@@ -27,11 +27,10 @@ from models.backbones import BACKBONES
 from models.backbones.base import make
 from models.backbones.encoder import Encoder, Precision
 from models.photographs import normalise
-from tasks.config import GridsConfig
-from tasks.errors import AttendError
-from tasks.running import run_stage
-from tasks.weights import load_backbone, weight_digests
-from tests.conftest import small
+from tasks.common.errors import AttendError
+from tasks.config.schema import Config, GridsConfig
+from tasks.grids.weights import load_backbone, weight_digests
+from tests.support import run_stage, small
 
 
 @pytest.mark.parametrize(
@@ -80,6 +79,10 @@ def test_grid_shapes(name: str, size: int, shape: tuple[int, int, int]) -> None:
     assert grid.dtype == torch.float16
 
 
+def digests_of(config: Config) -> dict[str, str]:
+    return weight_digests(config.grids, config.machine)
+
+
 @pytest.mark.parametrize("name", [*BACKBONES, "torchvision:efficientnet_b0", "torchvision:swin_t", "timm:resnet18"])
 def test_the_encoder_computes_what_the_backbone_does(name: str) -> None:
     if name.startswith("timm:"):
@@ -91,6 +94,7 @@ def test_the_encoder_computes_what_the_backbone_does(name: str) -> None:
         for (
             norm
         ) in norms:  # as if trained, so that there is something to fold; damped, as deep random networks are wild
+            assert norm.running_var is not None and norm.running_mean is not None
             norm.running_var.uniform_(0.5, 2.0, generator=generator)
             norm.running_mean.normal_(std=0.1, generator=generator)
             norm.weight.uniform_(0.2, 0.6, generator=generator)
@@ -99,7 +103,8 @@ def test_the_encoder_computes_what_the_backbone_does(name: str) -> None:
         size = 224 if name.endswith("swin_t") else 96
         pixels = torch.randint(0, 255, (2, 3, size, size), dtype=torch.uint8, generator=generator)
         true = backbone(backbone.normalised(pixels))
-    for precision, most in (("float32", 1e-3), ("bfloat16", 0.1)):
+    errors: dict[Precision, float] = {"float32": 1e-3, "bfloat16": 0.1}
+    for precision, most in errors.items():
         encoder = Encoder(backbone, precision)
         grid = encoder(pixels)
         assert grid.isfinite().all()
@@ -118,7 +123,12 @@ def test_a_compiled_encoder_is_the_encoder(precision: Precision) -> None:
     plain, encoder = Encoder(backbone, precision)(pixels), Encoder(backbone, precision, compile_for=7)
     compiled, sizes = encoder._compiled, []
     assert compiled is not None
-    encoder._compiled = lambda inputs: sizes.append(len(inputs)) or compiled(inputs)
+
+    def noted(inputs: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(inputs))
+        return compiled(inputs)
+
+    encoder._compiled = noted
     torch.testing.assert_close(encoder(pixels).float(), plain.float(), rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(encoder(pixels[:3]).float(), plain[:3].float(), rtol=2e-2, atol=2e-2)
     assert sizes == [7]  # the others went uncompiled
@@ -300,7 +310,7 @@ def test_weights_that_do_not_fit_are_refused(
 @pytest.mark.parametrize("weights", ["missing.pth", "random:x", "imagenet", "torchvision:"])
 def test_weights_that_are_not_there_are_refused(tmp_path: Path, weights: str) -> None:
     with pytest.raises(AttendError, match=r"grids\.weights"):
-        weight_digests(small(tmp_path, grids__weights=weights))
+        digests_of(small(tmp_path, grids__weights=weights))
 
 
 def test_an_unknown_torchvision_name_is_refused() -> None:
@@ -312,5 +322,5 @@ def test_the_path_of_weights_is_not_in_their_identity(tmp_path: Path) -> None:
     for name in ("a.pth", "b.pth"):
         torch.save({"x": torch.zeros(1)}, tmp_path / name)
     (tmp_path / "b.pth").write_bytes((tmp_path / "a.pth").read_bytes())
-    one, two = (weight_digests(small(tmp_path, grids__weights=str(tmp_path / name))) for name in ("a.pth", "b.pth"))
+    one, two = (digests_of(small(tmp_path, grids__weights=str(tmp_path / name))) for name in ("a.pth", "b.pth"))
     assert one == two

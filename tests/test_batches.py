@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from models.vocabulary import END, START
-from tasks import grid_reader
-from tasks.batches import GridBatches, ResidentBatches
-from tasks.captions import CaptionedPicture
-from tasks.grid_cache import remove_shard
-from tasks.grid_reader import GridReader
-from tasks.staleness import artifacts
-from tests.conftest import run_all, small
+from tasks.data.captions import CaptionedPicture
+from tasks.grids import reader as grid_reader
+from tasks.grids.reader import GridReader
+from tasks.grids.store import remove_shard
+from tasks.training.batches import GridBatches, ResidentBatches
+from tests.support import artifacts, run_all, small
 from tests.test_grid_cache import store_with
 
 PICTURES = 70  # in seven shards
@@ -54,9 +54,8 @@ def test_resident_grids_make_the_same_batches(tmp_path: Path, block: int | None)
 
 
 def test_training_on_resident_grids_gives_the_same_weights(finished: Path, workspace: Path) -> None:
-    made = [
-        run_all(small(workspace, machine__resident=True)) and artifacts(small(place)) for place in (finished, workspace)
-    ]
+    run_all(small(workspace, machine__resident=True))
+    made = [artifacts(small(place)) for place in (finished, workspace)]
     assert made[0]["train"].products == made[1]["train"].products
 
 
@@ -95,7 +94,12 @@ def test_what_is_expected_is_what_comes(
     reads = []
     mapped = batches._grids.mapped
     monkeypatch.setattr(batches._grids, "expect", asked.update)
-    monkeypatch.setattr(batches._grids, "mapped", lambda digest: reads.append((digest, set(asked))) or mapped(digest))
+
+    def noted(digest: str) -> Any:
+        reads.append((digest, set(asked)))
+        return mapped(digest)
+
+    monkeypatch.setattr(batches._grids, "mapped", noted)
     list(batches.epoch(0, start))
     assert len(reads) == PICTURES - start * size
     for place, (_, before) in enumerate(reads, start * size):

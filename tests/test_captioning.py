@@ -15,17 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows import caption
-from flows.caption import Kept, caption_into
-from tasks.bundle import make_captioner
-from tasks.errors import AttendError
-from tasks.staleness import artifacts
-from tests.conftest import pictures, trained
+from flows.registered import caption
+from flows.registered.caption import Kept, caption_into
+from tasks.common.errors import AttendError
+from tasks.registry.bundle import make_captioner
+from tests.support import made_from, pictures, trained
 
 
 def captions_of(workspace: Path, photographs: list[bytes]) -> list[str]:
     config = trained(workspace)
-    captioner = make_captioner(config.grids, config.evaluation, artifacts(config))
+    captioner = make_captioner(config.grids, config.evaluation, made_from(config))
     return [item.caption for item in captioner.caption(photographs)]
 
 
@@ -88,7 +87,7 @@ def test_the_pictures_of_a_parquet_file(registered: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_name_that_is_not_utf8_is_told_as_well_as_it_can_be(registered: Path, tmp_path: Path, suffix: str) -> None:
     folder, out = folder_of(registered, tmp_path / "folder"), tmp_path / f"captions.{suffix}"
-    shutil.copy(pictures(registered)[9], os.fsencode(folder) + b"/caf\xe9.png")
+    shutil.copy(os.fsencode(pictures(registered)[9]), os.fsencode(folder) + b"/caf\xe9.png")
     assert caption_into(out, [str(folder)], None, None, registered) == Kept(6, 0, 0)
     assert caption_into(out, [str(folder)], None, None, registered) == Kept(0, 6, 0)
     assert "caf\N{REPLACEMENT CHARACTER}.png" in {row["file_name"] for row in read(out)}
@@ -113,7 +112,7 @@ def test_mistakes_are_told_and_nothing_is_lost(
     gone = folder / "gone.png"
     gone.symlink_to(folder / "nothing.png")
     written = read(out)
-    monkeypatch.setattr("flows.pictures.picture_files", lambda _: [*sorted(folder.glob("*.png"))])
+    monkeypatch.setattr("flows.registered.pictures.picture_files", lambda _: [*sorted(folder.glob("*.png"))])
     assert caption_into(out, [str(folder)], None, None, registered) == Kept(1, 4, 1)
     said = [[row["digest"], row["text"]] for row in written]
     assert [[row["digest"], row["text"]] for row in read(out) if row["error"] is None] == said
@@ -128,7 +127,7 @@ def test_mistakes_are_told_and_nothing_is_lost(
 
 def test_what_a_failed_run_captioned_is_kept(registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, out = folder_of(registered, tmp_path / "folder", 12), tmp_path / "captions.parquet"
-    monkeypatch.setattr("flows.pictures._BATCH", 4)
+    monkeypatch.setattr("flows.registered.pictures._BATCH", 4)
     asked: list[int] = []
     real = caption._captioned
 
@@ -177,7 +176,7 @@ def test_killed_twice_each_picture_is_captioned_exactly_once(registered: Path, t
 def test_a_smaller_search_than_the_evaluations_is_what_was_asked_for(registered: Path) -> None:
     config = trained(registered)
     evaluation = config.evaluation.model_copy(update={"beam": 4, "n_best": 3, "min_length": 5})
-    captioner = make_captioner(config.grids, evaluation, artifacts(config))
+    captioner = make_captioner(config.grids, evaluation, made_from(config))
     photograph = pictures(registered)[0].read_bytes()
     for asked, alternatives in (({}, 2), ({"beam": 1}, 0), ({"beam": 2}, 1), ({"beam": 2, "max_length": 3}, 1)):
         (said,) = captioner.caption([photograph], **asked)

@@ -12,16 +12,14 @@ import safetensors.torch
 import torch
 
 from models.vocabulary import SPECIAL, UNK, Vocabulary
-from tasks import trained
-from tasks.captions import build_vocabulary, read_vocabulary
-from tasks.config import CaptionsConfig
-from tasks.errors import AttendError
+from tasks.common.errors import AttendError
+from tasks.config.schema import CaptionsConfig, Config
+from tasks.data.captions import build_vocabulary, read_vocabulary
+from tasks.data.tokenisers import BytePairs, tokeniser
+from tasks.data.word_vectors import load_word_vectors, vector_digests
 from tasks.metrics import Scored, measure
-from tasks.running import run_stage
-from tasks.staleness import artifacts
-from tasks.tokenisers import BytePairs, tokeniser
-from tasks.word_vectors import load_word_vectors, vector_digests
-from tests.conftest import small
+from tasks.training import outputs as trained
+from tests.support import artifacts, run_stage, small
 
 TEXTS = [line.split() for line in ("the lowest of the low", "lower and lowest", "a newer low", "the newest and widest")]
 SETTINGS = CaptionsConfig(units="bpe", merges=60, min_count=1)
@@ -47,7 +45,7 @@ def test_byte_pairs_come_back_as_the_words() -> None:
 def test_byte_pairs_are_a_function_of_the_texts() -> None:
     """In other processes too, where hash maps are seeded otherwise: ties between merges are many in few words."""
     code = (
-        "from types import SimpleNamespace; from tasks.tokenisers import BytePairs; "
+        "from types import SimpleNamespace; from tasks.data.tokenisers import BytePairs; "
         f"texts = {TEXTS}; pairs = BytePairs(texts, SimpleNamespace(merges=60, min_count=1)); "
         "print([pairs(words) for words in texts])"
     )
@@ -81,6 +79,10 @@ def test_the_unknown_word_is_no_word_and_never_a_hit() -> None:
     # A caption can never hold it, so a reference that does gives nothing to any caption.
     assert measure("bleu", [Scored(["a", "on"], [words])])["bleu1"] < 100
     assert Vocabulary(("a",)).decode([UNK]) == [SPECIAL[UNK]]
+
+
+def word_digests(config: Config) -> dict[str, str]:
+    return vector_digests(config.decoder, config.machine)
 
 
 def vectors_file(path: Path, *lines: str) -> Path:
@@ -131,10 +133,10 @@ def test_frozen_word_vectors_stay_and_tuned_ones_move(workspace: Path, tmp_path:
 def test_another_file_of_word_vectors_is_another_training(workspace: Path, tmp_path: Path) -> None:
     file = vectors_file(tmp_path / "v.txt", "red 1")
     config = small(workspace, decoder__word_vectors=str(file))
-    first = vector_digests(config)
+    first = word_digests(config)
     moved = file.rename(tmp_path / "w.txt")
-    assert vector_digests(small(workspace, decoder__word_vectors=str(moved))) == first
+    assert word_digests(small(workspace, decoder__word_vectors=str(moved))) == first
     vectors_file(moved, "red 2")
-    assert vector_digests(small(workspace, decoder__word_vectors=str(moved))) != first
+    assert word_digests(small(workspace, decoder__word_vectors=str(moved))) != first
     with pytest.raises(AttendError, match=r"decoder\.word_vectors: .*: no such file"):
-        vector_digests(config)
+        word_digests(config)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import csv
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageOps
 
-from tasks import stages, tracking
-from tasks.config import Config
-from tasks.manifest import GENERATED
-from tasks.running import run_stage
-from tasks.stages import BY_NAME, STAGES
-from tasks.staleness import artifacts, inputs_of, plan
-from tasks.versions import version_with_alias
-from tasks.workspace import Workspace
-from tests.conftest import small
+from tasks.config.schema import Config
+from tasks.data.manifest import GENERATED
+from tasks.pipeline.workspace import Workspace
+from tasks.registry import tracking
+from tasks.registry.versions import version_with_alias
+from tests.support import STAGES, artifacts, inputs_of, plan, raise_version, run_stage, small
 
 ALL = ("ingest", "extract", "tensorise", "train", "evaluate", "register")
 Rows = list[dict[str, str]]
@@ -67,7 +64,7 @@ def run(config: Config) -> Done:
     before = made(config)
     foretold = {status.stage.name for status in plan(config) if not status.fresh}
     inputs = inputs_of(config)
-    ran = tuple(stage.name for stage in STAGES if not run_stage(config, stage.name, inputs).fresh)
+    ran = tuple(name for name in STAGES if not run_stage(config, name, inputs).fresh)
     assert set(ran) <= foretold  # status said so; what came out the same cut the rest off
     now = made(config)
     counts = artifacts(config)["extract"].ledger.counts if "extract" in ran else {"extracted": 0}
@@ -259,9 +256,7 @@ def test_a_setting_changed_and_changed_back(place: Place, setting: dict[str, obj
     ],
 )
 def test_a_stage_version_raised(place: Place, monkeypatch: pytest.MonkeyPatch, name: str, done: Done) -> None:
-    raised = replace(BY_NAME[name], version=99)
-    monkeypatch.setitem(BY_NAME, name, raised)
-    monkeypatch.setattr(stages, "STAGES", tuple(raised if stage.name == name else stage for stage in STAGES))
+    raise_version(monkeypatch, place.config(), name)
     assert run(place.config()) == done
 
 

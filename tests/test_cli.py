@@ -13,13 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from flows import cli
-from tasks.config import load
-from tasks.errors import AttendError
-from tasks.presets import presets
-from tasks.running import run_stage
-from tasks.staleness import plan
-from tests.conftest import small
+from flows.commands import cli
+from tasks.common.errors import AttendError
+from tasks.config.presets import presets
+from tasks.config.schema import load
+from tests.support import plan, run_stage, small
 from tests.test_datasets import flickr8k
 
 Capture = pytest.CaptureFixture[str]
@@ -239,8 +237,9 @@ def test_planning_loads_no_heavy_library(tmp_path: Path) -> None:
     """Status and a fresh run answer at once only as long as nothing heavy is imported for them."""
     path = written(tmp_path)
     code = (
-        "import sys; from flows import cli; from tasks.config import load; from tasks.staleness import plan; "
-        f"plan(load({path!r})); found = {{'torch', 'prefect', 'mlflow', 'nltk', 'h5py'}} & set(sys.modules); "
+        "import sys; from flows.commands import cli; from flows.pipeline import pipeline_of; "
+        "from tasks.config.schema import load; from tasks.pipeline.plan import plan; "
+        f"plan(pipeline_of(load({path!r}))); found = {{'torch', 'prefect', 'mlflow', 'nltk', 'h5py'}} & set(sys.modules); "
         "assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -304,7 +303,7 @@ def test_a_full_disk_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device", "/disk/shard")
 
-    monkeypatch.setattr("tasks.config.load", full)
+    monkeypatch.setattr("tasks.config.schema.load", full)
     assert "/disk/shard: the disk is full: make room and run again" in refused(monkeypatch, capsys, "status", "demo")
 
 

@@ -11,28 +11,26 @@ import pytest
 import safetensors.torch
 
 from bench.cluster import config_of, dask_workers, extract, kill_after, shards
-from flows import cluster
+from flows.operations import cluster
 from models.backbones.base import make as make_backbone
-from tasks.config import MachineConfig
-from tasks.errors import AttendError
-from tasks.running import run_stage
-from tasks.shards import Made, Publish, ShardWork, make
-from tasks.staleness import artifacts
-from tests.conftest import pictures, run_all, small
+from tasks.common.errors import AttendError
+from tasks.config.schema import MachineConfig
+from tasks.grids.shard_jobs import Publish, ShardJob, ShardResult, make_shard
+from tests.support import artifacts, pictures, run_all, run_stage, small
 
 
 def extracted(workspace: Path, spread: object = None, **changes: object) -> dict[str, str]:
     config = small(workspace, **changes)
     run_stage(config, "ingest")
-    run_stage(config, "extract", spread=spread)
+    run_stage(config, "extract", executor=spread)
     return shards(workspace)
 
 
-def backwards_and_twice(works: Sequence[ShardWork], publish: Publish) -> None:
+def backwards_and_twice(jobs: Sequence[ShardJob], publish: Publish) -> None:
     """Each shard made twice, as where a worker was thought lost; the later one is published, the last shard first."""
-    for work in reversed(works):
-        make(work)
-        publish(make(work))
+    for job in reversed(jobs):
+        make_shard(job)
+        publish(make_shard(job))
 
 
 def test_shards_made_elsewhere_are_the_same(workspace: Path, tmp_path: Path) -> None:
@@ -45,26 +43,26 @@ def test_shards_made_elsewhere_are_the_same(workspace: Path, tmp_path: Path) -> 
 
 
 def test_a_photograph_changed_meanwhile_is_refused(workspace: Path) -> None:
-    def late(works: Sequence[ShardWork], publish: Publish) -> None:
+    def late(jobs: Sequence[ShardJob], publish: Publish) -> None:
         pictures(workspace)[0].write_bytes(b"no picture")
-        backwards_and_twice(works, publish)
+        backwards_and_twice(jobs, publish)
 
     config = small(workspace)
     run_stage(config, "ingest")
     with pytest.raises(AttendError, match="was changed while the run"):
-        run_stage(config, "extract", spread=late)
+        run_stage(config, "extract", executor=late)
 
 
 def test_what_was_made_for_a_run_that_is_no_more_is_not_there(workspace: Path) -> None:
-    def lost(works: Sequence[ShardWork], publish: Publish) -> None:
-        made: list[Made] = [make(work) for work in works]
+    def lost(jobs: Sequence[ShardJob], publish: Publish) -> None:
+        made: list[ShardResult] = [make_shard(job) for job in jobs]
         publish(made[0])
         raise KeyboardInterrupt
 
     config = small(workspace)
     run_stage(config, "ingest")
     with pytest.raises(KeyboardInterrupt):
-        run_stage(config, "extract", spread=lost)
+        run_stage(config, "extract", executor=lost)
     assert len(shards(workspace)) == 1 and list(workspace.glob("grids/*/.*.tmp"))
     run_stage(config, "extract")
     assert len(shards(workspace)) == 4 and not list(workspace.glob("grids/*/.*.tmp"))
@@ -91,17 +89,17 @@ def test_weights_are_those_of_the_leader_or_are_refused(workspace: Path, monkeyp
     monkeypatch.setenv("HOME", str(homes[0]))
     config = small(workspace, grids__weights="~/tiny.safetensors")
 
-    def elsewhere(works: Sequence[ShardWork], publish: Publish) -> None:
+    def elsewhere(jobs: Sequence[ShardJob], publish: Publish) -> None:
         monkeypatch.setenv("HOME", str(homes[1]))
-        monkeypatch.setattr("tasks.shards._encoders", {})
-        backwards_and_twice(works[:2], publish)
+        monkeypatch.setattr("tasks.grids.shard_jobs._encoders", {})
+        backwards_and_twice(jobs[:2], publish)
         shutil.copy(homes[1] / "tiny.safetensors", homes[0])
-        monkeypatch.setattr("tasks.shards._encoders", {})
-        make(works[2])
+        monkeypatch.setattr("tasks.grids.shard_jobs._encoders", {})
+        make_shard(jobs[2])
 
     run_stage(config, "ingest")
     with pytest.raises(AttendError, match=r"tiny.safetensors: is another file on this worker"):
-        run_stage(config, "extract", spread=elsewhere)
+        run_stage(config, "extract", executor=elsewhere)
     made = shards(workspace)
     monkeypatch.setenv("HOME", str(homes[0]))
     safetensors.torch.save_file(make_backbone("tiny", None, 0).features.state_dict(), homes[0] / "tiny.safetensors")
@@ -113,7 +111,7 @@ def test_what_is_no_scheduler_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cluster, "_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for address in (f"tcp://127.0.0.1:{silent.getsockname()[1]}", "tls://127.0.0.1:1", "nothing://127.0.0.1:1"):
-            spread = cluster.spread_of(MachineConfig(dask=address))
+            spread = cluster.executor_of(MachineConfig(dask=address))
             assert spread is not None
             with pytest.raises(AttendError, match=f"{address} does not answer .*: start its scheduler"):
                 spread([], print)

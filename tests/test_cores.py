@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.config import MachineConfig
-from tasks.cores import available_cores
-from tasks.extraction import decoders
+from tasks.common.cores import available_cores
+from tasks.config.schema import MachineConfig
+from tasks.grids.encoding import decoders
 
 SAYS = "import tasks, torch; print(torch.get_num_threads())"
 
@@ -62,7 +62,7 @@ def test_a_quota_is_rounded_up(tmp_path: Path) -> None:
 def test_torch_takes_the_cores_of_this_process_unless_told_otherwise() -> None:
     one = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\n"
     assert printed(one + SAYS) == "1"
-    asked = "from tasks.devices import device_of; from tasks.config import MachineConfig as M; "
+    asked = "from tasks.config.devices import device_of; from tasks.config.schema import MachineConfig as M; "
     setting = f"{SAYS}; {asked}device_of(M(threads=2, device='cpu')); print(torch.get_num_threads())"
     assert printed(setting, OMP_NUM_THREADS="1") == "1\n2"
     assert 1 <= int(printed(SAYS)) <= available_cores()

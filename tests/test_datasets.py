@@ -19,16 +19,13 @@ import torch
 from PIL import Image
 
 from models.vocabulary import SPECIAL
-from tasks.config import Config
+from tasks.common.errors import AttendError
+from tasks.config.schema import Config
+from tasks.data.manifest import hashed_split, pictures_of, write_manifest
+from tasks.data.sources import digests_of
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import Row, find_pictures
-from tasks.errors import AttendError
-from tasks.ledger import Work
-from tasks.manifest import hashed_split, ingest, pictures_of
-from tasks.running import run_stage
-from tasks.sources import source_digests
-from tasks.staleness import artifacts
-from tests.conftest import small
+from tests.support import artifacts, run_stage, small
 
 
 def picture(path: Path, shade: int = 0) -> None:
@@ -378,7 +375,7 @@ def test_malformed_is_refused_by_file_line_and_field(
 
 def manifest_of(config: Config, out: Path) -> dict[str, str]:
     out.mkdir(parents=True, exist_ok=True)
-    return ingest(config.data, config.machine, Work("key", {}, source_digests(config), out)).products
+    return write_manifest(config.data, config.machine, digests_of(config.data, config.machine), out).products
 
 
 def tabled(folder: Path, count: int, workspace: Path) -> Config:
@@ -423,7 +420,7 @@ def test_the_same_content_in_two_splits_is_reported(tmp_path: Path, workspace: P
     (folder / "images" / "5_a1b2.jpg").write_bytes((folder / "images" / "0_a1b2.jpg").read_bytes())
     config = small(workspace, data={"adapter": "flickr8k", "path": folder})
     (tmp_path / "out").mkdir()
-    outcome = ingest(config.data, config.machine, Work("key", {}, source_digests(config), tmp_path / "out"))
+    outcome = write_manifest(config.data, config.machine, digests_of(config.data, config.machine), tmp_path / "out")
     assert any("0_a1b2.jpg (train) = 5_a1b2.jpg (test)" in note for note in outcome.notes)
 
 
@@ -470,6 +467,6 @@ def test_links_that_lead_back_are_refused(tmp_path: Path) -> None:
 
 def test_a_name_that_no_caption_can_say_changes_nothing(tmp_path: Path, workspace: Path) -> None:
     config = tabled(tmp_path / "data", 3, workspace)
-    before = source_digests(config)
-    shutil.copy(tmp_path / "data" / "0.png", os.fsencode(tmp_path) + b"/data/caf\xe9.png")
-    assert source_digests(config) == before
+    before = digests_of(config.data, config.machine)
+    shutil.copy(os.fsencode(tmp_path / "data" / "0.png"), os.fsencode(tmp_path) + b"/data/caf\xe9.png")
+    assert digests_of(config.data, config.machine) == before

@@ -14,7 +14,7 @@ from models.decoders import DECODERS
 from models.decoders.base import Decoder, make
 from models.search import greedy
 from models.vocabulary import END, NULL, START
-from tasks.objectives import attention_penalty
+from tasks.training.objectives import attention_penalty
 
 CHANNELS, VOCABULARY, HIDDEN = 6, 12, 8
 ATTENDING = [name for name, member in DECODERS.items() if member.attends]
@@ -29,9 +29,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in DECODERS),
     *((name, {"output": "deep"}) for name in RECURRENT),
     *((name, {"output": "mlp", "output_size": 7}) for name in RECURRENT),
-    *((name, {"first_state": "zeros", "reduce": 4}) for name in LOOKING),
-    *((name, {"present": 4}) for name in LOOKING),
-    ("transformer", {"encoder_layers": 0, "layers": 1, "reduce": 4}),
+    *((name, {"first_state": "zeros", "pca_dim": 4}) for name in LOOKING),
+    *((name, {"attention_grid": 4}) for name in LOOKING),
+    ("transformer", {"encoder_layers": 0, "layers": 1, "pca_dim": 4}),
     ("transformer", {"embedding": HIDDEN, "tie_weights": True}),
     ("attention_lstm", {"attention": "additive", "attention_size": 4}),
     ("attention_lstm", {"attention": "dot"}),
@@ -85,7 +85,7 @@ def gradients(decoder: Decoder, logits: Tensor, alphas: Tensor, tokens: Tensor) 
     targets, valid = tokens[:, :, 1:], tokens[:, :, 1:] != NULL
     decoder.zero_grad()
     loss = functional.cross_entropy(logits, targets[valid]) + (alphas[valid] ** 2).sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     found = {name: weight.grad.clone() for name, weight in decoder.named_parameters() if weight.grad is not None}
     return {"loss": loss.detach(), **found}
 
@@ -119,7 +119,7 @@ def test_gradients_are_those_of_the_steps(name: str, options: dict[str, Any]) ->
 def test_speaking_takes_the_decoders_steps(name: str, options: dict[str, Any]) -> None:
     decoder = decoder_of(name, options).eval()
     grid, tokens = example()
-    speaking = decoder.speaking()
+    speaking = decoder.for_inference()
     states = [each.start(grid).expand(tokens.shape[1]) for each in (decoder, speaking)]
     for time in range(tokens.shape[2] - 1):
         with torch.no_grad():
@@ -140,7 +140,7 @@ def test_a_grid_presented_larger_is_the_pooled_grid(name: str, attention: str) -
     stored = functional.adaptive_avg_pool2d(grid.permute(0, 3, 1, 2), 4).permute(0, 2, 3, 1)
     found = []
     for presented, kept in ((4, grid), (None, stored)):
-        decoder = decoder_of(name, options | {"present": presented})
+        decoder = decoder_of(name, options | {"attention_grid": presented})
         logits, read = decoder(kept, words, valid)
         assert read.alphas.shape[-1] == 16
         found.append({"alphas": read.alphas.detach(), **gradients(decoder, logits, read.alphas, tokens)})
@@ -232,7 +232,7 @@ def test_keys_are_made_once_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
         ("show_attend_tell", {"attention": "dot"}, "set decoder.hidden=6, or decoder.attention=general"),
         ("lstm", {"tie_weights": True}, "set decoder.embedding=8"),
         ("lstm", {"tie_weights": True, "head": "adaptive"}, "take head full or bottleneck"),
-        ("show_attend_tell", {"reduce": 7}, "7 channels cannot be left of a grid of 6"),
+        ("show_attend_tell", {"pca_dim": 7}, "7 channels cannot be left of a grid of 6"),
     ],
 )
 def test_sizes_that_clash_are_told(name: str, options: dict[str, Any], told: str) -> None:
@@ -308,7 +308,7 @@ def test_the_basis_loses_least_of_the_annotation_vectors() -> None:
     torch.manual_seed(2)
     vectors = torch.randn(200, 3, dtype=torch.float64) @ torch.randn(3, CHANNELS, dtype=torch.float64)
     vectors += 0.01 * torch.randn(200, CHANNELS, dtype=torch.float64)
-    decoder = decoder_of("show_attend_tell", {"reduce": 3})
+    decoder = decoder_of("show_attend_tell", {"pca_dim": 3})
     decoder.fit_basis(vectors.T @ vectors)
     assert decoder.basis is not None
     basis = decoder.basis.double()

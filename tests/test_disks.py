@@ -14,13 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.running import run_stage
-from tasks.staleness import artifacts, plan
-from tasks.workspace import Workspace
-from tests.conftest import small
+from tasks.pipeline.workspace import Workspace
+from tests.support import artifacts, plan, run_stage, small
 
 UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
-RUN = f"{sys.executable} -m flows.cli run"
+RUN = f"{sys.executable} -m flows.commands.cli run"
 
 
 def _mounts() -> bool:

@@ -11,16 +11,16 @@ import torch
 
 from models.captioner import Captioner
 from models.decoders.ensemble import Ensemble
-from models.search import Decoding, beam_search
-from tasks import trained
-from tasks.batches import grids_in_order
-from tasks.bundle import make_captioner, write_bundle
-from tasks.config import Config
-from tasks.errors import AttendError
-from tasks.evaluation import PREDICTIONS
-from tasks.features import open_grids
-from tasks.staleness import artifacts
-from tests.conftest import run_all, small
+from models.options import Decoding
+from models.search import beam_search
+from tasks.common.errors import AttendError
+from tasks.config.schema import Config
+from tasks.evaluation.predictions import PREDICTIONS
+from tasks.grids.index import open_grids
+from tasks.registry.bundle import make_captioner, write_bundle
+from tasks.training import outputs as trained
+from tasks.training.batches import grids_in_order
+from tests.support import artifacts, made_from, run_all, small
 from tests.test_decoders import decoder_of, example
 
 
@@ -33,7 +33,7 @@ def test_the_next_words_probability_is_the_mean(name: str) -> None:
     grid, tokens = example()
     together = Ensemble(members).eval()
     with torch.no_grad():
-        for speaking in (together, together.speaking()):
+        for speaking in (together, together.for_inference()):
             joint = speaking.start(grid).expand(3)
             states = [member.start(grid).expand(3) for member in members]
             for time in range(3):
@@ -56,7 +56,7 @@ def test_twins_say_what_each_says() -> None:
     decoder: Any = decoder_of("show_attend_tell")
     grid, _ = example()
     alone = beam_search(decoder, grid, Decoding(beam=3, n_best=3))
-    both = beam_search(Ensemble([decoder, decoder]).eval().speaking(), grid, Decoding(beam=3, n_best=3))
+    both = beam_search(Ensemble([decoder, decoder]).eval().for_inference(), grid, Decoding(beam=3, n_best=3))
     assert [[c.tokens for c in captions] for captions in both] == [[c.tokens for c in captions] for captions in alone]
 
 
@@ -75,7 +75,7 @@ def test_the_best_epochs_are_kept_and_what_is_registered_says_what_was_evaluated
     kept = trained.kept_weights(made["train"].path)
     assert [path.name for path in kept] == [trained.WEIGHTS, "weights-2.safetensors", "weights-3.safetensors"]
     assert len({path.read_bytes() for path in kept}) == 3 and len(scores) == 6
-    captioner = make_captioner(config.grids, config.evaluation, made)
+    captioner = make_captioner(config.grids, config.evaluation, made_from(config))
     write_bundle(captioner, tmp_path / "bundle")
     loaded = Captioner.load(tmp_path / "bundle")
     rows = pq.read_table(made["evaluate"].path / PREDICTIONS).to_pylist()

@@ -28,7 +28,8 @@ def sigmoid(x: Array) -> Array:
 
 def softmax(x: Array) -> Array:
     powers: Array = np.exp(x - x.max())
-    return powers / powers.sum()
+    shares: Array = powers / powers.sum()
+    return shares
 
 
 def lstm(gates: Array, cell: Array) -> Array:
@@ -44,7 +45,8 @@ def scores(w: Weights, logits_of: Array) -> Array:
 
 
 def word(w: Weights) -> Array:
-    return w["embed.weight"][START]
+    row: Array = w["embed.weight"][START]
+    return row
 
 
 def rnn_step(w: Weights, grid: Array) -> Array:
@@ -133,7 +135,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[Weights, Array], Array]]] 
         {"attention": "scaled_general", "gate": False, "output": "mlp", "output_size": A},
         captionnet_step,
     ),
-    "googlenet": ("show_attend_tell", {"attention_size": A, "gate": False, "reduce": 2}, googlenet_step),
+    "googlenet": ("show_attend_tell", {"attention_size": A, "gate": False, "pca_dim": 2}, googlenet_step),
     "hard_attention": ("hard_attention", {"attention_size": A}, hard_attention_step),
 }
 
@@ -178,4 +180,4 @@ def differences(loss: Callable[[], float], weight: Array, step: float = 1e-5) ->
 
 
 def relative(ours: npt.NDArray[Any], theirs: Array) -> float:
-    return float(np.linalg.norm(ours - theirs) / max(np.linalg.norm(theirs), 1e-2))
+    return float(np.linalg.norm(ours - theirs) / max(float(np.linalg.norm(theirs)), 1e-2))

@@ -20,16 +20,15 @@ from models.backbones.encoder import Encoder
 from models.decoders.base import make as make_decoder
 from models.end_to_end import EndToEnd
 from models.vocabulary import Vocabulary
-from tasks import fine_tuning, fitting
-from tasks.captions import CaptionedPicture
-from tasks.config import Config
-from tasks.errors import AttendError
-from tasks.features import open_grids
-from tasks.manifest import GENERATED, files_of
-from tasks.running import run_stage
-from tasks.stages import stages_of
-from tasks.staleness import artifacts, plan
-from tests.conftest import small
+from tasks.common.errors import AttendError
+from tasks.config.schema import Config
+from tasks.data.captions import CaptionedPicture
+from tasks.data.manifest import GENERATED, files_of
+from tasks.grids.encoding import decoders
+from tasks.grids.index import open_grids
+from tasks.training import backbone as fine_tuning
+from tasks.training import loop as fitting
+from tests.support import artifacts, names_of, plan, run_stage, small
 
 TUNING = {"epochs": 2, "batch_pictures": 8, "backbone_learning_rate": 0.003, "learning_rate": 0.005, "warmup_steps": 2}
 
@@ -39,10 +38,10 @@ def tuned_config(workspace: Path, **changes: Any) -> Config:
 
 
 def run(config: Config, until: str = "evaluate") -> dict[str, str]:
-    states = {}
-    for stage in stages_of(config):
-        states[stage.name] = run_stage(config, stage.name).state
-        if stage.name == until:
+    states: dict[str, str] = {}
+    for stage in names_of(config):
+        states[stage] = run_stage(config, stage).state
+        if stage == until:
             break
     return states
 
@@ -72,7 +71,7 @@ def test_grids_of_the_tuned_backbone_are_what_it_makes_of_the_photographs(finish
     backbone.load_state_dict(safetensors.torch.load_file(found["tune"].path / "backbone.safetensors"))
     files = files_of(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED))
     digests = sorted(files)[:5]
-    with fine_tuning.decoders(config.machine) as pool:
+    with decoders(config.machine) as pool:
         views = fine_tuning.Views(config.grids, "bilinear", files, pool)
         made = Encoder(backbone)(views.whole(digests))
     kept = torch.from_numpy(open_grids(found["extract"], config.machine).read(digests))
@@ -128,7 +127,7 @@ def test_a_backbone_that_cannot_be_tuned_so_is_told_before_any_work(
 
 def test_a_photograph_that_goes_while_tuning_is_told(finished: Path) -> None:
     config = tuned_config(finished)
-    with fine_tuning.decoders(config.machine) as pool:
+    with decoders(config.machine) as pool:
         views = fine_tuning.Views(config.grids, "bilinear", {"0" * 64: finished / "gone.png"}, pool)
         with pytest.raises(AttendError, match=r"gone\.png: cannot be read on .*No such file"):
             views.whole(["0" * 64])
@@ -159,7 +158,7 @@ def test_a_caption_that_tells_left_from_right_keeps_its_picture_from_the_mirror(
     assert config.tuning is not None
     vocabulary = Vocabulary(("dog", "left", "of"))
     seen = {}
-    with fine_tuning.decoders(config.machine) as pool:
+    with decoders(config.machine) as pool:
         views = fine_tuning.Views(config.grids, "bilinear", {digest: tmp_path / "a.png"}, pool)
         for words in (["dog"], ["left", "of", "dog"]):
             tokens = torch.tensor([vocabulary.encode(words, 5)]).numpy()
@@ -175,7 +174,7 @@ def test_views_vary_by_epoch_and_are_a_function_of_the_seed(finished: Path) -> N
     found = artifacts(config)
     files = files_of(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED))
     digests = sorted(files)[:3]
-    with fine_tuning.decoders(config.machine) as pool:
+    with decoders(config.machine) as pool:
         views = fine_tuning.Views(config.grids, "bilinear", files, pool)
         one, again, other = (views.varied(digests, [seed] * 3, 0.7, [True] * 3) for seed in ("a", "a", "b"))
     assert torch.equal(one, again)

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.errors import AttendError
-from tasks.grid_cache import GridStore
-from tasks.grid_reader import GridReader
-from tasks.identity import Identity
+from tasks.common.errors import AttendError
+from tasks.grids.identity import Identity
+from tasks.grids.reader import GridReader
+from tasks.grids.store import GridStore
 
 IDENTITY = Identity("tiny", "random:0", 64, "squash", None, "float32", 1)
 

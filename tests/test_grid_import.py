@@ -10,14 +10,12 @@ import h5py
 import numpy as np
 import pytest
 
-from tasks.config import Config
-from tasks.errors import AttendError
-from tasks.features import open_grids
-from tasks.grid_import import import_grids
-from tasks.manifest import pictures_of
-from tasks.running import run_stage
-from tasks.staleness import artifacts
-from tests.conftest import small
+from flows.commands.import_grids import import_grids
+from tasks.common.errors import AttendError
+from tasks.config.schema import Config
+from tasks.data.manifest import pictures_of
+from tasks.grids.index import open_grids
+from tests.support import artifacts, run_stage, small
 
 COUNT = 60
 
@@ -81,10 +79,11 @@ def test_a_decoder_trains_on_imported_grids_and_nothing_can_be_registered(worksp
     import_grids(config, tmp_path / "grids.npz")
     for stage in ("extract", "tensorise", "train", "evaluate"):
         run_stage(config, stage)
-    from flows.pipeline import pipeline
+
+    from flows.operations.run_flow import run_pipeline
 
     with pytest.raises(AttendError, match="add --until evaluate"):
-        pipeline.fn(config)
+        run_pipeline.fn(config)
 
 
 def test_pictures_without_an_imported_grid_are_told(workspace: Path, tmp_path: Path) -> None:

@@ -6,17 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from tasks import housekeeping
-from tasks.config import Config
-from tasks.errors import AttendError
-from tasks.features import open_grids
-from tasks.housekeeping import Item, compact, prune, usage
-from tasks.running import run_stage
-from tasks.staleness import artifacts
-from tasks.workspace import Workspace
-from tests.conftest import register_all, run_all, small
+from flows.commands import housekeeping
+from flows.commands.housekeeping import Item, compact, prune, usage
+from tasks.common.errors import AttendError
+from tasks.config.schema import Config
+from tasks.grids.index import open_grids
+from tasks.pipeline.workspace import Workspace
+from tests.support import artifacts, register_all, run_all, run_stage, small
 from tests.test_stages import Killed
 
 
@@ -81,12 +80,12 @@ def test_grids_of_pictures_that_are_gone_are_pruned_and_compacted(workspace: Wor
     assert before.keys() == now.keys() and all(np.array_equal(before[key], now[key]) for key in before)
 
 
-def grids_of(config: Config) -> dict[str, object]:
+def grids_of(config: Config) -> dict[str, npt.NDArray[np.float16]]:
     reader = open_grids(artifacts(config)["extract"], config.machine)
     return {digest: reader.read([digest])[0].copy() for digest in reader._rows}
 
 
-@pytest.mark.parametrize("place", ["tasks.housekeeping.reindex", "tasks.housekeeping.remove_shard"])
+@pytest.mark.parametrize("place", ["flows.commands.housekeeping.reindex", "flows.commands.housekeeping.remove_shard"])
 def test_a_killed_compaction_loses_nothing(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     config = with_fewer_pictures(workspace, 30)
     before = grids_of(config)
@@ -148,7 +147,7 @@ def test_a_stage_that_is_no_more_is_needed_no_more(workspace: Workspace, monkeyp
     """Also where it was cut off, and its section was taken out then."""
     views = {"number": 2}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("tasks.views.extract_views", interrupted)
+        patch.setattr("tasks.grids.views.Views.run", interrupted)
         run_stage(small(workspace.root, views=views), "views")
     with pytest.raises(AttendError, match="is not finished"):
         compact(workspace, 16)
@@ -157,5 +156,5 @@ def test_a_stage_that_is_no_more_is_needed_no_more(workspace: Workspace, monkeyp
     assert not unneeded(workspace)
 
 
-def interrupted(**_: object) -> None:
+def interrupted(*_: object) -> None:
     raise KeyboardInterrupt

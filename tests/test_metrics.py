@@ -10,7 +10,7 @@ from nltk.translate.bleu_score import corpus_bleu
 
 from tasks.metrics import METRICS, Scored, load, measure
 from tasks.metrics.bootstrap import compare, intervals, resampled
-from tasks.metrics.ptb import words
+from tasks.metrics.ptb import tokenize
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sits", "on", "grass", "red", "ball"]
 
@@ -68,7 +68,8 @@ TOOLKIT = {
 def test_scores_are_the_toolkits(name: str) -> None:
     said, bleu, rouge, cider = TOOLKIT[name]
     items = [
-        Scored(words(caption), [words(text) for text in texts]) for caption, texts in zip(said, THREE, strict=True)
+        Scored(tokenize(caption), [tokenize(text) for text in texts])
+        for caption, texts in zip(said, THREE, strict=True)
     ]
     assert list(measure("bleu", items).values()) == pytest.approx([100 * value for value in bleu], abs=1e-4)
     assert measure("rouge", items)["rouge_l"] == pytest.approx(100 * rouge, abs=1e-4)
@@ -78,7 +79,8 @@ def test_scores_are_the_toolkits(name: str) -> None:
 def test_meteor_is_the_toolkits_where_words_and_stems_are_all_that_matches() -> None:
     said, references = ["", "two children play with a ball", "a man on a bicycle"], THREE
     items = [
-        Scored(words(caption), [words(text) for text in texts]) for caption, texts in zip(said, references, strict=True)
+        Scored(tokenize(caption), [tokenize(text) for text in texts])
+        for caption, texts in zip(said, references, strict=True)
     ]
     assert measure("meteor", items)["meteor"] == pytest.approx(26.6196, abs=1e-3)
     stems = measure("meteor", [Scored(["running", "dogs"], [["run", "dog"]])])["meteor"]
@@ -103,8 +105,8 @@ CUT = {
 
 @pytest.mark.parametrize("text", CUT)
 def test_captions_are_cut_as_stanfords_tokeniser_cuts_them(text: str) -> None:
-    assert words(text) == CUT[text].split()
-    assert words(CUT[text]) == CUT[text].split()  # cut again, as references that were kept are
+    assert tokenize(text) == CUT[text].split()
+    assert tokenize(CUT[text]) == CUT[text].split()  # cut again, as references that were kept are
 
 
 @pytest.mark.parametrize("name", METRICS)

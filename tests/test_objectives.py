@@ -8,10 +8,10 @@ import torch
 
 from models.decoders.base import make
 from models.vocabulary import NULL, START, UNK
-from tasks.batches import Batch
-from tasks.config import TrainingConfig
-from tasks.objectives import CrossEntropy, count, own_words, with_unknown
-from tests.conftest import run_all, small
+from tasks.config.schema import TrainingConfig
+from tasks.training.batches import Batch
+from tasks.training.objectives import CrossEntropy, count, own_words, with_unknown
+from tests.support import run_all, small
 from tests.test_decoders import CHANNELS, VOCABULARY, example
 
 
@@ -22,7 +22,7 @@ def test_own_words_are_what_the_model_says_after_the_true_ones() -> None:
     batch = Batch(grid, tokens, torch.arange(len(grid)))
     assert torch.equal(own_words(decoder, batch, 0.0), batch.words)
     with torch.no_grad():  # a decoder that is sure: what it says is what is likeliest
-        decoder.head.weight.mul_(1e4)
+        decoder.head.get_parameter("weight").mul_(1e4)
     mixed = own_words(decoder, batch, 1.0)
     everywhere = torch.ones_like(batch.words, dtype=torch.bool)
     logits, _ = decoder(grid, batch.words, everywhere)
@@ -56,7 +56,7 @@ def test_what_the_model_says_first_takes_no_gradient_away() -> None:
         decoder.zero_grad()
         training = TrainingConfig(scheduled_sampling=share, precision="bfloat16")
         batch = Batch(grid, tokens, torch.arange(len(grid)))
-        CrossEntropy(training)(decoder, batch, count(batch), 1, 1.0).loss.backward()  # type: ignore[no-untyped-call]
+        CrossEntropy(training)(decoder, batch, count(batch), 1, 1.0).loss.backward()
         assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in decoder.parameters())
 
 

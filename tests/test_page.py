@@ -19,8 +19,8 @@ from playwright.sync_api import expect, sync_playwright
 from flows.serving.app import Server
 from flows.serving.limits import Limits
 from flows.serving.served import Served
-from tasks.report import REPORT
-from tests.conftest import pictures
+from tasks.evaluation.report import REPORT
+from tests.support import pictures
 from tests.test_serving import free_port
 
 CHROMIUM = next(
@@ -76,9 +76,10 @@ def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 def heat(page: Any, frame: str = "#frame") -> tuple[bool, str]:
     """Whether a map is shown, and which."""
-    return page.eval_on_selector(
+    shown, drawn = page.eval_on_selector(
         frame, "frame => [frame.classList.contains('on'), frame.querySelector('canvas').toDataURL()]"
     )
+    return bool(shown), str(drawn)
 
 
 def faults(page: Any) -> list[str]:

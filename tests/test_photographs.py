@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
-from models.photographs import ADMITTED, MAX_PIXELS, Interpolation, admit, decode, normalise, resize
+from models.photographs import ADMITTED, MAX_PIXELS, Fit, Interpolation, admit, decode, normalise, resize
 
 
 def encoded(image: Image.Image, form: str, **options: object) -> bytes:
@@ -149,7 +149,8 @@ def test_resize_gives_pillows_pixels_within_one(shape: tuple[int, int], interpol
     kernel = Image.Resampling[interpolation.upper()]
     side = min(shape)
     left, top = (shape[1] - side) // 2, (shape[0] - side) // 2
-    for fit, shown in (("squash", image), ("crop", image.crop((left, top, left + side, top + side)))):
+    shown_by: dict[Fit, Image.Image] = {"squash": image, "crop": image.crop((left, top, left + side, top + side))}
+    for fit, shown in shown_by.items():
         true = np.asarray(shown.resize((112, 112), kernel)).astype(int)
         ours = resize(pixels, 112, fit, interpolation).permute(1, 2, 0).numpy().astype(int)
         one_way = len({side < 112 for side in shown.size}) == 1  # both sides grow, or both shrink

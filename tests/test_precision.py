@@ -8,12 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tasks import precision
-from tasks.config import TrainingConfig
-from tasks.precision import SHARE, computes_on, native_precision, precision_by_epoch, with_precision
-from tasks.running import run_stage
-from tasks.staleness import artifacts, plan
-from tests.conftest import run_all, small
+from tasks.config import precision
+from tasks.config.precision import native_precision
+from tasks.config.schema import TrainingConfig
+from tasks.training.precision import SHARE, computes_on, precision_by_epoch, with_precision
+from tests.support import artifacts, plan, run_all, run_stage, small
 
 CPU = torch.device("cpu")
 Printed = pytest.CaptureFixture[str]

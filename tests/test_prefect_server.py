@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import prefect_server
-from flows.prefect_server import start_for_this_process, wait_until_healthy
-from tasks.errors import AttendError
+from flows.operations import prefect_server
+from flows.operations.prefect_server import start_for_this_process, wait_until_healthy
+from tasks.common.errors import AttendError
 
 SLOW = """
 import http.server, socket, sys, time
@@ -63,8 +63,8 @@ def test_a_server_that_dies_is_told_with_its_last_lines(tmp_path: Path) -> None:
 OWNER = """
 import pathlib, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where it is ignored
-from flows.prefect_server import start_for_this_process
-from flows.prefect_settings import apply
+from flows.operations.prefect_server import start_for_this_process
+from flows.operations.prefect_settings import apply
 apply(pathlib.Path(sys.argv[1]))
 server = start_for_this_process(pathlib.Path(sys.argv[1]) / "logs")
 server.wait()

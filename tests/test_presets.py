@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.cli import main
+from flows.commands.cli import main
 from models.decoders import DECODERS, Member
-from tasks.config import load
-from tasks.presets import presets
-from tasks.running import run_stage
-from tasks.staleness import artifacts
-from tests.conftest import small
+from tasks.config.presets import presets
+from tasks.config.schema import load
+from tests.support import artifacts, run_stage, small
 
 # Small enough to run: what makes a preset itself (backbone, grid, decoder, search) stays.
 SMALL = [
@@ -49,12 +47,12 @@ def test_every_preset_runs_end_to_end(preset: str, tmp_path: Path) -> None:
     if preset in SIZES:
         settings.append(f"grids.image_size={SIZES[preset]}")
     if preset == "best":
-        settings += ["grids.grid=2", "decoder.reduce=16", "self_critical.epochs=1", "self_critical.precision=float32"]
+        settings += ["grids.grid=2", "decoder.pca_dim=16", "self_critical.epochs=1", "self_critical.precision=float32"]
     if preset.endswith("_tuned") or preset == "best":
         settings += ["tuning.epochs=1", "tuning.precision=float32"]
     if preset == "googlenet":
         settings.append("decoder.attention_size=16")
-    command = [sys.executable, "-m", "flows.cli", "run", preset, *settings]
+    command = [sys.executable, "-m", "flows.commands.cli", "run", preset, *settings]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     found = artifacts(load(preset, settings))
@@ -86,21 +84,21 @@ def test_a_preset_is_one_file(workspace: Path, tmp_path: Path) -> None:
 
 OUTSIDE = '''
 import torch
-from models.decoders.recurrent import Recurrence, RecurrentDecoder
+from models.decoders.recurrent import LSTMState, RecurrentDecoder
 
 
 class Blind(RecurrentDecoder):
-    """Speaks without looking."""
+    """Captions without attention."""
 
     def __init__(self, channels, vocabulary, hidden=16, **options):
         super().__init__(channels, 0, vocabulary, hidden=hidden, **options)
 
-    def begin(self, annotations, pool):
+    def init_state(self, annotations, pool):
         hidden = annotations.new_zeros(len(annotations), 1, self.hidden_gates.in_features)
         nothing = hidden[..., :0]
-        return Recurrence(nothing, nothing, nothing, hidden, hidden, context=nothing)
+        return LSTMState(nothing, nothing, nothing, hidden, hidden, context=nothing)
 
-    def look(self, state, asked):
+    def attend(self, state, queries):
         return state
 '''
 

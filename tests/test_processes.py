@@ -5,30 +5,29 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import safetensors.numpy
 import torch
-from torch import distributed, multiprocessing
+from torch import distributed
+from torch.multiprocessing.spawn import spawn
 
 from models.decoders import DECODERS
 from models.decoders.base import make
 from models.vocabulary import NULL
-from tasks import processes
-from tasks.batches import Batch
-from tasks.config import Config, TrainingConfig
-from tasks.evaluation import PREDICTIONS
-from tasks.fitting import _Learner, _shared
-from tasks.manifest import pictures_of
-from tasks.objectives import CrossEntropy, count
-from tasks.running import run_stage
-from tasks.staleness import artifacts, plan
-from tasks.trained import HISTORY, WEIGHTS
-from tests.conftest import small
+from tasks.config.schema import Config, TrainingConfig
+from tasks.data.manifest import pictures_of
+from tasks.evaluation.predictions import PREDICTIONS
+from tasks.pipeline import distributed as processes
+from tasks.training.batches import Batch
+from tasks.training.loop import _LossModule, _synchronised
+from tasks.training.objectives import CrossEntropy, count
+from tasks.training.outputs import HISTORY, WEIGHTS
+from tests.support import artifacts, plan, run_stage, small
 from tests.test_decoders import CHANNELS, VOCABULARY, example
 
 # Nothing is drawn, so that what is left to differ is the order in which numbers are added. 49 pictures in batches of
@@ -67,7 +66,7 @@ def _run(config: Config, until: str, stop_after: int | None = None) -> None:
             raise KeyboardInterrupt
 
     for status in plan(config, until):
-        hooks: dict[str, Callable[..., None]] = {"epoch_done": stop} if status.stage.name == "train" else {}
+        hooks: dict[str, Any] = {"epoch_done": stop} if status.stage.name == "train" else {}
         run_stage(config, status.stage.name, **hooks)
 
 
@@ -76,7 +75,7 @@ def in_two(config: Config, until: str, stop_after: int | None = None) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    begun = multiprocessing.spawn(_one, (2, port, config, until, stop_after), nprocs=2, join=False)
+    begun = spawn(_one, (2, port, config, until, stop_after), nprocs=2, join=False)
     for process in begun.processes:  # each by itself, also where the leader fails
         process.join()
     begun.join()
@@ -174,12 +173,12 @@ def test_every_decoder_shares_its_gradient(name: str, tmp_path: Path) -> None:
     decoder = make(name, CHANNELS, VOCABULARY, options | ({"heads": 2} if name == "transformer" else {}))
     grid, tokens = example()
     batch = Batch(grid, tokens, torch.arange(len(grid)))
-    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    store = distributed.FileStore(str(tmp_path / "store"), 1)  # type: ignore[attr-defined]
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        learner = _shared(_Learner(decoder, CrossEntropy(TrainingConfig())))
+        module = _synchronised(_LossModule(decoder, CrossEntropy(TrainingConfig())))
         for step in range(3):
-            learner(batch, count(batch), step, 0.0).loss.backward()
+            module(batch, count(batch), step, 0.0).loss.backward()
     finally:
         distributed.destroy_process_group()
     assert decoder.embed.weight.grad is not None

@@ -12,14 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks import comparison, evaluation, tracking
-from tasks.comparison import compare_versions, crown_version, promote_version, roll_back
-from tasks.config import Config
-from tasks.errors import AttendError
-from tasks.registry import REGISTRATION
-from tasks.staleness import artifacts
-from tasks.versions import scores_of
-from tests.conftest import register_all, small
+from flows.registered import compare as comparison
+from flows.registered.compare import compare_versions, crown_version, promote_version, roll_back
+from tasks.common.errors import AttendError
+from tasks.config.schema import Config
+from tasks.evaluation import predictions as evaluation
+from tasks.registry import tracking
+from tasks.registry.registration import REGISTRATION
+from tasks.registry.versions import scores_of
+from tests.support import artifacts, register_all, small
 from tests.test_cli import attend, refused
 
 Said = Callable[[dict[str, Any]], str]
@@ -46,7 +47,7 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., d
     def registered(say: Said, **changes: object) -> dict[str, str]:
         def predict(*arguments: Any) -> None:
             real(*arguments)
-            path = arguments[-1].out / evaluation.PREDICTIONS
+            path = arguments[-1]
             rows = [{**row, "caption": say(row)} for row in pq.read_table(path).to_pylist()]
             pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(path)), path)
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.features import open_grids
-from tasks.manifest import files_of, pictures_of
-from tasks.running import run_stage
-from tasks.staleness import artifacts
-from tests.conftest import small
+from tasks.data.manifest import files_of, pictures_of
+from tasks.grids.index import open_grids
+from tests.support import artifacts, run_stage, small
 
 FLICKR8K, WEIGHTS = os.environ.get("ATTEND_TEST_FLICKR8K"), os.environ.get("ATTEND_TEST_WEIGHTS")
 

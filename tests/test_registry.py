@@ -14,18 +14,17 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from tasks import bundle, registry, tracking
-from tasks.config import Config
-from tasks.errors import AttendError
-from tasks.logged_model import load_model, log_model
-from tasks.manifest import GENERATED
+from flows.registered.evaluate import evaluate_registered
+from tasks.common.errors import AttendError
+from tasks.config.schema import Config
+from tasks.data.manifest import GENERATED
+from tasks.evaluation.coco_files import corpus_of
 from tasks.metrics import measure
-from tasks.rescoring import evaluate_registered
-from tasks.results import corpus_of
-from tasks.running import run_stage
-from tasks.staleness import artifacts, plan
-from tests.conftest import HERE, pictures, trained
-from tests.conftest import register_all as run_all
+from tasks.registry import bundle, tracking
+from tasks.registry import registration as registry
+from tasks.registry.logged_model import load_model, log_model
+from tests.support import HERE, artifacts, made_from, pictures, plan, run_stage, trained
+from tests.support import register_all as run_all
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +85,8 @@ print(json.dumps([row["caption"] for row in rows]))
 
 
 def registry_captioner(workspace: Path):  # type: ignore[no-untyped-def]
-    config, found = trained(workspace), artifacts(trained(workspace))
-    return bundle.make_captioner(config.grids, config.evaluation, found)
+    config = trained(workspace)
+    return bundle.make_captioner(config.grids, config.evaluation, made_from(config))
 
 
 def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_path: Path) -> None:
@@ -243,7 +242,9 @@ def test_a_registered_model_is_scored_from_photographs_once(workspace: Path, tmp
     config = trained(workspace)
     told_scores = json.loads((artifacts(config)["evaluate"].path / "scores.json").read_text())
     client = tracking.connect(workspace)
-    experiment = client.get_experiment_by_name("small").experiment_id
+    found = client.get_experiment_by_name("small")
+    assert found is not None
+    experiment = found.experiment_id
     before = len(client.search_runs([experiment]))
     first = evaluate_registered(config)
     assert first["scores"] == pytest.approx(told_scores["scores"]) and first["signature"] == told_scores["signature"]

@@ -11,20 +11,18 @@ import fsspec
 import numpy as np
 import pytest
 
-from tasks.config import Config, MachineConfig
-from tasks.errors import AttendError
-from tasks.features import open_grids, read_identity
-from tasks.grid_cache import GridStore
-from tasks.grid_reader import GridReader
-from tasks.ledger import LEDGER
-from tasks.manifest import pictures_of
-from tasks.remote import Remote, StorageError
-from tasks.running import run_stage
-from tasks.shards import make
-from tasks.staleness import artifacts, plan
-from tasks.trained import HISTORY
-from tasks.workspace import Workspace
-from tests.conftest import run_all, small
+from tasks.common.errors import AttendError
+from tasks.common.object_storage import Remote, StorageError
+from tasks.config.schema import Config, MachineConfig
+from tasks.data.manifest import pictures_of
+from tasks.grids.index import open_grids, read_identity
+from tasks.grids.reader import GridReader
+from tasks.grids.shard_jobs import make_shard
+from tasks.grids.store import GridStore
+from tasks.pipeline.ledger import LEDGER
+from tasks.pipeline.workspace import Workspace
+from tasks.training.outputs import HISTORY
+from tests.support import artifacts, plan, run_all, run_stage, small
 
 AWS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -168,12 +166,12 @@ def test_two_machines_cannot_make_the_same_shard(url: str, tmp_path: Path) -> No
     for config in (first, second):
         run_stage(config, "ingest")
 
-    def meanwhile(works: Any, publish: Any) -> None:
+    def meanwhile(jobs: Any, publish: Any) -> None:
         run_stage(first, "extract")
-        publish(make(works[0]))
+        publish(make_shard(jobs[0]))
 
     with pytest.raises(AttendError, match="another machine adds to the same grids"):
-        run_stage(second, "extract", spread=meanwhile)
+        run_stage(second, "extract", executor=meanwhile)
     run_stage(second, "extract")  # all it wants is there by now
     assert artifacts(second, "extract")["extract"].ledger.counts["extracted"] == 0
 
@@ -189,6 +187,7 @@ def test_no_more_is_kept_here_than_allowed(url: str, tmp_path: Path) -> None:
     run_all(blocks)
     assert artifacts(blocks, "train")["train"].ledger.counts["epochs"] == 2
     kept = sum(path.stat().st_size for path in blocks.workspace.glob("grids/*/*.h5"))
+    assert blocks.machine.cache_gib is not None
     assert 0 < kept <= blocks.machine.cache_gib * 2**30
 
 

@@ -9,13 +9,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.evaluation import PREDICTIONS, captions_in
-from tasks.language import language
-from tasks.manifest import pictures_of
+from tasks.data.manifest import pictures_of
+from tasks.evaluation.caption_statistics import language
+from tasks.evaluation.coco_files import corpus_of, export, image_ids, read_references, read_results
+from tasks.evaluation.predictions import PREDICTIONS, captions_in
 from tasks.metrics import Scored
-from tasks.results import corpus_of, export, image_ids, read_references, read_results
-from tasks.staleness import artifacts
-from tests.conftest import small
+from tests.support import artifacts, small
 from tests.test_cli import Capture, attend, refused
 
 RESULTS = [{"image_id": 7, "caption": "A dog runs."}, {"image_id": 9, "caption": ""}]

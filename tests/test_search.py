@@ -11,7 +11,8 @@ from torch import Tensor
 
 from models.decoders import DECODERS
 from models.decoders.base import make
-from models.search import Decoding, beam_search, decode, greedy, sample
+from models.options import Decoding
+from models.search import beam_search, decode, greedy, sample
 from models.vocabulary import END, NULL, START, UNK
 
 V = 6  # NULL, START, END, UNK and two words
@@ -89,7 +90,7 @@ def test_beam_of_one_is_greedy_on_decoders(name: str) -> None:
     torch.manual_seed(0)
     decoder = make(name, 8, 40, {"embedding": 16, "hidden": 16}).eval()
     with torch.no_grad():
-        decoder.head.weight *= 8
+        decoder.head.get_parameter("weight").mul_(8)
     grid = torch.randn(30, 3, 3, 8)
     ones = [caption.tokens for caption in greedy(decoder, grid)]
     beams = [found[0].tokens for found in beam_search(decoder, grid, Decoding(beam=1))]

@@ -17,18 +17,16 @@ import torch
 from models.decoders.base import make
 from models.search import Caption
 from models.vocabulary import END, NULL, START
-from tasks import fitting, trained
-from tasks.batches import Batch
-from tasks.captions import read_captions, read_frequencies
-from tasks.config import SelfCriticalConfig
-from tasks.errors import AttendError
+from tasks.common.errors import AttendError
+from tasks.config.schema import SelfCriticalConfig
+from tasks.data.captions import read_captions, read_frequencies
 from tasks.metrics.consensus import Frequencies, Ids, cider, cider_d
-from tasks.objectives import count
-from tasks.running import run_stage
-from tasks.self_critical import SelfCritical, as_tokens, log_likelihood, others_mean
-from tasks.stages import stages_of
-from tasks.staleness import artifacts, plan
-from tests.conftest import small
+from tasks.training import loop as fitting
+from tasks.training import outputs as trained
+from tasks.training.batches import Batch
+from tasks.training.objectives import count
+from tasks.training.reinforcement import SelfCritical, as_tokens, log_likelihood, others_mean
+from tests.support import artifacts, names_of, plan, run_stage, small
 
 Words = list[int]
 
@@ -112,7 +110,7 @@ def test_the_gradient_is_that_of_the_expected_reward() -> None:
     references = torch.tensor([[[START, 4, 5, END], [START, 4, 4, END]]])
     frequencies = Frequencies.told([[4], [5], [4, 5], [END]], np.array([2, 3, 2, 9]), 9)
     objective = SelfCritical(SelfCriticalConfig(samples=4), frequencies, max_length=2)
-    weight = decoder.head.weight
+    weight = decoder.head.get_parameter("weight")
 
     decoder.eval()
     expected = torch.zeros(())
@@ -129,10 +127,10 @@ def test_the_gradient_is_that_of_the_expected_reward() -> None:
     decoder.train()
     total, steps, pictures = torch.zeros_like(weight), 15, 100
     same = [tensor.expand(pictures, *tensor.shape[1:]) for tensor in (grid, references)]
-    batch = Batch(*same, torch.arange(pictures))
+    batch = Batch(same[0], same[1], torch.arange(pictures))
     for step in range(steps):
-        judged = objective(decoder, batch, count(batch), step, 0.0)
-        (estimate,) = torch.autograd.grad(judged.loss, weight)
+        output = objective(decoder, batch, count(batch), step, 0.0)
+        (estimate,) = torch.autograd.grad(output.loss, weight)
         total += estimate * objective.max_length / steps
     assert float((total - true).norm() / true.norm()) < 0.1
 
@@ -141,8 +139,8 @@ CRITICAL = {"epochs": 3, "batch_pictures": 8, "learning_rate": 0.003, "warmup_st
 
 
 def run(config: Any) -> None:
-    for stage in stages_of(config)[:-1]:
-        run_stage(config, stage.name)
+    for stage in names_of(config)[:-1]:
+        run_stage(config, stage)
 
 
 def test_rewards_rise_and_what_is_evaluated_is_what_came_of_it(workspace: Path) -> None:
@@ -155,7 +153,7 @@ def test_rewards_rise_and_what_is_evaluated_is_what_came_of_it(workspace: Path) 
     assert sum(rewards[-3:]) > sum(rewards[:3])
     keys = made["evaluate"].ledger.parts["upstream"]
     assert keys["self_critical.weights"] == made["self_critical"].products["weights"] and "train.weights" not in keys
-    decoder, _ = trained.load_decoder(trained.last_trained(made).path)
+    decoder, _ = trained.load_decoder(made["self_critical"].path)
     before, _ = trained.load_decoder(made["train"].path)
     assert not torch.equal(decoder.embed.weight, before.embed.weight)
     # Another reward setting leaves the decoder that it begins with as it is.
@@ -196,13 +194,13 @@ def test_word_vectors_that_are_frozen_stay_so(workspace: Path) -> None:
     made = artifacts(config, "self_critical")
     after, before = (trained.load_decoder(made[stage].path)[0] for stage in ("self_critical", "train"))
     assert torch.equal(after.embed.weight, before.embed.weight)
-    assert not torch.equal(after.head.weight, before.head.weight)
+    assert not torch.equal(after.head.get_parameter("weight"), before.head.get_parameter("weight"))
 
 
 def test_training_that_diverges_is_told_and_keeps_nothing(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reward alone would not tell: a decoder of no numbers says nothing, which is worth 0."""
     config = small(workspace, self_critical=CRITICAL)
-    monkeypatch.setattr("tasks.self_critical.log_likelihood", lambda logits, _: logits[:, 0] * torch.nan)
+    monkeypatch.setattr("tasks.training.reinforcement.log_likelihood", lambda logits, _: logits[:, 0] * torch.nan)
     with pytest.raises(
         AttendError, match=r"self_critical: the loss is nan at step \d: lower self_critical.learning_rate"
     ):

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
-from flows import service
-from tasks import tracking
-from tests.conftest import small
+from flows.operations import service
+from tasks.registry import tracking
+from tests.support import small
 
 HERE = Path(__file__).resolve().parents[1]
 
@@ -38,7 +38,7 @@ def ask(url: str, body: dict[str, Any]) -> Any:
 
 def attend(*arguments: str, project: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-    command = [sys.executable, "-m", "flows.cli", *arguments]
+    command = [sys.executable, "-m", "flows.commands.cli", *arguments]
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -95,7 +95,7 @@ def test_up_runs_what_is_deployed_and_down_stops_it(project: Path) -> None:
 @pytest.mark.slow
 def test_up_that_is_interrupted_leaves_nothing(project: Path) -> None:
     workspace, port = project / "workspace", free_port()
-    command = [sys.executable, "-m", "flows.cli", "up", "--workspace", str(workspace), "--port", str(port)]
+    command = [sys.executable, "-m", "flows.commands.cli", "up", "--workspace", str(workspace), "--port", str(port)]
     command += ["--mlflow-port", str(free_port())]
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # the tests may run where it is ignored
     with subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as begun:  # noqa: PLW1509

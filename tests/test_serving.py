@@ -26,15 +26,14 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from flows.registered.compare import crown_version
 from flows.serving.app import Server
 from flows.serving.batching import Batcher
 from flows.serving.limits import Limits, RefusedError, hosts_of
 from flows.serving.served import Served
-from tasks import tracking
-from tasks.bundle import make_captioner
-from tasks.comparison import crown_version
-from tasks.staleness import artifacts
-from tests.conftest import HERE, pictures, register_all, trained
+from tasks.registry import tracking
+from tasks.registry.bundle import make_captioner
+from tests.support import HERE, made_from, pictures, register_all, trained
 
 LIMITS = Limits(body=200_000, pictures=8, pixels=90_000_000, read_seconds=1.0)
 
@@ -70,7 +69,7 @@ def photographs(registered: Path) -> list[bytes]:
 @pytest.fixture(scope="module")
 def expected(registered: Path, photographs: list[bytes]) -> list[str]:
     config = trained(registered)
-    captioner = make_captioner(config.grids, config.evaluation, artifacts(config))
+    captioner = make_captioner(config.grids, config.evaluation, made_from(config))
     return [item.caption for item in captioner.caption(photographs)]
 
 
@@ -86,8 +85,8 @@ def test_every_form_of_a_request(client: TestClient, photographs: list[bytes], e
     ):
         status, told = sent(client, body)
         assert status == 200 and [row["caption"] for row in told["predictions"]] == expected
-    body = "image\n" + "\n".join(encoded)
-    told = client.post("/invocations", content=body, headers={"Content-Type": "text/csv"}).json()
+    table = "image\n" + "\n".join(encoded)
+    told = client.post("/invocations", content=table, headers={"Content-Type": "text/csv"}).json()
     assert [row["caption"] for row in told["predictions"]] == expected
     one = client.post("/caption", content=photographs[0], headers={"Content-Type": "image/png"})
     assert one.status_code == 200 and one.json()["caption"] == expected[0]
@@ -276,7 +275,7 @@ def serving(workspace: Path, *options: str) -> Iterator[int]:
     command = [
         sys.executable,
         "-m",
-        "flows.cli",
+        "flows.commands.cli",
         "serve",
         "--port",
         str(found),

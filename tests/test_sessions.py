@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks import tracking
-from tasks.errors import AttendError
-from tasks.running import run_stage, trust_fresh
-from tasks.sessions import alone, notice_crashes, session
-from tasks.staleness import artifacts, plan, verify
-from tasks.workspace import Workspace
-from tests.conftest import WITHOUT_MLFLOW, run_all, small
+from tasks.common.errors import AttendError
+from tasks.pipeline.run import trust_fresh
+from tasks.pipeline.sessions import alone, notice_crashes, session
+from tasks.pipeline.workspace import Workspace
+from tasks.registry import tracking
+from tests.support import WITHOUT_MLFLOW, artifacts, plan, run_all, run_stage, small, verify
 
 
 def _enter(root: Path, inside: object) -> None:
@@ -159,9 +158,14 @@ def test_what_is_trusted_is_not_read_again(tmp_path: Path, monkeypatch: pytest.M
     run_all(config)
     workspace.suspect(workspace.published())
     statuses = plan(config, "evaluate", read="suspects")
-    trust_fresh(statuses, config)
+    trust_fresh(statuses, workspace)
     read: list[Path] = []
-    monkeypatch.setattr("tasks.workspace.digest_of_file", lambda path: read.append(path) or "")
+
+    def noted(path: Path) -> str:
+        read.append(path)
+        return ""
+
+    monkeypatch.setattr("tasks.pipeline.workspace.digest_of_file", noted)
     assert all(status.fresh for status in plan(config, "evaluate", read="suspects"))
     assert not read and not workspace.suspects()
 

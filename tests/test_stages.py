@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,25 +12,35 @@ import pytest
 import safetensors.torch
 import torch
 
-from models.search import Decoding, greedy
+from models.options import Decoding
+from models.search import greedy
 from models.vocabulary import END, NULL, START, UNK
-from tasks import fitting, trained
-from tasks.captions import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
-from tasks.config import CaptionsConfig, Config
-from tasks.errors import AttendError, PassingError
-from tasks.evaluation import predict, score
-from tasks.features import open_grids
-from tasks.files import digest_of_file
-from tasks.grid_reader import GridReader
-from tasks.ledger import Ledger, Work
-from tasks.manifest import GENERATED, files_of, pictures_of
+from tasks.common.errors import AttendError, PassingError
+from tasks.common.files import digest_of_file
+from tasks.config.schema import CaptionsConfig, Config
+from tasks.data.captions import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
+from tasks.data.manifest import GENERATED, files_of, pictures_of
+from tasks.data.tokenisers import tokeniser
+from tasks.evaluation.predictions import ScoreSources, predict, score
+from tasks.grids.index import open_grids
+from tasks.grids.reader import GridReader
 from tasks.metrics import Scored, measure
-from tasks.running import run_stage
-from tasks.stages import BY_NAME, STAGES
-from tasks.staleness import Inputs, Status, artifacts, inputs_of, plan
-from tasks.tokenisers import tokeniser
-from tasks.workspace import Workspace
-from tests.conftest import WITHOUT_MLFLOW, run_all, small
+from tasks.pipeline.ledger import Ledger
+from tasks.pipeline.plan import Inputs, Status
+from tasks.pipeline.workspace import Workspace
+from tasks.training import loop as fitting
+from tasks.training import outputs as trained
+from tests.support import (
+    WITHOUT_MLFLOW,
+    artifacts,
+    inputs_of,
+    made_from,
+    plan,
+    raise_version,
+    run_all,
+    run_stage,
+    small,
+)
 
 
 def states(config: Config) -> dict[str, Status]:
@@ -196,13 +205,13 @@ def test_an_empty_evaluation_split_is_told_before_training(tmp_path: Path) -> No
 
 def test_cached_grids_are_those_of_the_raw_pictures(workspace: Path) -> None:
     """Cached = raw: the captioner sees in a photograph what training saw in the cache."""
-    from tasks.bundle import make_captioner
+    from tasks.registry.bundle import make_captioner
 
     config = small(workspace, training__epochs=12, training__learning_rate=0.02, evaluation__split="train")
     config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"metrics": ("bleu",)})})
     run_all(config)
     found = artifacts(config)
-    captioner = make_captioner(config.grids, config.evaluation, found)
+    captioner = make_captioner(config.grids, config.evaluation, made_from(config))
     files = files_of(found["ingest"].path, found["ingest"].path / GENERATED)
     rows = pq.read_table(found["evaluate"].path / "predictions.parquet").to_pylist()
     captioned = captioner.caption([files[row["digest"]].read_bytes() for row in rows])
@@ -258,7 +267,7 @@ def test_a_killed_training_goes_on_with_the_same_curve(
 
 
 def test_a_killed_extraction_keeps_its_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.grid_cache import GridStore
+    from tasks.grids.store import GridStore
 
     config = small(tmp_path)
     run_stage(config, "ingest")
@@ -365,7 +374,8 @@ def test_batch_size_does_not_change_the_captions(workspace: Path, tmp_path: Path
             read_vocabulary(found["tensorise"].path),
             config.evaluation,
             config.machine,
-            Work("", found, {}, out),
+            ScoreSources(found["ingest"], found["tensorise"], found["extract"], found["train"]),
+            out / "predictions.parquet",
         )
         captions.append(pq.read_table(out / "predictions.parquet").column("tokens").to_pylist())
     assert captions[0] == captions[1]
@@ -422,9 +432,7 @@ def test_a_picture_changed_after_it_was_ingested_never_enters_the_cache(tmp_path
 
 def test_raising_the_extract_version_makes_new_grids(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(workspace)
-    raised = replace(BY_NAME["extract"], version=99)
-    monkeypatch.setitem(BY_NAME, "extract", raised)
-    monkeypatch.setattr("tasks.stages.STAGES", tuple(raised if s.name == "extract" else s for s in STAGES))
+    raise_version(monkeypatch, config, "extract")
     run_stage(config, "extract")
     assert artifacts(config)["extract"].ledger.counts["extracted"] == 60
     assert not states(config)["train"].fresh

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks import tracking
-from tasks.staleness import plan
-from tests.conftest import small
+from tasks.registry import tracking
+from tests.support import plan, small
 
 
 def start(folder: Path, name: str = "small", **changes: object) -> subprocess.Popen[str]:
@@ -23,7 +22,7 @@ def start(folder: Path, name: str = "small", **changes: object) -> subprocess.Po
     path.write_text(json.dumps({**config, "name": name, "registry": {"model": name}}))
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "run", str(path)],
+        [sys.executable, "-m", "flows.commands.cli", "run", str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -74,7 +73,7 @@ def test_pruning_steps_aside_for_a_run(tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     while process.poll() is None and not list(workspace.glob("artifacts/train/*.partial")):
         pass
-    command = [sys.executable, "-m", "flows.cli", "cache", "prune", "--yes", "--workspace", str(workspace)]
+    command = [sys.executable, "-m", "flows.commands.cli", "cache", "prune", "--yes", "--workspace", str(workspace)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "prune: a run is going on: run of small" in done.stderr and "Traceback" not in done.stderr

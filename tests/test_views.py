@@ -9,31 +9,28 @@ import numpy as np
 import pytest
 import torch
 
+from flows.commands.housekeeping import compact, usage
 from models.backbones.encoder import Encoder
 from models.photographs import decode, resize, stack
 from models.vocabulary import Vocabulary
-from tasks import views
-from tasks.batches import GridBatches
-from tasks.captions import CaptionedPicture, read_captions, read_vocabulary
-from tasks.config import Config, ViewsConfig
-from tasks.errors import AttendError
-from tasks.features import open_grids
-from tasks.housekeeping import compact, usage
-from tasks.manifest import GENERATED, files_of
-from tasks.running import run_stage
-from tasks.stages import stages_of
-from tasks.staleness import artifacts
-from tasks.weights import load_backbone
-from tasks.workspace import Workspace
-from tests.conftest import small
+from tasks.common.errors import AttendError
+from tasks.config.schema import Config, ViewsConfig
+from tasks.data.captions import CaptionedPicture, read_captions, read_vocabulary
+from tasks.data.manifest import GENERATED, files_of
+from tasks.grids import view_crops
+from tasks.grids.index import open_grids
+from tasks.grids.weights import load_backbone
+from tasks.pipeline.workspace import Workspace
+from tasks.training.batches import GridBatches
+from tests.support import artifacts, names_of, run_stage, small
 
 VIEWS = {"number": 3, "crop": 0.6}
 
 
 def run(config: Config, until: str = "train") -> None:
-    for stage in stages_of(config):
-        run_stage(config, stage.name)
-        if stage.name == until:
+    for stage in names_of(config):
+        run_stage(config, stage)
+        if stage == until:
             return
 
 
@@ -48,8 +45,8 @@ def test_a_cached_view_is_the_part_of_the_photograph_encoded(workspace: Path) ->
     backbone = load_backbone(config.grids)
     encoder = Encoder(backbone, "float32", torch.device("cpu"))
     digest = next(digest for digest in sorted(files) if f"{digest}#1" in cached)
-    for name in views.names_of(digest, config.views):
-        shown = views.look(name, decode(files[digest].read_bytes()), config.views)
+    for name in view_crops.names_of(digest, config.views):
+        shown = view_crops.show(name, decode(files[digest].read_bytes()), config.views)
         pixels = resize(shown, 64, "squash", backbone.declared.interpolation)
         expected = encoder(stack([pixels]))[0].numpy()
         np.testing.assert_allclose(cached.mapped(name), expected, atol=2e-3, rtol=2e-3)
@@ -61,21 +58,21 @@ def test_a_view_is_a_mirrored_part_of_its_size() -> None:
     pixels = torch.arange(3 * 40 * 60, dtype=torch.int64).view(3, 40, 60) % 251
     for number in range(1, 40):
         name = f"abc#{number}"
-        shown = views.look(name, pixels, config)
+        shown = view_crops.show(name, pixels, config)
         assert 20 <= shown.shape[1] <= 40 and 30 <= shown.shape[2] <= 60
-        assert torch.equal(shown, views.look(name, pixels, config))  # a function of its name
-        upright = shown.flip(2) if views.is_mirrored(name, config) else shown
+        assert torch.equal(shown, view_crops.show(name, pixels, config))  # a function of its name
+        upright = shown.flip(2) if view_crops.is_mirrored(name, config) else shown
         places = pixels.unfold(1, shown.shape[1], 1).unfold(2, shown.shape[2], 1)
         assert bool((places == upright.unsqueeze(1).unsqueeze(1)).all(dim=(0, 3, 4)).any())
-    assert views.is_mirrored("abc#1", config) and not views.is_mirrored("abc#2", config)
-    assert not views.is_mirrored("abc#1", ViewsConfig(flip=False))
+    assert view_crops.is_mirrored("abc#1", config) and not view_crops.is_mirrored("abc#2", config)
+    assert not view_crops.is_mirrored("abc#1", ViewsConfig(flip=False))
 
 
 def test_no_picture_that_tells_left_from_right_is_mirrored() -> None:
     vocabulary = Vocabulary(("dog", "left"), {})
     plain, sided = (CaptionedPicture(name, np.array([ids])) for name, ids in (("a", [1, 4, 2]), ("b", [1, 5, 2])))
     there: Any = {*"ab", *(f"{name}#{number}" for name in "ab" for number in range(1, 5))} - {"a#2"}
-    found = views.choices([plain, sided], ViewsConfig(number=4), vocabulary, there)
+    found = view_crops.choices([plain, sided], ViewsConfig(number=4), vocabulary, there)
     assert found == {"a": ["a", "a#1", "a#3", "a#4"], "b": ["b", "b#2", "b#4"]}
 
 
@@ -86,7 +83,7 @@ def test_every_view_is_drawn_and_a_resumed_epoch_draws_the_same(workspace: Path)
     assert config.views is not None
     pictures = read_captions(made["tensorise"].path, "train")
     both = open_grids(made["extract"], config.machine).together_with(open_grids(made["views"], config.machine))
-    choices = views.choices(pictures, config.views, read_vocabulary(made["tensorise"].path), both)
+    choices = view_crops.choices(pictures, config.views, read_vocabulary(made["tensorise"].path), both)
     for block in (None, 4):
         batches = GridBatches(pictures, both, 8, 0, block, choices)
         epochs = [torch.cat([batch.pictures for batch in batches.epoch(number)]) for number in (0, 1)]
@@ -122,7 +119,7 @@ def test_training_goes_on_views_and_another_crop_makes_it_stale(workspace: Path)
     plain = artifacts(small(workspace), "train")
     assert "train" not in plain  # views are in its key
     other = small(workspace, views={**VIEWS, "crop": 0.7})
-    states = {stage.name: run_stage(other, stage.name).state for stage in stages_of(other)[:5]}
+    states = {name: run_stage(other, name).state for name in names_of(other)[:5]}
     assert states["extract"] == "fresh" and states["views"] == "stale" and states["train"] == "stale"
 
 

@@ -24,7 +24,7 @@ from flows.serving.limits import Held, Limits, RefusedError, Room
 from flows.serving.requests import Asked, Values, parameters, parse
 from flows.serving.served import Served
 from models.photographs import admit
-from tasks.report import page_file
+from tasks.evaluation.report import page_file
 
 _LOG = logging.getLogger("attend.serve")
 _HEADERS = {

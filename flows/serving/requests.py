@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from flows.serving.limits import Limits, RefusedError
-from tasks.errors import nearest
+from tasks.common.errors import nearest
 
 _COLUMN = "image"
 _FORMS = ("dataframe_split", "dataframe_records", "inputs", "instances")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.serving.limits import RefusedError
-from tasks import tracking
-from tasks.logged_model import captioner_of, example, load_model
-from tasks.versions import address_of, check_address, last_champion, version_at
+from tasks.registry import tracking
+from tasks.registry.logged_model import captioner_of, example, load_model
+from tasks.registry.versions import address_of, check_address, last_champion, version_at
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

@@ -5,22 +5,14 @@ imports nothing, so that configs are checked without loading torch.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
-
-# The choices that options leave, here because configs are checked without torch; what they mean stands in
-# attention.py, heads.py, output.py, base.py and search.py.
-Attentions = Literal["additive", "dot", "scaled_dot", "general", "scaled_general"]
-Heads = Literal["full", "bottleneck", "adaptive"]
-Outputs = Literal["hidden", "deep", "mlp"]
-FirstStates = Literal["grid", "zeros"]
-Searches = Literal["beam", "sample"]
+from typing import Any, NamedTuple
 
 
 class Member(NamedTuple):
     """Where a decoder is, and which options its class takes beside the sizes of grid and vocabulary.
 
     module: of this package, or with its package's name before it. fixed: options that the name itself settles.
-    attends: whether it looks at the grid while it speaks.
+    attends: whether it attends to the grid before each word.
     """
 
     module: str
@@ -40,10 +32,10 @@ _SHARED = (
     "head",
     "bottleneck",
     "tie_weights",
-    "reduce",
+    "pca_dim",
 )
 _RECURRENT = (*_SHARED, "first_state", "output", "output_size")
-_LOOKING = (*_RECURRENT, "present", "attention", "attention_size")
+_LOOKING = (*_RECURRENT, "attention_grid", "attention", "attention_size")
 _SOFT = (*_LOOKING, "gate")
 
 DECODERS: dict[str, Member] = {

@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..heads import make_head
+from ..options import Heads
 from ..search import Steps
 from ..vocabulary import NULL
-from . import DECODERS, Heads
+from . import DECODERS
 
 # Metadata of a state's fields that have no rows.
-OF_THE_PICTURE = {"of": "picture"}  # (N, ...): the same for all rows of a picture, and all steps
-OF_ALL = {"of": "all"}  # the same for all pictures, or None
+SAME_FOR_PICTURE = {"of": "picture"}  # (N, ...): the same for all rows of a picture, and all steps
+SAME_FOR_ALL = {"of": "all"}  # the same for all pictures, or None
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,10 @@ class ChannelDropout(nn.Module):
 class Decoder(nn.Module, ABC):
     """What all decoders have: word embeddings, dropout on words and grid, a head, and maybe a fixed basis.
 
-    present: the side of the positions attended; None for the grid's own.
+    attention_grid: the side of the positions attended; None for the grid's own.
     """
 
-    present: int | None = None
+    attention_grid: int | None = None
 
     def __init__(
         self,
@@ -106,18 +107,18 @@ class Decoder(nn.Module, ABC):
         head: Heads = "full",
         bottleneck: int = 256,
         tie_weights: bool = False,
-        reduce: int | None = None,
+        pca_dim: int | None = None,
     ) -> None:
         """channels: C of the grid. vocabulary: V. features: F, what the head reads. dropout: shares, in training only.
 
-        bottleneck: of that head. reduce: the annotation vectors are first projected to so many channels by a fixed
+        bottleneck: of that head. pca_dim: the annotation vectors are first projected to so many channels by a fixed
         basis; see `fit_basis`. Raises ValueError where the sizes do not go together.
         """
         super().__init__()
-        if reduce is not None and reduce > channels:
-            raise ValueError(f"reduce: {reduce} channels cannot be left of a grid of {channels}")
+        if pca_dim is not None and pca_dim > channels:
+            raise ValueError(f"pca_dim: {pca_dim} channels cannot be left of a grid of {channels}")
         self.basis: Tensor | None
-        self.register_buffer("basis", None if reduce is None else torch.eye(channels)[:reduce].clone())
+        self.register_buffer("basis", None if pca_dim is None else torch.eye(channels)[:pca_dim].clone())
         self.embed = nn.Embedding(vocabulary, embedding, padding_idx=NULL)
         self.drop_words = nn.Dropout(dropout_words)
         self.drop_grid = nn.Sequential(nn.Dropout(dropout_grid), ChannelDropout(dropout_channels))
@@ -129,7 +130,7 @@ class Decoder(nn.Module, ABC):
     @property
     @abstractmethod
     def attends(self) -> bool:
-        """Whether it looks at the grid while it speaks; where not, its alphas have no positions."""
+        """Whether it attends to the grid before each word; where not, its alphas have no positions."""
 
     @abstractmethod
     def start(self, grid: Tensor) -> State:
@@ -148,7 +149,7 @@ class Decoder(nn.Module, ABC):
         stacked: alphas (N, R, T, P).
         """
 
-    def speaking(self) -> Steps[Any]:
+    def for_inference(self) -> Steps[Any]:
         """`start` and `step`, arranged for speed with the weights as they are now; in evaluation mode only."""
         return self
 
@@ -172,7 +173,7 @@ class Decoder(nn.Module, ABC):
         return annotations if self.basis is None else annotations @ self.basis.to(annotations.dtype).T
 
     def fit_basis(self, gram: Tensor) -> None:
-        """Set `reduce`'s basis from the Gram matrix (C, C) of annotation vectors, the sum of a a^T over all of them.
+        """Set the basis of `pca_dim` from the Gram matrix (C, C) of annotation vectors, the sum of a a^T of all.
 
         The basis is the leading right singular vectors of the matrix whose rows are those vectors: no projection
         to so few channels loses less of them in squares (Eckart and Young 1936). Signs are set so that each one's

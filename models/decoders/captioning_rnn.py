@@ -1,4 +1,4 @@
-"""One family of three cells: a plain RNN and an LSTM told of the picture once, and an LSTM that keeps looking."""
+"""Three cells: a plain RNN and an LSTM that get the picture in their first state, and an LSTM with attention."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import make_attention, mean, pooled
-from . import Attentions
-from .recurrent import Recurrence, RecurrentDecoder
+from ..options import Attentions
+from .recurrent import LSTMState, RecurrentDecoder
 
 
 class CaptioningRNN(RecurrentDecoder):
@@ -32,7 +32,7 @@ class CaptioningRNN(RecurrentDecoder):
         hidden: int = 512,
         attention: Attentions = "scaled_dot",
         attention_size: int = 512,
-        reduce: int | None = None,
+        pca_dim: int | None = None,
         **options: Any,
     ) -> None:
         """channels: C of the grid. attention: of `attn`, over annotation vectors of the hidden state's size."""
@@ -42,30 +42,30 @@ class CaptioningRNN(RecurrentDecoder):
             vocabulary,
             hidden=hidden,
             cell="rnn" if cell_type == "rnn" else "lstm",
-            reduce=reduce,
+            pca_dim=pca_dim,
             **options,
         )
-        self.project = nn.Linear(reduce or channels, hidden)
+        self.project = nn.Linear(pca_dim or channels, hidden)
         self.attention = make_attention(attention, hidden, hidden, attention_size) if cell_type == "attn" else None
 
-    def begin(self, annotations: Tensor, pool: Tensor | None) -> Recurrence:
+    def init_state(self, annotations: Tensor, pool: Tensor | None) -> LSTMState:
         if self.attention is None:
             hidden = self.project(mean(annotations, pool)).float()
             nothing = hidden.new_zeros(len(hidden), 1, 0)
-            return Recurrence(nothing, nothing, nothing, hidden, torch.zeros_like(hidden), context=nothing)
+            return LSTMState(nothing, nothing, nothing, hidden, torch.zeros_like(hidden), context=nothing)
         projected = self.project(annotations)
         average = mean(projected.float(), pool)
         keys = pooled(self.attention.keys(projected), pool)
         alphas = average.new_zeros(len(average), 1, keys.shape[1])
-        return Recurrence(alphas, projected, keys, average, average, context=torch.zeros_like(average))
+        return LSTMState(alphas, projected, keys, average, average, context=torch.zeros_like(average))
 
-    def asking(self) -> dict[str, nn.Linear]:
+    def query_layers(self) -> dict[str, nn.Linear]:
         if self.attention is None or self.attention.query is None:
             return {}
         return {"query": self.attention.query}
 
-    def look(self, state: Recurrence, asked: Mapping[str, Tensor]) -> Recurrence:
+    def attend(self, state: LSTMState, queries: Mapping[str, Tensor]) -> LSTMState:
         if self.attention is None:
             return state
-        context, alphas = self.attention(state.annotations, state.keys, asked.get("query", state.hidden), state.pool)
+        context, alphas = self.attention(state.annotations, state.keys, queries.get("query", state.hidden), state.pool)
         return replace(state, context=context.float(), alphas=alphas)

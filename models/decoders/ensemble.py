@@ -1,4 +1,4 @@
-"""Decoders that speak together: the next word's probability is the mean of theirs."""
+"""An ensemble of decoders: the next word's probability is the mean of theirs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .base import Decoder, State
 
 
 @dataclass(frozen=True)
-class Together:
+class EnsembleState:
     """The states of the members, each of its own weights."""
 
     states: tuple[State, ...]
@@ -25,21 +25,21 @@ class Together:
         """(N, R, P'), float32: the mean of the members'."""
         return torch.stack([state.alphas for state in self.states]).mean(dim=0)
 
-    def expand(self, rows: int) -> Together:
+    def expand(self, rows: int) -> EnsembleState:
         return self._each(lambda state: state.expand(rows))
 
-    def select(self, rows: Tensor) -> Together:
+    def select(self, rows: Tensor) -> EnsembleState:
         return self._each(lambda state: state.select(rows))
 
-    def keep(self, pictures: Tensor) -> Together:
+    def keep(self, pictures: Tensor) -> EnsembleState:
         return self._each(lambda state: state.keep(pictures))
 
-    def _each(self, change: Callable[[State], State]) -> Together:
-        return Together(tuple(map(change, self.states)))
+    def _each(self, change: Callable[[State], State]) -> EnsembleState:
+        return EnsembleState(tuple(map(change, self.states)))
 
 
 class Ensemble(nn.ModuleList):
-    """Trained decoders of one shape, for speaking alone; what it says of words are log-probabilities."""
+    """Trained decoders of one shape, for inference alone; its logits are log-probabilities."""
 
     def __init__(self, members: Sequence[Decoder]) -> None:
         super().__init__(members)
@@ -50,8 +50,8 @@ class Ensemble(nn.ModuleList):
         return self._first.attends
 
     @property
-    def present(self) -> int | None:
-        return self._first.present
+    def attention_grid(self) -> int | None:
+        return self._first.attention_grid
 
     @property
     def _first(self) -> Decoder:
@@ -59,14 +59,14 @@ class Ensemble(nn.ModuleList):
         assert isinstance(first, Decoder)
         return first
 
-    def start(self, grid: Tensor) -> Together:
+    def start(self, grid: Tensor) -> EnsembleState:
         """grid (N, h, w, C), float -> the state before the first word, R = 1."""
-        return Together(tuple(member.start(grid) for member in self._steps))
+        return EnsembleState(tuple(member.start(grid) for member in self._steps))
 
-    def step(self, state: Together, tokens: Tensor) -> tuple[Tensor, Together]:
+    def step(self, state: EnsembleState, tokens: Tensor) -> tuple[Tensor, EnsembleState]:
         """tokens (N, R), the words just read -> log-probabilities (N, R, V) of the next, and the state after them."""
         each = [member.step(of, tokens) for member, of in zip(self._steps, state.states, strict=True)]
-        return _mean([logits for logits, _ in each]), Together(tuple(after for _, after in each))
+        return _mean([logits for logits, _ in each]), EnsembleState(tuple(after for _, after in each))
 
     def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, State]:
         """As `Decoder.forward`; of what the members read, the mean of their alphas."""
@@ -74,10 +74,10 @@ class Ensemble(nn.ModuleList):
         alphas = torch.stack([read.alphas for _, read in each]).mean(dim=0)
         return _mean([logits for logits, _ in each]), State(alphas)
 
-    def speaking(self) -> Ensemble:
+    def for_inference(self) -> Ensemble:
         """`start` and `step` with each member arranged for speed, as its weights are now."""
         arranged = Ensemble([])
-        arranged._steps = [member.speaking() for member in self if isinstance(member, Decoder)]
+        arranged._steps = [member.for_inference() for member in self if isinstance(member, Decoder)]
         return arranged
 
 

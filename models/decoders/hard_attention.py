@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .recurrent import Recurrence
+from .recurrent import LSTMState
 from .show_attend_tell import ShowAttendTell
 
 
 @dataclass(frozen=True)
-class HardState(Recurrence):
+class HardState(LSTMState):
     """log_drawn (N, R, 1): log-probability of the position drawn at the last step; 0 where none was.
 
     soft (N, R, 1) bool: whether this picture is looked at by expectation. The same for all its rows.
@@ -50,15 +50,15 @@ class HardAttention(ShowAttendTell):
         self.baseline: Tensor
         self.register_buffer("baseline", torch.zeros(()))
 
-    def begin(self, annotations: Tensor, pool: Tensor | None) -> Recurrence:
-        soft = super().begin(annotations, pool)
+    def init_state(self, annotations: Tensor, pool: Tensor | None) -> LSTMState:
+        soft = super().init_state(annotations, pool)
         nothing = torch.zeros_like(soft.hidden[..., :1])
         expected = torch.rand_like(nothing) < self.expected_share if self.training else nothing.bool()
         return HardState(**vars(soft), log_drawn=nothing, soft=expected)
 
-    def look(self, state: Recurrence, asked: Mapping[str, Tensor]) -> Recurrence:
+    def attend(self, state: LSTMState, queries: Mapping[str, Tensor]) -> LSTMState:
         assert isinstance(state, HardState)
-        query = asked.get("query", state.hidden)
+        query = queries.get("query", state.hidden)
         expected, alphas = self.attention(state.annotations, state.keys, query, state.pool)
         if self.training:
             # Where training has diverged the loss says so; a draw from nothing would end it before.
@@ -71,9 +71,9 @@ class HardAttention(ShowAttendTell):
             drawn = state.pool[place.squeeze(-1)].to(state.annotations.dtype) @ state.annotations
         context = torch.where(state.soft, expected, drawn)
         log_drawn = alphas.gather(-1, place).clamp_min(1e-20).log().masked_fill(state.soft, 0.0)
-        return replace(state, context=self.gated(context, asked), alphas=alphas, log_drawn=log_drawn)
+        return replace(state, context=self.gated(context, queries), alphas=alphas, log_drawn=log_drawn)
 
-    def penalty(self, read: Recurrence, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+    def penalty(self, read: LSTMState, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
         """The REINFORCE and entropy terms of equation 12, negated to be minimised, over the number of tokens."""
         assert isinstance(read, HardState)
         likelihood = -functional.cross_entropy(logits.detach().float(), targets, reduction="none")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import make_attention, mean, pooled
-from . import Attentions
-from .recurrent import Recurrence, RecurrentDecoder
+from ..options import Attentions
+from .recurrent import LSTMState, RecurrentDecoder
 
 
 class ShowAttendTell(RecurrentDecoder):
@@ -28,21 +28,21 @@ class ShowAttendTell(RecurrentDecoder):
         attention: Attentions = "additive",
         attention_size: int = 512,
         gate: bool = True,
-        reduce: int | None = None,
+        pca_dim: int | None = None,
         **options: Any,
     ) -> None:
         """channels: C of the grid. attention_size: of the additive attention's layer. gate: whether there is beta."""
-        width = reduce or channels
-        super().__init__(channels, width, vocabulary, hidden=hidden, reduce=reduce, **options)
+        width = pca_dim or channels
+        super().__init__(channels, width, vocabulary, hidden=hidden, pca_dim=pca_dim, **options)
         self.attention = make_attention(attention, width, hidden, attention_size)
         self.gate = nn.Linear(hidden, width) if gate else None
         self.first_hidden = nn.Linear(width, hidden)
         self.first_cell = nn.Linear(width, hidden)
 
-    def begin(self, annotations: Tensor, pool: Tensor | None) -> Recurrence:
+    def init_state(self, annotations: Tensor, pool: Tensor | None) -> LSTMState:
         average = mean(annotations, pool)
         keys = pooled(self.attention.keys(annotations), pool)
-        return Recurrence(
+        return LSTMState(
             annotations=annotations,
             keys=keys,
             hidden=torch.tanh(self.first_hidden(average)).float(),
@@ -51,14 +51,14 @@ class ShowAttendTell(RecurrentDecoder):
             alphas=keys.new_zeros(len(keys), 1, keys.shape[1], dtype=torch.float32),
         )
 
-    def asking(self) -> dict[str, nn.Linear]:
+    def query_layers(self) -> dict[str, nn.Linear]:
         layers = {"query": self.attention.query, "gate": self.gate}
         return {name: layer for name, layer in layers.items() if layer is not None}
 
-    def look(self, state: Recurrence, asked: Mapping[str, Tensor]) -> Recurrence:
-        context, alphas = self.attention(state.annotations, state.keys, asked.get("query", state.hidden), state.pool)
-        return replace(state, context=self.gated(context, asked), alphas=alphas)
+    def attend(self, state: LSTMState, queries: Mapping[str, Tensor]) -> LSTMState:
+        context, alphas = self.attention(state.annotations, state.keys, queries.get("query", state.hidden), state.pool)
+        return replace(state, context=self.gated(context, queries), alphas=alphas)
 
-    def gated(self, context: Tensor, asked: Mapping[str, Tensor]) -> Tensor:
+    def gated(self, context: Tensor, queries: Mapping[str, Tensor]) -> Tensor:
         """beta * context, beta = sigmoid(f_beta(h)); float32."""
-        return (torch.sigmoid(asked["gate"]) * context if "gate" in asked else context).float()
+        return (torch.sigmoid(queries["gate"]) * context if "gate" in queries else context).float()

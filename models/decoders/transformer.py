@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import OF_THE_PICTURE, Decoder, State
+from .base import SAME_FOR_PICTURE, Decoder, State
 
 
 @dataclass(frozen=True)
-class Past(State):
+class KVCache(State):
     """What the L layers keep of the grid and of the words read so far: keys and values, never computed again.
 
     grid_keys, grid_values (N, L, P, H). word_keys, word_values (N, R, L, t, H), of t words.
     """
 
-    grid_keys: Tensor = field(metadata=OF_THE_PICTURE)
-    grid_values: Tensor = field(metadata=OF_THE_PICTURE)
+    grid_keys: Tensor = field(metadata=SAME_FOR_PICTURE)
+    grid_values: Tensor = field(metadata=SAME_FOR_PICTURE)
     word_keys: Tensor
     word_values: Tensor
 
@@ -28,10 +28,10 @@ class Past(State):
 class Transformer(Decoder):
     """Layers of self-attention over the words read, attention over the grid, and a feed-forward network.
 
-    Annotation vectors are projected to the hidden size and told their place by a two-dimensional sinusoid (Carion et
-    al. 2020, section A.4); `encoder_layers` may go over them first. A word's place is a sinusoid too (Vaswani et al.
-    2017, section 3.5), so that neither grids nor captions have a largest size. The alphas are the last layer's
-    attention over the grid, the mean of its heads.
+    Annotation vectors are projected to the hidden size, and a two-dimensional sinusoid of their position is added
+    (Carion et al. 2020, section A.4); `encoder_layers` may go over them first. A word's position is a sinusoid too
+    (Vaswani et al. 2017, section 3.5), so that neither grids nor captions have a largest size. The alphas are the last
+    layer's attention over the grid, the mean of its heads.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Transformer(Decoder):
         feed_forward: int = 2048,
         dropout_layers: float = 0.1,
         dropout_output: float = 0.1,
-        reduce: int | None = None,
+        pca_dim: int | None = None,
         **shared: Any,
     ) -> None:
         """channels: C of the grid. hidden: H of all layers, a multiple of 4 and of `heads`; ValueError otherwise.
@@ -55,10 +55,10 @@ class Transformer(Decoder):
         """
         if hidden % heads or hidden % 4:
             raise ValueError(f"hidden: {hidden} is no multiple of 4 and of decoder.heads={heads}")
-        super().__init__(channels, vocabulary, hidden, embedding, reduce=reduce, **shared)
+        super().__init__(channels, vocabulary, hidden, embedding, pca_dim=pca_dim, **shared)
         self.hidden = hidden
         self.words, self.words_norm = nn.Linear(embedding, hidden), nn.LayerNorm(hidden)
-        self.project, self.project_norm = nn.Linear(reduce or channels, hidden), nn.LayerNorm(hidden)
+        self.project, self.project_norm = nn.Linear(pca_dim or channels, hidden), nn.LayerNorm(hidden)
         self.encoder: Any = nn.ModuleList(
             EncoderLayer(hidden, heads, feed_forward, dropout_layers) for _ in range(encoder_layers)
         )
@@ -72,23 +72,23 @@ class Transformer(Decoder):
     def attends(self) -> bool:
         return True
 
-    def start(self, grid: Tensor) -> Past:
+    def start(self, grid: Tensor) -> KVCache:
         places = places_of_grid(grid.shape[1], grid.shape[2], self.hidden).to(grid.device)
         seen = self.project_norm(torch.relu(self.project(self.annotations_of(grid))))
         seen = self.drop_layers(seen + places)
         for layer in self.encoder:
             seen = layer(seen)
         seen = self.grid_norm(seen)
-        keys, values = zip(*(layer.look.keys_and_values(seen) for layer in self.layers), strict=True)
+        keys, values = zip(*(layer.cross_attention.keys_and_values(seen) for layer in self.layers), strict=True)
         none = keys[0].new_zeros(len(grid), 1, len(self.layers), 0, self.hidden)
         alphas = seen.new_zeros(len(grid), 1, len(places), dtype=torch.float32)
-        return Past(alphas, torch.stack(keys, dim=1), torch.stack(values, dim=1), none, none)
+        return KVCache(alphas, torch.stack(keys, dim=1), torch.stack(values, dim=1), none, none)
 
-    def step(self, state: Past, tokens: Tensor) -> tuple[Tensor, Past]:
+    def step(self, state: KVCache, tokens: Tensor) -> tuple[Tensor, KVCache]:
         features, alphas, keys, values = self._read(state, tokens.unsqueeze(2))
         logits: Tensor = self.head(features.squeeze(2))
-        past = Past(alphas.squeeze(2), state.grid_keys, state.grid_values, keys, values)
-        return logits, past
+        cache = KVCache(alphas.squeeze(2), state.grid_keys, state.grid_values, keys, values)
+        return logits, cache
 
     def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, State]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
@@ -100,7 +100,7 @@ class Transformer(Decoder):
         for layer in (*self.encoder, *self.layers):
             layer.compile(dynamic=True)
 
-    def _read(self, state: Past, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _read(self, state: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """T words after the t of `state`: tokens (N, R, T) -> what the head reads (N, R, T, H), and the layers' past.
 
         With it alphas (N, R, T, P), float32, and keys and values (N, R, L, t + T, H) of all words read.
@@ -131,12 +131,12 @@ class MultiHead(nn.Module):
         keys, values = self.key_value(read).chunk(2, dim=-1)
         return keys, values
 
-    def forward(self, asking: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
-        """asking (B, Q, H), keys and values (B, K, H), hidden (Q, K) bool: what may not be looked at.
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+        """queries (B, Q, H), keys and values (B, K, H), hidden (Q, K) bool: what may not be looked at.
 
         Returns what was drawn (B, Q, H), and the weights (B, Q, K), float32, the mean of the heads.
         """
-        query, key, value = (self._split(each) for each in (self.query(asking), keys, values))
+        query, key, value = (self._split(each) for each in (self.query(queries), keys, values))
         scores = (query @ key.transpose(-2, -1)).float() * self.scale
         weights = torch.softmax(scores if hidden is None else scores.masked_fill(hidden, -torch.inf), dim=-1)
         drawn: Tensor = self.out((weights.to(value.dtype) @ value).transpose(1, 2).flatten(2))
@@ -176,9 +176,9 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, hidden: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
-        self.attention, self.look = MultiHead(hidden, heads), MultiHead(hidden, heads)
+        self.attention, self.cross_attention = MultiHead(hidden, heads), MultiHead(hidden, heads)
         self.feed = FeedForward(hidden, inner, dropout)
-        self.attention_norm, self.look_norm, self.feed_norm = (nn.LayerNorm(hidden) for _ in range(3))
+        self.attention_norm, self.cross_attention_norm, self.feed_norm = (nn.LayerNorm(hidden) for _ in range(3))
         self.drop = nn.Dropout(dropout)
 
     def forward(
@@ -193,8 +193,10 @@ class DecoderLayer(nn.Module):
         later = torch.ones(words, before + words, dtype=torch.bool, device=read.device).triu(before + 1)
         drawn, _ = self.attention(normed.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), later)
         read = read + self.drop(drawn.unflatten(0, (pictures, rows)))
-        looked, alphas = self.look(self.look_norm(read).flatten(1, 2), grid_keys, grid_values, None)
-        read = read + self.drop(looked.unflatten(1, (rows, words)))
+        attended, alphas = self.cross_attention(
+            self.cross_attention_norm(read).flatten(1, 2), grid_keys, grid_values, None
+        )
+        read = read + self.drop(attended.unflatten(1, (rows, words)))
         read = read + self.drop(self.feed(self.feed_norm(read)))
         return read, alphas.unflatten(1, (rows, words)), keys, values
 

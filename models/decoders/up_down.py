@@ -10,28 +10,29 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import AdditiveAttention
-from .base import OF_THE_PICTURE, Decoder, State
-from .recurrent import lstm
+from .base import SAME_FOR_PICTURE, Decoder, State
+from .recurrent import lstm_cell
 
 
 @dataclass(frozen=True)
-class TwoCells(State):
+class TwoLSTMState(State):
     """annotations (N, P, D), keys (N, P, A), and what the first cell reads of the mean annotation vector (N, 1, 4H).
 
-    looking, looking_cell: of the LSTM that says where to look, (N, R, H). speaking, speaking_cell: of the other.
+    attention_hidden, attention_cell: of the attention LSTM, whose hidden state is the query, (N, R, H).
+    language_hidden, language_cell: of the language LSTM, which reads the context.
     """
 
-    annotations: Tensor = field(metadata=OF_THE_PICTURE)
-    keys: Tensor = field(metadata=OF_THE_PICTURE)
-    mean_gates: Tensor = field(metadata=OF_THE_PICTURE)
-    looking: Tensor
-    looking_cell: Tensor
-    speaking: Tensor
-    speaking_cell: Tensor
+    annotations: Tensor = field(metadata=SAME_FOR_PICTURE)
+    keys: Tensor = field(metadata=SAME_FOR_PICTURE)
+    mean_gates: Tensor = field(metadata=SAME_FOR_PICTURE)
+    attention_hidden: Tensor
+    attention_cell: Tensor
+    language_hidden: Tensor
+    language_cell: Tensor
 
 
 class UpDown(Decoder):
-    """One LSTM reads word, mean annotation vector and the other's state, and asks; the other reads what it drew.
+    """The attention LSTM reads word, mean annotation vector and the language LSTM's state; the latter the context.
 
     Annotation vectors are projected to `hidden` channels by a layer with a ReLU. Both states begin at zero.
     """
@@ -44,69 +45,73 @@ class UpDown(Decoder):
         hidden: int = 512,
         attention_size: int = 512,
         dropout_output: float = 0.5,
-        reduce: int | None = None,
+        pca_dim: int | None = None,
         **shared: Any,
     ) -> None:
         """channels: C of the grid. hidden: H of both LSTMs and D. attention_size: A, of the additive attention."""
-        super().__init__(channels, vocabulary, hidden, embedding, reduce=reduce, **shared)
-        self.project = nn.Linear(reduce or channels, hidden)
+        super().__init__(channels, vocabulary, hidden, embedding, pca_dim=pca_dim, **shared)
+        self.project = nn.Linear(pca_dim or channels, hidden)
         self.attention = AdditiveAttention(hidden, hidden, attention_size)
         self.word_gates = nn.Linear(embedding, 4 * hidden)
         self.mean_gates = nn.Linear(hidden, 4 * hidden, bias=False)
-        self.looking_gates = nn.Linear(2 * hidden, 4 * hidden, bias=False)
-        self.speaking_gates = nn.Linear(3 * hidden, 4 * hidden)
+        self.attention_gates = nn.Linear(2 * hidden, 4 * hidden, bias=False)
+        self.language_gates = nn.Linear(3 * hidden, 4 * hidden)
         self.drop_output = nn.Dropout(dropout_output)
-        self._compiled: Callable[[TwoCells, Tensor], TwoCells] | None = None
+        self._compiled: Callable[[TwoLSTMState, Tensor], TwoLSTMState] | None = None
         with torch.no_grad():
             # Remember by default: the forget gates start open (Jozefowicz et al. 2015).
             self.word_gates.bias[hidden : 2 * hidden] = 1.0
-            self.speaking_gates.bias[hidden : 2 * hidden] = 1.0
+            self.language_gates.bias[hidden : 2 * hidden] = 1.0
 
     @property
     def attends(self) -> bool:
         return True
 
-    def start(self, grid: Tensor) -> TwoCells:
+    def start(self, grid: Tensor) -> TwoLSTMState:
         annotations = torch.relu(self.project(self.annotations_of(grid)))
         mean = annotations.mean(dim=1, keepdim=True)
         nothing = torch.zeros_like(mean, dtype=torch.float32)
         alphas = nothing.new_zeros(len(grid), 1, annotations.shape[1])
-        return TwoCells(
+        return TwoLSTMState(
             alphas, annotations, self.attention.keys(annotations), self.mean_gates(mean), *(nothing for _ in range(4))
         )
 
-    def step(self, state: TwoCells, tokens: Tensor) -> tuple[Tensor, TwoCells]:
-        state = self._turn(state, self.word_gates(self.drop_words(self.embed(tokens))))
-        logits: Tensor = self.head(self.drop_output(state.speaking))
+    def step(self, state: TwoLSTMState, tokens: Tensor) -> tuple[Tensor, TwoLSTMState]:
+        state = self._cell_step(state, self.word_gates(self.drop_words(self.embed(tokens))))
+        logits: Tensor = self.head(self.drop_output(state.language_hidden))
         return logits, state
 
     def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, State]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
-        turn = self._turn if self._compiled is None else self._compiled
-        spoken, alphas = [], []
+        cell_step = self._cell_step if self._compiled is None else self._compiled
+        hiddens, alphas = [], []
         for gates in self.word_gates(self.drop_words(self.embed(words))).unbind(dim=2):
-            state = turn(state, gates)
-            spoken.append(state.speaking)
+            state = cell_step(state, gates)
+            hiddens.append(state.language_hidden)
             alphas.append(state.alphas)
-        features = torch.stack(spoken, dim=2)[valid]
+        features = torch.stack(hiddens, dim=2)[valid]
         return self.head(self.drop_output(features)), State(torch.stack(alphas, dim=2))
 
     def compile_step(self, pictures: int, rows: int) -> None:
         """From now on `forward` compiles its step, for any number of pictures and rows."""
-        self._compiled = torch.compile(self._turn, dynamic=True)
+        self._compiled = torch.compile(self._cell_step, dynamic=True)
 
-    def _turn(self, state: TwoCells, word_gates: Tensor) -> TwoCells:
+    def _cell_step(self, state: TwoLSTMState, word_gates: Tensor) -> TwoLSTMState:
         """One word further; word_gates (N, R, 4H): what the first cell reads of the word."""
-        gates = word_gates + state.mean_gates + self.looking_gates(torch.cat([state.speaking, state.looking], dim=-1))
-        looking, looking_cell = lstm(gates, state.looking_cell)
-        context, alphas = self.attention(state.annotations, state.keys, self.attention.query(looking))
-        gates = self.speaking_gates(torch.cat([context.float(), looking, state.speaking], dim=-1))
-        speaking, speaking_cell = lstm(gates, state.speaking_cell)
+        gates = (
+            word_gates
+            + state.mean_gates
+            + self.attention_gates(torch.cat([state.language_hidden, state.attention_hidden], dim=-1))
+        )
+        attention_hidden, attention_cell = lstm_cell(gates, state.attention_cell)
+        context, alphas = self.attention(state.annotations, state.keys, self.attention.query(attention_hidden))
+        gates = self.language_gates(torch.cat([context.float(), attention_hidden, state.language_hidden], dim=-1))
+        language_hidden, language_cell = lstm_cell(gates, state.language_cell)
         return replace(
             state,
             alphas=alphas,
-            looking=looking,
-            looking_cell=looking_cell,
-            speaking=speaking,
-            speaking_cell=speaking_cell,
+            attention_hidden=attention_hidden,
+            attention_cell=attention_cell,
+            language_hidden=language_hidden,
+            language_cell=language_cell,
         )

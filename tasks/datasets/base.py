@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field, model_validator
 
-from tasks.errors import AttendError
-from tasks.section import Place, Section
+from tasks.common.errors import AttendError
+from tasks.common.section import NotInKey, Section
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 SPLIT_NAMES = {
@@ -58,8 +58,8 @@ class DatasetOptions(Section, ABC):
     has_facts: ClassVar[bool] = False  # whether what is true of each picture is known
     unpacks: ClassVar[bool] = False  # whether `rows` writes the pictures itself, generated or out of its files
 
-    path: Annotated[Path, Place()] = Field(description="folder of the data set, or its caption file")
-    images: Annotated[Path | None, Place()] = Field(None, description="image folder, where it is elsewhere")
+    path: Annotated[Path, NotInKey()] = Field(description="folder of the data set, or its caption file")
+    images: Annotated[Path | None, NotInKey()] = Field(None, description="image folder, where it is elsewhere")
     dev_share: float = Field(0.1, ge=0, lt=1, description="share of dev pictures, where the data set has no splits")
     test_share: float = Field(0.1, ge=0, lt=1, description="share of test pictures, where it has no splits")
 

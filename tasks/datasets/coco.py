@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from tasks.common.errors import AttendError
 from tasks.datasets.base import DatasetOptions, Row, existing_folder, needs_text, split_named
 from tasks.datasets.documents import field_of, list_in, read_json
-from tasks.errors import AttendError
 
 _NAME = re.compile(r"captions_(?P<images>(?P<split>train|val|test)\w*)\.json")
 

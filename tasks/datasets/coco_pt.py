@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from models.vocabulary import END, NULL, SPECIAL, START, UNK
+from tasks.common.errors import AttendError
 from tasks.datasets.base import Row, UnpackedOptions, existing_file
-from tasks.errors import AttendError
 
 if TYPE_CHECKING:
     from torch import Tensor

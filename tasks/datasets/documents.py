@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import AttendError
+from tasks.common.errors import AttendError
 
 
 def parse_json(path: Path) -> Any:

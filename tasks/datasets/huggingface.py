@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from tasks.common.errors import AttendError
 from tasks.datasets.base import Row, UnpackedOptions, existing_folder, needs_text, split_named
-from tasks.errors import AttendError
 
 _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"RI": ".webp", b"GI": ".gif", b"BM": ".bmp"}
 

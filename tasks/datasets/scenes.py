@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from PIL import Image, ImageDraw
 from pydantic import Field
 
+from tasks.common.section import NotInKey
 from tasks.datasets.base import DatasetOptions, Row
-from tasks.section import Place
 
 COLOURS = {
     "red": (214, 40, 40),
@@ -42,7 +42,7 @@ class Scenes(DatasetOptions):
     has_facts: ClassVar[bool] = True
     unpacks: ClassVar[bool] = True
     adapter: Literal["scenes"] = "scenes"
-    path: Annotated[Path, Place()] = Field(Path(), exclude=True, description="not used: the pictures are generated")
+    path: Annotated[Path, NotInKey()] = Field(Path(), exclude=True, description="not used: the pictures are generated")
     pictures: int = Field(1000, ge=10, le=1_000_000)
     side: int = Field(96, ge=32, le=1024, description="side of a picture, px")
     seed: int = 0

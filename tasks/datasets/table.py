@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from tasks.common.errors import AttendError
 from tasks.datasets.base import (
     DatasetOptions,
     Row,
@@ -18,7 +19,6 @@ from tasks.datasets.base import (
     numbered_lines,
     split_named,
 )
-from tasks.errors import AttendError
 
 Record = tuple[str, dict[str, Any]]  # (`file:line`, column -> value)
 

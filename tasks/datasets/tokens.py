@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from tasks.common.errors import AttendError
 from tasks.datasets.base import (
     DatasetOptions,
     Row,
@@ -14,7 +15,6 @@ from tasks.datasets.base import (
     first_folder,
     numbered_lines,
 )
-from tasks.errors import AttendError
 
 
 def read_tokens(path: Path) -> dict[str, tuple[str, list[str]]]:

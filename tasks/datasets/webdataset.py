@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from tasks.common.errors import AttendError
 from tasks.datasets.base import (
     PICTURE_SUFFIXES,
     Row,
@@ -18,7 +19,6 @@ from tasks.datasets.base import (
     needs_text,
     split_named,
 )
-from tasks.errors import AttendError
 
 _END = 1024  # bytes of zeros that a tar ends in
 

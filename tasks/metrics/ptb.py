@@ -44,7 +44,7 @@ _TOKEN = re.compile(
 )
 
 
-def words(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     """The words of a caption, without punctuation."""
     found = (_SPELT.get(token, token) for token in _TOKEN.findall(text.lower().translate(_PLAIN)))
     return [token for token in found if token not in _DROPPED]

@@ -1,0 +1,255 @@
+"""The recurrent decoder: one step of its cell, whole captions under teacher forcing, and inference."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...attention import pooling
+from ...options import FirstStates, Outputs
+from ...output import make_output
+from ..base import SAME_FOR_ALL, SAME_FOR_PICTURE, Decoder, State
+from .deferred_gradients import defer_gradient
+
+
+@dataclass(frozen=True)
+class LSTMState(State):
+    """The state of a recurrent cell.
+
+    annotations (N, P, D) and keys (N, P', A). hidden, cell (N, R, H), float32; an RNN leaves `cell` alone. context
+    (N, R, D'), float32: what the last step drew from the grid; zeros before the first. pool (P', P): see attention.py.
+    """
+
+    annotations: Tensor = field(metadata=SAME_FOR_PICTURE)
+    keys: Tensor = field(metadata=SAME_FOR_PICTURE)
+    hidden: Tensor
+    cell: Tensor
+    context: Tensor
+    pool: Tensor | None = field(default=None, kw_only=True, metadata=SAME_FOR_ALL)
+
+
+@dataclass(frozen=True)
+class StepWeights:
+    """The weights of a step, those that read the hidden state joined into one matrix.
+
+    hidden (A + G, H): of all query layers, A outputs together, then of the cell's G gates. context (G, D'): of the
+    cell's gates; None without attention.
+    """
+
+    hidden: Tensor
+    context: Tensor | None
+
+
+class RecurrentDecoder(Decoder):
+    """A recurrent cell that may attend to the grid before each word.
+
+    What the families share: one cell over [word, context] and an output (output.py). A family says how the grid becomes
+    annotation vectors, keys and the first state (`init_state`), which layers make queries of a hidden state
+    (`query_layers`), and what context these draw (`attend`). A family without attention has a context of size 0.
+
+    The input weights of the cell are kept in two parts, for words and for context, so that the words' part is one
+    product for a whole caption under teacher forcing.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        context: int,
+        vocabulary: int,
+        embedding: int = 512,
+        hidden: int = 512,
+        cell: Literal["rnn", "lstm"] = "lstm",
+        dropout_output: float = 0.5,
+        first_state: FirstStates = "grid",
+        output: Outputs = "hidden",
+        output_size: int = 512,
+        attention_grid: int | None = None,
+        **shared: Any,
+    ) -> None:
+        """channels: C of the grid. context: size D' of the context vector. vocabulary: V. shared: of every decoder.
+
+        output_size: of the `mlp` output. attention_grid: the side of the positions attended, each an average of the
+        grid's by adaptive pooling; None for the grid's own. Raises ValueError where the sizes do not go together.
+        """
+        read = make_output(output, embedding, hidden, context, output_size, dropout_output)
+        super().__init__(channels, vocabulary, read.width, embedding, **shared)
+        gates = {"rnn": 1, "lstm": 4}[cell]
+        self.cell_type, self.attention_grid = cell, attention_grid
+        self.first_state = first_state
+        self.word_gates = nn.Linear(embedding, gates * hidden)
+        self.context_gates = nn.Linear(context, gates * hidden, bias=False) if context else None
+        self.hidden_gates = nn.Linear(hidden, gates * hidden, bias=False)
+        self.output = read
+        self._compiled_step: Callable[..., LSTMState] | None = None
+        self._compiled_for = (0, 0)  # pictures and rows
+        if cell == "lstm":
+            # Remember by default: the forget gate starts open (Jozefowicz et al. 2015).
+            with torch.no_grad():
+                self.word_gates.bias[hidden : 2 * hidden] = 1.0
+
+    @property
+    def attends(self) -> bool:
+        return self.context_gates is not None
+
+    @abstractmethod
+    def init_state(self, annotations: Tensor, pool: Tensor | None) -> LSTMState:
+        """Return the state before the first word, R = 1.
+
+        annotations (N, P, D): annotation vectors, floating point. pool (P', P).
+        """
+
+    def query_layers(self) -> dict[str, nn.Linear]:
+        """Return the layers besides the cell that read the hidden state of the word before, by names of the family."""
+        return {}
+
+    @abstractmethod
+    def attend(self, state: LSTMState, queries: Mapping[str, Tensor]) -> LSTMState:
+        """Return the state with the context that its hidden state draws from the grid, and the alphas that weigh it.
+
+        queries: what the query layers make of the hidden state, (N, R, A) each.
+        """
+
+    def cell_step(self, state: LSTMState, gates: Tensor) -> LSTMState:
+        """Return the state after one step of the cell.
+
+        gates (N, R, 4H), or (N, R, H) for an RNN: W_x x + W_h h + W_z z + b. LSTM: see `lstm_cell`. RNN: Elman 1990,
+        h = tanh(W_x x + W_h h + b).
+        """
+        if self.cell_type == "rnn":
+            return replace(state, hidden=torch.tanh(gates.float()))
+        hidden, cell = lstm_cell(gates, state.cell)
+        return replace(state, hidden=hidden, cell=cell)
+
+    def start(self, grid: Tensor) -> LSTMState:
+        side, attended = (grid.shape[1], grid.shape[2]), self.attention_grid
+        pool = None if attended is None or side == (attended, attended) else pooling(side, attended).to(grid.device)
+        state = replace(self.init_state(self.annotations_of(grid), pool), pool=pool)
+        if self.first_state == "zeros":
+            return replace(state, hidden=torch.zeros_like(state.hidden), cell=torch.zeros_like(state.cell))
+        return state
+
+    def step(self, state: LSTMState, tokens: Tensor) -> tuple[Tensor, LSTMState]:
+        words = self.drop_words(self.embed(tokens))
+        gates = self.word_gates(words) + self.hidden_gates(state.hidden)
+        state = self.attend(state, {name: layer(state.hidden) for name, layer in self.query_layers().items()})
+        if self.context_gates is not None:
+            gates = gates + self.context_gates(state.context)
+        state = self.cell_step(state, gates)
+        return self.logits(words, state.hidden, state.context), state
+
+    def logits(self, words: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
+        """words (..., E) just read, hidden (..., H) and context (..., D') after them -> logits (..., V)."""
+        logits: Tensor = self.head(self.output(words, hidden, context))
+        return logits
+
+    def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, LSTMState]:
+        state = self.start(self.drop_grid(grid)).expand(words.shape[1])
+        embedded = self.drop_words(self.embed(words))
+        step = self.joined_step
+        if self._compiled_step is not None and words.shape[:2] == self._compiled_for:
+            step = self._compiled_step
+        states = LSTMState.stack(self._teacher_forced(state, self.word_gates(embedded), step))
+        return self.logits(embedded[valid], states.hidden[valid], states.context[valid]), states
+
+    def for_inference(self) -> InferenceStepper:
+        return InferenceStepper(self)
+
+    def compile_step(self, pictures: int, rows: int) -> None:
+        """Compile the step for batches of N pictures by R rows; `forward` takes others uncompiled."""
+        # One step, not the loop over words, so that captions may have any length.
+        self._compiled_step = torch.compile(self.joined_step, dynamic=False)
+        self._compiled_for = (pictures, rows)
+
+    def step_weights(self) -> StepWeights:
+        """Return the weights of a step, through which gradients flow."""
+        layers = [*self.query_layers().values(), self.hidden_gates]
+        context = None if self.context_gates is None else self.context_gates.weight
+        return StepWeights(torch.cat([layer.weight for layer in layers]), context)
+
+    def query_biases(self) -> Tensor:
+        """Return the biases of all query layers together, (A,); zeros where a layer has none."""
+        none = self.hidden_gates.weight.new_zeros
+        layers = self.query_layers().values()
+        biases = [none(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
+        return torch.cat([none(0), *biases])
+
+    def joined_step(self, state: LSTMState, biases: Tensor, word_gates: Tensor, weights: StepWeights) -> LSTMState:
+        """Return the state after a word, as `step` does, with one product for all that reads the hidden state.
+
+        biases (..., A): of the query layers. word_gates (N, R, G): the word's part of the gates.
+        """
+        layers = self.query_layers()
+        sizes = [layer.out_features for layer in layers.values()]
+        product = functional.linear(state.hidden, weights.hidden)
+        queries, hidden_gates = torch.split(product, [sum(sizes), word_gates.shape[-1]], dim=-1)
+        parts = torch.split(queries + biases, sizes, dim=-1) if sizes else ()
+        state = self.attend(state, dict(zip(layers, parts, strict=True)))
+        gates = word_gates + hidden_gates
+        if weights.context is not None:
+            gates = gates + functional.linear(state.context, weights.context)
+        return self.cell_step(state, gates)
+
+    def _teacher_forced(self, state: LSTMState, word_gates: Tensor, step: Callable[..., LSTMState]) -> list[LSTMState]:
+        """Return the states after each of T true words: those of T calls of `step`, with gradients deferred.
+
+        state: before the first word, R rows. word_gates (N, R, T, G): the words' part of the gates.
+        """
+        dtype, weights = word_gates.dtype, self.step_weights()
+        hiddens: list[Tensor] = []
+        contexts: list[Tensor] = []
+        queries = self.query_biases().to(dtype).expand(*word_gates.shape[:3], -1)
+        joined = defer_gradient(torch.cat([queries, word_gates], dim=-1), weights.hidden, hiddens)
+        biases, gates = torch.split(joined, [queries.shape[-1], word_gates.shape[-1]], dim=-1)
+        if weights.context is not None:
+            gates = defer_gradient(gates, weights.context, contexts)
+        # Cast once, not at every step.
+        constant = StepWeights(
+            weights.hidden.detach().to(dtype), None if weights.context is None else weights.context.detach().to(dtype)
+        )
+        states = []
+        for bias, gate in zip(biases.unbind(2), gates.unbind(2), strict=True):
+            hiddens.append(state.hidden.detach().to(dtype))
+            state = step(state, bias, gate, constant)
+            contexts.append(state.context.detach().to(dtype))
+            states.append(state)
+        return states
+
+
+class InferenceStepper:
+    """`start` and `step` of a recurrent decoder in evaluation mode; the weights are those it had when this was made.
+
+    The words' part of the gates is a table (V, G), a row a word; all that reads the hidden state is one product. For
+    one picture the plain decoder is as good: the table costs as much as V steps of one hypothesis.
+    """
+
+    @torch.no_grad()
+    def __init__(self, decoder: RecurrentDecoder) -> None:
+        assert not decoder.training
+        self._decoder = decoder
+        self._word_gates = decoder.word_gates(decoder.embed.weight)
+        self._weights, self._biases = decoder.step_weights(), decoder.query_biases()
+
+    def start(self, grid: Tensor) -> LSTMState:
+        """grid (N, h, w, C), floating point -> the state before the first word, R = 1."""
+        return self._decoder.start(grid)
+
+    @torch.no_grad()
+    def step(self, state: LSTMState, tokens: Tensor) -> tuple[Tensor, LSTMState]:
+        """tokens (N, R), the words just read -> logits (N, R, V) of the next, and the state after them."""
+        word_gates = functional.embedding(tokens, self._word_gates)
+        state = self._decoder.joined_step(state, self._biases, word_gates, self._weights)
+        return self._decoder.logits(self._decoder.embed(tokens), state.hidden, state.context), state
+
+
+def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """gates (..., 4H), cell (..., H) -> hidden state and cell, float32: Xu et al. 2015, equations 1 to 3."""
+    # The cell adds up over time: kept in float32 under autocast.
+    input_gate, forget_gate, output_gate, candidate = gates.float().chunk(4, dim=-1)
+    cell = torch.sigmoid(forget_gate) * cell + torch.sigmoid(input_gate) * torch.tanh(candidate)
+    return torch.sigmoid(output_gate) * torch.tanh(cell), cell

@@ -1,0 +1,132 @@
+"""Captions as token ids: vocabulary.json, captions.parquet and document_frequencies.parquet.
+
+captions.parquet has a row a caption: digest of its picture, split, and tokens, int32, `max_tokens` + 2 long:
+START, the clamped caption, END, then NULL. document_frequencies.parquet has the n-grams of these (END is a word) that
+come in the captions of more than one picture of the train split, and of how many: what CIDEr-D weighs rewards by.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from models.vocabulary import NULL, SPECIAL, Vocabulary
+from tasks.config.schema import CaptionsConfig
+from tasks.data.manifest import pictures_of
+from tasks.data.tokenisers import BytePairs, tokeniser
+from tasks.metrics.consensus import ORDERS, Frequencies
+from tasks.pipeline.ledger import Artifact, Outcome, digest_of
+
+VOCABULARY, CAPTIONS, FREQUENCIES = "vocabulary.json", "captions.parquet", "document_frequencies.parquet"
+
+
+@dataclass(frozen=True)
+class CaptionedPicture:
+    """A picture's content digest and its captions' token ids, int32 (captions, max_tokens + 2)."""
+
+    digest: str
+    tokens: npt.NDArray[np.int32]
+
+
+def write_captions(captions: CaptionsConfig, manifest: Artifact, out: Path) -> Outcome:
+    """Build the vocabulary from the train split and write every split's captions as token ids."""
+    split_words = tokeniser(captions.tokeniser)
+    splits: list[str] = [split for split in ("train", "dev", "test") if split in manifest.products]
+    words = {
+        split: [
+            (picture.digest, [split_words(text) for text in picture.captions])
+            for picture in pictures_of(manifest.path, split)
+        ]
+        for split in splits
+    }
+    units: list[str] = []
+    if captions.units == "bpe":
+        pairs = BytePairs([text for _, texts in words["train"] for text in texts], captions)
+        words = {
+            split: [(digest, [pairs(text) for text in texts]) for digest, texts in words[split]] for split in splits
+        }
+        units = pairs.pairs()
+    vocabulary = build_vocabulary([text for _, texts in words["train"] for text in texts], captions, units)
+    rows = [
+        (digest, split, vocabulary.encode(text, captions.max_tokens))
+        for split in splits
+        for digest, texts in words[split]
+        for text in texts
+    ]
+    (out / VOCABULARY).write_text(vocabulary.to_json(), encoding="utf-8")
+    table = pa.table(
+        {
+            "digest": [digest for digest, _, _ in rows],
+            "split": [split for _, split, _ in rows],
+            "tokens": pa.array([ids for _, _, ids in rows], pa.list_(pa.int32(), captions.max_tokens + 2)),
+        }
+    )
+    pq.write_table(table, out / CAPTIONS)
+    frequencies = _write_frequencies(read_captions(out, "train"), out / FREQUENCIES)
+    products = {split: digest_of([(digest, ids) for digest, of, ids in rows if of == split]) for split in splits}
+    products["frequencies"] = frequencies
+    products["vocabulary"] = digest_of(json.loads(vocabulary.to_json()))
+    return Outcome(products, {"words": len(vocabulary.words), "captions": len(rows)})
+
+
+def build_vocabulary(texts: list[list[str]], captions: CaptionsConfig, units: Sequence[str] = ()) -> Vocabulary:
+    """Words seen at least `min_count` times, or all byte pairs `units`, by falling count, ties alphabetical."""
+    counts = Counter(word for text in texts for word in text if word not in SPECIAL)
+    known = units or [word for word, count in counts.items() if count >= captions.min_count]
+    kept = sorted(known, key=lambda word: (-counts[word], word))
+    settings = {
+        "tokeniser": captions.tokeniser,
+        "lower": True,
+        "units": captions.units,
+        "max_tokens": captions.max_tokens,
+    }
+    return Vocabulary(tuple(kept), settings)
+
+
+def read_captions(folder: Path, split: str) -> list[CaptionedPicture]:
+    """The pictures of a split, ordered by digest, each with all its captions."""
+    table = pq.read_table(folder / CAPTIONS, filters=[("split", "=", split)])
+    tokens = table.column("tokens").combine_chunks()
+    length = tokens.type.list_size
+    ids = tokens.flatten().to_numpy().reshape(-1, length)
+    places: dict[str, list[int]] = {}
+    for place, digest in enumerate(table.column("digest").to_pylist()):
+        places.setdefault(digest, []).append(place)
+    return [CaptionedPicture(digest, ids[places[digest]]) for digest in sorted(places)]
+
+
+def _write_frequencies(pictures: Sequence[CaptionedPicture], path: Path) -> str:
+    """Write them; the digest of what they say, whatever Parquet makes of it."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    for picture in pictures:
+        rows = [[token for token in row[1:] if token != NULL] for row in picture.tokens.tolist()]
+        counts.update({tuple(row[at : at + n]) for row in rows for n in ORDERS for at in range(len(row) - n + 1)})
+    shared = sorted(ngram for ngram, count in counts.items() if count > 1)
+    table = pa.table(
+        {
+            "ngram": pa.array(shared, pa.list_(pa.int32())),
+            "pictures": pa.array([counts[ngram] for ngram in shared], pa.int32()),
+        }
+    )
+    pq.write_table(table.replace_schema_metadata({"pictures": str(len(pictures))}), path)
+    return digest_of([len(pictures), *table.to_pydict().values()])
+
+
+def read_frequencies(folder: Path) -> Frequencies:
+    """The document frequencies of a tensorise artifact's train split, of token ids."""
+    table = pq.read_table(folder / FREQUENCIES)
+    pictures = int(table.schema.metadata[b"pictures"])
+    return Frequencies.told(table["ngram"].to_pylist(), table["pictures"].to_numpy(), pictures)
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """The vocabulary of a tensorise artifact."""
+    return Vocabulary.from_json((folder / VOCABULARY).read_text(encoding="utf-8"))

@@ -1,0 +1,65 @@
+"""Stage `evaluate`: the held-out pictures -> captions -> scores.
+
+In: the grids and captions of `evaluation.split`, and the trained decoder. Out: predictions.parquet, captions found
+free-running, and scores.json, what was read from that file and scored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tasks.common.section import Section
+from tasks.config.schema import Config, EvaluationConfig
+from tasks.pipeline.ledger import Outcome
+from tasks.pipeline.stage import Hooks, Product, Stage, Work
+from tasks.training.train import TrainedDecoder
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scores(Stage):
+    """Held-out pictures -> captions -> scores."""
+
+    kind: ClassVar[str] = "evaluate"
+    version: ClassVar[int] = 4
+    distributed: ClassVar[bool] = True
+
+    evaluation: EvaluationConfig
+    decoder: TrainedDecoder
+
+    @property
+    def scores(self) -> Product:
+        """The scores, their intervals and their signature."""
+        return Product(self, "scores")
+
+    @property
+    def decoding(self) -> Product:
+        """How captions are searched for, and how many checkpoints decode together."""
+        return Product(self, "decoding")
+
+    def sections(self) -> dict[str, Section]:
+        return {"evaluation": self.evaluation}
+
+    def needs(self) -> tuple[Product, ...]:
+        split, captions = self.evaluation.split, self.decoder.captions
+        return (
+            self.decoder.weights,
+            self.decoder.grids.identity,
+            self.decoder.grids.failed(split),
+            captions.vocabulary,
+            captions.manifest.split(split, "evaluation.split"),
+            captions.manifest.split("train"),
+        )
+
+    def run(self, work: Work, hooks: Hooks) -> Outcome:
+        from tasks.evaluation.predictions import ScoreSources, evaluate_decoder
+
+        captions, grids = self.decoder.captions, self.decoder.grids
+        stages = (captions.manifest, captions, grids, self.decoder)
+        sources = ScoreSources(*(work.artifacts[stage] for stage in stages))
+        return evaluate_decoder(self.evaluation, self.machine, sources, work.out)
+
+
+def evaluate(config: Config, decoder: TrainedDecoder) -> Scores:
+    """Return the stage that scores a decoder on held-out pictures."""
+    return Scores(machine=config.machine, evaluation=config.evaluation, decoder=decoder)

@@ -1,0 +1,73 @@
+"""Stage `views`: the training pictures again, cropped and mirrored -> grids, once a view.
+
+In: the train split's pictures that have a grid. Out: shards in a grid store of the views' own identity, and the same
+files as `extract` writes. More views later leave the earlier ones as they are (see view_crops.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+from tasks.common.section import Section
+from tasks.config.schema import Config, GridsConfig, ViewsConfig
+from tasks.datasets.base import DatasetOptions
+from tasks.grids.extract import Grids
+from tasks.grids.weights import weight_digests
+from tasks.pipeline.ledger import Outcome, digest_of
+from tasks.pipeline.stage import Hooks, Product, Stage, Work
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Views(Stage):
+    """Training photographs, cropped and mirrored -> grids, once a view."""
+
+    kind: ClassVar[str] = "views"
+    version: ClassVar[int] = 1
+
+    grids: GridsConfig
+    views: ViewsConfig
+    data: DatasetOptions  # where the photographs are; not in the key
+    whole: Grids  # of the whole pictures
+
+    @property
+    def shown(self) -> Product:
+        """What the views show, and how many a picture has."""
+        return Product(self, "views")
+
+    def sections(self) -> dict[str, Section]:
+        return {"grids": self.grids, "views": self.views}
+
+    def needs(self) -> tuple[Product, ...]:
+        tuned = [] if self.whole.tuned is None else [self.whole.tuned.backbone]
+        return (self.whole.manifest.split("train"), self.whole.identity, self.whole.failed("train"), *tuned)
+
+    def inputs(self) -> dict[str, str]:
+        return weight_digests(self.grids, self.machine)
+
+    def run(self, work: Work, hooks: Hooks) -> Outcome:
+        from tasks.data.manifest import GENERATED, files_of, pictures_of
+        from tasks.grids.index import bring_up_to_date, indexed_digests
+        from tasks.grids.view_crops import names_of, show
+
+        manifest = work.artifacts[self.whole.manifest].path
+        files = files_of(manifest, self.data.image_folder(manifest / GENERATED))
+        readable = set(indexed_digests(work.artifacts[self.whole]))
+        digests = sorted({picture.digest for picture in pictures_of(manifest, "train")} & readable)
+        wanted = {name: files[digest] for digest in digests for name in names_of(digest, self.views)}
+        mirrored = "odd ones mirrored" if self.views.flip else "none mirrored"
+        shown = f"crop {self.views.crop}, {mirrored}, seed {self.views.seed}, version {self.version}"
+        identity = replace(self.whole.identity_in(work), view=shown)
+        tuned = None if self.whole.tuned is None else work.artifacts[self.whole.tuned]
+        outcome = bring_up_to_date(
+            wanted, identity, self.grids, self.machine, tuned, work.out, hooks, partial(show, views=self.views)
+        )
+        return replace(outcome, products={"views": digest_of([outcome.products["grids"], self.views.number])})
+
+
+def extract_views(config: Config, views: ViewsConfig, whole: Grids) -> Views:
+    """Return the stage that extracts views of the training pictures whose whole grids another stage extracts."""
+    return Views(
+        machine=config.machine, suffix=whole.suffix, grids=config.grids, views=views, data=config.data, whole=whole
+    )

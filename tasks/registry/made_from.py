@@ -1,0 +1,49 @@
+"""The artifacts that a captioner is made from, each by what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tasks.evaluation.evaluate import Scores
+from tasks.pipeline.ledger import Artifact
+from tasks.pipeline.stage import Stage
+from tasks.training.self_critical import SelfCriticallyTrained
+
+
+@dataclass(frozen=True)
+class MadeFrom:
+    """Artifacts of the stages before `register`.
+
+    trained: by teacher forcing. decoder: the one that is evaluated and registered: `trained`, or what self-critical
+    training made of it. views, tuned: None where the pipeline has no such stage.
+    """
+
+    manifest: Artifact
+    captions: Artifact
+    grids: Artifact
+    trained: Artifact
+    decoder: Artifact
+    scores: Artifact
+    views: Artifact | None = None
+    tuned: Artifact | None = None
+
+    @property
+    def self_critical(self) -> Artifact | None:
+        return None if self.decoder is self.trained else self.decoder
+
+    @classmethod
+    def of(cls, scores: Scores, artifacts: Mapping[Stage, Artifact]) -> MadeFrom:
+        """Return the artifacts of all that a stage `evaluate` depends on, and its own."""
+        decoder = scores.decoder
+        trained = decoder.trained if isinstance(decoder, SelfCriticallyTrained) else decoder
+        return cls(
+            manifest=artifacts[decoder.captions.manifest],
+            captions=artifacts[decoder.captions],
+            grids=artifacts[decoder.grids],
+            trained=artifacts[trained],
+            decoder=artifacts[decoder],
+            scores=artifacts[scores],
+            views=None if decoder.views is None else artifacts[decoder.views],
+            tuned=None if decoder.grids.tuned is None else artifacts[decoder.grids.tuned],
+        )

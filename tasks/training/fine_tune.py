@@ -1,0 +1,69 @@
+"""Stage `tune`: photographs, captions and a decoder trained on frozen grids -> a fine-tuned backbone.
+
+In: the photographs of the train and dev splits that have a grid, their captions, and the decoder. Both are trained on.
+Out: backbone.safetensors (the whole backbone, best on dev) and history.parquet. The backbone has an identity of its
+own: grids are extracted with it once, and the decoder is trained on those. A killed run resumes as `train` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tasks.common.section import Section
+from tasks.config.schema import Config, TuningConfig
+from tasks.datasets.base import DatasetOptions
+from tasks.grids.extract import Backbone
+from tasks.grids.weights import weight_digests
+from tasks.pipeline.ledger import Outcome
+from tasks.pipeline.stage import Hooks, Product, Work
+from tasks.training.train import Trained
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TunedBackbone(Backbone):
+    """Photographs and captions -> a backbone of a new identity (only where `tuning` is set)."""
+
+    kind: ClassVar[str] = "tune"
+    version: ClassVar[int] = 1
+    resumable: ClassVar[bool] = True
+    distributed: ClassVar[bool] = True
+
+    tuning: TuningConfig
+    data: DatasetOptions  # where the photographs are; not in the key
+    frozen: Trained  # the decoder to begin with
+
+    def sections(self) -> dict[str, Section]:
+        return {"grids": self.frozen.grids.grids, "tuning": self.tuning}
+
+    def needs(self) -> tuple[Product, ...]:
+        grids, captions = self.frozen.grids, self.frozen.captions
+        return (
+            grids.identity,
+            grids.failed("train", "dev"),
+            self.frozen.weights,
+            captions.vocabulary,
+            captions.train,
+            captions.manifest.split("dev"),
+        )
+
+    def inputs(self) -> dict[str, str]:
+        return weight_digests(self.frozen.grids.grids, self.machine)
+
+    def run(self, work: Work, hooks: Hooks) -> Outcome:
+        from tasks.data.manifest import GENERATED
+        from tasks.training.backbone import TuneSources, fit_backbone
+
+        captions, grids = self.frozen.captions, self.frozen.grids
+        manifest = work.artifacts[captions.manifest]
+        photographs = self.data.image_folder(manifest.path / GENERATED)
+        sources = TuneSources(
+            manifest, work.artifacts[captions], work.artifacts[grids], work.artifacts[self.frozen], photographs
+        )
+        freeze_words = self.frozen.decoder.freeze_words
+        return fit_backbone(grids.grids, self.tuning, freeze_words, self.machine, sources, work.out)
+
+
+def fine_tune(config: Config, tuning: TuningConfig, frozen: Trained) -> TunedBackbone:
+    """Return the stage that fine-tunes the backbone of the grids that a decoder was trained on."""
+    return TunedBackbone(machine=config.machine, tuning=tuning, data=config.data, frozen=frozen)

@@ -1,0 +1,59 @@
+"""Stage `self_critical`: the trained decoder goes on, rewarded by the CIDEr-D of captions that it draws itself.
+
+In: what `train` reads, that stage's decoder, and the n-grams' document frequencies. Out: what `train` writes; its
+history has the mean reward. A killed run resumes as `train` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tasks.common.section import Section
+from tasks.config.schema import Config, SelfCriticalConfig
+from tasks.pipeline.ledger import Outcome
+from tasks.pipeline.stage import Hooks, Product, Work
+from tasks.training.train import Trained, TrainedDecoder
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SelfCriticallyTrained(TrainedDecoder):
+    """The decoder goes on, rewarded by the CIDEr-D of its own captions (only where `self_critical` is set)."""
+
+    kind: ClassVar[str] = "self_critical"
+    version: ClassVar[int] = 3
+
+    self_critical: SelfCriticalConfig
+    trained: Trained  # the decoder to begin with
+
+    def sections(self) -> dict[str, Section]:
+        return {"self_critical": self.self_critical}
+
+    def needs(self) -> tuple[Product, ...]:
+        return (*self.fitted_to(), self.captions.frequencies, self.trained.weights)
+
+    def run(self, work: Work, hooks: Hooks) -> Outcome:
+        from tasks.training.reinforcement import reinforce_decoder
+
+        return reinforce_decoder(
+            self.decoder.freeze_words,
+            self.self_critical,
+            self.machine,
+            work.artifacts[self.trained],
+            self.sources(work),
+            work.out,
+            hooks.epoch_done,
+        )
+
+
+def self_critical(config: Config, section: SelfCriticalConfig, trained: Trained) -> SelfCriticallyTrained:
+    """Return the stage that trains a decoder on, by rewards."""
+    return SelfCriticallyTrained(
+        machine=config.machine,
+        decoder=config.decoder,
+        self_critical=section,
+        trained=trained,
+        grids=trained.grids,
+        views=trained.views,
+        captions=trained.captions,
+    )

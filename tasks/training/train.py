@@ -1,0 +1,98 @@
+"""Stage `train`: grids and captions -> a decoder's weights, fitted by teacher forcing.
+
+In: the grids of the train and dev splits, the token ids of the train split, dev's captions. Out: weights.safetensors
+(best on dev; the next best, where they are kept, as weights-2.safetensors and so on), last.safetensors, decoder.json
+and history.parquet, a row an epoch. A killed run goes on from its last checkpoint (see loop.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from tasks.common.section import Section
+from tasks.config.schema import Config, DecoderConfig, TrainingConfig
+from tasks.data.tensorise import Captions
+from tasks.data.word_vectors import vector_digests
+from tasks.grids.extract import Grids
+from tasks.grids.views import Views
+from tasks.pipeline.ledger import Outcome
+from tasks.pipeline.stage import Hooks, Product, Stage, Work
+
+if TYPE_CHECKING:
+    from tasks.training.decoder import FitSources
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainedDecoder(Stage):
+    """A stage that leaves a decoder's weights: fitted to cached grids, watched by dev's free-running scores."""
+
+    resumable: ClassVar[bool] = True
+    distributed: ClassVar[bool] = True
+
+    decoder: DecoderConfig
+    grids: Grids
+    views: Views | None
+    captions: Captions
+
+    @property
+    def weights(self) -> Product:
+        """The weights that are kept and the decoder's shape."""
+        return Product(self, "weights")
+
+    def sources(self, work: Work) -> FitSources:
+        """Return the artifacts that the decoder is fitted to and watched by."""
+        from tasks.training.decoder import FitSources
+
+        views = None if self.views is None else (self.views.views, work.artifacts[self.views])
+        manifest, captions = work.artifacts[self.captions.manifest], work.artifacts[self.captions]
+        return FitSources(manifest, captions, work.artifacts[self.grids], views)
+
+    def fitted_to(self) -> tuple[Product, ...]:
+        """Return the products that every such stage is fitted to and watched by."""
+        return (
+            self.grids.identity,
+            self.grids.failed("train", "dev"),
+            *([] if self.views is None else [self.views.shown]),
+            self.captions.vocabulary,
+            self.captions.train,
+            self.captions.manifest.split("dev"),
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Trained(TrainedDecoder):
+    """Grids and captions -> a decoder's weights, each epoch logged to MLflow."""
+
+    kind: ClassVar[str] = "train"
+    version: ClassVar[int] = 3
+
+    training: TrainingConfig
+
+    def sections(self) -> dict[str, Section]:
+        return {"decoder": self.decoder, "training": self.training}
+
+    def needs(self) -> tuple[Product, ...]:
+        return self.fitted_to()
+
+    def inputs(self) -> dict[str, str]:
+        return vector_digests(self.decoder, self.machine)
+
+    def run(self, work: Work, hooks: Hooks) -> Outcome:
+        from tasks.training.decoder import fit_decoder
+
+        sources = self.sources(work)
+        return fit_decoder(self.decoder, self.training, self.machine, sources, work.out, hooks.epoch_done)
+
+
+def train(config: Config, grids: Grids, views: Views | None, captions: Captions, suffix: str = "") -> Trained:
+    """Return the stage that trains a decoder on cached grids by teacher forcing."""
+    return Trained(
+        machine=config.machine,
+        suffix=suffix,
+        decoder=config.decoder,
+        training=config.training,
+        grids=grids,
+        views=views,
+        captions=captions,
+    )

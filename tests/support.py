@@ -1,0 +1,147 @@
+"""What several test files share: configs that run in seconds, and their pipelines, by config."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.pipeline import pipeline_of
+from tasks.config.schema import Config, validate
+from tasks.data.manifest import GENERATED
+from tasks.pipeline import plan as planning
+from tasks.pipeline import run as running
+from tasks.pipeline.ledger import Artifact
+from tasks.pipeline.plan import Inputs, Read, Status, up_to
+from tasks.pipeline.stage import Hooks
+from tasks.registry import tracking
+from tasks.registry.made_from import MadeFrom
+from tasks.registry.register import Registration
+
+STAGES = ("ingest", "extract", "tensorise", "train", "evaluate", "register")  # of a config without optional ones
+WITHOUT_MLFLOW = STAGES[:-1]
+HERE = Path(__file__).resolve().parents[1]
+
+
+def plan(config: Config, until: str = "register", inputs: Inputs | None = None, read: Read = "none") -> list[Status]:
+    """Return the plan of a config's pipeline up to a stage."""
+    return planning.plan(up_to(pipeline_of(config), until), inputs, read)
+
+
+def artifacts(config: Config, until: str = "register", inputs: Inputs | None = None) -> dict[str, Artifact]:
+    """Return the fresh artifacts of a config's pipeline up to a stage, by kind."""
+    return planning.artifacts(up_to(pipeline_of(config), until), inputs)
+
+
+def inputs_of(config: Config, until: str = "register") -> Inputs:
+    """Return the digests of what comes to a config's stages from outside."""
+    return planning.inputs_of(up_to(pipeline_of(config), until))
+
+
+def verify(config: Config, until: str = "register") -> list[Status]:
+    """Return the plan, with every digest read."""
+    return planning.verify(up_to(pipeline_of(config), until))
+
+
+def run_stage(config: Config, name: str, inputs: Inputs | None = None, **hooks: Any) -> Status:
+    """Bring one stage of a config up to date; hooks: fields of `Hooks`."""
+    return running.run_stage(pipeline_of(config), name, inputs, Hooks(**hooks))
+
+
+def names_of(config: Config) -> list[str]:
+    """Return the names of a config's stages, in order."""
+    return pipeline_of(config).names()
+
+
+def raise_version(monkeypatch: pytest.MonkeyPatch, config: Config, name: str) -> None:
+    """Have a stage compute something else from now on."""
+    (stage,) = (item for item in pipeline_of(config).stages if item.name == name)
+    monkeypatch.setattr(type(stage), "version", 99)
+    if name == "extract":
+        monkeypatch.setattr("tasks.grids.identity.EXTRACT_VERSION", 99)
+
+
+def made_from(config: Config) -> MadeFrom:
+    """Return the artifacts that a config's captioner is made from."""
+    registration = pipeline_of(config).last
+    assert isinstance(registration, Registration)
+    made = planning.artifacts_of(planning.plan(up_to(pipeline_of(config), "evaluate")))
+    by_name = {stage.name: artifact for stage, artifact in made.items()}
+    stages = registration.before()
+    return MadeFrom.of(registration.scores, {stage: by_name[stage.name] for stage in stages})
+
+
+def small(workspace: Path, **changes: object) -> Config:
+    """A whole config that runs in seconds; `changes` are dotted names with `__` for the dot."""
+    values: dict[str, dict[str, object] | str] = {
+        "name": "small",
+        "data": {"adapter": "scenes", "pictures": 60, "side": 48},
+        "grids": {"backbone": "tiny", "weights": "random:0", "image_size": 64},
+        "captions": {"min_count": 1},
+        "decoder": {"name": "show_attend_tell", "embedding": 16, "hidden": 24, "attention_size": 16},
+        "training": {
+            "epochs": 2,
+            "batch_pictures": 8,
+            "learning_rate": 0.005,
+            "warmup_steps": 2,
+            "precision": "float32",
+        },
+        "evaluation": {"split": "test", "beam": 2, "metrics": ["bleu", "truth"]},
+        "machine": {"workspace": str(workspace), "shard_rows": 16, "device": "cpu"},
+    }
+    for name, value in changes.items():
+        if "__" not in name:
+            values[name] = value  # type: ignore[assignment]
+            continue
+        section, field = name.split("__")
+        inner = values.setdefault(section, {})
+        assert isinstance(inner, dict)
+        inner[field] = value
+    data = values["data"]
+    assert isinstance(data, dict)
+    if data["adapter"] != "scenes" and "evaluation__metrics" not in changes and "evaluation" not in changes:
+        values["evaluation"]["metrics"] = ["bleu"]  # type: ignore[index]
+    return validate(values, "test")
+
+
+def run_all(config: Config) -> dict[str, str]:
+    """Run every stage but register; stage -> its state before."""
+    return {name: run_stage(config, name).state for name in WITHOUT_MLFLOW}
+
+
+def trained(workspace: Path, **changes: object) -> Config:
+    """A config whose captions say something."""
+    training = {"training__epochs": 20, "training__patience": 20, "training__learning_rate": 0.01}
+    return small(workspace, **{"data__pictures": 120, "decoder__dropout_output": 0.0, **training, **changes})
+
+
+@functools.cache
+def _empty_store() -> Path:
+    """Return an MLflow database without runs: it takes seconds to make, and nothing to copy."""
+    folder = tempfile.TemporaryDirectory(prefix="attend-store-")
+    atexit.register(folder.cleanup)
+    tracking.connect(Path(folder.name))
+    return Path(folder.name) / "mlflow.db"
+
+
+def _give_store(workspace: Path) -> None:
+    """Put an MLflow database into the workspace, where it has none."""
+    if not (workspace / "mlflow.db").exists():
+        workspace.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(_empty_store(), workspace / "mlflow.db")
+
+
+def register_all(config: Config) -> dict[str, str]:
+    """Run every stage; stage -> its state before."""
+    _give_store(config.workspace)
+    return {name: run_stage(config, name).state for name in names_of(config)}
+
+
+def pictures(workspace: Path) -> list[Path]:
+    """Its generated pictures."""
+    return sorted(workspace.glob(f"artifacts/ingest/*/{GENERATED}/*.png"))

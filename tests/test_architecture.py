@@ -1,0 +1,99 @@
+"""The structure that docs/architecture.md promises: one-way imports, no circles, a line for every file."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.support import HERE
+
+# Folders in the order in which they may import: each those before it.
+ROOMS = (
+    "models",
+    "tasks",
+    "tasks.common",
+    "tasks.datasets",
+    "tasks.metrics",
+    "tasks.config",
+    "tasks.pipeline",
+    "tasks.data",
+    "tasks.grids",
+    "tasks.training",
+    "tasks.evaluation",
+    "tasks.registry",
+    "flows",
+    "flows.registered",
+    "flows.operations",
+    "flows.serving",
+    "flows.commands",
+)
+FILES = {
+    ".".join(path.relative_to(HERE).with_suffix("").parts).removesuffix(".__init__"): path
+    for top in ("models", "tasks", "flows")
+    for path in (HERE / top).rglob("*.py")
+}
+
+
+def imports_of(module: str) -> Iterator[str]:
+    """All modules of the project that a module imports: inside functions and under TYPE_CHECKING too."""
+    path = FILES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (item.name for item in node.names if item.name in FILES)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            above = parts[: len(parts) - node.level + 1] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            names = [f"{source}.{item.name}" for item in node.names]
+            yield from (name if name in FILES else source for name in names if name in FILES or source in FILES)
+
+
+def room_of(module: str) -> str:
+    return max((room for room in ROOMS if module == room or module.startswith(f"{room}.")), key=len)
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = {module: set(imports_of(module)) - {module} for module in FILES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"circle of imports: {' -> '.join(error.args[1])}")
+
+
+def test_rooms_import_one_way() -> None:
+    # tasks/__init__.py sets the number of threads before anything loads torch.
+    allowed = {("tasks", "tasks.common.cores")}
+    upwards = [
+        f"{module} -> {imported}"
+        for module in FILES
+        for imported in imports_of(module)
+        if ROOMS.index(room_of(imported)) > ROOMS.index(room_of(module)) and (module, imported) not in allowed
+    ]
+    assert not upwards
+
+
+def test_models_need_torch_alone() -> None:
+    """A registered model carries a copy of models/, where neither tasks nor their libraries are."""
+    known = {"torch", "torchvision", "torchcodec", "safetensors", "numpy", "PIL", "timm"}
+    for module, path in FILES.items():
+        if not module.startswith("models"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [item.name for item in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [str(node.module)]
+            tops = {name.partition(".")[0] for name in names}
+            assert tops <= known | sys.stdlib_module_names, module
+
+
+def test_every_file_has_a_line() -> None:
+    page = (HERE / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = [path.relative_to(HERE) for path in FILES.values() if path.name != "__init__.py"]
+    assert [path for path in paths if f"(../{path.as_posix()})" not in page] == []
+    assert all(Path(HERE, line.split("(../")[1].split(")")[0]).exists() for line in page.splitlines() if "(../" in line)
