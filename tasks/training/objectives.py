@@ -16,8 +16,8 @@ from tasks.training.batches import Batch
 class LossOutput(NamedTuple):
     """What an objective returns for a batch.
 
-    loss: a scalar to be lowered, with its gradient. total: the sum of what the history reports. number: of the tokens or
-    captions that it is the sum of.
+    loss: a scalar to be lowered, with its gradient. total: the sum of what the history reports. number: of the tokens
+    or captions that it is the sum of.
     """
 
     loss: Tensor
