@@ -23,7 +23,7 @@ from models.options import Decoding
 from models.search import beam_search
 from models.vocabulary import END, NULL, START
 from tasks.config.schema import MachineConfig
-from tasks.training.batches import captioned_at_once
+from tasks.training.batches import decode_batch_size
 
 PICTURES, ALONE = 512, 32
 LENGTH, CAPTIONS = 20, 5
@@ -62,7 +62,7 @@ def _compare(name: str, row: Row, rounds: int) -> None:
     textbook = Textbook(decoder.eval())
     for beam, goal in row.goals.items():
         decoding = Decoding(beam=beam, max_length=LENGTH)
-        size = captioned_at_once(MachineConfig(), (row.side, row.side, row.channels), beam)
+        size = decode_batch_size(MachineConfig(), (row.side, row.side, row.channels), beam)
         best: dict[str, float] = {}
         for _ in range(rounds):
             alone = timed(best, "textbook", lambda: _one_by_one(textbook, grid[:ALONE], beam))  # noqa: B023

@@ -31,7 +31,7 @@ _BATCH = 32
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("workspace", type=Path)
-    arguments.add_argument("pictures_of", metavar="PICTURES", type=Path)
+    arguments.add_argument("read_pictures", metavar="PICTURES", type=Path)
     arguments.add_argument("--pictures", type=int, default=20_000)
     arguments.add_argument("--kills", type=int, default=2)
     arguments.add_argument("--model")

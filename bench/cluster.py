@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from bench.machine import describe
-from flows.pipeline import pipeline_of
+from flows.pipeline import build_pipeline
 from tasks.common.files import digest_of_file
 from tasks.config.schema import Config, validate
 from tasks.pipeline.plan import artifact, up_to
@@ -57,7 +57,7 @@ def main() -> None:
             if cluster is not None and kill:
                 kill_after(cluster.workers[0], config.workspace, given.shards // 4)
             extract(config, cluster)
-            made, seconds = shards(config.workspace), artifact(up_to(pipeline_of(config), "extract")).ledger.seconds
+            made, seconds = shards(config.workspace), artifact(up_to(build_pipeline(config), "extract")).ledger.seconds
         alone, bytes_alone = alone or seconds, bytes_alone or made
         rate = given.shards * given.rows / seconds
         print(f"| {name} | {seconds:.1f} | {len(made)} | {rate:.1f} | {alone / seconds:.2f} |", flush=True)

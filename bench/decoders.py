@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import safetensors
 
 from bench.machine import describe
-from flows.pipeline import pipeline_of
+from flows.pipeline import build_pipeline
 from tasks.config.schema import Config, load, validate
 from tasks.pipeline.plan import artifacts, up_to
 from tasks.pipeline.run import run_stage
@@ -77,8 +77,8 @@ def _row(preset: str, given: Any) -> str:
     for beam in (1, 5):
         config = _config(preset, given, beam)
         for stage in ("ingest", "extract", "tensorise", "train", "evaluate"):
-            run_stage(pipeline_of(config), stage)
-        found = artifacts(up_to(pipeline_of(config), "evaluate"))
+            run_stage(build_pipeline(config), stage)
+        found = artifacts(up_to(build_pipeline(config), "evaluate"))
         told = json.loads((found["evaluate"].path / "scores.json").read_text(encoding="utf-8"))["scores"]
         scores.append(" ".join(f"{told[f'bleu{n}']:.1f}" for n in (1, 2, 3, 4)))
     history = pq.read_table(found["train"].path / HISTORY).to_pylist()

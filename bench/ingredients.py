@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 
 from bench.machine import describe
-from flows.pipeline import pipeline_of
+from flows.pipeline import build_pipeline
 from tasks.config.schema import Config, validate
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import artifacts, up_to
@@ -111,7 +111,7 @@ def _config(settings: Settings, seed: int, given: Any) -> Config:
 
 
 def _line(name: str, seed: int, config: Config) -> str:
-    pipeline = up_to(pipeline_of(config), "evaluate")
+    pipeline = up_to(build_pipeline(config), "evaluate")
     for stage in pipeline.names():
         run_stage(pipeline, stage)
     found = artifacts(pipeline)

@@ -24,7 +24,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from flows.pipeline import pipeline_of
+from flows.pipeline import build_pipeline
 from tasks.config.schema import load
 from tasks.pipeline.plan import plan
 
@@ -102,7 +102,7 @@ def _run(folder: Path) -> dict[str, float]:
     process = _start(folder)
     if process.wait() != 0:
         raise SystemExit((folder / "log").read_text(encoding="utf-8"))
-    found = plan(pipeline_of(load(str(folder / "killed.yaml"))))
+    found = plan(build_pipeline(load(str(folder / "killed.yaml"))))
     return {status.stage.name: status.artifact.ledger.seconds for status in found if status.artifact is not None}
 
 
@@ -130,7 +130,7 @@ def _kill(folder: Path, target: str, lasted: dict[str, float], chance: random.Ra
 def contents(folder: Path) -> dict[str, str]:
     """Every file that a run leaves, by stage and name, with its digest; what tells times and ids left out."""
     files = {}
-    for status in plan(pipeline_of(load(str(folder / "killed.yaml"))), read="all"):
+    for status in plan(build_pipeline(load(str(folder / "killed.yaml"))), read="all"):
         if status.artifact is None or not status.fresh:
             raise SystemExit(f"{folder.name}: {status.stage.name} is {status.state}: {'; '.join(status.why)}")
         ledger = status.artifact.ledger

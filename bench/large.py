@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from bench.machine import describe
-from bench.reading import BYTES, LARGE, batches_of, drop, in_order, store_of
+from bench.reading import BYTES, LARGE, batches_of, drop, in_order, shown_tracking_uri
 from models.decoders.base import make
 from tasks.config.schema import TrainingConfig
 from tasks.training.batches import GridBatches
@@ -39,7 +39,7 @@ def main() -> None:
     if free < rows * BYTES * 1.01:
         raise SystemExit(f"the cache needs {given.gb:.0f} GB, {free / 1e9:.0f} are free: --folder")
     with tempfile.TemporaryDirectory(dir=given.folder) as scratch:
-        store = store_of(Path(scratch), rows, LARGE)
+        store = shown_tracking_uri(Path(scratch), rows, LARGE)
         drop(store)
         seconds = in_order(store)
         print(f"\n{rows:,} grids, {rows * BYTES / 1e9:.0f} GB\n")

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from flows.pipeline import pipeline_of
+from flows.pipeline import build_pipeline
 from models.captioner import key_of_digest
 from tasks.config.schema import load
-from tasks.data.manifest import GENERATED, files_of
+from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
 from tasks.grids.index import open_grids
 from tasks.pipeline.plan import artifact, artifacts
 from tasks.registry import registration as registry
@@ -30,12 +30,12 @@ PICTURES = 200
 
 def main() -> None:
     config = load(sys.argv[1], sys.argv[2:])
-    found = artifacts(pipeline_of(config))
-    registered = json.loads((artifact(pipeline_of(config)).path / registry.REGISTRATION).read_text(encoding="utf-8"))
+    found = artifacts(build_pipeline(config))
+    registered = json.loads((artifact(build_pipeline(config)).path / registry.REGISTRATION).read_text(encoding="utf-8"))
     tracking.connect(config.workspace)
     captioner = load_captioner(registered["uri"])
     grids = open_grids(found["extract"], config.machine)
-    files = files_of(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED))
+    files = files_by_digest(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED_FOLDER))
     rows = pq.read_table(found["evaluate"].path / "predictions.parquet").column("digest").to_pylist()
     digests = rows[:PICTURES]
 

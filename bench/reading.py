@@ -51,21 +51,21 @@ def main() -> None:
     print("\n| what | rows/s | ratio | goal |\n| --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory(dir=given.folder) as scratch:
         for shape, rows in ((LARGE, given.rows), (SMALL, 20 * given.rows)):
-            _warm(store_of(Path(scratch) / str(rows), rows, shape), shape, given.rounds)
+            _warm(shown_tracking_uri(Path(scratch) / str(rows), rows, shape), shape, given.rounds)
     if given.cold_gib:
         rows = int(given.cold_gib * 2**30 / BYTES)
         free = shutil.disk_usage(given.folder or tempfile.gettempdir()).free
         if free < rows * BYTES * 1.05:
             raise SystemExit(f"the cold cache needs {given.cold_gib:.0f} GiB, {free / 2**30:.0f} are free: --folder")
         with tempfile.TemporaryDirectory(dir=given.folder) as scratch:
-            _cold(store_of(Path(scratch) / "cold", rows, LARGE), given.block)
+            _cold(shown_tracking_uri(Path(scratch) / "cold", rows, LARGE), given.block)
 
 
 def _memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def store_of(folder: Path, rows: int, shape: tuple[int, int, int]) -> GridStore:
+def shown_tracking_uri(folder: Path, rows: int, shape: tuple[int, int, int]) -> GridStore:
     store = GridStore(folder, IDENTITY)
     store.open()
     values = np.random.default_rng(0).normal(size=(SHARD, *shape)).astype(np.float16)

@@ -34,7 +34,7 @@ def main() -> None:
     describe()
     torch.manual_seed(0)
     references = _captions(TRAINED_ON)
-    frequencies = Frequencies.of(list(references[:, :, 1:]))
+    frequencies = Frequencies.from_references(list(references[:, :, 1:]))
     options = {"output": "deep", "dropout_words": 0.3, "dropout_grid": 0.3}
     decoder = make("show_attend_tell", 1280, VOCABULARY, options)
     optimiser = torch.optim.Adam(decoder.parameters(), 5e-5, fused=True)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from flows.commands.import_grids import import_grids
-from flows.pipeline import pipeline_of
+from flows.pipeline import build_pipeline
 from tasks.config.schema import Config
 from tasks.pipeline.run import run_stage
 
@@ -99,7 +99,7 @@ def _make(folder: Path, count: int) -> None:
     (folder / "ids.json").write_text(json.dumps([name.removesuffix(".jpg") for name in names]), encoding="utf-8")
     import_grids(config, folder / "grids.npy", folder / "ids.json")
     for stage in ("ingest", "extract", "tensorise", "train", "evaluate"):
-        run_stage(pipeline_of(config), stage)
+        run_stage(build_pipeline(config), stage)
     unfinished.rename(folder / "many.yaml")
 
 

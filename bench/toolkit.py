@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.ways import environment
 from tasks.evaluation.coco_files import read_references, read_results
-from tasks.metrics import Scored, measure
+from tasks.metrics import ScoredCaption, measure
 from tasks.metrics.ptb import tokenize
 
 _SIDE = Path(__file__).with_name("toolkit_scores.py")
@@ -56,7 +56,7 @@ def main() -> None:
 def _ours(theirs: dict[str, Any]) -> dict[str, float]:
     """Our scores of the toolkit's own tokens."""
     corpus = [
-        Scored(said[0].split(), [text.split() for text in theirs["references"][image]])
+        ScoredCaption(said[0].split(), [text.split() for text in theirs["references"][image]])
         for image, said in theirs["captions"].items()
     ]
     found: dict[str, float] = {}

@@ -22,9 +22,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from bench.serving import running
-from flows.pipeline import pipeline_of
+from flows.pipeline import build_pipeline
 from tasks.config.schema import load
-from tasks.data.manifest import GENERATED, files_of
+from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
 from tasks.evaluation.predictions import PREDICTIONS
 from tasks.pipeline.plan import artifact, artifacts
 from tasks.registry import registration as registry
@@ -37,9 +37,9 @@ _UV = Path(sys.executable).with_name("uv")
 
 def main() -> None:
     config = load(sys.argv[1], sys.argv[2:])
-    found = artifacts(pipeline_of(config))
-    registered = json.loads((artifact(pipeline_of(config)).path / registry.REGISTRATION).read_text(encoding="utf-8"))
-    files = files_of(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED))
+    found = artifacts(build_pipeline(config))
+    registered = json.loads((artifact(build_pipeline(config)).path / registry.REGISTRATION).read_text(encoding="utf-8"))
+    files = files_by_digest(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED_FOLDER))
     rows = pq.read_table(found["evaluate"].path / PREDICTIONS).to_pylist()[:PICTURES]
     photographs = [files[row["digest"]].read_bytes() for row in rows]
     expected = [row["caption"] for row in rows]

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from bench.machine import describe, precisions
-from flows.pipeline import pipeline_of
+from flows.pipeline import build_pipeline
 from models.backbones.encoder import Encoder
 from models.decoders.base import Decoder, make
 from tasks.config.schema import Config, validate
 from tasks.data.captions import CaptionedPicture, read_captions, read_vocabulary
-from tasks.data.manifest import GENERATED, files_of, pictures_of
+from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
 from tasks.grids.encoding import decoders
 from tasks.grids.weights import load_backbone
 from tasks.pipeline.plan import artifacts, up_to
@@ -57,7 +57,7 @@ def main() -> None:
         for name, rate in zip(("first", "second"), RATES, strict=True):
             config = _config(given, folder, rate)
             for stage in ("ingest", "tensorise"):
-                run_stage(pipeline_of(config), stage)
+                run_stage(build_pipeline(config), stage)
             extraction, whole, losses = _pipeline(config)
             loop, others = _in_the_loop(config, folder / f"loop-{name}")
             if max(abs(one - other) / one for one, other in zip(losses, others, strict=True)) > 1e-3:
@@ -94,11 +94,11 @@ def _config(given: Any, folder: Path, rate: float) -> Config:
 def _pipeline(config: Config) -> tuple[float, float, list[float]]:
     """Seconds of extraction and of all, and the loss of each epoch."""
     began = time.perf_counter()
-    run_stage(pipeline_of(config), "extract")
+    run_stage(build_pipeline(config), "extract")
     extracted = time.perf_counter() - began
-    run_stage(pipeline_of(config), "train")
+    run_stage(build_pipeline(config), "train")
     seconds = time.perf_counter() - began
-    history = pq.read_table(artifacts(up_to(pipeline_of(config), "train"))["train"].path / HISTORY)
+    history = pq.read_table(artifacts(up_to(build_pipeline(config), "train"))["train"].path / HISTORY)
     return extracted, seconds, history.column("loss").to_pylist()
 
 
@@ -127,7 +127,7 @@ class LoopDev(Dev):
         super().__init__(*dev)
         self._photographs = photographs
 
-    def seen(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
+    def decoder_and_grids(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
         assert isinstance(model, Decoder)
         digests = [picture.digest for picture in self.pictures]
         return model, (self._photographs.grids(digests[at : at + 64]) for at in range(0, len(digests), 64))
@@ -136,19 +136,19 @@ class LoopDev(Dev):
 def _in_the_loop(config: Config, out: Path) -> tuple[float, list[float]]:
     """Seconds, and the loss of each epoch."""
     out.mkdir()
-    made = artifacts(up_to(pipeline_of(config), "tensorise"))
+    made = artifacts(up_to(build_pipeline(config), "tensorise"))
     manifest, tokens = made["ingest"].path, made["tensorise"].path
     began = time.perf_counter()
     vocabulary = read_vocabulary(tokens)
     encoder = Encoder(load_backbone(config.grids), config.grids.precision)
     with decoders(config.machine) as pool:
         photographs = Photographs(
-            config, files_of(manifest, config.data.image_folder(manifest / GENERATED)), encoder, pool
+            config, files_by_digest(manifest, config.data.image_folder(manifest / GENERATED_FOLDER)), encoder, pool
         )
         batches = LoopBatches(
             read_captions(tokens, "train"), config.training.batch_pictures, config.training.seed, photographs
         )
-        dev = LoopDev(pictures_of(manifest, "dev"), vocabulary, config.machine, photographs=photographs)
+        dev = LoopDev(read_pictures(manifest, "dev"), vocabulary, config.machine, photographs=photographs)
         torch.manual_seed(config.training.seed)
         decoder = make(config.decoder.name, 1280, len(vocabulary), config.decoder.options())
         rates = {config.training.learning_rate: list(decoder.parameters())}

@@ -1,1 +1,1 @@
-"""The way the data goes, from photographs to a registered captioner. Read pipeline.py first."""
+"""Flows: the pipeline from photographs to a registered captioner, and what runs and uses it. Read pipeline.py first."""

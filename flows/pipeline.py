@@ -1,7 +1,7 @@
-"""The whole story in order: from photographs and captions to a registered captioner.
+"""The whole pipeline in order, from photographs and captions to a registered captioner.
 
-Each line makes a stage and hands it the stages that it depends on. Nothing runs here and nothing heavy is imported:
-tasks/pipeline/plan.py walks what these lines build, and flows/operations/run_flow.py has Prefect run what is stale.
+Each line creates a stage and passes it the stages that it depends on. Nothing runs here and nothing heavy is imported:
+tasks/pipeline/plan.py finds out which of these stages are stale, and flows/operations/run_flow.py has Prefect run them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tasks.training.fine_tune import fine_tune
 from tasks.training.self_critical import self_critical
 from tasks.training.train import TrainedDecoder, train
 
-_FROZEN = "-frozen"  # what the names of the stages before `tune` end in
+_FROZEN_SUFFIX = "-frozen"  # ends the names of the stages before `tune`, whose backbone is frozen
 
 
-def pipeline_of(config: Config) -> Pipeline:
+def build_pipeline(config: Config) -> Pipeline:
     """Return the stages of a config, in the order in which they run."""
-    # The stages before `tune` have the keys of the same config without `tuning`: both share their artifacts.
-    suffix = "" if config.tuning is None else _FROZEN
+    # The stages before `tune` have the same keys as in the config without `tuning`, so both configs share artifacts.
+    suffix = "" if config.tuning is None else _FROZEN_SUFFIX
 
     manifest = ingest(config)
     grids = extract(config, manifest, suffix=suffix)

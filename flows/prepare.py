@@ -1,4 +1,4 @@
-"""Before any work: a workspace that can be written, an MLflow store that answers, and what a crash left noticed."""
+"""Checks before any work: the workspace can be written, the MLflow store answers, and no crash goes unnoticed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from tasks.registry.tracking import check_store, close_dead_runs
 
 
 def prepare(config: Config) -> None:
-    """Make the workspace and check the MLflow store; AttendError where either cannot be used."""
+    """Create the workspace, check the MLflow store, and handle crashed runs.
+
+    Raise AttendError if the workspace or the store cannot be used.
+    """
     workspace = Workspace(config.workspace)
     workspace.prepare()
     check_store(config.workspace)
@@ -17,6 +20,6 @@ def prepare(config: Config) -> None:
 
 
 def notice_crashes(workspace: Workspace) -> None:
-    """Make the files of a run that was killed suspect, and end its MLflow run."""
+    """Mark the workspace's files as suspect if a run was killed, and end that run in MLflow."""
     sessions.notice_crashes(workspace)
     close_dead_runs(workspace.root)

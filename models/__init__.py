@@ -1,5 +1,5 @@
 """The captioner itself, in pure torch: backbones, attention, decoders, search.
 
-Everything in here is imported relatively: a registered model carries a copy of this folder under a
-name of its own (see tasks/registry/registration.py).
+Modules in this folder import each other relatively, because every registered model carries a copy of the folder
+under a different package name (see tasks/registry/registration.py).
 """

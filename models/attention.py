@@ -1,12 +1,13 @@
 """Attention functions: (annotation vectors, query) -> (context, alphas).
 
 Shapes: N pictures, R rows that share a picture's grid (captions in training, beams in search), P positions of the
-grid, P' positions attended, D channels of an annotation vector, H of the hidden state, A of keys and queries. What
-depends on the picture alone (the keys) is computed once by `keys` and shared by all rows and steps.
+grid, P' positions attended, D channels of an annotation vector, H of the hidden state, A of keys and queries. The keys
+depend on the picture alone: they are computed once, by `keys`, and shared by all rows and steps.
 
-P' is P, or other positions that are weighted means of the grid's: `pool` (P', P), whose rows sum to one. Then keys are
-pooled, because an affine projection may be, and alphas are spread over the grid's own positions before the context is
-drawn: what an attention over pooled annotation vectors computes, without these.
+The positions attended are those of the grid, P' = P, or weighted means of them: `pool` (P', P), whose rows sum to one.
+In the second case the keys are pooled, which is exact because their projection is affine, and the alphas are spread
+over the grid's positions before the context is computed. The result is that of an attention over pooled annotation
+vectors, but these are never computed.
 """
 
 from __future__ import annotations
@@ -23,58 +24,69 @@ from .options import Attentions
 
 
 class Attention(nn.Module, ABC):
-    """Scores every position against the query; alphas are their softmax over positions.
+    """An attention function, which scores each position against a query; the alphas are the softmax of the scores.
 
-    query: the layer that makes the query of the hidden state; None where the hidden state is the query itself.
+    query: the layer that computes the query from the hidden state; None if the hidden state itself is the query.
     """
 
     query: nn.Linear | None
 
     @abstractmethod
     def keys(self, annotations: Tensor) -> Tensor:
-        """(N, P, D) -> (N, P, A), affine: what of the annotation vectors is compared."""
+        """Return the keys (N, P, A) of annotation vectors (N, P, D), by an affine projection."""
 
     @abstractmethod
     def scores(self, keys: Tensor, query: Tensor) -> Tensor:
-        """keys (N, P', A), query (N, R, A) -> (N, R, P')."""
+        """Return the scores (N, R, P') of keys (N, P', A) against queries (N, R, A)."""
 
     def forward(
         self, annotations: Tensor, keys: Tensor, query: Tensor, pool: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Draw a context, and tell where from.
+        """Return the context (N, R, D) and the alphas (N, R, P'), float32, with which it weights the positions.
 
-        annotations (N, P, D), keys (N, P', A), query (N, R, A), pool (P', P) -> context (N, R, D), alphas (N, R, P')
-        float32.
+        annotations (N, P, D), keys (N, P', A), query (N, R, A), pool (P', P) or None.
         """
         alphas = torch.softmax(self.scores(keys, query).float(), dim=-1)
         return spread(alphas, pool).to(annotations.dtype) @ annotations, alphas
 
 
 def pooling(side: tuple[int, int], presented: int) -> Tensor:
-    """The matrix (presented ** 2, h * w) of adaptive average pooling from a grid of h x w to presented x presented."""
+    """Return the matrix of adaptive average pooling from h x w to presented x presented positions.
+
+    side: (h, w). The matrix is (presented ** 2, h * w), float32; its rows sum to one.
+    """
     cells = torch.eye(side[0] * side[1]).view(-1, *side)
     return functional.adaptive_avg_pool2d(cells, presented).flatten(1).T.contiguous()
 
 
 def pooled(values: Tensor, pool: Tensor | None) -> Tensor:
-    """values (N, P, X) of the grid's positions -> (N, P', X) of those attended; pool (P', P) or None for the same."""
+    """Return the values (N, P', X) of the positions attended, given those of the grid's positions (N, P, X).
+
+    pool (P', P), or None where the positions are the same.
+    """
     return values if pool is None else pool.to(values.dtype) @ values
 
 
 def spread(alphas: Tensor, pool: Tensor | None) -> Tensor:
-    """Weights (N, R, P') of the positions attended -> (N, R, P) of the grid's."""
+    """Return the weights (N, R, P) of the grid's positions, given those of the positions attended (N, R, P').
+
+    pool (P', P), or None where the positions are the same.
+    """
     return alphas if pool is None else alphas @ pool.to(alphas.dtype)
 
 
 def mean(annotations: Tensor, pool: Tensor | None) -> Tensor:
-    """(N, P, D) -> (N, 1, D): the mean annotation vector of the positions attended."""
+    """Return the mean annotation vector (N, 1, D) of the positions attended, given those of the grid (N, P, D)."""
     if pool is None:
         return annotations.mean(dim=1, keepdim=True)
     return pool.mean(dim=0, keepdim=True).to(annotations.dtype) @ annotations
 
 
 class AdditiveAttention(Attention):
-    """score = v . tanh(W_a a + W_h h): Bahdanau et al. 2015; the f_att of Xu et al. 2015, equations 4 to 6."""
+    """Additive attention, score = v . tanh(W_a a + W_h h) (Bahdanau et al. 2015).
+
+    It is the f_att of Xu et al. 2015, equations 4 to 6.
+    """
 
     query: nn.Linear
 
@@ -89,16 +101,16 @@ class AdditiveAttention(Attention):
         return projected
 
     def scores(self, keys: Tensor, query: Tensor) -> Tensor:
-        mixed = (keys.unsqueeze(1) + query.unsqueeze(2)).tanh_()  # (N, R, P, A)
-        score: Tensor = self.score(mixed)
-        return score.squeeze(-1)
+        activations = (keys.unsqueeze(1) + query.unsqueeze(2)).tanh_()  # (N, R, P', A)
+        scores: Tensor = self.score(activations)
+        return scores.squeeze(-1)
 
 
 class DotAttention(Attention):
-    """score = h . k, over sqrt(H) where `scaled` (Vaswani et al. 2017, equation 1).
+    """Dot-product attention, score = h . k, divided by sqrt(H) if `scaled` (Vaswani et al. 2017, equation 1).
 
-    projected: the keys are k = W a + b, the `general` score of Luong et al. 2015, equation 8, with a bias.
-    Otherwise an annotation vector is its own key, the `dot` of the same equation, and has to be H wide.
+    projected: the keys are k = W a + b, the `general` score of Luong et al. 2015, equation 8, with a bias. Otherwise
+    the annotation vectors are the keys, the `dot` score of the same equation, and must have H channels.
     """
 
     def __init__(self, channels: int, hidden: int, scaled: bool, projected: bool) -> None:
@@ -120,7 +132,11 @@ class DotAttention(Attention):
 
 
 def make_attention(kind: Attentions, channels: int, hidden: int, size: int = 512) -> Attention:
-    """channels: D. hidden: H. size: of the additive attention's layer. ValueError where the sizes cannot meet."""
+    """Build the attention function of a kind.
+
+    channels: D. hidden: H. size: A, of the additive attention's layer. Raises ValueError for an unknown kind and for
+    sizes that do not fit together.
+    """
     if kind not in get_args(Attentions):
         raise ValueError(f"unknown attention {kind!r}; known: {', '.join(get_args(Attentions))}")
     if kind == "additive":

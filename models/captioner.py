@@ -1,7 +1,7 @@
-"""Backbone + decoder + vocabulary: photograph in, caption out.
+"""The captioner: backbone, decoder and vocabulary together turn photographs into captions.
 
-A captioner is saved as a folder: config.json, vocabulary.json, backbone.safetensors, decoder.safetensors;
-nothing in it is pickled. A registered model is such a folder with a copy of this package beside it.
+A captioner is saved as a folder of config.json, vocabulary.json, backbone.safetensors and decoder.safetensors; nothing
+in it is pickled. A registered model is such a folder with a copy of this package beside it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from .search import Caption
 from .search import decode as decode_captions
 from .vocabulary import START, Vocabulary
 
-_BATCH = 32
+_BATCH = 32  # photographs encoded and decoded at once
 
 
 @dataclass(frozen=True)
 class Captioned:
-    """What the captioner says of one photograph.
+    """The result of captioning one photograph.
 
-    tokens: of the caption, its words or byte pairs. log_probability: natural logarithm, END counted. alternatives:
-    (caption, log-probability) of the next best. attention: (tokens, h, w) float32, where it looked for each token,
-    each map summing to 1; None where not asked for. error: why there is no caption, else None.
+    tokens: the words or byte pairs of the caption. log_probability: of the caption, natural logarithm, END counted.
+    alternatives: (caption, log-probability) of the next best captions. attention: the attention map of each token,
+    (tokens, h, w) float32, each summing to 1; None if not requested. error: why there is no caption, or None.
     """
 
     caption: str = ""
@@ -48,10 +48,10 @@ class Captioned:
 
 
 class Captioner:
-    """Captions encoded photographs. Holds no state between calls: threads may share it.
+    """A model that captions encoded photographs. It has no state that calls change, so threads may share it.
 
-    config: `backbone` (name, image_size, fit, grid, precision), `decoder` (its shape, and how many `members` speak
-    together where it is more than one) and `decoding` (the fields of search.Decoding) as saved.
+    config: as saved: `backbone` (name, image_size, fit, grid, precision), `decoder` (the arguments of `make`, with the
+    number of `members` for an ensemble) and `decoding` (the fields of search.Decoding).
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class Captioner:
         self.backbone = backbone
         self._encoder = Encoder(backbone, config["backbone"]["precision"], self.device)
         self.decoder = decoder.to(self.device).eval()
-        self._speaking = self.decoder.for_inference()
+        self._stepper = self.decoder.for_inference()
         self.attends = decoder.attends
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = "cpu") -> Captioner:
-        """The captioner saved in a folder."""
+        """Return the captioner saved in a folder."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         vocabulary = Vocabulary.from_json((folder / "vocabulary.json").read_text(encoding="utf-8"))
         backbone = backbones.make(config["backbone"]["name"], config["backbone"]["grid"])
@@ -93,108 +93,121 @@ class Captioner:
             safetensors.torch.save_file(state, folder / f"{name}.safetensors")
 
     def caption(self, photographs: Sequence[bytes], **decoding: Any) -> list[Captioned]:
-        """A caption for each encoded photograph (JPEG, PNG, WebP, ...), in order.
+        """Return a result for each encoded photograph (JPEG, PNG, WebP, ...), in order.
 
-        decoding: as in `from_grid`. A photograph that cannot be decoded gets its reason as `error`, and the
-        others their captions.
+        decoding: as in `from_grid`. The result of a photograph that cannot be decoded has the reason as its `error`;
+        the others get their captions.
         """
         results: list[Captioned] = []
-        for at in range(0, len(photographs), _BATCH):
-            results += self._batch(photographs[at : at + _BATCH], decoding)
+        for start in range(0, len(photographs), _BATCH):
+            results += self._caption_batch(photographs[start : start + _BATCH], decoding)
         return results
 
-    def _batch(self, photographs: Sequence[bytes], decoding: dict[str, Any]) -> list[Captioned]:
-        results: list[Captioned | None] = []
-        pixels = []
+    def _caption_batch(self, photographs: Sequence[bytes], decoding: dict[str, Any]) -> list[Captioned]:
+        """Return a result for each of at most `_BATCH` photographs."""
+        results: list[Captioned | None] = []  # None where a caption is to come
+        pictures = []
         for photograph in photographs:
             try:
-                pixels.append(self._pixels(photograph))
+                pictures.append(self._picture(photograph))
                 results.append(None)
             except ValueError as error:
                 results.append(Captioned(error=str(error)))
-        if pixels:
-            sound = [key_of(data) for data, result in zip(photographs, results, strict=True) if result is None]
-            captions = iter(self.from_grid(self._encoded(pixels), sound, **decoding))
+        if pictures:
+            keys = [key_of(data) for data, result in zip(photographs, results, strict=True) if result is None]
+            captions = iter(self.from_grid(self._encode(pictures), keys, **decoding))
             results = [next(captions) if result is None else result for result in results]
         return [result for result in results if result is not None]
 
     def grids(self, photographs: Sequence[bytes]) -> Tensor:
-        """The grids (N, h, w, C) float16 of encoded photographs; ValueError for one that cannot be decoded."""
-        return self._encoded([self._pixels(photograph) for photograph in photographs])
+        """Return the grids (N, h, w, C) float16 of encoded photographs; ValueError if one cannot be decoded."""
+        return self._encode([self._picture(photograph) for photograph in photographs])
 
-    def _encoded(self, pixels: list[Tensor]) -> Tensor:
-        return self._encoder(stack(pixels))
+    def _encode(self, pictures: list[Tensor]) -> Tensor:
+        """Return the grids (N, h, w, C) float16 of resized pictures, uint8 (3, S, S) each."""
+        return self._encoder(stack(pictures))
 
-    def _pixels(self, photograph: bytes) -> Tensor:
+    def _picture(self, photograph: bytes) -> Tensor:
+        """Return the photograph decoded and resized, uint8 (3, S, S); ValueError if it cannot be decoded."""
         spec = self.config["backbone"]
         return resize(decode(photograph), spec["image_size"], spec["fit"], self.backbone.declared.interpolation)
 
     def from_grid(
         self, grid: Tensor, keys: Sequence[int] | None = None, attention: bool = False, **decoding: Any
     ) -> list[Captioned]:
-        """A caption for each cached grid of (N, h, w, C) float16.
+        """Return a result for each cached grid of (N, h, w, C) float16.
 
-        keys: `key_of` each photograph, which sampling draws by. attention: also where it looked; ValueError for a
-        decoder that does not attend. decoding: fields of search.Decoding; what is not given, or None, is as the model
-        was evaluated, but that a beam is searched where one is given, and words are drawn where a temperature, top_k or
-        top_p is. ValueError for what does not go together.
+        keys: `key_of` each photograph, for sampling. attention: whether to return attention maps; ValueError for a
+        decoder without attention. decoding: fields of search.Decoding. Fields left out, or None, are those that the
+        model was evaluated with, except that a beam selects beam search, and a temperature, top_k or top_p selects
+        sampling, unless `search` is given. Raises ValueError for values that do not go together.
         """
-        given = {name: value for name, value in decoding.items() if value is not None}
-        drawn = [name for name in ("temperature", "top_k", "top_p") if name in given]
-        if "search" not in given and drawn and "beam" in given:
-            raise ValueError(f"beam and {drawn[0]} do not go together: a beam is searched, or words are drawn")
-        if drawn or "beam" in given:
-            given.setdefault("search", "sample" if drawn else "beam")
-        # Of what the model was evaluated with, as much as the search that was asked for has room for.
-        if "n_best" not in given and "beam" in given:
-            given["n_best"] = min(self.decoding.n_best, given["beam"])
-        if "min_length" not in given and "max_length" in given:
-            given["min_length"] = min(self.decoding.min_length, given["max_length"] - 1)
-        chosen = replace(self.decoding, **given)
-        values = grid.to(self.device).float()
-        found = decode_captions(self._speaking, values, chosen, keys)
-        maps = self.attention(values, [best[0] for best in found]) if attention else [None] * len(found)
-        return [self._told(best, alphas) for best, alphas in zip(found, maps, strict=True)]
+        overrides = {name: value for name, value in decoding.items() if value is not None}
+        for_sampling = [name for name in ("temperature", "top_k", "top_p") if name in overrides]
+        if "search" not in overrides and for_sampling and "beam" in overrides:
+            raise ValueError(
+                f"beam and {for_sampling[0]} do not go together: give beam for beam search, "
+                "or temperature, top_k or top_p for sampling"
+            )
+        if for_sampling or "beam" in overrides:
+            overrides.setdefault("search", "sample" if for_sampling else "beam")
+        # Limit the evaluated model's n_best and min_length to what the requested beam and max_length allow.
+        if "n_best" not in overrides and "beam" in overrides:
+            overrides["n_best"] = min(self.decoding.n_best, overrides["beam"])
+        if "min_length" not in overrides and "max_length" in overrides:
+            overrides["min_length"] = min(self.decoding.min_length, overrides["max_length"] - 1)
+        settings = replace(self.decoding, **overrides)
+        grid = grid.to(self.device).float()
+        captions = decode_captions(self._stepper, grid, settings, keys)
+        maps = self.attention(grid, [n_best[0] for n_best in captions]) if attention else [None] * len(captions)
+        return [self._result(n_best, alphas) for n_best, alphas in zip(captions, maps, strict=True)]
 
     @torch.inference_mode()
     def attention(self, grid: Tensor, captions: Sequence[Caption]) -> list[Tensor]:
-        """Where the decoder looked for each token of each caption: (tokens, h, w) float32 a caption.
+        """Return the attention maps of each caption: for each of its tokens one, (tokens, h, w) float32.
 
-        The captions are read back by teacher forcing, which repeats the search's own steps. ValueError for a
-        decoder that does not attend to the grid.
+        grid (N, h, w, C) float. captions: one for each grid. The captions are run through the decoder by teacher
+        forcing, which repeats the steps of the search. Raises ValueError for a decoder without attention.
         """
         if not self.attends:
-            raise ValueError(f"{self.config['decoder']['name']} has no attention: there are no maps of it")
+            raise ValueError(f"the decoder {self.config['decoder']['name']} has no attention, so no attention maps")
         longest = max(len(caption.tokens) for caption in captions)
         words = torch.full((len(captions), 1, longest + 1), START, device=self.device)
         for row, caption in enumerate(captions):
             words[row, 0, 1 : len(caption.tokens) + 1] = torch.tensor(caption.tokens, device=self.device)
-        nothing = torch.zeros_like(words, dtype=torch.bool)
-        _, read = self.decoder(grid, words, nothing)
-        side = grid.shape[1:3] if self.decoder.attention_grid is None else (self.decoder.attention_grid,) * 2
-        maps = read.alphas[:, 0].unflatten(-1, side).cpu()
+        no_logits = torch.zeros_like(words, dtype=torch.bool)
+        _, states = self.decoder(grid, words, no_logits)
+        sides = grid.shape[1:3] if self.decoder.attention_grid is None else (self.decoder.attention_grid,) * 2
+        maps = states.alphas[:, 0].unflatten(-1, sides).cpu()
         return [maps[row, : len(caption.tokens)] for row, caption in enumerate(captions)]
 
-    def _told(self, found: list[Caption], attention: Tensor | None) -> Captioned:
-        texts = [" ".join(self.vocabulary.decode(caption.tokens)) for caption in found]
-        others = [(text, caption.log_probability) for text, caption in zip(texts[1:], found[1:], strict=True)]
-        tokens = self.vocabulary.tokens(found[0].tokens)
-        return Captioned(texts[0], tokens, found[0].log_probability, others, attention)
+    def _result(self, captions: list[Caption], attention: Tensor | None) -> Captioned:
+        """Return the result of a photograph, given its captions, best first, and the attention maps of the best."""
+        texts = [" ".join(self.vocabulary.decode(caption.tokens)) for caption in captions]
+        alternatives = [(text, caption.log_probability) for text, caption in zip(texts[1:], captions[1:], strict=True)]
+        tokens = self.vocabulary.tokens(captions[0].tokens)
+        return Captioned(texts[0], tokens, captions[0].log_probability, alternatives, attention)
 
 
 def make(shape: dict[str, Any]) -> decoders.Decoder | Ensemble:
-    """The untrained decoder of a shape, or the ensemble of its `members`."""
-    alone = {name: value for name, value in shape.items() if name != "members"}
+    """Return the untrained decoder of a shape, or an ensemble of `members` such decoders if the shape has that key.
+
+    shape: the arguments of `decoders.base.make`, and maybe `members`.
+    """
+    arguments = {name: value for name, value in shape.items() if name != "members"}
     if "members" not in shape:
-        return decoders.make(**alone)
-    return Ensemble([decoders.make(**alone) for _ in range(shape["members"])])
+        return decoders.make(**arguments)
+    return Ensemble([decoders.make(**arguments) for _ in range(shape["members"])])
 
 
 def key_of(photograph: bytes) -> int:
-    """The number that stands for a photograph in sampling: of its content, so that no run or batch changes it."""
+    """Return the number that identifies a photograph in sampling.
+
+    It is computed from the content, so that it is the same in every run and batch.
+    """
     return key_of_digest(hashlib.sha256(photograph).hexdigest())
 
 
 def key_of_digest(digest: str) -> int:
-    """`key_of` a photograph whose SHA-256 (hex) is known."""
+    """Return the `key_of` a photograph, given its SHA-256 digest (hex)."""
     return int(digest[:12], 16)

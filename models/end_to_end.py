@@ -11,7 +11,7 @@ from .decoders.base import Decoder, State
 
 
 class EndToEnd(nn.Module):
-    """Photographs in, logits out; the same contract in training as a decoder's, over pixels instead of grids."""
+    """A backbone and a decoder in one module, trained as a decoder is but on photographs instead of grids."""
 
     def __init__(self, backbone: Backbone, decoder: Decoder) -> None:
         super().__init__()
@@ -19,17 +19,23 @@ class EndToEnd(nn.Module):
         self.decoder = decoder
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode for the decoder alone: batch norm keeps its statistics, or it would drift unseen."""
+        """Set the mode of the decoder alone; the backbone stays in evaluation mode.
+
+        In training mode its batch norms would change their statistics, unnoticed.
+        """
         super().train(mode)
         self.backbone.eval()
         return self
 
     def forward(self, photographs: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, State]:
-        """photographs (N, 3, S, S) uint8; words, valid and what is returned as in Decoder.forward."""
-        grid = self.backbone(self.backbone.normalised(photographs)).float()
-        found: tuple[Tensor, State] = self.decoder(grid, words, valid)
-        return found
+        """Return logits and states as `Decoder.forward` does, for photographs (N, 3, S, S) uint8.
 
-    def penalty(self, read: State, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor | None:
-        """The decoder's own."""
-        return self.decoder.penalty(read, logits, targets, valid)
+        words, valid: as in `Decoder.forward`.
+        """
+        grid = self.backbone(self.backbone.normalised(photographs)).float()
+        logits_and_states: tuple[Tensor, State] = self.decoder(grid, words, valid)
+        return logits_and_states
+
+    def penalty(self, states: State, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor | None:
+        """Return the decoder's penalty: see `Decoder.penalty`."""
+        return self.decoder.penalty(states, logits, targets, valid)

@@ -1,4 +1,4 @@
-"""Output heads: what the decoder has to say (..., F) -> logits of the next word (..., V)."""
+"""Output heads: the decoder's features (..., F) -> logits of the next word (..., V)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from .options import Heads
 
 
 class Head(nn.Module, ABC):
-    """Logits are unnormalised log-probabilities: only their softmax has a meaning."""
+    """A layer that gives logits: unnormalised log-probabilities, of which only the softmax has a meaning."""
 
     @abstractmethod
     def forward(self, features: Tensor) -> Tensor:
-        """(..., F) -> (..., V)."""
+        """Return the logits (..., V) of features (..., F)."""
 
 
 class FullHead(Head):
-    """One linear layer; with `embedding`, its weights are the word embeddings' own (Press and Wolf 2017)."""
+    """A linear layer; with `embedding`, its weights are tied to the word embeddings (Press and Wolf 2017)."""
 
     def __init__(self, features: int, vocabulary: int, embedding: nn.Embedding | None = None) -> None:
         super().__init__()
         if embedding is None:
-            own = nn.Linear(features, vocabulary)
-            self.weight, self.bias = own.weight, nn.Parameter(own.bias.new_zeros(vocabulary))
+            layer = nn.Linear(features, vocabulary)
+            self.weight, self.bias = layer.weight, nn.Parameter(layer.bias.new_zeros(vocabulary))
             self._tied: tuple[nn.Embedding, ...] = ()
             return
         if embedding.embedding_dim != features:
@@ -34,7 +34,8 @@ class FullHead(Head):
                 f"{features}: set decoder.embedding={features}"
             )
         self.bias = nn.Parameter(embedding.weight.new_zeros(vocabulary))
-        self._tied = (embedding,)  # in a tuple: its weights are saved and trained once, as the embedding's
+        # Hidden from torch in a tuple, so that the weights are saved and trained once, as those of the embedding.
+        self._tied = (embedding,)
 
     def forward(self, features: Tensor) -> Tensor:
         weight = self._tied[0].weight if self._tied else self.weight
@@ -42,7 +43,7 @@ class FullHead(Head):
 
 
 class BottleneckHead(Head):
-    """F -> `size` -> V without a bend between: a low-rank output layer (Sainath et al. 2013)."""
+    """A low-rank output layer, F -> `size` -> V without a nonlinearity between (Sainath et al. 2013)."""
 
     def __init__(self, features: int, vocabulary: int, size: int, embedding: nn.Embedding | None = None) -> None:
         super().__init__()
@@ -55,14 +56,14 @@ class BottleneckHead(Head):
 
 
 class AdaptiveHead(Head):
-    """PyTorch's adaptive softmax (Grave et al. 2017): rarer words share narrower layers.
+    """PyTorch's adaptive softmax (Grave et al. 2017), in which rarer words share narrower layers.
 
-    The vocabulary is ordered by falling count, as it needs. What it returns are its log-probabilities.
+    It needs a vocabulary ordered by falling count, as ours is. The logits it returns are log-probabilities.
     """
 
     def __init__(self, features: int, vocabulary: int) -> None:
         super().__init__()
-        # A fifth of a caption vocabulary makes nearly all of its text.
+        # The most frequent fifth of a caption vocabulary makes up nearly all of the text.
         cutoffs = sorted({max(vocabulary // 5, 1), max(vocabulary // 2, 2)})
         self.softmax = nn.AdaptiveLogSoftmaxWithLoss(features, vocabulary, cutoffs, div_value=2.0)
 
@@ -74,9 +75,11 @@ class AdaptiveHead(Head):
 def make_head(
     kind: Heads, features: int, vocabulary: int, bottleneck: int = 256, embedding: nn.Embedding | None = None
 ) -> Head:
-    """features: F. vocabulary: V. embedding: the word embeddings to tie the last layer to.
+    """Build the output head of a kind.
 
-    Raises ValueError for an unknown kind and for weights that cannot be tied.
+    features: F. vocabulary: V. bottleneck: the size between the layers of that kind. embedding: the word embeddings to
+    tie the last layer to; None to tie nothing. Raises ValueError for an unknown kind and for weights that cannot be
+    tied.
     """
     if kind == "full":
         return FullHead(features, vocabulary, embedding)
@@ -85,5 +88,5 @@ def make_head(
     if kind != "adaptive":
         raise ValueError(f"unknown head {kind!r}; known: full, bottleneck, adaptive")
     if embedding is not None:
-        raise ValueError("tied weights: an adaptive softmax has no one layer to tie: take head full or bottleneck")
+        raise ValueError("tied weights: an adaptive softmax has no single layer to tie: set head to full or bottleneck")
     return AdaptiveHead(features, vocabulary)

@@ -1,4 +1,4 @@
-"""The choices that decoders and search leave, for configs: checked without loading torch."""
+"""The options of decoders and of search, which configs check without loading torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ Searches = Literal["beam", "sample"]  # see search.py
 
 @dataclass(frozen=True)
 class Decoding:
-    """How captions are found.
+    """The settings of decoding.
 
-    search: `beam` for the likeliest that `beam` hypotheses find (1 is greedy), ranked by
-    log-probability / length ** length_normalisation; `sample` for captions drawn word by word, by temperature, among
+    search: `beam` for beam search with `beam` hypotheses (1 is greedy), ranked by
+    log-probability / length ** length_normalisation; `sample` for captions drawn word by word, at a temperature, among
     the top_k likeliest words (0 for all) that make up the share top_p (Holtzman et al. 2020, section 3.1).
-    max_length: words and END at most. min_length: words before END may come. no_repeat: n-grams of this size come
-    once (0 for no such rule). n_best: captions a picture, best first. seed: of sampling.
+    max_length: the most words of a caption, END counted. min_length: the fewest words before END. no_repeat: no n-gram
+    of this size may occur twice in a caption (0 for no such rule). n_best: captions per picture, best first. seed: of
+    sampling.
     """
 
     search: Searches = "beam"
@@ -37,6 +38,8 @@ class Decoding:
 
     def __post_init__(self) -> None:
         if self.search == "beam" and self.n_best > self.beam:
-            raise ValueError(f"n_best: {self.n_best} captions cannot come of a beam of {self.beam}")
+            raise ValueError(
+                f"n_best: a beam of {self.beam} cannot give {self.n_best} captions: lower n_best or widen the beam"
+            )
         if self.min_length >= self.max_length:
-            raise ValueError(f"min_length: {self.min_length} words and END are over max_length, {self.max_length}")
+            raise ValueError(f"min_length: {self.min_length} words and END are more than max_length, {self.max_length}")

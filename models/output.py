@@ -1,4 +1,4 @@
-"""What of word, hidden state and context the output head reads: (..., E), (..., H), (..., D) -> (..., F)."""
+"""Outputs: word (..., E), hidden state (..., H), context (..., D) -> features (..., F) that the output head reads."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from .options import Outputs
 
 
 class Output(nn.Module, ABC):
-    """width: F, the size of what it returns."""
+    """A layer between the recurrent cell and the output head; width: F, the size of its features."""
 
     width: int
 
     @abstractmethod
     def forward(self, words: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
-        """words (..., E) just read, hidden (..., H) and context (..., D) after them -> (..., F)."""
+        """Return the features (..., F) after a word.
+
+        words (..., E): embeddings of the words just read. hidden (..., H), context (..., D): the cell's hidden state
+        and context vector after them.
+        """
 
 
 class HiddenOutput(Output):
-    """The hidden state alone."""
+    """An output that is the hidden state alone."""
 
     def __init__(self, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -34,7 +38,7 @@ class HiddenOutput(Output):
 
 
 class DeepOutput(Output):
-    """tanh(E y + L_h h + L_z z): Xu et al. 2015, equation 7, with the tanh of the authors' code."""
+    """A deep output, tanh(E y + L_h h + L_z z): Xu et al. 2015, equation 7, with the tanh of the authors' code."""
 
     def __init__(self, embedding: int, hidden: int, context: int, dropout: float) -> None:
         super().__init__()
@@ -52,7 +56,7 @@ class DeepOutput(Output):
 
 
 class MLPOutput(Output):
-    """relu(W [h, z, y] + b), one hidden layer of `size` over hidden state, context and word."""
+    """An MLP output, relu(W [h, z, y] + b): one layer of `size` units over hidden state, context and word."""
 
     def __init__(self, embedding: int, hidden: int, context: int, size: int, dropout: float) -> None:
         super().__init__()
@@ -68,7 +72,10 @@ class MLPOutput(Output):
 
 
 def make_output(kind: Outputs, embedding: int, hidden: int, context: int, size: int, dropout: float) -> Output:
-    """embedding, hidden, context: E, H, D. size: of the MLP's layer. ValueError for an unknown kind."""
+    """Build the output of a kind.
+
+    embedding, hidden, context: E, H, D. size: units of the MLP's layer. Raises ValueError for an unknown kind.
+    """
     if kind == "hidden":
         return HiddenOutput(hidden, dropout)
     if kind == "deep":

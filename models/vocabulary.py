@@ -1,4 +1,4 @@
-"""The words a captioner knows, and their ids."""
+"""The vocabulary: the words a captioner knows, and their ids."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 NULL, START, END, UNK = range(4)
 SPECIAL = ("<NULL>", "<START>", "<END>", "<UNK>")
-WORD_END = "</w>"  # what a byte pair that ends a word ends in
+WORD_END = "</w>"  # the suffix of a byte pair at the end of a word
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Special tokens 0 to 3, then `words` in order: words, or byte pairs where settings["units"] is `bpe`.
+    """A mapping of tokens to ids: the special tokens 0 to 3, then `words` in order.
 
-    settings: the tokeniser's name and what it was told.
+    words: words, or byte pairs if settings["units"] is `bpe`. settings: the tokeniser's name and its settings.
     """
 
     words: tuple[str, ...]
@@ -33,26 +33,29 @@ class Vocabulary:
         return ids.get(word, UNK)
 
     def encode(self, words: Sequence[str], max_tokens: int) -> list[int]:
-        """START, the first `max_tokens` words, END, then NULL up to max_tokens + 2 ids."""
+        """Return the ids of START, the first `max_tokens` words and END, padded with NULL to max_tokens + 2 ids."""
         ids = [START, *(self.id_of(word) for word in words[:max_tokens]), END]
         return ids + [NULL] * (max_tokens + 2 - len(ids))
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """The words of the ids up to END, without START and NULL; UNK reads `<UNK>`."""
+        """Return the words of the ids up to END, without START and NULL; UNK becomes `<UNK>`.
+
+        Byte pairs are joined into words.
+        """
         tokens = self.tokens(ids)
         if self.settings.get("units") != "bpe":
             return tokens
         return "".join(tokens).replace(SPECIAL[UNK], SPECIAL[UNK] + WORD_END).replace(WORD_END, " ").split()
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """As `decode`, but byte pairs are left as they are."""
-        found = []
-        for index in ids:
-            if index == END:
+        """Return the tokens of the ids up to END, without START and NULL; byte pairs are not joined."""
+        tokens = []
+        for token_id in ids:
+            if token_id == END:
                 break
-            if index not in (NULL, START):
-                found.append(SPECIAL[index] if index < len(SPECIAL) else self.words[index - len(SPECIAL)])
-        return found
+            if token_id not in (NULL, START):
+                tokens.append(SPECIAL[token_id] if token_id < len(SPECIAL) else self.words[token_id - len(SPECIAL)])
+        return tokens
 
     def to_json(self) -> str:
         return json.dumps({"settings": self.settings, "special": SPECIAL, "words": self.words}, ensure_ascii=False)

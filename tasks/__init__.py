@@ -1,5 +1,5 @@
-"""The stages' work: plain functions from a config and upstream files to files. No Prefect in here."""
+"""The work of the stages: plain functions that turn a config and upstream files into files, without Prefect."""
 
-from tasks.common.cores import settle_threads
+from tasks.common.cores import configure_threads
 
-settle_threads()  # here, because all programs of the project come by before they load torch
+configure_threads()  # here, because every program of the project imports this package before it loads torch

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from flows.pipeline import pipeline_of
+from flows.pipeline import build_pipeline
 from tasks.config.schema import Config, validate
-from tasks.data.manifest import GENERATED
+from tasks.data.manifest import GENERATED_FOLDER
 from tasks.pipeline import plan as planning
 from tasks.pipeline import run as running
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Inputs, Read, Status, up_to
 from tasks.pipeline.stage import Hooks
 from tasks.registry import tracking
-from tasks.registry.made_from import MadeFrom
+from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.register import Registration
 
 STAGES = ("ingest", "extract", "tensorise", "train", "evaluate", "register")  # of a config without optional ones
@@ -30,50 +30,50 @@ HERE = Path(__file__).resolve().parents[1]
 
 def plan(config: Config, until: str = "register", inputs: Inputs | None = None, read: Read = "none") -> list[Status]:
     """Return the plan of a config's pipeline up to a stage."""
-    return planning.plan(up_to(pipeline_of(config), until), inputs, read)
+    return planning.plan(up_to(build_pipeline(config), until), inputs, read)
 
 
 def artifacts(config: Config, until: str = "register", inputs: Inputs | None = None) -> dict[str, Artifact]:
     """Return the fresh artifacts of a config's pipeline up to a stage, by kind."""
-    return planning.artifacts(up_to(pipeline_of(config), until), inputs)
+    return planning.artifacts(up_to(build_pipeline(config), until), inputs)
 
 
 def inputs_of(config: Config, until: str = "register") -> Inputs:
     """Return the digests of what comes to a config's stages from outside."""
-    return planning.inputs_of(up_to(pipeline_of(config), until))
+    return planning.inputs_of(up_to(build_pipeline(config), until))
 
 
 def verify(config: Config, until: str = "register") -> list[Status]:
     """Return the plan, with every digest read."""
-    return planning.verify(up_to(pipeline_of(config), until))
+    return planning.verify(up_to(build_pipeline(config), until))
 
 
 def run_stage(config: Config, name: str, inputs: Inputs | None = None, **hooks: Any) -> Status:
     """Bring one stage of a config up to date; hooks: fields of `Hooks`."""
-    return running.run_stage(pipeline_of(config), name, inputs, Hooks(**hooks))
+    return running.run_stage(build_pipeline(config), name, inputs, Hooks(**hooks))
 
 
 def names_of(config: Config) -> list[str]:
     """Return the names of a config's stages, in order."""
-    return pipeline_of(config).names()
+    return build_pipeline(config).names()
 
 
 def raise_version(monkeypatch: pytest.MonkeyPatch, config: Config, name: str) -> None:
     """Have a stage compute something else from now on."""
-    (stage,) = (item for item in pipeline_of(config).stages if item.name == name)
+    (stage,) = (item for item in build_pipeline(config).stages if item.name == name)
     monkeypatch.setattr(type(stage), "version", 99)
     if name == "extract":
         monkeypatch.setattr("tasks.grids.identity.EXTRACT_VERSION", 99)
 
 
-def made_from(config: Config) -> MadeFrom:
+def captioner_artifacts(config: Config) -> CaptionerArtifacts:
     """Return the artifacts that a config's captioner is made from."""
-    registration = pipeline_of(config).last
+    registration = build_pipeline(config).last
     assert isinstance(registration, Registration)
-    made = planning.artifacts_of(planning.plan(up_to(pipeline_of(config), "evaluate")))
+    made = planning.artifacts_of(planning.plan(up_to(build_pipeline(config), "evaluate")))
     by_name = {stage.name: artifact for stage, artifact in made.items()}
-    stages = registration.before()
-    return MadeFrom.of(registration.scores, {stage: by_name[stage.name] for stage in stages})
+    stages = registration.all_upstream()
+    return CaptionerArtifacts.of(registration.scores, {stage: by_name[stage.name] for stage in stages})
 
 
 def small(workspace: Path, **changes: object) -> Config:
@@ -144,4 +144,4 @@ def register_all(config: Config) -> dict[str, str]:
 
 def pictures(workspace: Path) -> list[Path]:
     """Its generated pictures."""
-    return sorted(workspace.glob(f"artifacts/ingest/*/{GENERATED}/*.png"))
+    return sorted(workspace.glob(f"artifacts/ingest/*/{GENERATED_FOLDER}/*.png"))

@@ -245,7 +245,7 @@ def test_published_weights_that_expect_other_pixels_are_refused(name: str, weigh
         ("torchvision:alexnet", "random:0", 64, "torchvision's classifiers of these families are known"),
         ("timm:no_such_model", "random:0", 64, "unknown backbone 'timm:no_such_model'"),
         ("timm:resnet18", "timm:pretrained", 64, "name the weights' tag"),
-        ("resnet101", "timm:pretrained", 64, "is for timm's models, resnet101 is none"),
+        ("resnet101", "timm:pretrained", 64, "is for timm's models, and resnet101 is not one"),
         ("timm:resnet18.a1_in1k", "torchvision:IMAGENET1K_V1", 64, "torchvision has no weights for timm:resnet18"),
     ],
 )

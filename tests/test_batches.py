@@ -93,7 +93,7 @@ def test_what_is_expected_is_what_comes(
     asked: set[str] = set()
     reads = []
     mapped = batches._grids.mapped
-    monkeypatch.setattr(batches._grids, "expect", asked.update)
+    monkeypatch.setattr(batches._grids, "prefetch", asked.update)
 
     def noted(digest: str) -> Any:
         reads.append((digest, set(asked)))

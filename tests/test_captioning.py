@@ -16,15 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.registered import caption
-from flows.registered.caption import Kept, caption_into
+from flows.registered.caption import CaptionCounts, write_captions_file
 from tasks.common.errors import AttendError
 from tasks.registry.bundle import make_captioner
-from tests.support import made_from, pictures, trained
+from tests.support import captioner_artifacts, pictures, trained
 
 
 def captions_of(workspace: Path, photographs: list[bytes]) -> list[str]:
     config = trained(workspace)
-    captioner = make_captioner(config.grids, config.evaluation, made_from(config))
+    captioner = make_captioner(config.grids, config.evaluation, captioner_artifacts(config))
     return [item.caption for item in captioner.caption(photographs)]
 
 
@@ -46,23 +46,23 @@ def read(path: Path) -> list[dict[str, object]]:
 def test_a_folder_is_captioned_once(registered: Path, tmp_path: Path, suffix: str) -> None:
     folder, out = folder_of(registered, tmp_path / "folder"), tmp_path / f"captions.{suffix}"
     given = [str(folder)]
-    assert caption_into(out, given, None, None, registered) == Kept(5, 0, 0)
+    assert write_captions_file(out, given, None, None, registered) == CaptionCounts(5, 0, 0)
     rows = read(out)
     assert [row["file_name"] for row in rows][-1] == f"sub/{pictures(registered)[0].name}"
     expected = captions_of(registered, [(folder / str(row["file_name"])).read_bytes() for row in rows])
     assert [row["text"] for row in rows] == expected and len(set(expected)) > 1
-    assert caption_into(out, given, None, None, registered) == Kept(0, 5, 0) and read(out) == rows
+    assert write_captions_file(out, given, None, None, registered) == CaptionCounts(0, 5, 0) and read(out) == rows
     shutil.copy(pictures(registered)[7], folder)
     shutil.copy(folder / pictures(registered)[1].name, folder / "copy.png")
     (folder / "broken.png").write_bytes(b"no picture")
     (folder / "sub" / pictures(registered)[0].name).rename(folder / "renamed.png")
     (folder / pictures(registered)[2].name).unlink()
-    assert caption_into(out, given, "models:/small/1", None, registered) == Kept(2, 5, 1)
+    assert write_captions_file(out, given, "models:/small/1", None, registered) == CaptionCounts(2, 5, 1)
     by_name = {str(row["file_name"]): row for row in read(out)}
     assert len(by_name) == 7 and "no picture" in str(by_name["broken.png"]["error"]) and by_name["renamed.png"]["text"]
     assert by_name["copy.png"]["text"] == by_name[pictures(registered)[1].name]["text"]
     assert pictures(registered)[2].name not in by_name
-    assert caption_into(out, given, None, 1, registered).new == 7  # another beam: other captions
+    assert write_captions_file(out, given, None, 1, registered).new == 7  # another beam: other captions
     assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, "folder"]
 
 
@@ -71,25 +71,25 @@ def test_the_pictures_of_a_parquet_file(registered: Path, tmp_path: Path) -> Non
     out, path = tmp_path / "captions.parquet", tmp_path / "fetched.parquet"
     urls = [f"https://example.org/{at}.png" for at in range(7)]
     pq.write_table(pa.table({"url": urls, "image": [*data, None]}), path)
-    assert caption_into(out, [str(path)], None, None, registered) == Kept(7, 0, 1)
+    assert write_captions_file(out, [str(path)], None, None, registered) == CaptionCounts(7, 0, 1)
     rows = read(out)
     assert [row["file_name"] for row in rows] == urls and "is no picture" in str(rows[-1]["error"])
     assert [row["text"] for row in rows[:-1]] == captions_of(registered, data)
     # Hugging Face keeps {bytes, path}.
     pq.write_table(pa.table({"image": [{"bytes": item, "path": None} for item in data]}), path)
-    assert caption_into(out, [str(path)], None, None, registered) == Kept(0, 6, 0)
+    assert write_captions_file(out, [str(path)], None, None, registered) == CaptionCounts(0, 6, 0)
     assert read(out)[2]["file_name"] == "row 2"
     pq.write_table(pa.table({"url": urls}), path)
-    with pytest.raises(AttendError, match="needs one binary column of encoded pictures, has: url"):
-        caption_into(out, [str(path)], None, None, registered)
+    with pytest.raises(AttendError, match="needs one binary column of encoded pictures, but has none"):
+        write_captions_file(out, [str(path)], None, None, registered)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_name_that_is_not_utf8_is_told_as_well_as_it_can_be(registered: Path, tmp_path: Path, suffix: str) -> None:
     folder, out = folder_of(registered, tmp_path / "folder"), tmp_path / f"captions.{suffix}"
     shutil.copy(os.fsencode(pictures(registered)[9]), os.fsencode(folder) + b"/caf\xe9.png")
-    assert caption_into(out, [str(folder)], None, None, registered) == Kept(6, 0, 0)
-    assert caption_into(out, [str(folder)], None, None, registered) == Kept(0, 6, 0)
+    assert write_captions_file(out, [str(folder)], None, None, registered) == CaptionCounts(6, 0, 0)
+    assert write_captions_file(out, [str(folder)], None, None, registered) == CaptionCounts(0, 6, 0)
     assert "caf\N{REPLACEMENT CHARACTER}.png" in {row["file_name"] for row in read(out)}
 
 
@@ -98,30 +98,30 @@ def test_mistakes_are_told_and_nothing_is_lost(
 ) -> None:
     folder, out = folder_of(registered, tmp_path / "folder"), tmp_path / "captions.jsonl"
     for given, told in (
-        (["https://example.org/a.jpg"], "is an address: fetch the picture, and give the file"),
+        (["https://example.org/a.jpg"], "is a web address: download the picture and give the file"),
         ([str(folder / "*.webp")], "no such picture"),
         ([str(tmp_path / "none")], "no such picture"),
     ):
         with pytest.raises(AttendError, match=told):
-            caption_into(out, given, None, None, registered)
+            write_captions_file(out, given, None, None, registered)
     with pytest.raises(AttendError, match=r"ending in .jsonl or .parquet"):
-        caption_into(tmp_path / "captions.txt", [str(folder)], None, None, registered)
-    with pytest.raises(AttendError, match="is no pattern"):
-        caption_into(out, [str(folder / "**.png")], None, None, registered)
-    assert caption_into(out, [str(folder / "*.png")], None, None, registered).new == 4
+        write_captions_file(tmp_path / "captions.txt", [str(folder)], None, None, registered)
+    with pytest.raises(AttendError, match="is not a valid pattern"):
+        write_captions_file(out, [str(folder / "**.png")], None, None, registered)
+    assert write_captions_file(out, [str(folder / "*.png")], None, None, registered).new == 4
     gone = folder / "gone.png"
     gone.symlink_to(folder / "nothing.png")
     written = read(out)
     monkeypatch.setattr("flows.registered.pictures.picture_files", lambda _: [*sorted(folder.glob("*.png"))])
-    assert caption_into(out, [str(folder)], None, None, registered) == Kept(1, 4, 1)
+    assert write_captions_file(out, [str(folder)], None, None, registered) == CaptionCounts(1, 4, 1)
     said = [[row["digest"], row["text"]] for row in written]
     assert [[row["digest"], row["text"]] for row in read(out) if row["error"] is None] == said
     gone.unlink()
     shutil.copy(pictures(registered)[9], gone)
-    assert caption_into(out, [str(folder)], None, None, registered) == Kept(1, 4, 0)  # tried again
+    assert write_captions_file(out, [str(folder)], None, None, registered) == CaptionCounts(1, 4, 0)  # tried again
     out.write_text("not a line of captions\n")
-    with pytest.raises(AttendError, match=r"captions.jsonl:1: is no line of captions"):
-        caption_into(out, [str(folder)], None, None, registered)
+    with pytest.raises(AttendError, match=r"captions.jsonl:1: is not a line of captions"):
+        write_captions_file(out, [str(folder)], None, None, registered)
     assert out.read_text() == "not a line of captions\n"
 
 
@@ -129,7 +129,7 @@ def test_what_a_failed_run_captioned_is_kept(registered: Path, tmp_path: Path, m
     folder, out = folder_of(registered, tmp_path / "folder", 12), tmp_path / "captions.parquet"
     monkeypatch.setattr("flows.registered.pictures._BATCH", 4)
     asked: list[int] = []
-    real = caption._captioned
+    real = caption._caption_batch
 
     def failing(captioner, batch, beam, attention=False):  # type: ignore[no-untyped-def]
         asked.append(len(batch))
@@ -137,11 +137,11 @@ def test_what_a_failed_run_captioned_is_kept(registered: Path, tmp_path: Path, m
             raise KeyboardInterrupt
         return real(captioner, batch, beam, attention)
 
-    monkeypatch.setattr(caption, "_captioned", failing)
+    monkeypatch.setattr(caption, "_caption_batch", failing)
     with pytest.raises(KeyboardInterrupt):
-        caption_into(out, [str(folder)], None, None, registered)
+        write_captions_file(out, [str(folder)], None, None, registered)
     assert not out.exists() and asked == [4, 4, 4]
-    assert caption_into(out, [str(folder)], None, None, registered).new == 4
+    assert write_captions_file(out, [str(folder)], None, None, registered).new == 4
     assert len({row["file_name"] for row in read(out)}) == 12
 
 
@@ -154,8 +154,8 @@ def test_killed_twice_each_picture_is_captioned_exactly_once(registered: Path, t
         data = pictures(registered)[at % 60].read_bytes()
         (folder / f"{at:05d}.png").write_bytes(data + at.to_bytes(4, "big"))
     code = (
-        "import sys; from flows import caption; caption._PART_SECONDS = 0.2; from pathlib import Path\n"
-        "print(caption.caption_into(Path(sys.argv[1]), [sys.argv[2]], 'models:/small/1', 1, Path(sys.argv[3])))"
+        "import sys; from flows.registered import caption; caption._PART_SECONDS = 0.2; from pathlib import Path\n"
+        "print(caption.write_captions_file(Path(sys.argv[1]), [sys.argv[2]], 'models:/small/1', 1, Path(sys.argv[3])))"
     )
     command = [sys.executable, "-c", code, str(out), str(folder), str(registered)]
     kept: list[int] = []
@@ -176,7 +176,7 @@ def test_killed_twice_each_picture_is_captioned_exactly_once(registered: Path, t
 def test_a_smaller_search_than_the_evaluations_is_what_was_asked_for(registered: Path) -> None:
     config = trained(registered)
     evaluation = config.evaluation.model_copy(update={"beam": 4, "n_best": 3, "min_length": 5})
-    captioner = make_captioner(config.grids, evaluation, made_from(config))
+    captioner = make_captioner(config.grids, evaluation, captioner_artifacts(config))
     photograph = pictures(registered)[0].read_bytes()
     for asked, alternatives in (({}, 2), ({"beam": 1}, 0), ({"beam": 2}, 1), ({"beam": 2, "max_length": 3}, 1)):
         (said,) = captioner.caption([photograph], **asked)

@@ -17,7 +17,7 @@ from tasks.config.schema import CaptionsConfig, Config
 from tasks.data.captions import build_vocabulary, read_vocabulary
 from tasks.data.tokenisers import BytePairs, tokeniser
 from tasks.data.word_vectors import load_word_vectors, vector_digests
-from tasks.metrics import Scored, measure
+from tasks.metrics import ScoredCaption, measure
 from tasks.training import outputs as trained
 from tests.support import artifacts, run_stage, small
 
@@ -77,7 +77,7 @@ def test_the_unknown_word_is_no_word_and_never_a_hit() -> None:
     assert set(vocabulary.words) == {"a", "on", "table"}
     assert vocabulary.encode(words, 9)[2] == UNK
     # A caption can never hold it, so a reference that does gives nothing to any caption.
-    assert measure("bleu", [Scored(["a", "on"], [words])])["bleu1"] < 100
+    assert measure("bleu", [ScoredCaption(["a", "on"], [words])])["bleu1"] < 100
     assert Vocabulary(("a",)).decode([UNK]) == [SPECIAL[UNK]]
 
 
@@ -109,8 +109,8 @@ def test_word_vectors_are_where_training_begins(tmp_path: Path) -> None:
         (("dog 1 2 3", "cat 1 2"), "line 2: 2 numbers for 'cat', line 1 has 3"),
         (("dog 1 2 3", "cat 1 x 3"), "line 2: not all of 'cat''s values are numbers"),
         (("dog 1 2 3", "cat 1 nan 3"), "line 2: not all of 'cat''s values are numbers"),
-        (("2 3", "dog 1 2 3"), "line 1: is no word with its vector: .* without a header"),
-        (("",), "line 1: is no word with its vector"),
+        (("2 3", "dog 1 2 3"), "line 1: is not a word followed by its vector: .* without a header"),
+        (("",), "line 1: is not a word followed by its vector"),
         (("bird 1 2 3",), "holds no word of the vocabulary"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from tasks.config.schema import Config
-from tasks.data.manifest import GENERATED
+from tasks.data.manifest import GENERATED_FOLDER
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
 from tasks.registry.versions import version_with_alias
@@ -88,7 +88,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = Place(folder)
     generated = small(folder / "generated", data__pictures=40)
     run_stage(generated, "ingest")
-    shutil.copytree(artifacts(generated, "ingest")["ingest"].path / GENERATED, folder / "pictures")
+    shutil.copytree(artifacts(generated, "ingest")["ingest"].path / GENERATED_FOLDER, folder / "pictures")
     shutil.rmtree(folder / "generated")
     names = sorted(path.name for path in (folder / "pictures").iterdir())
     words = ("red", "green", "blue")

@@ -62,7 +62,7 @@ def written(tmp_path: Path, **changes: object) -> str:
         (["run", "demo", "training.epoch=3"], "training.epoch: no such setting; did you mean 'epochs'?"),
         (["run", "demo", "trainng.epochs=3"], "trainng: no such setting; did you mean 'training'?"),
         (["run", "demo", "training.epochs=three"], "training.epochs: Input should be a valid integer"),
-        (["run", "demo", "training.epochs"], "an override reads section.field=value"),
+        (["run", "demo", "training.epochs"], "an override must have the form section.field=value"),
         (["run", "demo", "data.adapter=scene"], "unknown dataset adapter 'scene'; did you mean 'scenes'?"),
         (["run", "demo", "data.columns=3"], "data.columns: no such setting"),
         (["run", "demo", "decoder.name=attend_lstm"], "unknown decoder 'attend_lstm'; did you mean 'attention_lstm'?"),
@@ -73,11 +73,14 @@ def written(tmp_path: Path, **changes: object) -> str:
             ["run", "demo", "decoder.name=attention_lstm", "decoder.gate=true"],
             "attention_lstm has no `gate`: leave it out",
         ),
-        (["run", "demo", "decoder.bottleneck=64"], "bottleneck: a full head has none: set head to bottleneck"),
+        (["run", "demo", "decoder.bottleneck=64"], "bottleneck: a full head has no bottleneck: set head to bottleneck"),
         (["run", "demo", "--until", "trian"], "no such stage 'trian'; did you mean 'train'?"),
         (["run", "flickr8k"], "data.path: is missing"),
         (["run", "flickr8k", "data.path=/nowhere"], "data.path: /nowhere: no such folder"),
-        (["run", "demo", "registry.promote_on=cider"], "'cider' is no score of evaluation.metrics; these give: bleu1"),
+        (
+            ["run", "demo", "registry.promote_on=cider"],
+            "'cider' is not a score of evaluation.metrics, which give: bleu1",
+        ),
         (
             ["run", "flickr8k", "data.path=.", "evaluation.metrics=[truth]", "registry.promote_on=truth"],
             "only `scenes`",
@@ -85,12 +88,12 @@ def written(tmp_path: Path, **changes: object) -> str:
         (["run", "demo", "data.dev_share=0.6", "data.test_share=0.5"], "together they leave nothing to train on"),
         (
             ["run", "flickr8k", "data={adapter: webdataset, path: x.tar, images: y}"],
-            "data: images: these files hold their pictures themselves: leave it out",
+            "data: images: the pictures are inside the data set's files: remove this setting",
         ),
         (["run", "demo", "training.seed=-1"], "training.seed: Input should be greater than or equal to 0"),
         (["run", "demo", "training.seed=20260731120000"], "training.seed: Input should be less than 4294967296"),
         (["run", "demo", "registry=mine"], "registry: Input should be a valid dictionary"),
-        (["run", "demo", "preset=[demo]"], "preset: ['demo'] is no name"),
+        (["run", "demo", "preset=[demo]"], "preset: ['demo'] is not a name"),
         (["run", "demo", "grids.weights=random:\u00b2"], "grids.weights: random:\u00b2: a seed is a whole number"),
         (["presets", "dem"], "dem: no such preset; did you mean 'demo'?"),
         (["caption", "/nowhere.jpg"], "/nowhere.jpg: no such picture"),
@@ -164,7 +167,7 @@ def test_cache_usage_prune_and_compact(tmp_path: Path, monkeypatch: pytest.Monke
         for stage in ("ingest", "extract"):
             run_stage(small(workspace, data__pictures=pictures), stage)
     _, out, _ = attend(monkeypatch, capsys, "cache", "usage", *place)
-    assert "grids of tiny, 4 shards; needed by small but for 40 grids (see `attend cache compact`)" in out
+    assert "grids of tiny, 4 shards; needed by small except 40 grids (see `attend cache compact`)" in out
     assert "  extract; nobody needs it" in out
     before = sorted(workspace.rglob("*"))
     _, out, _ = attend(monkeypatch, capsys, "cache", "prune", *place)
@@ -185,7 +188,7 @@ def test_cache_usage_prune_and_compact(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("command", ["list", "usage", "prune", "compact", "verify"])
 def test_no_workspace_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, command: str) -> None:
-    assert "none: is no workspace" in refused(
+    assert "none: not a workspace" in refused(
         monkeypatch, capsys, "cache", command, "--workspace", str(tmp_path / "none")
     )
     assert not (tmp_path / "none").exists()
@@ -193,14 +196,14 @@ def test_no_workspace_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
 
 def test_what_attend_up_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     place = ["--workspace", str(tmp_path / "workspace"), "--project", str(tmp_path)]
-    assert "no prefect.yaml there" in refused(monkeypatch, capsys, "up", *place)
+    assert "has no prefect.yaml" in refused(monkeypatch, capsys, "up", *place)
     (tmp_path / "prefect.yaml").write_text("deployments: []")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         assert f"--port: {port} is taken" in refused(monkeypatch, capsys, "up", *place, "--port", str(port))
-    assert "nothing is up" in refused(monkeypatch, capsys, "down", *place[:2])
+    assert "nothing to stop" in refused(monkeypatch, capsys, "down", *place[:2])
 
 
 def test_datasets_and_presets_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -237,9 +240,9 @@ def test_planning_loads_no_heavy_library(tmp_path: Path) -> None:
     """Status and a fresh run answer at once only as long as nothing heavy is imported for them."""
     path = written(tmp_path)
     code = (
-        "import sys; from flows.commands import cli; from flows.pipeline import pipeline_of; "
+        "import sys; from flows.commands import cli; from flows.pipeline import build_pipeline; "
         "from tasks.config.schema import load; from tasks.pipeline.plan import plan; "
-        f"plan(pipeline_of(load({path!r}))); found = {{'torch', 'prefect', 'mlflow', 'nltk', 'h5py'}} & set(sys.modules); "
+        f"plan(build_pipeline(load({path!r}))); found = {{'torch', 'prefect', 'mlflow', 'nltk', 'h5py'}} & set(sys.modules); "
         "assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -314,4 +317,4 @@ def test_a_server_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch, ca
         assert "Address already in use" in refused(monkeypatch, capsys, "serve", "--port", port, *place)
     assert "no model is registered there" in refused(monkeypatch, capsys, "serve", "--port", port, *place)
     line = refused(monkeypatch, capsys, "serve", "--port", port, "--model", "flickr8k", *place)
-    assert "an address reads models:/NAME@ALIAS or models:/NAME/VERSION" in line
+    assert "give an address, models:/NAME@ALIAS or models:/NAME/VERSION" in line

@@ -98,7 +98,7 @@ def test_weights_are_those_of_the_leader_or_are_refused(workspace: Path, monkeyp
         make_shard(jobs[2])
 
     run_stage(config, "ingest")
-    with pytest.raises(AttendError, match=r"tiny.safetensors: is another file on this worker"):
+    with pytest.raises(AttendError, match=r"tiny.safetensors: differs on this worker"):
         run_stage(config, "extract", executor=elsewhere)
     made = shards(workspace)
     monkeypatch.setenv("HOME", str(homes[0]))
@@ -108,7 +108,7 @@ def test_weights_are_those_of_the_leader_or_are_refused(workspace: Path, monkeyp
 
 
 def test_what_is_no_scheduler_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_SECONDS", 0.5)
+    monkeypatch.setattr(cluster, "_ANSWER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for address in (f"tcp://127.0.0.1:{silent.getsockname()[1]}", "tls://127.0.0.1:1", "nothing://127.0.0.1:1"):
             spread = cluster.executor_of(MachineConfig(dask=address))
@@ -125,7 +125,7 @@ def test_a_lost_scheduler_is_told_in_a_line_and_its_shards_stay(tmp_path: Path) 
         with pytest.raises(SystemExit) as end:
             extract(config, started)
     told = str(end.value)
-    assert f"{started.address} does not answer any more" in told and "tried again in a moment" in told
+    assert f"{started.address} does not answer any more" in told and "trying again in a moment" in told
     assert told.rstrip().endswith("start its scheduler") and "Traceback" not in told
     kept = shards(config.workspace)
     assert 5 <= len(kept) < 40

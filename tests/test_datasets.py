@@ -21,7 +21,7 @@ from PIL import Image
 from models.vocabulary import SPECIAL
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
-from tasks.data.manifest import hashed_split, pictures_of, write_manifest
+from tasks.data.manifest import hashed_split, read_pictures, write_manifest
 from tasks.data.sources import digests_of
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import Row, find_pictures
@@ -249,7 +249,7 @@ def test_coco_pt(tmp_path: Path) -> None:
     [
         (
             {"train_captions": torch.tensor([[1, 99, 2]] * 3)},
-            r"train_captions\[0\]: 99 is no id of its vocabulary of 7",
+            r"train_captions\[0\]: token id 99 is not in the file's vocabulary of 7",
         ),
         ({"train_images": torch.zeros(3, 3, 8, 8)}, r"train_images is \(3, 3, 8, 8\) torch.float32"),
         ({"val_captions": None}, "val_captions: is missing"),
@@ -280,7 +280,7 @@ def test_a_tar_cut_short_is_refused(tmp_path: Path) -> None:
     webdataset(tmp_path)
     whole = (tmp_path / "00000.tar").read_bytes()
     (tmp_path / "00000.tar").write_bytes(whole[: len(whole) // 3 + 100])
-    with pytest.raises(AttendError, match=r"00000\.tar: is no sound tar"):
+    with pytest.raises(AttendError, match=r"00000\.tar: is not a valid tar file"):
         rows_of("webdataset", tmp_path)
 
 
@@ -326,7 +326,7 @@ MALFORMED: list[tuple[str, str, Spoil, str]] = [
     ("flickr8k", "", text("Flickr8k.token.txt", "a.jpg#0\t  \n"), r"token.txt:1: caption: is empty"),
     ("flickr8k", "", text("Flickr8k.token.txt", "a.jpg#0\tx\na.jpg#0\ty\n"), r"token.txt:2: picture: .* already"),
     ("flickr8k", "", text("Flickr8k.token.txt", b"a.jpg#0\t\xff\xfe\n"), r"token.txt:1: is not UTF-8"),
-    ("flickr8k", "", text("Flickr_8k.devImages.txt", "0_a1b2.jpg\n"), r"devImages.txt:1: 0_a1b2.jpg is listed already"),
+    ("flickr8k", "", text("Flickr_8k.devImages.txt", "0_a1b2.jpg\n"), r"devImages.txt:1: 0_a1b2.jpg is already listed"),
     ("flickr8k", "", text("Flickr_8k.devImages.txt", "nobody.jpg\n"), r"devImages.txt:1: nobody.jpg has no caption"),
     ("karpathy", "", text("dataset_coco.json", '{"images": [\n{]}'), r"dataset_coco.json:2: is not JSON"),
     ("karpathy", "", text("dataset_coco.json", '{"dataset": 1}'), r"dataset_coco.json: images: is missing"),
@@ -387,7 +387,7 @@ def tabled(folder: Path, count: int, workspace: Path) -> Config:
 
 
 def splits_in(out: Path) -> dict[str, str]:
-    return {picture.digest: split for split in ("train", "dev", "test") for picture in pictures_of(out, split)}
+    return {picture.digest: split for split in ("train", "dev", "test") for picture in read_pictures(out, split)}
 
 
 def test_hashed_splits_do_not_move_when_pictures_are_added(tmp_path: Path, workspace: Path) -> None:
@@ -461,7 +461,7 @@ def test_links_that_lead_back_are_refused(tmp_path: Path) -> None:
     (tmp_path / "photos" / "again").symlink_to(tmp_path / "more")  # twice, but not within itself
     assert find_pictures(tmp_path / "photos") == []
     (tmp_path / "photos" / "old" / "latest").symlink_to(tmp_path / "photos")
-    with pytest.raises(AttendError, match=r"old/latest: is a link to a folder that it is in: remove it"):
+    with pytest.raises(AttendError, match=r"old/latest: is a link to a folder that contains it: remove the link"):
         find_pictures(tmp_path / "photos")
 
 

@@ -231,8 +231,8 @@ def test_keys_are_made_once_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("show_attend_tell", {"attention": "dot"}, "set decoder.hidden=6, or decoder.attention=general"),
         ("lstm", {"tie_weights": True}, "set decoder.embedding=8"),
-        ("lstm", {"tie_weights": True, "head": "adaptive"}, "take head full or bottleneck"),
-        ("show_attend_tell", {"pca_dim": 7}, "7 channels cannot be left of a grid of 6"),
+        ("lstm", {"tie_weights": True, "head": "adaptive"}, "set head to full or bottleneck"),
+        ("show_attend_tell", {"pca_dim": 7}, "a grid of 6 channels cannot be reduced to 7"),
     ],
 )
 def test_sizes_that_clash_are_told(name: str, options: dict[str, Any], told: str) -> None:

@@ -20,7 +20,7 @@ from tasks.grids.index import open_grids
 from tasks.registry.bundle import make_captioner, write_bundle
 from tasks.training import outputs as trained
 from tasks.training.batches import grids_in_order
-from tests.support import artifacts, made_from, run_all, small
+from tests.support import artifacts, captioner_artifacts, run_all, small
 from tests.test_decoders import decoder_of, example
 
 
@@ -75,7 +75,7 @@ def test_the_best_epochs_are_kept_and_what_is_registered_says_what_was_evaluated
     kept = trained.kept_weights(made["train"].path)
     assert [path.name for path in kept] == [trained.WEIGHTS, "weights-2.safetensors", "weights-3.safetensors"]
     assert len({path.read_bytes() for path in kept}) == 3 and len(scores) == 6
-    captioner = make_captioner(config.grids, config.evaluation, made_from(config))
+    captioner = make_captioner(config.grids, config.evaluation, captioner_artifacts(config))
     write_bundle(captioner, tmp_path / "bundle")
     loaded = Captioner.load(tmp_path / "bundle")
     rows = pq.read_table(made["evaluate"].path / PREDICTIONS).to_pylist()
@@ -90,7 +90,7 @@ def test_the_best_epochs_are_kept_and_what_is_registered_says_what_was_evaluated
 
 
 def test_more_than_are_kept_cannot_speak(workspace: Path) -> None:
-    with pytest.raises(AttendError, match=r"evaluation.ensemble: 4 cannot speak together: training keeps 3"):
+    with pytest.raises(AttendError, match=r"evaluation.ensemble: needs the weights of 4 epochs, but training keeps 3"):
         config_of(workspace, 4)
     with pytest.raises(AttendError, match="training keeps 1"):
         small(workspace, training__epochs=1, training__keep=2, evaluation__ensemble=2)

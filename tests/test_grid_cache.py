@@ -130,7 +130,7 @@ def test_shards_beyond_five_digits_follow_each_other(tmp_path: Path) -> None:
 def test_a_shard_is_not_written_over(tmp_path: Path) -> None:
     store, _ = store_with(tmp_path, shards=1)
     draft = store.draft([np.zeros((1, 2, 3, 512), np.float16)], ["other"], [(1, 1)], 0)
-    with pytest.raises(AttendError, match=r"shard-00000.parquet: is there already"):
+    with pytest.raises(AttendError, match=r"shard-00000.parquet: exists already"):
         store.publish(draft)
     assert list(store.rows()[0]) == ["0-0", "0-1", "0-2"]
 

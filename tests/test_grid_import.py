@@ -13,7 +13,7 @@ import pytest
 from flows.commands.import_grids import import_grids
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
-from tasks.data.manifest import pictures_of
+from tasks.data.manifest import read_pictures
 from tasks.grids.index import open_grids
 from tests.support import artifacts, run_stage, small
 
@@ -68,7 +68,7 @@ def test_every_format_gives_the_same_grids(workspace: Path, tmp_path: Path, suff
     assert found["extract"].ledger.counts["grids"] == COUNT
     reader = open_grids(found["extract"], config.machine)
     for split in ("train", "dev"):
-        for picture in pictures_of(found["ingest"].path, split):
+        for picture in read_pictures(found["ingest"].path, split):
             number = int(Path(picture.name).stem[-6:])
             np.testing.assert_array_equal(reader.read([picture.digest])[0], grids()[number].astype(np.float16))
 
@@ -120,7 +120,7 @@ def test_more_grids_are_taken_up_by_a_run_that_had_fewer(workspace: Path, tmp_pa
     [
         ({"grids": grids()}, "holds no `ids`: give them with --ids"),
         ({"grids": grids(), "ids": np.array(names()[:9])}, "9 ids for 60 grids"),
-        ({"grids": grids(3), "ids": np.array(names())}, "say --layout nchw or nhwc"),
+        ({"grids": grids(3), "ids": np.array(names())}, "add --layout nchw or nhwc"),
         ({"grids": grids()[0], "ids": np.array(names())}, "one array of four dimensions is needed; there are: none"),
         ({"grids": grids() * np.nan, "ids": np.array(names())}, "scene_000000: holds values that are not finite"),
         ({"grids": grids(), "ids": np.array(["x"] * COUNT)}, "none of its 60 ids .* names a picture"),

@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 from nltk.translate.bleu_score import corpus_bleu
 
-from tasks.metrics import METRICS, Scored, load, measure
+from tasks.metrics import METRICS, ScoredCaption, load, measure
 from tasks.metrics.bootstrap import compare, intervals, resampled
 from tasks.metrics.ptb import tokenize
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sits", "on", "grass", "red", "ball"]
 
 
-def corpus(pictures: int, seed: int = 0, noise: float = 0.4, facts: bool = False) -> list[Scored]:
+def corpus(pictures: int, seed: int = 0, noise: float = 0.4, facts: bool = False) -> list[ScoredCaption]:
     """Captions that are a reference with some words replaced."""
     draw = random.Random(seed)
     found = []
     for _ in range(pictures):
         references = [draw.choices(WORDS, k=draw.randint(1, 9)) for _ in range(draw.randint(1, 4))]
         caption = [draw.choice(WORDS) if draw.random() < noise else word for word in draw.choice(references)]
-        found.append(Scored(caption[: draw.randint(0, 9)], references, {"things": []} if facts else None))
+        found.append(ScoredCaption(caption[: draw.randint(0, 9)], references, {"things": []} if facts else None))
     return found
 
 
@@ -32,14 +32,14 @@ def test_bleu_is_nltks(seed: int, pictures: int) -> None:
     """Where each order has a match, and no caption is too short for it: there NLTK counts an n-gram that is not."""
     items = [item for item in corpus(pictures, seed) if len(item.caption) >= 4]
     sure = ["a", "dog", "runs", "on", "the", "grass"]
-    items.append(Scored(sure, [sure]))
+    items.append(ScoredCaption(sure, [sure]))
     weights = [tuple(1 / n for _ in range(n)) for n in range(1, 5)]
     expected = corpus_bleu([item.references for item in items], [item.caption for item in items], weights)
     assert list(measure("bleu", items).values()) == pytest.approx([100 * float(value) for value in expected], abs=1e-9)
 
 
 def test_an_empty_caption_scores_nothing_and_breaks_nothing() -> None:
-    items = [Scored([], [["a", "dog"]]), Scored([], [["a"]])]
+    items = [ScoredCaption([], [["a", "dog"]]), ScoredCaption([], [["a"]])]
     for name, member in METRICS.items():
         if not member.needs_facts:
             assert all(value == 0.0 for value in measure(name, items).values())
@@ -68,7 +68,7 @@ TOOLKIT = {
 def test_scores_are_the_toolkits(name: str) -> None:
     said, bleu, rouge, cider = TOOLKIT[name]
     items = [
-        Scored(tokenize(caption), [tokenize(text) for text in texts])
+        ScoredCaption(tokenize(caption), [tokenize(text) for text in texts])
         for caption, texts in zip(said, THREE, strict=True)
     ]
     assert list(measure("bleu", items).values()) == pytest.approx([100 * value for value in bleu], abs=1e-4)
@@ -79,15 +79,17 @@ def test_scores_are_the_toolkits(name: str) -> None:
 def test_meteor_is_the_toolkits_where_words_and_stems_are_all_that_matches() -> None:
     said, references = ["", "two children play with a ball", "a man on a bicycle"], THREE
     items = [
-        Scored(tokenize(caption), [tokenize(text) for text in texts])
+        ScoredCaption(tokenize(caption), [tokenize(text) for text in texts])
         for caption, texts in zip(said, references, strict=True)
     ]
     assert measure("meteor", items)["meteor"] == pytest.approx(26.6196, abs=1e-3)
-    stems = measure("meteor", [Scored(["running", "dogs"], [["run", "dog"]])])["meteor"]
-    exact = measure("meteor", [Scored(["run", "dog"], [["run", "dog"]])])["meteor"]
+    stems = measure("meteor", [ScoredCaption(["running", "dogs"], [["run", "dog"]])])["meteor"]
+    exact = measure("meteor", [ScoredCaption(["run", "dog"], [["run", "dog"]])])["meteor"]
     assert exact == pytest.approx(100.0) and stems == pytest.approx(60.0)
     # In two pieces: half of the matches begin a chunk.
-    pieces = measure("meteor", [Scored(["grass", "park", "dog", "boy"], [["dog", "boy", "grass", "park"]])])["meteor"]
+    pieces = measure("meteor", [ScoredCaption(["grass", "park", "dog", "boy"], [["dog", "boy", "grass", "park"]])])[
+        "meteor"
+    ]
     assert pieces == pytest.approx(100 * (1 - 0.6 * 0.5**0.2))
 
 
@@ -143,7 +145,7 @@ def test_intervals_hold_the_score_and_narrow_with_pictures() -> None:
 
 def test_a_paired_comparison_tells_better_from_luck() -> None:
     metric, items = load("bleu"), corpus(200, noise=0.6)
-    better = [Scored(item.references[0], item.references) for item in items[:100]] + items[100:]
+    better = [ScoredCaption(item.references[0], item.references) for item in items[:100]] + items[100:]
     found = {item.score: item for item in compare(metric, items, better)}["bleu4"]
     assert found.second > found.first and found.better == 1.0 and 0 < found.interval[0] < found.interval[1]
     back = {item.score: item for item in compare(metric, better, items)}["bleu4"]
@@ -157,7 +159,7 @@ def test_a_paired_comparison_tells_better_from_luck() -> None:
 def test_a_long_reference_costs_its_own_picture_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padded with the others it would take the memory of all."""
     items = corpus(300)
-    items[7] = Scored(items[7].caption, [*items[7].references, WORDS * 150])
+    items[7] = ScoredCaption(items[7].caption, [*items[7].references, WORDS * 150])
     together = load("cider").statistics(items)
-    monkeypatch.setattr("tasks.metrics.cider._ENTRIES", 1)
+    monkeypatch.setattr("tasks.metrics.cider._MAX_COMPARISONS", 1)
     np.testing.assert_allclose(load("cider").statistics(items), together, rtol=1e-12)

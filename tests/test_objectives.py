@@ -10,7 +10,7 @@ from models.decoders.base import make
 from models.vocabulary import NULL, START, UNK
 from tasks.config.schema import TrainingConfig
 from tasks.training.batches import Batch
-from tasks.training.objectives import CrossEntropy, count, own_words, with_unknown
+from tasks.training.objectives import CrossEntropy, count, replace_with_sampled, replace_with_unknown
 from tests.support import run_all, small
 from tests.test_decoders import CHANNELS, VOCABULARY, example
 
@@ -20,10 +20,10 @@ def test_own_words_are_what_the_model_says_after_the_true_ones() -> None:
     decoder = make("show_attend_tell", CHANNELS, VOCABULARY, {"embedding": 5, "hidden": 8, "attention_size": 4}).eval()
     grid, tokens = example()
     batch = Batch(grid, tokens, torch.arange(len(grid)))
-    assert torch.equal(own_words(decoder, batch, 0.0), batch.words)
+    assert torch.equal(replace_with_sampled(decoder, batch, 0.0), batch.words)
     with torch.no_grad():  # a decoder that is sure: what it says is what is likeliest
         decoder.head.get_parameter("weight").mul_(1e4)
-    mixed = own_words(decoder, batch, 1.0)
+    mixed = replace_with_sampled(decoder, batch, 1.0)
     everywhere = torch.ones_like(batch.words, dtype=torch.bool)
     logits, _ = decoder(grid, batch.words, everywhere)
     logits[:, : UNK + 1] = -torch.inf
@@ -41,10 +41,10 @@ def test_a_share_of_the_words_is_replaced() -> None:
     torch.manual_seed(0)
     words = torch.full((10, 10, 100), 7)
     words[:, :, 0], words[:, :, 50:] = START, NULL
-    found = with_unknown(words, 0.2)
+    found = replace_with_unknown(words, 0.2)
     assert 0.18 < float((found[:, :, 1:50] == UNK).float().mean()) < 0.22
     assert torch.equal(found[:, :, 0], words[:, :, 0]) and (found[:, :, 50:] == NULL).all()
-    assert with_unknown(words, 0.0) is words
+    assert replace_with_unknown(words, 0.0) is words
 
 
 def test_what_the_model_says_first_takes_no_gradient_away() -> None:

@@ -18,7 +18,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from flows.serving.app import Server
 from flows.serving.limits import Limits
-from flows.serving.served import Served
+from flows.serving.served import ServedModel
 from tasks.evaluation.report import REPORT
 from tests.support import pictures
 from tests.test_serving import free_port
@@ -32,7 +32,7 @@ DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 @pytest.fixture(scope="module")
 def address(registered: Path) -> Iterator[str]:
-    served, port = Served(None, registered, 3600), free_port()
+    served, port = ServedModel(None, registered, 3600), free_port()
     attention = served.current.model._captioner.decoder.attention
     attention.query.weight.data *= 100  # it looks everywhere alike, of 2 x 2 positions: sharper, the words differ
     app = Server(served, Limits(), 32, {"127.0.0.1"}).app()

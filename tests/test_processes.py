@@ -20,7 +20,7 @@ from models.decoders import DECODERS
 from models.decoders.base import make
 from models.vocabulary import NULL
 from tasks.config.schema import Config, TrainingConfig
-from tasks.data.manifest import pictures_of
+from tasks.data.manifest import read_pictures
 from tasks.evaluation.predictions import PREDICTIONS
 from tasks.pipeline import distributed as processes
 from tasks.training.batches import Batch
@@ -48,10 +48,10 @@ def _one(rank: int, number: int, port: int, config: Config, until: str, stop_aft
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in where.items()})
     torch.set_num_threads(1)
-    with processes.together("cpu") as leads:
+    with processes.process_group("cpu") as leads:
         if leads:
             _run(config, until, stop_after)
-            processes.dismiss()
+            processes.dismiss_followers()
             return
         try:
             processes.follow()
@@ -108,7 +108,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 def test_two_processes_train_and_caption_as_one_does(alone: Config, workspace: Path) -> None:
     config = small(workspace, **EXACT)
-    assert len(pictures_of(artifacts(alone, "ingest")["ingest"].path, "train")) % 8 == 1
+    assert len(read_pictures(artifacts(alone, "ingest")["ingest"].path, "train")) % 8 == 1
     in_two(config, "evaluate")
     assert_same(config, alone, "train")
     assert_same(config, alone, "self_critical")
@@ -199,5 +199,5 @@ def test_pieces_are_the_batch() -> None:
     for number in (1, 2, 5, 9):
         pieces = batch.pieces(number)
         assert len(pieces) == min(number, 5)
-        for name in ("pictures", "tokens", "places"):
+        for name in ("pictures", "tokens", "positions"):
             assert torch.equal(torch.cat([getattr(piece, name) for piece in pieces]), getattr(batch, name))

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.registered import compare as comparison
-from flows.registered.compare import compare_versions, crown_version, promote_version, roll_back
+from flows.registered.compare import compare_versions, force_champion, promote_version, roll_back
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.evaluation import predictions as evaluation
@@ -93,7 +93,7 @@ def test_how_sure_it_must_be_is_a_setting(tmp_path: Path, register: Callable[...
     """Better by a little: beyond doubt for one who asks for little."""
     register(mostly)
     doubted = register(lambda row: "nothing" if row["digest"] < "78" else a_reference(row), registry__certainty=0.999)
-    assert doubted["alias"] == "challenger" and "99.9% are asked for" in doubted["why"]
+    assert doubted["alias"] == "challenger" and "99.9% is required" in doubted["why"]
     workspace = tmp_path / "workspace"
     decision = promote_version(workspace, "models:/small/2", "bleu4", 0.5, None)
     assert decision.promoted and aliases(tmp_path)["champion"] == 2
@@ -118,9 +118,9 @@ def test_a_rollback_restores_and_is_not_undone_by_the_next_run(
     assert int(again["version"]) == 4 and again["alias"] == "challenger" and "was rolled back" in again["why"]
     roll_back(workspace, "small")
     assert aliases(tmp_path) == {"champion": 1}
-    with pytest.raises(AttendError, match="version 1 is its first champion: there is none to roll back to"):
+    with pytest.raises(AttendError, match="version 1 is its first champion: there is no earlier one to roll back to"):
         roll_back(workspace, "small")
-    assert crown_version(workspace, "models:/small/3") == "version 3 is champion: by hand"
+    assert force_champion(workspace, "models:/small/3") == "version 3 is champion: by hand"
     assert aliases(tmp_path) == {"champion": 3, "previous": 1}
     roll_back(workspace, "small")
     assert aliases(tmp_path) == {"champion": 1}
@@ -166,7 +166,9 @@ def test_versions_side_by_side(
     code, out, err = attend(monkeypatch, capsys, "rollback", "small", *place)
     assert code == 0 and aliases(tmp_path)["champion"] == 2, err
     assert "no such model" in refused(monkeypatch, capsys, "promote", "models:/small/9", *place)
-    assert "is of a model" in refused(monkeypatch, capsys, "rollback", "models:/small/2", *place)
+    assert "a rollback restores the champion before" in refused(
+        monkeypatch, capsys, "rollback", "models:/small/2", *place
+    )
     assert refused(monkeypatch, capsys, "rollback", "smal", *place)
 
 
@@ -178,7 +180,7 @@ def test_versions_scored_on_different_pictures_are_not_compared(
     other = register(nothing, evaluation__split="dev")
     # The champion was scored anew on those, from photographs, by its own real captions.
     assert other["alias"] == "challenger"
-    with pytest.raises(AttendError, match="were scored on other pictures or settings: name a config"):
+    with pytest.raises(AttendError, match="were scored on different pictures or settings: add --on CONFIG"):
         compare_versions(workspace, "models:/small/1", "models:/small/2")
     monkeypatch.undo()
     found = comparison.compare_versions(workspace, "models:/small/1", "models:/small/2", config_of(tmp_path))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.manifest import files_of, pictures_of
+from tasks.data.manifest import files_by_digest, read_pictures
 from tasks.grids.index import open_grids
 from tests.support import artifacts, run_stage, small
 
@@ -36,9 +36,9 @@ def test_flickr8k_as_published(tmp_path: Path) -> None:
     found = artifacts(config)
     reader = open_grids(found["extract"], config.machine)
     assert reader.shape == (7, 7, 1280)
-    assert len(pictures_of(found["ingest"].path, "train")) == 80
+    assert len(read_pictures(found["ingest"].path, "train")) == 80
     assert found["extract"].ledger.counts["failed"] == 0
-    digests = list(files_of(found["ingest"].path, folder / "images"))
+    digests = list(files_by_digest(found["ingest"].path, folder / "images"))
     values = reader.read(digests).astype("float32")
     # ReLU6 is the last layer: its range, and neither all zeros nor all ones, tell that the weights fit.
     assert values.min() >= 0 and values.max() <= 6 and 0.01 < (values > 0).mean() < 0.9

@@ -17,13 +17,13 @@ import pytest
 from flows.registered.evaluate import evaluate_registered
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
-from tasks.data.manifest import GENERATED
+from tasks.data.manifest import GENERATED_FOLDER
 from tasks.evaluation.coco_files import corpus_of
 from tasks.metrics import measure
 from tasks.registry import bundle, tracking
 from tasks.registry import registration as registry
 from tasks.registry.logged_model import load_model, log_model
-from tests.support import HERE, artifacts, made_from, pictures, plan, run_stage, trained
+from tests.support import HERE, artifacts, captioner_artifacts, pictures, plan, run_stage, trained
 from tests.support import register_all as run_all
 
 
@@ -51,7 +51,7 @@ for name in ("models", "tasks", "flows"):
         pass
 import mlflow, pathlib
 mlflow.set_tracking_uri("sqlite:///{workspace}/mlflow.db")
-pictures = sorted(pathlib.Path({str(workspace)!r}).glob("artifacts/ingest/*/{GENERATED}/*.png"))
+pictures = sorted(pathlib.Path({str(workspace)!r}).glob("artifacts/ingest/*/{GENERATED_FOLDER}/*.png"))
 """
     environment = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MLFLOW_TRACKING_URI")
@@ -86,7 +86,7 @@ print(json.dumps([row["caption"] for row in rows]))
 
 def registry_captioner(workspace: Path):  # type: ignore[no-untyped-def]
     config = trained(workspace)
-    return bundle.make_captioner(config.grids, config.evaluation, made_from(config))
+    return bundle.make_captioner(config.grids, config.evaluation, captioner_artifacts(config))
 
 
 def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_pat
     source.write_text(source.read_text().replace(quiet, loud))
     bundle.write_bundle(registry_captioner(workspace), tmp_path / "bundle", source=tmp_path / "code")
     client = tracking.connect(workspace)
-    run_id = client.create_run(tracking.experiment_of(client, workspace, "other")).info.run_id
+    run_id = client.create_run(tracking.get_or_create_experiment(client, workspace, "other")).info.run_id
     address = log_model(run_id, tmp_path / "bundle")
     said = outside(
         workspace,
@@ -217,7 +217,7 @@ def test_a_registration_that_the_store_lost_is_made_again(tmp_path: Path, worksp
 
 @pytest.mark.parametrize("name", ["what?", "%41"])
 def test_a_workspace_that_mlflow_cannot_keep_models_in_is_refused_at_once(tmp_path: Path, name: str) -> None:
-    with pytest.raises(AttendError, match=r"MLflow keeps no models below a path with \? or %: give another"):
+    with pytest.raises(AttendError, match=r"MLflow cannot store models below a path with \? or %: give another path"):
         tracking.check_store(tmp_path / name)
 
 

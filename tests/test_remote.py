@@ -14,7 +14,7 @@ import pytest
 from tasks.common.errors import AttendError
 from tasks.common.object_storage import Remote, StorageError
 from tasks.config.schema import Config, MachineConfig
-from tasks.data.manifest import pictures_of
+from tasks.data.manifest import read_pictures
 from tasks.grids.index import open_grids, read_identity
 from tasks.grids.reader import GridReader
 from tasks.grids.shard_jobs import make_shard
@@ -86,12 +86,12 @@ def test_only_new_pictures_are_extracted_elsewhere(url: str, tmp_path: Path) -> 
 def test_without_its_ledger_nothing_is_there(url: str, tmp_path: Path) -> None:
     first, second = on_machine(url, tmp_path / "one"), on_machine(url, tmp_path / "two")
     run_all(first)
-    remote = Remote.of(first.workspace)
+    remote = Remote.for_cache(first.workspace)
     assert remote is not None
     found = artifacts(first, "evaluate")["train"]
     name = f"{found.path.relative_to(first.workspace).as_posix()}/{LEDGER}"
     assert remote.read(name) is not None
-    remote._files.rm_file(remote._place(name))
+    remote._filesystem.rm_file(remote._path(name))
     assert states(second)["train"] == "missing"
     run_all(second)
     assert remote.read(name) is not None
@@ -148,14 +148,14 @@ def test_a_shard_of_other_pictures_is_refused(url: str, tmp_path: Path) -> None:
 def test_damaged_grids_are_refused(url: str, tmp_path: Path) -> None:
     first, second = on_machine(url, tmp_path / "one"), on_machine(url, tmp_path / "two", training__epochs=3)
     run_all(first)
-    remote = Remote.of(first.workspace)
+    remote = Remote.for_cache(first.workspace)
     assert remote is not None
     far = next(iter(first.workspace.glob("grids/*"))).relative_to(first.workspace).as_posix()
     for name in remote.names(far):
         if name.endswith(".h5"):
             content = bytearray(remote.read(f"{far}/{name}") or b"")
             content[-1] ^= 1
-            remote._files.pipe_file(remote._place(f"{far}/{name}"), bytes(content))
+            remote._filesystem.pipe_file(remote._path(f"{far}/{name}"), bytes(content))
     run_stage(second, "tensorise")
     with pytest.raises(AttendError, match="does not match its digest"):
         run_stage(second, "train")
@@ -196,14 +196,14 @@ def test_a_reader_gives_what_was_written_whatever_is_evicted(tmp_path: Path) -> 
     run_all(config)
     extracted = artifacts(config, "extract")["extract"]
     everything = open_grids(extracted, config.machine)
-    digests = [p.digest for p in pictures_of(artifacts(config, "ingest")["ingest"].path, "train")]
+    digests = [p.digest for p in read_pictures(artifacts(config, "ingest")["ingest"].path, "train")]
     expected = everything.read(digests)
     tight = on_machine(f"file://{tmp_path}/storage", tmp_path / "two", machine__cache_gib=1e-9)
     states(tight)
     reader = open_grids(artifacts(tight, "extract")["extract"], tight.machine)
     assert isinstance(reader, GridReader)
     order = np.random.default_rng(0).permutation(len(digests))
-    reader.expect([digests[at] for at in order[:10]])
+    reader.prefetch([digests[at] for at in order[:10]])
     for at in order:
         np.testing.assert_array_equal(reader.read([digests[at]])[0], expected[at])
     assert len(list(tight.workspace.glob("grids/*/*.h5"))) == 1
@@ -244,7 +244,7 @@ def test_what_is_kept_here_stays_as_it_was_set(tmp_path: Path) -> None:
     url, cache = f"file://{tmp_path}/storage", tmp_path / "cache"
 
     def limit(gib: float | None) -> int:
-        known = Remote.of(MachineConfig(workspace=url, cache=cache, cache_gib=gib).folder)
+        known = Remote.for_cache(MachineConfig(workspace=url, cache=cache, cache_gib=gib).folder)
         assert known is not None
         return known.limit // 2**30
 

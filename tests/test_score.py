@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.data.manifest import pictures_of
-from tasks.evaluation.caption_statistics import language
+from tasks.data.manifest import read_pictures
+from tasks.evaluation.caption_statistics import caption_statistics
 from tasks.evaluation.coco_files import corpus_of, export, image_ids, read_references, read_results
 from tasks.evaluation.predictions import PREDICTIONS, captions_in
-from tasks.metrics import Scored
+from tasks.metrics import ScoredCaption
 from tests.support import artifacts, small
 from tests.test_cli import Capture, attend, refused
 
@@ -54,14 +54,14 @@ def test_results_are_scored_against_annotations(
 @pytest.mark.parametrize(
     ("results", "annotations", "line"),
     [
-        ({"a": 1}, ANNOTATIONS, 'results.json: results are a JSON list of {"image_id", "caption"}'),
+        ({"a": 1}, ANNOTATIONS, 'results.json: must be a JSON list of {"image_id", "caption"}'),
         ([], ANNOTATIONS, "results.json: has no caption"),
         ([{"image_id": 7}], ANNOTATIONS, "results.json: [0].caption: is missing"),
-        ([{"caption": "a"}], ANNOTATIONS, "results.json: [0].image_id: is to be a number or a text"),
+        ([{"caption": "a"}], ANNOTATIONS, "results.json: [0].image_id: must be a number or a string"),
         ([*RESULTS, RESULTS[0]], ANNOTATIONS, "results.json: [2].image_id: 7 has a caption already"),
         ([{"image_id": 8, "caption": "a"}], ANNOTATIONS, "image 8 is not among the images of"),
         (RESULTS, {"images": []}, "annotations: is missing"),
-        (RESULTS, {**ANNOTATIONS, "images": [{"id": 7}]}, "annotations[2].image_id: 9 is the id of no picture"),
+        (RESULTS, {**ANNOTATIONS, "images": [{"id": 7}]}, "annotations[2].image_id: no entry of images has the id 9"),
         (RESULTS, {**ANNOTATIONS, "annotations": ANNOTATIONS["annotations"][:2]}, "image 9 has no caption"),
     ],
 )
@@ -94,7 +94,7 @@ def test_what_is_exported_scores_as_what_it_came_of(
     made = artifacts(small(finished), "evaluate")
     predictions = made["evaluate"].path / PREDICTIONS
     captions = captions_in(predictions)
-    export(captions, pictures_of(made["ingest"].path, "test"), tmp_path / "out")
+    export(captions, read_pictures(made["ingest"].path, "test"), tmp_path / "out")
     results, annotations = (tmp_path / "out" / f"{name}.json" for name in ("results", "annotations"))
     assert list(read_results(results).values()) == [captions[row] for row in _order(made, captions)]
     assert len(read_references(annotations)) == len(captions)
@@ -114,7 +114,7 @@ def test_what_is_exported_scores_as_what_it_came_of(
 
 
 def _order(made: Any, captions: dict[str, str]) -> list[str]:
-    return [p.digest for p in pictures_of(made["ingest"].path, "test") if p.digest in captions]
+    return [p.digest for p in read_pictures(made["ingest"].path, "test") if p.digest in captions]
 
 
 def test_cocos_names_become_its_numbers() -> None:
@@ -125,13 +125,13 @@ def test_cocos_names_become_its_numbers() -> None:
 
 def test_what_captions_are_like() -> None:
     corpus = [
-        Scored(["a", "dog", "a", "dog"], [["a", "dog"], ["one", "wolf"]]),
-        Scored(["a", "cat"], [["a", "cat", "sits"]]),
-        Scored(["a", "cat"], [["cats"]]),
+        ScoredCaption(["a", "dog", "a", "dog"], [["a", "dog"], ["one", "wolf"]]),
+        ScoredCaption(["a", "cat"], [["a", "cat", "sits"]]),
+        ScoredCaption(["a", "cat"], [["cats"]]),
     ]
-    told = language(corpus, seen={"a cat"}, known={"a", "dog", "cat"})
+    told = caption_statistics(corpus, seen={"a cat"}, known={"a", "dog", "cat"})
     assert told["words"] == pytest.approx(8 / 3) and told["reference_words"] == pytest.approx(8 / 4)
     assert told["different"] == pytest.approx(2 / 3) and told["distinct_1"] == pytest.approx(3 / 8)
     assert told["distinct_2"] == pytest.approx(3 / 5) and told["vocabulary"] == 3
     assert told["novel"] == pytest.approx(1 / 3) and told["unknown"] == pytest.approx(4 / 8)
-    assert "novel" not in language(corpus) and "unknown" not in language(corpus)
+    assert "novel" not in caption_statistics(corpus) and "unknown" not in caption_statistics(corpus)

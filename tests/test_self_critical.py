@@ -67,7 +67,7 @@ def test_cider_d_is_that_of_dictionaries(seed: int) -> None:
     captions = [[draw.choices(range(8), k=draw.randint(0, 9)) for _ in range(2)] for _ in range(7)]
     captions[0][0] = list(pictures[0][0])
     references = [padded(rows, 9) for rows in pictures]
-    frequencies = Frequencies.of(references)
+    frequencies = Frequencies.from_references(references)
     given = np.stack([padded(rows, 9) for rows in captions]), np.stack(references), frequencies
     for found, plain in ((cider_d(*given), False), (cider(*given), True)):
         expected = [
@@ -78,7 +78,7 @@ def test_cider_d_is_that_of_dictionaries(seed: int) -> None:
 
 def test_the_best_caption_is_the_only_reference_itself() -> None:
     rows = [padded([[1, 2, 3, 4, at]], 5) for at in range(5, 9)]
-    found = cider_d(np.stack(rows), np.stack(rows), Frequencies.of(rows))
+    found = cider_d(np.stack(rows), np.stack(rows), Frequencies.from_references(rows))
     assert found.max() < 10 + 1e-9  # words that every picture has weigh nothing
     np.testing.assert_allclose(found, 10.0)
 
@@ -87,7 +87,7 @@ def test_the_artifact_holds_the_document_frequencies_of_its_captions(finished: P
     tensorised = artifacts(small(finished), "tensorise")["tensorise"].path
     read = read_frequencies(tensorised)
     rows = [picture.tokens[:, 1:].astype(np.int64) for picture in read_captions(tensorised, "train")]
-    counted = Frequencies.of([np.where(ids == NULL, -1, ids) for ids in rows])
+    counted = Frequencies.from_references([np.where(ids == NULL, -1, ids) for ids in rows])
     assert read.pictures == counted.pictures == len(rows) and len(read.keys) > 50
     np.testing.assert_array_equal(read.keys, counted.keys)
     np.testing.assert_array_equal(read.counts, counted.counts)
@@ -108,7 +108,7 @@ def test_the_gradient_is_that_of_the_expected_reward() -> None:
     decoder = make("show_attend_tell", 3, 6, {"embedding": 3, "hidden": 4, "attention_size": 3, "dropout_output": 0.0})
     grid = torch.randn(1, 1, 2, 3)
     references = torch.tensor([[[START, 4, 5, END], [START, 4, 4, END]]])
-    frequencies = Frequencies.told([[4], [5], [4, 5], [END]], np.array([2, 3, 2, 9]), 9)
+    frequencies = Frequencies.from_counts([[4], [5], [4, 5], [END]], np.array([2, 3, 2, 9]), 9)
     objective = SelfCritical(SelfCriticalConfig(samples=4), frequencies, max_length=2)
     weight = decoder.head.get_parameter("weight")
 
@@ -209,5 +209,5 @@ def test_training_that_diverges_is_told_and_keeps_nothing(workspace: Path, monke
 
 
 def test_hard_attention_cannot_go_on_so(workspace: Path) -> None:
-    with pytest.raises(AttendError, match="self_critical: hard_attention draws where it looks in `train` alone"):
+    with pytest.raises(AttendError, match="self_critical: hard_attention draws the positions it attends to"):
         small(workspace, decoder__name="hard_attention", self_critical=CRITICAL)

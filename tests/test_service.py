@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from functools import partial
 from pathlib import Path
@@ -32,8 +33,16 @@ def free_port() -> int:
 
 def ask(url: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        return json.load(answer)
+    for _ in range(20):
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            # Its database is busy for a moment: Prefect's own client asks again then.
+            if error.code != 503:
+                raise
+            time.sleep(1)
+    raise AssertionError(f"{url} is busy for 20 s")
 
 
 def attend(*arguments: str, project: Path) -> str:
@@ -64,7 +73,7 @@ def test_up_runs_what_is_deployed_and_down_stops_it(project: Path) -> None:
     said = attend("up", *place, "--port", str(port), "--mlflow-port", str(mlflow_port), project=project)
     try:
         assert f"http://127.0.0.1:{port}" in said
-        found = service.running(workspace)
+        found = service.running_service(workspace)
         assert found is not None and found.mlflow == f"http://127.0.0.1:{mlflow_port}"
         names = {row["name"]: row["id"] for row in ask(f"{found.api}/deployments/filter", {})}
         assert set(names) == {"nightly", "extraction", "extraction-on-a-cluster", "evaluation", "captions"}
@@ -85,7 +94,7 @@ def test_up_runs_what_is_deployed_and_down_stops_it(project: Path) -> None:
         assert len(ask(f"{found.api}/flow_runs/filter", {"flow_runs": {"name": {"any_": ["small"]}}})) == 4
     finally:
         attend("down", *place, project=project)
-    assert service.running(workspace) is None
+    assert service.running_service(workspace) is None
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
     client = tracking.connect(workspace)
@@ -99,13 +108,13 @@ def test_up_that_is_interrupted_leaves_nothing(project: Path) -> None:
     command += ["--mlflow-port", str(free_port())]
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # the tests may run where it is ignored
     with subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as begun:  # noqa: PLW1509
-        while not service._answers(port):
-            assert begun.poll() is None and service.running(workspace) is None
+        while not service._is_listening(port):
+            assert begun.poll() is None and service.running_service(workspace) is None
             time.sleep(0.1)
         begun.send_signal(signal.SIGINT)
         _, said = begun.communicate(timeout=120)
     assert begun.returncode not in (0, None) and "Traceback" not in said
-    assert not service._held(workspace) and not service._answers(port)
+    assert not service._is_locked(workspace) and not service._is_listening(port)
 
 
 def cached_tasks(api: str, run: str) -> list[dict[str, Any]]:

@@ -26,25 +26,25 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from flows.registered.compare import crown_version
+from flows.registered.compare import force_champion
 from flows.serving.app import Server
 from flows.serving.batching import Batcher
-from flows.serving.limits import Limits, RefusedError, hosts_of
-from flows.serving.served import Served
+from flows.serving.limits import Limits, RefusedError, allowed_hosts
+from flows.serving.served import ServedModel
 from tasks.registry import tracking
 from tasks.registry.bundle import make_captioner
-from tests.support import HERE, made_from, pictures, register_all, trained
+from tests.support import HERE, captioner_artifacts, pictures, register_all, trained
 
 LIMITS = Limits(body=200_000, pictures=8, pixels=90_000_000, read_seconds=1.0)
 
 
 @pytest.fixture(scope="module")
-def served(registered: Path) -> Served:
-    return Served(None, registered, 3600)
+def served(registered: Path) -> ServedModel:
+    return ServedModel(None, registered, 3600)
 
 
 @pytest.fixture(scope="module")
-def client(served: Served) -> Iterator[TestClient]:
+def client(served: ServedModel) -> Iterator[TestClient]:
     app = Server(served, LIMITS, 4, {"localhost"}).app()
     with TestClient(app, base_url="http://localhost") as found:
         yield found
@@ -69,7 +69,7 @@ def photographs(registered: Path) -> list[bytes]:
 @pytest.fixture(scope="module")
 def expected(registered: Path, photographs: list[bytes]) -> list[str]:
     config = trained(registered)
-    captioner = make_captioner(config.grids, config.evaluation, made_from(config))
+    captioner = make_captioner(config.grids, config.evaluation, captioner_artifacts(config))
     return [item.caption for item in captioner.caption(photographs)]
 
 
@@ -101,7 +101,7 @@ def test_parameters(client: TestClient, photographs: list[bytes]) -> None:
     assert status == 200 and len(told["predictions"][0]["alternatives"]) == 4
     for params, line in (
         ({"beam_size": 99}, "beam_size is 99: give 1 to 32, or 0 for the model's own"),
-        ({"beam_size": 2, "n_best": 4}, "n_best: 4 captions cannot come of a beam of 2"),
+        ({"beam_size": 2, "n_best": 4}, "n_best: a beam of 2 cannot give 4 captions"),
         ({"beam_size": 2, "temperature": 1.0}, "beam and temperature do not go together"),
         ({"temperature": 1e9}, "temperature is 1000000000.0: give 0.05 to 10.0"),
         ({"top_p": -1}, "top_p is -1.0: give 0.01 to 1.0"),
@@ -118,8 +118,8 @@ def test_parameters(client: TestClient, photographs: list[bytes]) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "line"),
     [
-        (b"", 400, "the body is no JSON"),
-        (b"{", 400, "the body is no JSON"),
+        (b"", 400, "the body is not JSON"),
+        (b"{", 400, "the body is not JSON"),
         (b"\xff\xfe", 400, "is not UTF-8"),
         (b"[1]", 400, "the body is a list"),
         (b"{}", 400, "this has none"),
@@ -127,13 +127,13 @@ def test_parameters(client: TestClient, photographs: list[bytes]) -> None:
         (b'{"inputs": []}', 400, "there is no picture in the request"),
         (b'{"inputs": [1]}', 400, "row 0: image: is a number: give the picture's bytes as base64 text"),
         (b'{"inputs": [null]}', 400, "row 0: image: is missing"),
-        (b'{"inputs": ["%%%"]}', 400, "row 0: image: is no base64 text"),
+        (b'{"inputs": ["%%%"]}', 400, "row 0: image: is not base64 text"),
         (b'{"inputs": ["AAAA"], "parms": {}}', 400, "parms: no such field; did you mean 'params'?"),
         (b'{"inputs": ["AAAA"], "params": [1]}', 400, "params: is a list"),
         (b'{"inputs": ["AAAA"], "\\ud800": 1}', 400, "?: no such field"),
         (b'{"inputs": ["AAAA"], "params": {"\\ud800": 1}}', 400, "?: no such parameter"),
         (b'{"dataframe_split": {"columns": ["picture"], "data": []}}', 400, "needs \"columns\" with 'image'"),
-        (b'{"dataframe_split": {"columns": ["image"], "data": [[]]}}', 400, "row 0 has not the 1 values"),
+        (b'{"dataframe_split": {"columns": ["image"], "data": [[]]}}', 400, "row 0 needs 1 values"),
         (b'{"inputs": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", 400, "nested too deeply"),
         (b'{"inputs": [' + b"[]," * 60_000 + b"[]]}", 400, "the body has too many values"),
         (json.dumps({"inputs": ["AAAA"] * 9}).encode(), 413, "9 pictures in a request: send 8 at most"),
@@ -246,17 +246,17 @@ def test_another_champion_is_taken_up_and_a_lost_store_changes_nothing(
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{copy}/other.db"
     try:
         register_all(trained(copy))
-        served = Served("models:/small@champion", copy, 3600)
+        served = ServedModel("models:/small@champion", copy, 3600)
         register_all(trained(copy, training__seed=5, training__epochs=1))
-        served.look()
+        served.check_for_new_version()
         assert served.current.uri == "models:/small/1"  # a challenger
-        crown_version(copy, "models:/small/2")
-        served.look()
+        force_champion(copy, "models:/small/2")
+        served.check_for_new_version()
         assert served.current.uri == "models:/small/2" and served.failure is None
         assert served.current.predict(photographs[:1], {})[0]["caption"]
         client = tracking.connect(copy)
         client.delete_registered_model_alias("small", "champion")
-        served.look()
+        served.check_for_new_version()
         assert served.current.uri == "models:/small/2" and served.failure is not None
     finally:
         del os.environ["MLFLOW_TRACKING_URI"]
@@ -382,7 +382,7 @@ def test_a_client_that_was_answered_and_never_ends_its_body_is_left(port: int) -
     ],
 )
 def test_on_loopback_only_its_own_names_are_answered(host: str, answered: set[str] | None) -> None:
-    assert hosts_of(host) == answered
+    assert allowed_hosts(host) == answered
 
 
 @pytest.mark.slow
@@ -407,7 +407,7 @@ def test_no_request_is_dropped_while_the_champion_changes(tmp_path: Path) -> Non
         for asker in askers:
             asker.start()
         time.sleep(1)
-        crown_version(workspace, "models:/small/2")
+        force_champion(workspace, "models:/small/2")
         begun = time.monotonic()
         while versions[-1:] != ["2"] and time.monotonic() - begun < 60:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/model", timeout=60) as told:

@@ -15,7 +15,7 @@ import pytest
 
 from tasks.common.errors import AttendError
 from tasks.pipeline.run import trust_fresh
-from tasks.pipeline.sessions import alone, notice_crashes, session
+from tasks.pipeline.sessions import exclusive_session, notice_crashes, session
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
 from tests.support import WITHOUT_MLFLOW, artifacts, plan, run_all, run_stage, small, verify
@@ -34,7 +34,10 @@ def crash(root: Path) -> None:
     process = context.Process(target=_enter, args=(root, inside))
     process.start()
     assert inside.wait(60)
-    with pytest.raises(AttendError, match="a run is going on: run of a test"), alone(Workspace(root), "prune"):
+    with (
+        pytest.raises(AttendError, match="a run is going on: run of a test"),
+        exclusive_session(Workspace(root), "prune"),
+    ):
         pass
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
@@ -73,7 +76,7 @@ def test_a_crash_is_told_once_and_an_orderly_end_is_none(tmp_path: Path, capsys:
     notice_crashes(workspace)
     assert "was cut off" not in capsys.readouterr().err
     assert not list((tmp_path / "locks" / "sessions").iterdir())
-    with alone(workspace, "prune"):
+    with exclusive_session(workspace, "prune"):
         pass
 
 
@@ -184,7 +187,7 @@ def test_killed_at_random_instants_it_ends_as_if_left_alone() -> None:
 def test_who_waits_for_tidying_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workspace = Workspace(tmp_path)
     with ThreadPoolExecutor(1) as pool:
-        with alone(workspace, "prune"):
+        with exclusive_session(workspace, "prune"):
             waiting = pool.submit(enter, workspace)
             while "a run: the workspace is being tidied; waiting" not in capsys.readouterr().err:
                 assert not waiting.done()

@@ -15,16 +15,16 @@ import torch
 from models.options import Decoding
 from models.search import greedy
 from models.vocabulary import END, NULL, START, UNK
-from tasks.common.errors import AttendError, PassingError
+from tasks.common.errors import AttendError, TransientError
 from tasks.common.files import digest_of_file
 from tasks.config.schema import CaptionsConfig, Config
 from tasks.data.captions import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
-from tasks.data.manifest import GENERATED, files_of, pictures_of
+from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
 from tasks.data.tokenisers import tokeniser
-from tasks.evaluation.predictions import ScoreSources, predict, score
+from tasks.evaluation.predictions import ScoreInputs, predict, score
 from tasks.grids.index import open_grids
 from tasks.grids.reader import GridReader
-from tasks.metrics import Scored, measure
+from tasks.metrics import ScoredCaption, measure
 from tasks.pipeline.ledger import Ledger
 from tasks.pipeline.plan import Inputs, Status
 from tasks.pipeline.workspace import Workspace
@@ -33,8 +33,8 @@ from tasks.training import outputs as trained
 from tests.support import (
     WITHOUT_MLFLOW,
     artifacts,
+    captioner_artifacts,
     inputs_of,
-    made_from,
     plan,
     raise_version,
     run_all,
@@ -97,7 +97,7 @@ def test_new_test_pictures_do_not_retrain(tmp_path: Path, finished: Path) -> Non
     """Held-out pictures that come later change the scores' data, not the model's."""
     import csv
 
-    pictures = next((finished / "artifacts" / "ingest").iterdir()) / GENERATED
+    pictures = next((finished / "artifacts" / "ingest").iterdir()) / GENERATED_FOLDER
     names = sorted(path.name for path in pictures.iterdir())
 
     def config_with(tests: int) -> Config:
@@ -185,7 +185,7 @@ def test_too_many_unreadable_pictures_fail_the_stage(tmp_path: Path, finished: P
 
 
 def picture_folder(tmp_path: Path, finished: Path, max_failed: float) -> Config:
-    shutil.copytree(next((finished / "artifacts" / "ingest").iterdir()) / GENERATED, tmp_path / "pictures")
+    shutil.copytree(next((finished / "artifacts" / "ingest").iterdir()) / GENERATED_FOLDER, tmp_path / "pictures")
     lines = [
         json.dumps({"file_name": path.name, "text": "a shape"}) for path in sorted((tmp_path / "pictures").iterdir())
     ]
@@ -198,7 +198,7 @@ def test_an_empty_evaluation_split_is_told_before_training(tmp_path: Path) -> No
     config = small(tmp_path, data__test_share=0.0)
     run_stage(config, "ingest")
     with pytest.raises(
-        AttendError, match=r"split 'test' .* has no picture.*there are: train, dev.*evaluation.split=dev"
+        AttendError, match=r"split 'test' .* has no pictures.*available: train, dev.*evaluation.split=dev"
     ):
         plan(config)
 
@@ -211,8 +211,8 @@ def test_cached_grids_are_those_of_the_raw_pictures(workspace: Path) -> None:
     config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"metrics": ("bleu",)})})
     run_all(config)
     found = artifacts(config)
-    captioner = make_captioner(config.grids, config.evaluation, made_from(config))
-    files = files_of(found["ingest"].path, found["ingest"].path / GENERATED)
+    captioner = make_captioner(config.grids, config.evaluation, captioner_artifacts(config))
+    files = files_by_digest(found["ingest"].path, found["ingest"].path / GENERATED_FOLDER)
     rows = pq.read_table(found["evaluate"].path / "predictions.parquet").to_pylist()
     captioned = captioner.caption([files[row["digest"]].read_bytes() for row in rows])
     assert [item.caption for item in captioned] == [row["caption"] for row in rows]
@@ -308,7 +308,7 @@ def test_vocabulary_is_by_falling_count_ties_alphabetical_from_train_alone(works
     found = artifacts(small(workspace))
     seen = {
         word
-        for picture in pictures_of(found["ingest"].path, "train")
+        for picture in read_pictures(found["ingest"].path, "train")
         for text in picture.captions
         for word in text.lower().split()
     }
@@ -330,7 +330,7 @@ def test_captions_are_seventeen_long_int32_and_cover_every_caption(workspace: Pa
 def test_predictions_are_on_disk_and_scoring_them_again_gives_the_scores(workspace: Path) -> None:
     config, found = small(workspace), artifacts(small(workspace))
     told = json.loads((found["evaluate"].path / "scores.json").read_text())
-    pictures, trained_on = (pictures_of(found["ingest"].path, split) for split in ("test", "train"))
+    pictures, trained_on = (read_pictures(found["ingest"].path, split) for split in ("test", "train"))
     vocabulary, predictions = read_vocabulary(found["tensorise"].path), found["evaluate"].path / "predictions.parquet"
     assert score(predictions, pictures, trained_on, vocabulary, config.evaluation) == told
     assert "tokeniser:ptb" in told["signature"] and "beam:2" in told["signature"]
@@ -340,7 +340,7 @@ def test_every_held_out_picture_is_captioned_once(workspace: Path) -> None:
     """Each has five captions, and is one row all the same."""
     found = artifacts(small(workspace))
     digests = pq.read_table(found["evaluate"].path / "predictions.parquet").column("digest").to_pylist()
-    assert sorted(digests) == [picture.digest for picture in pictures_of(found["ingest"].path, "test")]
+    assert sorted(digests) == [picture.digest for picture in read_pictures(found["ingest"].path, "test")]
 
 
 def test_the_best_epoch_is_by_free_running_bleu(workspace: Path) -> None:
@@ -352,10 +352,10 @@ def test_the_best_epoch_is_by_free_running_bleu(workspace: Path) -> None:
     vocabulary = read_vocabulary(found["tensorise"].path)
     grids, tokenise = open_grids(found["extract"], config.machine), tokeniser("treebank")
     scored = []
-    for picture in pictures_of(found["ingest"].path, "dev"):
+    for picture in read_pictures(found["ingest"].path, "dev"):
         grid = torch.from_numpy(grids.read([picture.digest])).float()
         (caption,) = greedy(decoder, grid, Decoding(max_length=16))
-        scored.append(Scored(vocabulary.decode(caption.tokens), [tokenise(text) for text in picture.captions]))
+        scored.append(ScoredCaption(vocabulary.decode(caption.tokens), [tokenise(text) for text in picture.captions]))
     best = max(row["dev_bleu4"] for row in pq.read_table(found["train"].path / trained.HISTORY).to_pylist())
     assert best > 5
     assert measure("bleu", scored)["bleu4"] == pytest.approx(best, abs=1e-6)
@@ -363,7 +363,7 @@ def test_the_best_epoch_is_by_free_running_bleu(workspace: Path) -> None:
 
 def test_batch_size_does_not_change_the_captions(workspace: Path, tmp_path: Path) -> None:
     found = artifacts(small(workspace))
-    pictures = pictures_of(found["ingest"].path, "train")
+    pictures = read_pictures(found["ingest"].path, "train")
     captions = []
     for size in (1, 7):
         config = small(workspace, machine__decode_batch=size)
@@ -374,7 +374,7 @@ def test_batch_size_does_not_change_the_captions(workspace: Path, tmp_path: Path
             read_vocabulary(found["tensorise"].path),
             config.evaluation,
             config.machine,
-            ScoreSources(found["ingest"], found["tensorise"], found["extract"], found["train"]),
+            ScoreInputs(found["ingest"], found["tensorise"], found["extract"], found["train"]),
             out / "predictions.parquet",
         )
         captions.append(pq.read_table(out / "predictions.parquet").column("tokens").to_pylist())
@@ -468,7 +468,7 @@ def test_a_picture_whose_disk_is_away_is_not_left_out_for_good(tmp_path: Path, f
     run_stage(config, "ingest")
     inputs = inputs_of(config, "extract")  # the run has begun
     away.rename(back)
-    with pytest.raises(PassingError, match=r"png: cannot be read on .*No such file.*run again when it can"):
+    with pytest.raises(TransientError, match=r"png: cannot be read on .*No such file.*run again when it can"):
         run_stage(config, "extract", inputs)
     kept = {path: path.read_bytes() for path in config.workspace.glob("grids/*/shard-*")}
     assert len(kept) >= 2

@@ -55,7 +55,7 @@ def check(workspace: Path, runs: int) -> None:
 def test_eight_at_once_on_an_empty_workspace(tmp_path: Path) -> None:
     said = ended([start(tmp_path) for _ in range(8)])
     assert sum("register: version 1 is champion" in text for text in said) == 1
-    assert sum("another run is at it; waiting" in text for text in said) >= 6
+    assert sum("another run is working on it; waiting" in text for text in said) >= 6
     assert all(status.fresh for status in plan(small(tmp_path / "workspace"), read="all"))
     check(tmp_path / "workspace", runs=1)
 

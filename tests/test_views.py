@@ -16,7 +16,7 @@ from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config, ViewsConfig
 from tasks.data.captions import CaptionedPicture, read_captions, read_vocabulary
-from tasks.data.manifest import GENERATED, files_of
+from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
 from tasks.grids import view_crops
 from tasks.grids.index import open_grids
 from tasks.grids.weights import load_backbone
@@ -39,14 +39,14 @@ def test_a_cached_view_is_the_part_of_the_photograph_encoded(workspace: Path) ->
     run(config, "views")
     made = artifacts(config, "views")
     manifest = made["ingest"].path
-    files = files_of(manifest, config.data.image_folder(manifest / GENERATED))
+    files = files_by_digest(manifest, config.data.image_folder(manifest / GENERATED_FOLDER))
     cached, whole = open_grids(made["views"], config.machine), open_grids(made["extract"], config.machine)
     assert config.views is not None
     backbone = load_backbone(config.grids)
     encoder = Encoder(backbone, "float32", torch.device("cpu"))
     digest = next(digest for digest in sorted(files) if f"{digest}#1" in cached)
     for name in view_crops.names_of(digest, config.views):
-        shown = view_crops.show(name, decode(files[digest].read_bytes()), config.views)
+        shown = view_crops.view_pixels(name, decode(files[digest].read_bytes()), config.views)
         pixels = resize(shown, 64, "squash", backbone.declared.interpolation)
         expected = encoder(stack([pixels]))[0].numpy()
         np.testing.assert_allclose(cached.mapped(name), expected, atol=2e-3, rtol=2e-3)
@@ -58,9 +58,9 @@ def test_a_view_is_a_mirrored_part_of_its_size() -> None:
     pixels = torch.arange(3 * 40 * 60, dtype=torch.int64).view(3, 40, 60) % 251
     for number in range(1, 40):
         name = f"abc#{number}"
-        shown = view_crops.show(name, pixels, config)
+        shown = view_crops.view_pixels(name, pixels, config)
         assert 20 <= shown.shape[1] <= 40 and 30 <= shown.shape[2] <= 60
-        assert torch.equal(shown, view_crops.show(name, pixels, config))  # a function of its name
+        assert torch.equal(shown, view_crops.view_pixels(name, pixels, config))  # a function of its name
         upright = shown.flip(2) if view_crops.is_mirrored(name, config) else shown
         places = pixels.unfold(1, shown.shape[1], 1).unfold(2, shown.shape[2], 1)
         assert bool((places == upright.unsqueeze(1).unsqueeze(1)).all(dim=(0, 3, 4)).any())
@@ -72,7 +72,7 @@ def test_no_picture_that_tells_left_from_right_is_mirrored() -> None:
     vocabulary = Vocabulary(("dog", "left"), {})
     plain, sided = (CaptionedPicture(name, np.array([ids])) for name, ids in (("a", [1, 4, 2]), ("b", [1, 5, 2])))
     there: Any = {*"ab", *(f"{name}#{number}" for name in "ab" for number in range(1, 5))} - {"a#2"}
-    found = view_crops.choices([plain, sided], ViewsConfig(number=4), vocabulary, there)
+    found = view_crops.grid_names_for_training([plain, sided], ViewsConfig(number=4), vocabulary, there)
     assert found == {"a": ["a", "a#1", "a#3", "a#4"], "b": ["b", "b#2", "b#4"]}
 
 
@@ -82,8 +82,8 @@ def test_every_view_is_drawn_and_a_resumed_epoch_draws_the_same(workspace: Path)
     made = artifacts(config, "tensorise")
     assert config.views is not None
     pictures = read_captions(made["tensorise"].path, "train")
-    both = open_grids(made["extract"], config.machine).together_with(open_grids(made["views"], config.machine))
-    choices = view_crops.choices(pictures, config.views, read_vocabulary(made["tensorise"].path), both)
+    both = open_grids(made["extract"], config.machine).merged_with(open_grids(made["views"], config.machine))
+    choices = view_crops.grid_names_for_training(pictures, config.views, read_vocabulary(made["tensorise"].path), both)
     for block in (None, 4):
         batches = GridBatches(pictures, both, 8, 0, block, choices)
         epochs = [torch.cat([batch.pictures for batch in batches.epoch(number)]) for number in (0, 1)]
@@ -124,5 +124,5 @@ def test_training_goes_on_views_and_another_crop_makes_it_stale(workspace: Path)
 
 
 def test_imported_grids_have_no_views(workspace: Path) -> None:
-    with pytest.raises(AttendError, match="views: imported grids have no photographs"):
+    with pytest.raises(AttendError, match="views: imported grids have neither photographs nor a backbone"):
         small(workspace, views=VIEWS, grids={"backbone": "imported", "weights": "imported:x", "image_size": 64})

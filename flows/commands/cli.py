@@ -1,4 +1,4 @@
-"""`attend`: the command line. Heavy imports are inside the commands, so that help answers at once."""
+"""`attend`: the command line. Heavy imports are inside the commands, so that `attend --help` answers at once."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="attend",
-    help="From photographs and captions to a registered captioner: every picture's grid is extracted once, "
-    "attention decoders train on the cached grids, and the model is registered in MLflow.",
+    help="Train image captioners, from photographs and captions to a model registered in MLflow: each picture's "
+    "grid is extracted once, and attention decoders train on the cached grids.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -46,36 +46,36 @@ def run(
     verify: Verify = False,
     as_json: Json = False,
 ) -> None:
-    """Bring a captioner up to date: run what is stale, and nothing else."""
-    from flows.pipeline import pipeline_of
+    """Bring a captioner up to date: run the stages that are stale, and no others."""
+    from flows.pipeline import build_pipeline
     from tasks.config.schema import load
     from tasks.pipeline.plan import plan, up_to
-    from tasks.pipeline.plan import verify as read_all
+    from tasks.pipeline.plan import verify as verify_files
 
     config = load(preset, overrides or [])
-    pipeline = up_to(pipeline_of(config), until)
-    with _led(config.machine.device) as leads:
+    pipeline = up_to(build_pipeline(config), until)
+    with _leading(config.machine.device) as leads:
         if not leads:
             return
         if verify:
-            read_all(pipeline)
+            verify_files(pipeline)
         before = _run(config, until, quiet=as_json)
     if as_json:
         after = plan(pipeline)
-        print_json([{**_as_json(now), "ran": not was.fresh} for was, now in zip(before, after, strict=True)])
+        print_json([{**_as_json(new), "ran": not old.fresh} for old, new in zip(before, after, strict=True)])
 
 
 @app.command()
 def status(preset: Preset, overrides: Overrides = None, verify: Verify = False, as_json: Json = False) -> None:
-    """Say what `attend run` would do, and why, without running anything."""
-    from flows.pipeline import pipeline_of
+    """Show what `attend run` would do, and why, without running anything."""
+    from flows.pipeline import build_pipeline
     from tasks.config.schema import load
     from tasks.pipeline.plan import plan
-    from tasks.pipeline.plan import verify as read_all
+    from tasks.pipeline.plan import verify as verify_files
 
     config = load(preset, overrides or [])
-    pipeline = pipeline_of(config)
-    statuses = read_all(pipeline) if verify else plan(pipeline)
+    pipeline = build_pipeline(config)
+    statuses = verify_files(pipeline) if verify else plan(pipeline)
     if as_json:
         print_json([_as_json(item) for item in statuses])
     else:
@@ -84,7 +84,7 @@ def status(preset: Preset, overrides: Overrides = None, verify: Verify = False, 
 
 @app.command()
 def demo(workspace: WorkspaceOption = Path("workspace")) -> None:
-    """Generate pictures, train a captioner on them, register it, and show what it says. Minutes, offline."""
+    """Generate pictures, train and register a captioner, and show some captions. Takes minutes, works offline."""
     from flows.commands.demo import show
     from tasks.config.schema import load
 
@@ -96,30 +96,36 @@ def demo(workspace: WorkspaceOption = Path("workspace")) -> None:
 @app.command()
 def caption(
     pictures: Annotated[
-        list[str], typer.Argument(metavar="PICTURE...", help="pictures, folders, patterns, or a Parquet file of them")
+        list[str],
+        typer.Argument(metavar="PICTURE...", help="pictures, folders, patterns, or a Parquet file of pictures"),
     ],
     model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
-    beam: Annotated[int | None, typer.Option(min=1, max=32, help="beam width; the model's own if not given")] = None,
+    beam: Annotated[
+        int | None, typer.Option(min=1, max=32, help="beam width; by default the registered model's")
+    ] = None,
     attention: Annotated[
-        Path | None, typer.Option(help="write a PNG of where the model looked for each word (one picture)")
+        Path | None,
+        typer.Option(help="write a PNG that shows where the model looked for each word; for one picture only"),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="write the captions into this .jsonl or .parquet file; again: captions new pictures only"),
+        typer.Option(
+            help="write the captions into this .jsonl or .parquet file; pictures already in it are not captioned again"
+        ),
     ] = None,
     workspace: WorkspaceOption = Path("workspace"),
     as_json: Json = False,
 ) -> None:
-    """Caption pictures with a registered model (the newest champion, unless one is named)."""
-    from flows.registered.caption import caption_files, caption_into
+    """Caption pictures with a registered model (by default the champion registered last)."""
+    from flows.registered.caption import print_captions, write_captions_file
 
     if out is not None:
         if attention is not None or as_json:
-            raise AttendError("--out: goes with neither --attention nor --json")
-        kept = caption_into(out, pictures, model, beam, workspace.expanduser().absolute())
-        typer.echo(f"{kept}: {out}")
-        raise typer.Exit(1 if kept.without else 0)
-    failed = caption_files(pictures, model, beam, attention, workspace.expanduser().absolute(), as_json)
+            raise AttendError("--out: cannot be combined with --attention or --json: leave them out")
+        result = write_captions_file(out, pictures, model, beam, workspace.expanduser().absolute())
+        typer.echo(f"{result}: {out}")
+        raise typer.Exit(1 if result.without else 0)
+    failed = print_captions(pictures, model, beam, attention, workspace.expanduser().absolute(), as_json)
     if failed:
         raise typer.Exit(1)
 
@@ -127,16 +133,16 @@ def caption(
 @app.command()
 def serve(
     model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
-    host: Annotated[str, typer.Option(help="address to listen on; others than this machine's own are open to all")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    batch: Annotated[int, typer.Option(min=1, max=32, help="pictures of waiting requests captioned at once")] = 32,
-    refresh: Annotated[float, typer.Option(help="seconds between two looks for a new champion")] = 15,
+    host: Annotated[
+        str, typer.Option(help="address to listen on; any but a loopback address lets other machines connect")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 8000,
+    batch: Annotated[int, typer.Option(min=1, max=32, help="the most pictures that are captioned at once")] = 32,
+    refresh: Annotated[float, typer.Option(help="seconds between two checks for a new champion")] = 15,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Serve a registered model over HTTP, with a page to try it on (the newest champion, unless one is named)."""
-    if not 1 <= refresh <= 86_400:  # not a number is neither
+    """Serve a registered model over HTTP, with a web page to try it (by default the champion registered last)."""
+    if not 1 <= refresh <= 86_400:  # NaN is refused too
         raise AttendError(f"--refresh: is {refresh}: give 1 to 86,400 seconds")
     from flows.serving.serve import serve as run_server
 
@@ -149,27 +155,27 @@ def evaluate(
     overrides: Overrides = None,
     model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
     results: Annotated[
-        Path | None, typer.Option(help="write results.json and annotations.json of COCO's formats into this folder")
+        Path | None, typer.Option(help="write results.json and annotations.json, in COCO's formats, into this folder")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Score a registered model on a config's held-out pictures, as they are today (its champion, if none is named)."""
+    """Score a registered model (by default the config's champion) on the config's held-out pictures as they are now."""
     from flows.registered.evaluate import evaluate_registered
     from tasks.config.schema import load
 
-    told = evaluate_registered(load(preset, overrides or []), model, results)
+    evaluation = evaluate_registered(load(preset, overrides or []), model, results)
     if as_json:
-        print_json(told)
+        print_json(evaluation)
         return
-    for name, value in told["scores"].items():
-        low, high = told["intervals"][name]
+    for name, value in evaluation["scores"].items():
+        low, high = evaluation["intervals"][name]
         typer.echo(f"{name:<12} {value:.2f}  ({low:.2f} to {high:.2f})")
-    typer.echo(f"{told['model']}: {told['pictures']:,} pictures; {told['signature']}")
+    typer.echo(f"{evaluation['model']}: {evaluation['pictures']:,} pictures; {evaluation['signature']}")
 
 
 @app.command()
 def datasets(as_json: Json = False) -> None:
-    """The data set formats that can be read, and the settings of each."""
+    """List the data set formats that can be read, and the settings of each."""
     from tasks.datasets import ADAPTERS
 
     if as_json:
@@ -183,47 +189,50 @@ def datasets(as_json: Json = False) -> None:
 
 @app.command()
 def presets(
-    name: Annotated[str | None, typer.Argument(help="show this preset's whole file")] = None, as_json: Json = False
+    name: Annotated[str | None, typer.Argument(help="print this preset's whole file")] = None,
+    as_json: Json = False,
 ) -> None:
-    """The known captioners, each a YAML file to start from."""
+    """List the presets: YAML files of known captioners to start from."""
     import yaml
 
-    from tasks.common.errors import nearest
+    from tasks.common.errors import suggestion
     from tasks.config.presets import presets as known
 
     files = known()
     if name is not None and name not in files:
-        raise AttendError(f"{name}: no such preset{nearest(name, files)}")
-    told = {preset: yaml.safe_load(path.read_text(encoding="utf-8")) for preset, path in files.items()}
+        raise AttendError(f"{name}: no such preset{suggestion(name, files)}")
+    values_of = {preset: yaml.safe_load(path.read_text(encoding="utf-8")) for preset, path in files.items()}
     if as_json:
-        print_json(told if name is None else told[name])
+        print_json(values_of if name is None else values_of[name])
     elif name is not None:
         typer.echo(files[name].read_text(encoding="utf-8"), nl=False)
     else:
-        for preset, values in told.items():
+        for preset, values in values_of.items():
             typer.echo(f"{preset:<24}{values.get('about', '')}\n{'':<24}[{values.get('source', '')}]")
 
 
 @app.command()
 def up(
     workspace: WorkspaceOption = Path("workspace"),
-    project: Annotated[Path, typer.Option(help="the folder with prefect.yaml")] = Path(),
-    port: Annotated[int, typer.Option(min=1, max=65535, help="of Prefect's server")] = 4200,
-    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="of MLflow's pages")] = 5000,
+    project: Annotated[Path, typer.Option(help="the folder that holds prefect.yaml")] = Path(),
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port of Prefect's server")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="port of MLflow's pages")] = 5000,
 ) -> None:
     """Start Prefect's server, the deployments of prefect.yaml and a worker on this machine, in the background."""
     from flows.operations.service import up as start
 
-    found = start(project.expanduser().absolute(), workspace.expanduser().absolute(), port, mlflow_port)
-    typer.echo(f"Prefect: {found.prefect}")
-    if found.mlflow is not None:
-        typer.echo(f"MLflow:  {found.mlflow}")
-    typer.echo("stop it with `attend down`; what is scheduled: PREFECT_API_URL=" + found.api + " prefect deployment ls")
+    service = start(project.expanduser().absolute(), workspace.expanduser().absolute(), port, mlflow_port)
+    typer.echo(f"Prefect: {service.prefect}")
+    if service.mlflow is not None:
+        typer.echo(f"MLflow:  {service.mlflow}")
+    typer.echo(
+        f"stop it with `attend down`; list the schedules with: PREFECT_API_URL={service.api} prefect deployment ls"
+    )
 
 
 @app.command()
 def down(workspace: WorkspaceOption = Path("workspace")) -> None:
-    """Stop what `attend up` started."""
+    """Stop the servers and the worker that `attend up` started."""
     from flows.operations.service import down as stop
 
     stop(workspace.expanduser().absolute())
@@ -232,60 +241,66 @@ def down(workspace: WorkspaceOption = Path("workspace")) -> None:
 
 @app.command()
 def ui(
-    workspace: WorkspaceOption = Path("workspace"), port: Annotated[int, typer.Option(min=1, max=65535)] = 5000
+    workspace: WorkspaceOption = Path("workspace"),
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 5000,
 ) -> None:
-    """MLflow's UI on the store that `attend run` logs to."""
+    """Start MLflow's UI on the store that `attend run` logs to."""
     from tasks.registry.tracking import mlflow_ui
 
     mlflow_ui(workspace.expanduser().absolute(), port)
 
 
 @contextmanager
-def _led(device: str) -> Iterator[bool]:
-    """Whether this process runs the pipeline. One that torchrun started to follow has done its part by then."""
+def _leading(device: str) -> Iterator[bool]:
+    """Yield whether this process leads, and so runs the pipeline.
+
+    A process that torchrun started as a follower does its part before this yields False.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield True
         return
-    from tasks.pipeline import distributed as processes
+    from tasks.pipeline import distributed
 
-    with processes.together(device) as leads:
+    with distributed.process_group(device) as leads:
         if not leads:
-            processes.follow()
+            distributed.follow()
         yield leads
         if leads:
-            processes.dismiss()
+            distributed.dismiss_followers()
 
 
 def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
-    """Show the plan and carry it out; the states before."""
-    from flows.operations.local_run import look, run
-    from flows.pipeline import pipeline_of
+    """Show the plan and carry it out. Returns the state of each stage before the run."""
+    from flows.operations.local_run import plan_after_crashes
+    from flows.operations.local_run import run as run_stages
+    from flows.pipeline import build_pipeline
     from tasks.pipeline.plan import artifacts, artifacts_of, by_kind, up_to
-    from tasks.pipeline.run import saved
+    from tasks.pipeline.run import savings_message
 
-    statuses = look(config, until)
+    statuses = plan_after_crashes(config, until)
     if not quiet:
         _print_plan(statuses)
     if not all(status.fresh for status in statuses):
-        from tasks.training.precision import computes_on  # loads torch, which the stages will need
+        from tasks.training.precision import computes_on  # imports torch, which the stages need anyway
 
         computes = computes_on(config, statuses)
         if computes is not None and not quiet:
             typer.echo(computes)
         try:
-            run(config, until, quiet)
-        except KeyboardInterrupt:  # caught here: Typer would end in its own, silent way
-            _fail("stopped; run the same command again to go on where it stood", 130)
+            run_stages(config, until, quiet)
+        except KeyboardInterrupt:  # caught here because Typer would end without a message
+            _fail("stopped: run the same command again to continue", 130)
     elif not quiet:
         typer.echo("nothing to do: every stage is fresh")
     if not quiet:
         fresh = all(status.fresh for status in statuses)
-        made = by_kind(artifacts_of(statuses)) if fresh else artifacts(up_to(pipeline_of(config), until))
-        typer.echo(saved(statuses, made) or "up to date")
+        results = by_kind(artifacts_of(statuses)) if fresh else artifacts(up_to(build_pipeline(config), until))
+        typer.echo(savings_message(statuses, results) or "up to date")
     return statuses
 
 
 def _print_plan(statuses: list[Status]) -> None:
+    """Print each stage with its state and the reasons for it."""
     width = max(len(item.stage.name) for item in statuses)
     for item in statuses:
         typer.secho(f"{item.state:<12}", fg=_STATE_COLOURS[item.state], nl=False)
@@ -299,7 +314,7 @@ def _as_json(item: Status) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run `attend`: a person's mistake ends in one line and exit code 1, a bug in its traceback."""
+    """Run `attend`. A user's mistake ends in one line and exit code 1, a bug in its traceback."""
     try:
         app()
     except AttendError as error:
@@ -309,25 +324,29 @@ def main() -> None:
         sys.exit(1)
     except Exception as error:
         if is_disk_full(error):
-            place = getattr(error, "filename", None) or "the workspace"
-            _fail(f"{place}: the disk is full: make room and run again; what is done is kept")
+            path = getattr(error, "filename", None) or "the workspace"
+            _fail(f"{path}: the disk is full: make room and run again; what is done is kept")
         if type(error).__module__.startswith(("mlflow.", "prefect.")):
-            _fail(_first_told(error) or f"{type(error).__module__.split('.')[0]}: {error}")
+            _fail(_original_message(error) or f"{type(error).__module__.split('.')[0]}: {error}")
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            _fail(f"{error.filename}: {error.strerror}: give another place or the right to write there")
+            _fail(f"{error.filename}: {error.strerror}: use another folder, or change its permissions")
         raise
 
 
-def _first_told(error: BaseException) -> str | None:
-    """What a person was to be told when this error, of a store that keeps the records of runs, came over it."""
-    while (before := error.__cause__ or error.__context__) is not None:
-        if isinstance(before, AttendError):
-            return str(before)
-        error = before
+def _original_message(error: BaseException) -> str | None:
+    """Return the message of the AttendError that this error hides; None where there is none.
+
+    MLflow and Prefect may raise errors of their own while they record the run that an AttendError ended.
+    """
+    while (earlier := error.__cause__ or error.__context__) is not None:
+        if isinstance(earlier, AttendError):
+            return str(earlier)
+        error = earlier
     return None
 
 
 def _fail(message: str, code: int = 1) -> None:
+    """Print a message to standard error, on one line, and exit."""
     print(f"attend: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
 

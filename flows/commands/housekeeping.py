@@ -1,7 +1,8 @@
-"""What the workspace holds, who needs it, and how to be rid of the rest.
+"""List what the workspace holds and who needs it, and remove the rest.
 
-Needed is what a run of some name last made or works on, what a registered version was made from, and the grids that
-their indexes name. Everything else came of settings and pictures that are gone, and could be made again.
+An item is needed if a run of some name last made it or is working on it, if a registered version was made from it, or
+if it is a grid that one of their indexes names. Everything else belongs to settings and pictures that are no longer
+used, and could be made again.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from tasks.common.errors import AttendError, nearest
+from tasks.common.errors import AttendError, suggestion
 from tasks.grids.index import INDEX, read_identity, reindex
 from tasks.grids.reader import GridReader
-from tasks.grids.store import Grids, GridStore, Row, bytes_in, remove_shard, stores
+from tasks.grids.store import Grids, GridStore, Row, folder_size, remove_shard, stores
 from tasks.pipeline.ledger import Artifact, Ledger
 from tasks.pipeline.stage import kind_of
-from tasks.pipeline.workspace import Recent, Workspace
-from tasks.registry.tracking import lost_registration, registered_as
+from tasks.pipeline.workspace import LastRun, Workspace
+from tasks.registry.tracking import lost_registration, registered_uri
 
 _REMOVED = ".removed-"
-_INDEXED = ("extract", "views")  # stages whose artifacts say where grids lie
+_INDEXED = ("extract", "views")  # stages whose artifacts hold an index of grids
 
 
 @dataclass(frozen=True)
 class Item:
-    """Something on disk, and its bytes.
+    """A file or folder of the workspace, with its size and its users.
 
-    needed_by: runs by name, registered versions by address; nobody where it is empty. unneeded: of a shard that
-    somebody needs, the grids in it that nobody does.
+    what: a description. size: in bytes. needed_by: names of runs and addresses of registered versions; empty where
+    nobody needs it. unneeded: in a shard that somebody needs, the number of grids that nobody needs.
     """
 
     what: str
@@ -43,21 +44,24 @@ class Item:
 
 
 def usage(workspace: Workspace, without: Collection[str] = ()) -> list[Item]:
-    """Every artifact, every shard, and what killed runs and damage left; bytes of each, and who needs it.
+    """Return every artifact and shard, and what killed runs and damage left behind, with sizes and users.
 
-    without: names of runs whose needs do not count. AttendError where no run has such a name.
+    without: names of runs whose needs do not count. Raises AttendError where no run has such a name.
     """
     runs = _runs(workspace)
     for name in without:
         if name not in runs:
-            raise AttendError(f"--forget: {name}: no run has this name{nearest(name, runs)}")
+            raise AttendError(f"--forget: {name}: no run has this name{suggestion(name, runs)}")
     runs = {name: recent for name, recent in runs.items() if name not in without}
     needed = _needed(workspace, runs)
-    return [*_artifacts(workspace, needed), *_grids(workspace, needed, runs)]
+    return [*_artifact_items(workspace, needed), *_grid_items(workspace, needed, runs)]
 
 
 def prune(workspace: Workspace, items: Iterable[Item], without: Collection[str] = ()) -> None:
-    """Remove items that nobody needs but runs to be forgotten. The caller is alone in the workspace."""
+    """Remove items that nobody needs, and forget the runs named in `without`.
+
+    The caller must be alone in the workspace.
+    """
     for name in without:
         (workspace.root / "runs" / f"{name}.json").unlink(missing_ok=True)
     for item in items:
@@ -65,23 +69,23 @@ def prune(workspace: Workspace, items: Iterable[Item], without: Collection[str] 
         if item.path.suffix == ".h5":
             remove_shard(item.path)
         elif item.path.is_dir():
-            # Renamed first: an artifact is there whole, or not at all.
-            gone = item.path.with_name(f"{_REMOVED}{item.path.name}")
-            item.path.rename(gone)
-            shutil.rmtree(gone)
+            # Renamed first, so that a kill never leaves half an artifact under its name.
+            renamed = item.path.with_name(f"{_REMOVED}{item.path.name}")
+            item.path.rename(renamed)
+            shutil.rmtree(renamed)
         else:
             item.path.unlink(missing_ok=True)
     workspace.trust(path for path in workspace.suspects() if not path.exists())
 
 
 def compact(workspace: Workspace, shard_rows: int) -> tuple[int, int]:
-    """Rewrite the shards that hold grids nobody needs without them; (shards before, shards after).
+    """Rewrite the shards that hold unneeded grids, without those grids. Returns the shard counts before and after.
 
-    A kill at any moment leaves grids twice, and none out of reach. The caller is alone in the workspace.
-    AttendError while an extraction is not finished: which grids it needs is not known yet.
+    A kill at any moment may leave grids stored twice, but loses none. The caller must be alone in the workspace.
+    Raises AttendError while an extraction is not finished: which grids it needs is not known yet.
     """
     runs = _runs(workspace)
-    unfinished = _extracting(runs)
+    unfinished = _unfinished_extractions(runs)
     if unfinished:
         raise AttendError(f"{workspace.root}: the extraction of {', '.join(unfinished)} is not finished: run it first")
     needed = _needed(workspace, runs)
@@ -105,15 +109,16 @@ def compact(workspace: Workspace, shard_rows: int) -> tuple[int, int]:
 
 
 def _rewrite(store: GridStore, live: Collection[str], shard_rows: int) -> set[int]:
-    """Write the live rows of shards that hold others too to new shards; the numbers of the old ones, still there.
+    """Copy the live rows of shards that also hold other rows into new shards. Returns the numbers of the old shards.
 
-    live: digests. The caller holds the store's lock, and removes the old ones once nobody reads them.
+    live: digests of the pictures whose grids are needed. The old shards are still on disk: the caller holds the
+    store's lock, and removes them once nobody reads them.
     """
-    kept: set[str] = set()
+    written: set[str] = set()  # digests of the live grids that stay or have been copied
     old = []
     for shard in store.shards():
-        if all(digest in live for digest in shard.digests) and kept.isdisjoint(shard.digests):
-            kept.update(shard.digests)
+        if all(digest in live for digest in shard.digests) and written.isdisjoint(shard.digests):
+            written.update(shard.digests)
         else:
             old.append(shard)
     rows: list[tuple[Grids, str, tuple[int, int]]] = []
@@ -121,8 +126,8 @@ def _rewrite(store: GridStore, live: Collection[str], shard_rows: int) -> set[in
         sizes = pq.read_table(shard.path.with_suffix(".parquet"), columns=["width", "height"]).to_pylist()
         reader = GridReader(store, {digest: Row(shard.number, row) for row, digest in enumerate(shard.digests)})
         for digest, size in zip(shard.digests, sizes, strict=True):
-            if digest in live and digest not in kept:
-                kept.add(digest)
+            if digest in live and digest not in written:
+                written.add(digest)
                 rows.append((reader.read([digest])[0], digest, (size["width"], size["height"])))
             if len(rows) == shard_rows:
                 _write_rows(store, rows)
@@ -133,60 +138,63 @@ def _rewrite(store: GridStore, live: Collection[str], shard_rows: int) -> set[in
 
 
 def _write_rows(store: GridStore, rows: list[tuple[Grids, str, tuple[int, int]]]) -> None:
-    store.write([grid[None] for grid, _, _ in rows], [row[1] for row in rows], [row[2] for row in rows])
+    """Write one shard. rows: (grid, digest, (width, height)) of each picture."""
+    store.write([grid[None] for grid, _, _ in rows], [digest for _, digest, _ in rows], [size for _, _, size in rows])
 
 
-def _runs(workspace: Workspace) -> dict[str, Recent]:
-    """Name -> what the run of that name did last."""
-    return {path.stem: workspace.recent(path.stem) for path in sorted((workspace.root / "runs").glob("*.json"))}
+def _runs(workspace: Workspace) -> dict[str, LastRun]:
+    """Return, by run name, what the run of that name did last."""
+    return {path.stem: workspace.last_run(path.stem) for path in sorted((workspace.root / "runs").glob("*.json"))}
 
 
-def _needed(workspace: Workspace, runs: dict[str, Recent]) -> dict[Path, set[str]]:
-    """Folder of an artifact -> who needs it."""
+def _needed(workspace: Workspace, runs: dict[str, LastRun]) -> dict[Path, set[str]]:
+    """Return, by artifact folder, the runs and registered versions that need it."""
     needed: dict[Path, set[str]] = defaultdict(set)
     for name, recent in runs.items():
         for stage, key in recent.done.items():
-            _need(workspace, needed, kind_of(stage), key, name)
+            _mark_needed(workspace, needed, kind_of(stage), key, name)
         for stage, key in recent.begun.items():
             needed[workspace.partial(kind_of(stage), key)].add(name)
-    for artifact in _kind(workspace, "register"):
+    for artifact in _artifacts_of_kind(workspace, "register"):
         if lost_registration(artifact, workspace) is None:
-            _need(workspace, needed, "register", artifact.ledger.key, registered_as(artifact))
+            _mark_needed(workspace, needed, "register", artifact.ledger.key, registered_uri(artifact))
     return needed
 
 
-def _need(workspace: Workspace, needed: dict[Path, set[str]], kind: str, key: str, who: str) -> None:
-    """It, and all that it was made from."""
+def _mark_needed(workspace: Workspace, needed: dict[Path, set[str]], kind: str, key: str, user: str) -> None:
+    """Add `user` to the users of an artifact, and of all artifacts that it was made from."""
     folder = workspace.folder(kind, key)
-    if who in needed[folder]:
+    if user in needed[folder]:
         return
-    needed[folder].add(who)
+    needed[folder].add(user)
     artifact = workspace.find(kind, key)
     if artifact is not None:
         for upstream, made_from in artifact.ledger.made_from.items():
-            _need(workspace, needed, upstream, made_from, who)
+            _mark_needed(workspace, needed, upstream, made_from, user)
 
 
-def _kind(workspace: Workspace, kind: str) -> Iterator[Artifact]:
+def _artifacts_of_kind(workspace: Workspace, kind: str) -> Iterator[Artifact]:
+    """Yield the finished artifacts of a kind of stage."""
     for folder in sorted((workspace.root / "artifacts" / kind).glob("*")):
         ledger = Ledger.read(folder)
         if ledger is not None and folder.name == ledger.key[:20]:
             yield Artifact(folder, ledger)
 
 
-def _artifacts(workspace: Workspace, needed: dict[Path, set[str]]) -> Iterator[Item]:
+def _artifact_items(workspace: Workspace, needed: dict[Path, set[str]]) -> Iterator[Item]:
+    """Yield an item for every folder of an artifact, finished or not."""
     for folder in sorted((workspace.root / "artifacts").glob("*/*")):
-        kind, size, who = folder.parent.name, bytes_in(folder), tuple(sorted(needed.get(folder, ())))
+        kind, size, users = folder.parent.name, folder_size(folder), tuple(sorted(needed.get(folder, ())))
         if folder.suffix == ".partial":
-            yield Item(f"{kind}, not finished", folder, size, who)
+            yield Item(f"{kind}, not finished", folder, size, users)
         elif Ledger.read(folder) is None:
             yield Item(f"{kind}, without a ledger", folder, size, ())
         else:
-            yield Item(kind, folder, size, who)
+            yield Item(kind, folder, size, users)
 
 
-def _extracting(runs: dict[str, Recent]) -> list[str]:
-    """The runs that began to extract and have not come to an index."""
+def _unfinished_extractions(runs: dict[str, LastRun]) -> list[str]:
+    """Return the names of the runs that began an extraction and have not finished it."""
     return [
         name
         for name, recent in runs.items()
@@ -194,19 +202,20 @@ def _extracting(runs: dict[str, Recent]) -> list[str]:
     ]
 
 
-def _grids(workspace: Workspace, needed: dict[Path, set[str]], runs: dict[str, Recent]) -> Iterator[Item]:
-    unfinished = {f"{name} (its extraction is not finished)" for name in _extracting(runs)}
+def _grid_items(workspace: Workspace, needed: dict[Path, set[str]], runs: dict[str, LastRun]) -> Iterator[Item]:
+    """Yield an item for every shard, and for every file that was set aside as damaged."""
+    unfinished = {f"{name} (its extraction is not finished)" for name in _unfinished_extractions(runs)}
     for store in stores(workspace.grids):
-        users: dict[str, set[str]] = defaultdict(set)
-        for artifact, who in _indexes(workspace, store, needed):
+        users_of_grid: dict[str, set[str]] = defaultdict(set)
+        for artifact, users in _indexes(workspace, store, needed):
             for digest in _digests(artifact):
-                users[digest] |= who
+                users_of_grid[digest] |= users
         for shard in store.shards():
-            live = [users[digest] for digest in shard.digests if digest in users]
-            who = unfinished.union(*live)
+            live = [users_of_grid[digest] for digest in shard.digests if digest in users_of_grid]
+            users = unfinished.union(*live)
             size = shard.record.size + shard.path.with_suffix(".parquet").stat().st_size
-            unneeded = len(shard.digests) - len(live) if who else 0
-            yield Item(f"grids of {store.identity.backbone}", shard.path, size, tuple(sorted(who)), unneeded)
+            unneeded = len(shard.digests) - len(live) if users else 0
+            yield Item(f"grids of {store.identity.backbone}", shard.path, size, tuple(sorted(users)), unneeded)
         for path in sorted(store.folder.glob("*.damaged")):
             yield Item(f"grids of {store.identity.backbone}, set aside", path, path.stat().st_size, ())
 
@@ -214,12 +223,16 @@ def _grids(workspace: Workspace, needed: dict[Path, set[str]], runs: dict[str, R
 def _indexes(
     workspace: Workspace, store: GridStore, needed: dict[Path, set[str]] | None
 ) -> Iterator[tuple[Artifact, set[str]]]:
-    """The artifacts with an index of a store that somebody needs, and who; all of them where `needed` is not given."""
-    for artifact in (artifact for kind in _INDEXED for artifact in _kind(workspace, kind)):
+    """Yield the needed artifacts that hold an index of the store, with their users.
+
+    Where `needed` is None, yields all artifacts with such an index, each with an empty set of users.
+    """
+    for artifact in (artifact for kind in _INDEXED for artifact in _artifacts_of_kind(workspace, kind)):
         if read_identity(artifact) == store.identity and (needed is None or needed.get(artifact.path)):
             yield artifact, set() if needed is None else needed[artifact.path]
 
 
 def _digests(artifact: Artifact) -> list[str]:
+    """Return the digests of the pictures in an artifact's index."""
     digests: list[str] = pq.read_table(artifact.path / INDEX, columns=["digest"]).column("digest").to_pylist()
     return digests

@@ -1,4 +1,4 @@
-"""`attend compare`, `promote` and `rollback`: registered versions beside each other, and who is champion."""
+"""`attend compare`, `promote` and `rollback`: compare registered versions, and choose the champion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _Address = Annotated[str, typer.Argument(help="models:/NAME/VERSION or models:/NAME@ALIAS")]
 _On = Annotated[
-    str | None, typer.Option(metavar="CONFIG", help="score on this config's held-out pictures, as they are")
+    str | None,
+    typer.Option(metavar="CONFIG", help="score on the held-out pictures of this preset or YAML file, as they are now"),
 ]
 
 
@@ -23,28 +24,28 @@ def compare(
     first: _Address,
     second: _Address,
     on: _On = None,
-    captions: Annotated[int, typer.Option(min=0, help="captions shown, of those that differ")] = 10,
+    captions: Annotated[int, typer.Option(min=0, help="how many of the differing captions to show")] = 10,
     workspace: WorkspaceOption = Path("workspace"),
     as_json: Json = False,
 ) -> None:
-    """Two registered versions on the same pictures: scores, intervals, captions side by side."""
+    """Compare two registered versions on the same pictures: scores, intervals, and captions side by side."""
     from flows.registered.compare import compare_versions
 
-    found = compare_versions(workspace.expanduser().absolute(), first, second, _config(on, workspace))
-    differ = {digest: pair for digest, pair in found.captions.items() if pair[0].caption != pair[1].caption}
+    comparison = compare_versions(workspace.expanduser().absolute(), first, second, _config(on, workspace))
+    differ = {digest: pair for digest, pair in comparison.captions.items() if pair[0].caption != pair[1].caption}
     if as_json:
-        shown = [
+        caption_pairs = [
             {"digest": digest, "first": " ".join(old.caption), "second": " ".join(new.caption)}
-            for digest, (old, new) in found.captions.items()
+            for digest, (old, new) in comparison.captions.items()
         ]
-        print_json({"scores": [vars(item) for item in found.scores], "captions": shown})
+        print_json({"scores": [vars(item) for item in comparison.scores], "captions": caption_pairs})
         return
     typer.echo(f"{'':<12}{'first':>8}{'second':>8}  difference, 95 % interval    second is better in")
-    for item in found.scores:
+    for item in comparison.scores:
         low, high = item.interval
         difference = f"{item.second - item.first:+.2f}  ({low:+.2f} to {high:+.2f})"
         typer.echo(f"{item.score:<12}{item.first:>8.2f}{item.second:>8.2f}  {difference:<27}  {item.better:.1%}")
-    typer.echo(f"{len(found.captions):,} pictures; {len(differ):,} captions differ")
+    typer.echo(f"{len(comparison.captions):,} pictures; {len(differ):,} captions differ")
     for digest, (old, new) in list(differ.items())[:captions]:
         typer.echo(f"\n{digest[:12]}  a person wrote: {' '.join(old.references[0])}")
         typer.echo(f"  first:  {' '.join(old.caption)}\n  second: {' '.join(new.caption)}")
@@ -52,50 +53,60 @@ def compare(
 
 def promote(
     version: _Address,
-    score: Annotated[str | None, typer.Option(help="by which they are compared; bleu4, or CONFIG's promote_on")] = None,
+    score: Annotated[
+        str | None, typer.Option(help="the score to compare; by default CONFIG's registry.promote_on, or bleu4")
+    ] = None,
     certainty: Annotated[
-        float | None, typer.Option(min=0.5, max=0.9999, help="share of resamples in which it must be better; 0.95")
+        float | None,
+        typer.Option(
+            min=0.5,
+            max=0.9999,
+            help="share of bootstrap resamples in which it must win; by default CONFIG's registry.certainty, or 0.95",
+        ),
     ] = None,
     on: _On = None,
-    force: Annotated[bool, typer.Option("--force", help="whatever it scores")] = False,
+    force: Annotated[bool, typer.Option("--force", help="promote it without a comparison")] = False,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Make a version champion, if it beats the champion beyond a paired bootstrap's doubt."""
-    from flows.registered.compare import crown_version, promote_version
+    """Make a version the champion if it beats the present champion in a paired bootstrap test."""
+    from flows.registered.compare import force_champion, promote_version
 
-    place = workspace.expanduser().absolute()
+    folder = workspace.expanduser().absolute()
     if force:
         if score is not None or certainty is not None or on is not None:
-            raise AttendError("--force: asks for no comparison: leave out --score, --certainty and --on")
-        typer.echo(crown_version(place, version))
+            raise AttendError("--force: promotes without a comparison: leave out --score, --certainty and --on")
+        typer.echo(force_champion(folder, version))
         return
     config = _config(on, workspace)
     decision = promote_version(
-        place,
+        folder,
         version,
         score or (config.registry.promote_on if config else "bleu4"),
         certainty or (config.registry.certainty if config else 0.95),
         config,
     )
     if not decision.promoted:
-        raise AttendError(f"not promoted: {decision.why} (--force promotes it all the same)")
+        raise AttendError(f"not promoted: {decision.why} (--force promotes it anyway)")
     typer.echo(decision.why)
 
 
 def rollback(
-    model: Annotated[str, typer.Argument(metavar="NAME", help="a registered model")],
+    model: Annotated[str, typer.Argument(metavar="NAME", help="name of a registered model")],
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Make the champion before this one champion again; no schedule brings the one rolled back again."""
+    """Make the previous champion the champion again; scheduled runs will not promote the withdrawn version again."""
     from flows.registered.compare import roll_back
 
     name = model.removeprefix("models:/").partition("@")[0]
     if "/" in name:
-        raise AttendError(f"{model}: a rollback is of a model, to the champion before: give its name alone")
+        raise AttendError(
+            f"{model}: a rollback restores the champion before this one: give the model's name without a version"
+        )
     typer.echo(roll_back(workspace.expanduser().absolute(), name))
 
 
 def _config(on: str | None, workspace: Path) -> Config | None:
+    """Return the config that --on names, with `workspace` as its workspace; None where --on is not given."""
     import json
 
     from tasks.config.schema import load

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, and how they answer scripts."""
+"""Arguments and options that several commands share, and the printing of JSON."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Annotated, Any
 
 import typer
 
-Preset = Annotated[str, typer.Argument(metavar="PRESET_OR_YAML", help="a preset's name or a YAML file")]
+Preset = Annotated[str, typer.Argument(metavar="PRESET_OR_YAML", help="name of a preset, or a YAML file")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[SECTION.FIELD=VALUE]...", help="settings laid over it")
+    list[str] | None,
+    typer.Argument(metavar="[SECTION.FIELD=VALUE]...", help="settings that replace those of the preset or file"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
 Until = Annotated[str, typer.Option(help="the last stage to run")]
 Verify = Annotated[bool, typer.Option("--verify", help="read every file and check its digest, not only its size")]
 
 
-def _folder(given: str) -> Path:
-    """The folder of a workspace, in object storage that of its cache."""
-    if "://" not in str(given):
-        return Path(given)
+def _folder(value: str) -> Path:
+    """Return a workspace's folder; for a URL of object storage, the folder of its local cache."""
+    if "://" not in str(value):
+        return Path(value)
     from tasks.config.schema import MachineConfig
 
-    return MachineConfig(workspace=given).folder
+    return MachineConfig(workspace=value).folder
 
 
 WorkspaceOption = Annotated[
@@ -33,10 +34,11 @@ WorkspaceOption = Annotated[
         envvar="ATTEND_WORKSPACE",
         parser=_folder,
         metavar="FOLDER",
-        help="the folder, or the URL, that `attend run` works in",
+        help="folder or URL that `attend run` works in",
     ),
 ]
 
 
 def print_json(value: Any) -> None:
+    """Print a value as JSON."""
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""`attend score`: any captions against any references, in the toolkit's formats or ours."""
+"""`attend score`: score captions against references, in the COCO toolkit's file formats or attend's."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ def score(
     ],
     references: Annotated[
         Path | None,
-        typer.Argument(metavar="REFERENCES", help="COCO annotations (.json); predictions.parquet brings its own"),
+        typer.Argument(
+            metavar="REFERENCES", help="COCO annotations (.json); not for predictions.parquet, which has its own"
+        ),
     ] = None,
-    metrics: Annotated[str, typer.Option(help="which, by names with commas between")] = "bleu,meteor,rouge,cider",
+    metrics: Annotated[str, typer.Option(help="names of metrics, separated by commas")] = "bleu,meteor,rouge,cider",
     as_json: Json = False,
 ) -> None:
-    """Score captions against references: BLEU, METEOR, ROUGE-L, CIDEr, with intervals and a signature."""
-    from tasks.common.errors import nearest
-    from tasks.evaluation.caption_statistics import language
+    """Score captions against references with BLEU, METEOR, ROUGE-L and CIDEr; print intervals and a signature too."""
+    from tasks.common.errors import suggestion
+    from tasks.evaluation.caption_statistics import caption_statistics
     from tasks.evaluation.coco_files import corpus_of
     from tasks.evaluation.predictions import score_corpus, score_lines
     from tasks.metrics import METRICS
@@ -33,10 +35,10 @@ def score(
     known = {name: member for name, member in METRICS.items() if not member.needs_facts}
     for name in names:
         if name not in known:
-            raise AttendError(f"--metrics: unknown metric {name!r}{nearest(name, known)}")
+            raise AttendError(f"--metrics: unknown metric {name!r}{suggestion(name, known)}")
     corpus = corpus_of(predictions, references)
-    told = {**score_corpus(corpus, names), "language": language(corpus)}
+    scores = {**score_corpus(corpus, names), "language": caption_statistics(corpus)}
     if as_json:
-        print_json(told)
+        print_json(scores)
     else:
-        typer.echo("\n".join(score_lines(told)))
+        typer.echo("\n".join(score_lines(scores)))

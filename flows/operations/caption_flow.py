@@ -1,4 +1,4 @@
-"""Caption pictures, by schedule: those that came since the last time."""
+"""The Prefect flow that captions, on a schedule, the pictures that are new since its last run."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from pathlib import Path
 
 from prefect import flow, get_run_logger
 
-from flows.registered.caption import caption_into
+from flows.registered.caption import write_captions_file
 from tasks.common import progress
 from tasks.config.schema import MachineConfig
 
 
 @flow(name="caption")
 def caption_pictures(pictures: str, out: Path, model: str | None = None, beam: int | None = None) -> str:
-    """Bring `out` (.jsonl or .parquet) up to date with the pictures; says how many were captioned.
+    """Bring `out` (.jsonl or .parquet) up to date with the pictures. Returns a line that says how many were captioned.
 
     pictures: a folder, a pattern, or a Parquet file with a column of encoded pictures. model: `models:/NAME@ALIAS` or
-    `models:/NAME/VERSION`; the champion registered last where not given.
+    `models:/NAME/VERSION`; by default the champion registered last. beam: the beam width; by default the model's.
     """
     with progress.also(get_run_logger().info):
         workspace = MachineConfig().folder
-        told = f"{caption_into(out.expanduser(), [pictures], model, beam, workspace)}: {out}"
-        progress.say(told)
-    return told
+        summary = f"{write_captions_file(out.expanduser(), [pictures], model, beam, workspace)}: {out}"
+        progress.say(summary)
+    return summary

@@ -1,4 +1,4 @@
-"""Shards of grids made by the workers of a Dask cluster, each a Prefect task."""
+"""Extraction of grid shards on the workers of a Dask cluster, each shard as a Prefect task."""
 
 from __future__ import annotations
 
@@ -12,97 +12,120 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.common.errors import AttendError, PassingError
+from tasks.common.errors import AttendError, TransientError
 from tasks.config.schema import MachineConfig
 from tasks.grids.shard_jobs import Publish, ShardExecutor, ShardJob, ShardResult, make_shard
 
-_SECONDS = 20.0  # that a scheduler has to answer
-_AHEAD = 256  # shards that are handed out and not published yet, at least: a worker that joins finds work
+_ANSWER_SECONDS = 20.0  # how long a scheduler may take to answer
+_SUBMITTED_AHEAD = 256  # the least number of shards submitted and not published yet, so that a new worker has work
 
 
 @task(name="shard", task_run_name="shard {job.number}", cache_policy=NO_CACHE, persist_result=False)
 def make_shard_task(job: ShardJob) -> ShardResult:
-    """Photographs -> the files of one shard, not published. A lost worker's is made again by another."""
+    """Make the files of one shard from photographs, without publishing them.
+
+    Dask runs the task again on another worker where its worker is lost.
+    """
     return make_shard(job)
 
 
 def executor_of(machine: MachineConfig) -> ShardExecutor | None:
-    """What has shards made by `machine.dask`; None where that is not set."""
+    """Return an executor that makes shards on the cluster `machine.dask`; None where that is not set."""
     return None if machine.dask is None else _Cluster(machine.dask, machine.dask_resources)
 
 
 class _Cluster:
+    """An executor of shard jobs on the workers of the Dask scheduler at `address`.
+
+    resources: what a worker must offer to make a shard, as its option --resources names it.
+    """
+
     def __init__(self, address: str, resources: dict[str, float]) -> None:
         self._address, self._resources = address, resources
 
     def __call__(self, jobs: Sequence[ShardJob], publish: Publish) -> None:
+        """Make the shards, and call `publish` here for each as it is done."""
         try:
             from dask.base import annotate
             from prefect_dask.task_runners import DaskTaskRunner
         except ImportError:
             raise AttendError("machine.dask: prefect-dask is not installed: uv pip install prefect-dask") from None
-        ahead = max(_AHEAD, 2 * self._threads())
+        ahead = max(_SUBMITTED_AHEAD, 2 * self._threads())
         runner: Any = DaskTaskRunner(address=self._address)
-        made: SimpleQueue[tuple[int, Any]] = SimpleQueue()
-        under_way = 0
+        done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        pending = 0
 
-        def take() -> None:
-            nonlocal under_way
-            number, future = made.get()
-            under_way -= 1
+        def publish_next() -> None:
+            nonlocal pending
+            number, future = done.get()
+            pending -= 1
             publish(self._result(number, future))
 
-        # Not a flow of its own: with every task Prefect sends the flow it is of, and this one would hold all the jobs.
+        # This is not a separate flow: Prefect sends each task the flow it belongs to, which would hold all the jobs.
         with runner:
             for job in jobs:
                 with annotate(**({"resources": self._resources} if self._resources else {})):
                     future = runner.submit(make_shard_task, {"job": job})
-                future.add_done_callback(partial(_put, made, job.number))
-                under_way += 1
-                while under_way >= ahead or not made.empty():
-                    take()
-            while under_way:
-                take()
+                future.add_done_callback(partial(_put, done, job.number))
+                pending += 1
+                while pending >= ahead or not done.empty():
+                    publish_next()
+            while pending:
+                publish_next()
 
     def _result(self, number: int, future: Any) -> ShardResult:
-        """What came of a shard. PassingError where the scheduler was lost, which knew of it."""
+        """Return the result of a finished shard.
+
+        Raises TransientError where the scheduler was lost, AttendError where every worker that tried the shard died.
+        """
         from distributed import KilledWorker
 
         try:
-            made: ShardResult = future.result()
+            result: ShardResult = future.result()
         except CancelledError:
-            raise PassingError(f"machine.dask: {self._address} does not answer any more: start its scheduler") from None
+            raise TransientError(
+                f"machine.dask: {self._address} does not answer any more: start its scheduler"
+            ) from None
         except KilledWorker:
             raise AttendError(
-                f"machine.dask: shard {number}: each worker that made it died: see their logs, and their memory"
+                f"machine.dask: shard {number}: every worker that tried it died: look at the workers' logs and memory"
             ) from None
-        return made
+        return result
 
     def _threads(self) -> int:
-        """Of all workers. AttendError where no scheduler answers, or none of its workers has what a shard needs."""
+        """Return the number of threads of all workers that can make a shard.
+
+        Raises AttendError where no scheduler answers, or where no worker has the resources that a shard needs.
+        """
         try:
-            workers = asyncio.run(asyncio.wait_for(self._workers(), _SECONDS))
+            workers = asyncio.run(asyncio.wait_for(self._workers(), _ANSWER_SECONDS))
         except (OSError, ValueError, TypeError) as error:
-            told = (str(error) or type(error).__name__).splitlines()[0]
-            raise AttendError(f"machine.dask: {self._address} does not answer ({told}): start its scheduler") from None
-        fit = [w for w in workers if all(w["resources"].get(k, 0) >= v for k, v in self._resources.items())]
-        if not fit:
-            asked = ", ".join(f"{name}={value:g}" for name, value in self._resources.items())
-            has = f"no worker with --resources {asked}" if workers else "no worker"
-            raise AttendError(f"machine.dask: {self._address} has {has}: start one")
-        return sum(worker["nthreads"] for worker in fit)
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise AttendError(
+                f"machine.dask: {self._address} does not answer ({reason}): start its scheduler"
+            ) from None
+        able = [w for w in workers if all(w["resources"].get(k, 0) >= v for k, v in self._resources.items())]
+        if not able:
+            resources = ", ".join(f"{name}={value:g}" for name, value in self._resources.items())
+            missing = f"no worker with --resources {resources}" if workers else "no worker"
+            raise AttendError(f"machine.dask: {self._address} has {missing}: start one")
+        return sum(worker["nthreads"] for worker in able)
 
     async def _workers(self) -> list[Any]:
-        """What the scheduler says of its workers; it has all of `_SECONDS`, and what is none may never answer."""
+        """Return what the scheduler knows of each of its workers.
+
+        The caller limits the time: a program at this address that is not a scheduler may never answer.
+        """
         from distributed import rpc
         from distributed.security import Security
 
-        secure = Security().get_connection_args("client")  # of Dask's own configuration
-        ask: Any = rpc
-        async with ask(self._address, connection_args=secure) as scheduler:
-            told = await scheduler.identity(n_workers=-1)
-        return list(told["workers"].values())
+        security = Security().get_connection_args("client")  # from Dask's configuration
+        connect: Any = rpc
+        async with connect(self._address, connection_args=security) as scheduler:
+            identity = await scheduler.identity(n_workers=-1)
+        return list(identity["workers"].values())
 
 
-def _put(made: SimpleQueue[tuple[int, Any]], number: int, future: Any) -> None:
-    made.put((number, future))
+def _put(done: SimpleQueue[tuple[int, Any]], number: int, future: Any) -> None:
+    """Queue the number and the future of a finished shard."""
+    done.put((number, future))

@@ -1,4 +1,4 @@
-"""Score a registered model on a config's held-out pictures, by schedule."""
+"""The Prefect flow that scores a registered model, on a schedule, on a config's held-out pictures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tasks.config.schema import Config
 
 @flow(name="evaluate", flow_run_name="{config.name}")
 def evaluate(config: Config, model: str | None = None) -> dict[str, Any]:
-    """Score a registered model (the champion, where none is named) on the held-out pictures as they are today."""
+    """Score a registered model (by default the config's champion) on the held-out pictures as they are now."""
     with progress.also(get_run_logger().info):
-        told = evaluate_registered(config, model)
-    reports.show_registered_scores(told)
-    return told
+        scores = evaluate_registered(config, model)
+    reports.show_registered_scores(scores)
+    return scores

@@ -1,4 +1,4 @@
-"""`attend run`: the pipeline in this process, by the server that is up for the workspace, or else one of its own."""
+"""`attend run`: run the pipeline in this process, with the workspace's running Prefect server or a temporary one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 from flows.operations import service
 from flows.operations.prefect_server import start_for_this_process
 from flows.operations.prefect_settings import apply
-from flows.pipeline import pipeline_of
+from flows.pipeline import build_pipeline
 from flows.prepare import notice_crashes, prepare
 from tasks.common.errors import AttendError
 from tasks.common.progress import say
@@ -17,26 +17,30 @@ from tasks.pipeline.plan import Status, plan, up_to
 from tasks.pipeline.run import trust_fresh
 from tasks.pipeline.workspace import Workspace
 
-# Prefect's server cannot make its database where there is less, and says nothing about it for two minutes.
-_ROOM = 16 * 2**20
+# Bytes. With less free space Prefect's server cannot make its database, and takes two minutes to say so.
+_MIN_FREE = 16 * 2**20
 
 
-def look(config: Config, until: str) -> list[Status]:
-    """The plan; what a crashed run may have touched is read, and is trusted again where it is sound."""
+def plan_after_crashes(config: Config, until: str) -> list[Status]:
+    """Return the plan. Files that a crashed run may have damaged are read, and trusted again where they are sound."""
     notice_crashes(Workspace(config.workspace))
-    pipeline = up_to(pipeline_of(config), until)
+    pipeline = up_to(build_pipeline(config), until)
     statuses = plan(pipeline, read="suspects")
     trust_fresh(statuses, pipeline.workspace)
     return statuses
 
 
 def run(config: Config, until: str, quiet: bool = False) -> None:
-    """Bring every stage up to `until` up to date, unless a run of the same name has just done so."""
+    """Bring all stages up to and including `until` up to date.
+
+    Does nothing where all are fresh, for instance because a run of the same name has just finished. quiet: print
+    nothing about the start of Prefect's server. Raises AttendError where a stage does, or where the disk is full.
+    """
     prepare(config)
     workspace = Workspace(config.workspace)
-    # Before Prefect starts: it takes long, and eight of them at once much longer.
+    # Locked before Prefect starts, which is slow, and much slower where eight runs start it at once.
     with workspace.lock(f"run-of-{config.name}", f"run of {config.name}"):
-        if all(status.fresh for status in look(config, until)):
+        if all(status.fresh for status in plan_after_crashes(config, until)):
             return
         _start_prefect(config, quiet)
         from flows.operations.run_flow import run_pipeline
@@ -45,40 +49,40 @@ def run(config: Config, until: str, quiet: bool = False) -> None:
             run_pipeline(config, until)
         except AttendError:
             raise
-        except Exception:  # a server without room for its database tells of an internal error
-            if _free(config) > 2**20:
+        except Exception:  # without room for its database, the server answers with an internal error
+            if _free_bytes(config) > 2**20:
                 raise
             raise AttendError(
                 f"{config.workspace}: the disk is full: make room and run again; what is done is kept"
             ) from None
 
 
-def _free(config: Config) -> int:
-    """Bytes that the workspace's disk has left."""
+def _free_bytes(config: Config) -> int:
+    """Return the free bytes of the workspace's disk."""
     return shutil.disk_usage(config.workspace).free
 
 
 def _start_prefect(config: Config, quiet: bool) -> None:
-    """Set Prefect up: by the server named, the one that is up, or else one of this process."""
-    running = service.running(config.workspace)
+    """Point Prefect at the server in PREFECT_API_URL, else at the one that is up, else at a new one of this process."""
+    running = service.running_service(config.workspace)
     if running is not None:
         os.environ.setdefault("PREFECT_API_URL", running.api)
     apply(config.workspace)
     if "PREFECT_API_URL" in os.environ:
         return
-    free = _free(config)
-    if free < _ROOM:
+    free = _free_bytes(config)
+    if free < _MIN_FREE:
         raise AttendError(
-            f"{config.workspace}: the disk is full: {free / 2**20:.0f} MiB are free, a run needs {_ROOM >> 20} to "
-            "begin: make room and run again; what is done is kept"
+            f"{config.workspace}: the disk is full: {free / 2**20:.0f} MiB are free, a run needs "
+            f"{_MIN_FREE >> 20} MiB to begin: make room and run again; what is done is kept"
         )
     if not quiet:
         say("starting Prefect's local server")
-    # Two servers that make the same database at once break each other's migrations.
+    # Locked because two servers that create the same database at once break each other's migrations.
     with Workspace(config.workspace).lock("prefect", "Prefect's local server"):
         server = start_for_this_process(service.logs_of(config.workspace))
         os.environ["PREFECT_API_URL"] = server.api
-        import flows.operations.run_flow  # noqa: F401 -- seconds, in which the server starts
+        import flows.operations.run_flow  # noqa: F401 -- takes seconds, in which the server starts
 
         try:
             server.wait()

@@ -1,4 +1,4 @@
-"""A Prefect server on this machine: started, waited for as long as its process lives, and stopped."""
+"""Start a Prefect server on this machine, wait until it answers, and stop it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pathlib import Path
 from tasks.common.errors import AttendError
 from tasks.common.progress import Stopwatch, lasting, say
 
-LINE_SECONDS = 15.0  # between two lines that say what is waited for
+LINE_SECONDS = 15.0  # between two progress lines while waiting for a server
 _STOP_SECONDS = 5.0
-_LAST_LINES = 5  # of the log of a server that died
+_LAST_LINES = 5  # how many lines of the log to show where a server dies
 
 
 @dataclass(frozen=True)
 class LocalServer:
-    """A server that was started. address: of the server, without `/api`. log: the file of its output."""
+    """A server that this process started. address: its URL, without `/api`. log: the file of its output."""
 
     address: str
     process: subprocess.Popen[bytes]
@@ -33,40 +33,42 @@ class LocalServer:
 
     @property
     def api(self) -> str:
+        """Return the URL of the server's API."""
         return f"{self.address}/api"
 
     def wait(self) -> None:
-        """Wait until it answers; AttendError, with the last lines of its log, where it dies before."""
+        """Wait until the server answers. Raises AttendError, with the last lines of its log, where it dies before."""
         wait_until_healthy(f"{self.api}/health", self.process, self.log, "Prefect's local server")
 
 
 def start_for_this_process(logs: Path) -> LocalServer:
-    """Start a server without pages, for as long as this process lives, however that ends.
+    """Start a server without web pages that stops with this process, however this process ends.
 
-    logs: the folder of its log. It takes seconds to answer: `wait` before it is used.
+    logs: the folder for its log. The server takes seconds to answer: call `wait` before using it.
     """
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"run-server-{os.getpid()}.log"
-    # -P and the path: a folder of somebody's that has a package `flows` of its own must not stand for ours.
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # The port is taken here and handed over, so that nobody else can have it meanwhile.
+    # -P and PYTHONPATH, so that a package `flows` in the current folder is not imported in place of this one.
+    python_path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # The port is bound here and handed over, so that no other program can take it in between.
     with socket.socket() as listener, log.open("wb") as output:
         listener.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", "flows.operations.prefect_server", str(listener.fileno())],
-            stdin=subprocess.PIPE,  # its end tells the server that this process has ended
+            stdin=subprocess.PIPE,  # closes when this process ends, which stops the server
             stdout=output,
             stderr=output,
             pass_fds=[listener.fileno()],
-            start_new_session=True,  # Ctrl-C is for this process, which then tells the server how its run ended
-            env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PYTHONPATH": path},
+            start_new_session=True,  # Ctrl-C reaches this process only, which then reports the run's end to the server
+            env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PYTHONPATH": python_path},
         )
-    atexit.register(_stop, server, log)  # not sooner: Prefect sends the last of its logs when the process ends
+    atexit.register(_stop, server, log)  # not before exit: Prefect sends its last logs then
     return LocalServer(address, server, log)
 
 
 def _stop(server: subprocess.Popen[bytes], log: Path) -> None:
+    """End the server, and remove its log unless it had died before."""
     died = server.poll() is not None
     server.terminate()
     try:
@@ -74,20 +76,23 @@ def _stop(server: subprocess.Popen[bytes], log: Path) -> None:
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
-    if not died:  # else it says why
+    if not died:  # the log of a server that died says why
         log.unlink(missing_ok=True)
 
 
 def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path, name: str) -> None:
-    """Wait until `url` answers, as long as the server's process lives; a line now and then says so.
+    """Wait until `url` answers, and print a progress line every LINE_SECONDS.
 
-    Raises AttendError with the last lines of its log where it has died.
+    name: the server's, for messages. Raises AttendError, with the last lines of the log, where the server's process
+    ends before.
     """
     watch, reported = Stopwatch(), 0.0
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy stands before this machine
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({})
+    )  # without proxies: the server is on this machine
     while server.poll() is None:
         try:
-            direct.open(url, timeout=5).close()
+            opener.open(url, timeout=5).close()
             return
         except (OSError, http.client.HTTPException) as error:
             last_error = error
@@ -96,12 +101,12 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path, nam
             say(f"waiting for {name} to answer: {lasting(reported)} so far ({last_error}); its log is {log}")
         time.sleep(0.1)
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    last = " | ".join(line.strip() for line in lines[-_LAST_LINES:]) or "it wrote nothing"
-    raise AttendError(f"{log}: {name} ended with {server.returncode} before it answered: {last}")
+    last_lines = " | ".join(line.strip() for line in lines[-_LAST_LINES:]) or "it wrote nothing"
+    raise AttendError(f"{log}: {name} ended with exit code {server.returncode} before it answered: {last_lines}")
 
 
 def _serve(listener: socket.socket) -> None:
-    """Be the server, until SIGTERM or the end of the process that started it."""
+    """Run the server until SIGTERM, or until the process that started it ends."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import uvicorn
     from prefect.server.api.server import create_app
@@ -110,12 +115,12 @@ def _serve(listener: socket.socket) -> None:
 
 
 def _end_with_parent() -> None:
-    """Stop the server once its standard input has ended: whoever started it is gone."""
-    while os.read(0, 4096):  # not sys.stdin, whose lock a thread must not hold where Python ends
+    """Stop the server when its standard input ends, as it does when the process that started it ends."""
+    while os.read(0, 4096):  # not sys.stdin: a thread must not hold its lock when Python exits
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_STOP_SECONDS)
-    os._exit(1)  # it does not end by itself
+    os._exit(1)  # SIGTERM was not enough
 
 
 if __name__ == "__main__":

@@ -1,29 +1,29 @@
-"""Prefect's settings, set before it is imported. What the environment sets already is left alone."""
+"""Prefect's settings, to be set before it is imported. Variables that the environment already sets are left alone."""
 
 import os
 from pathlib import Path
 
 _SETTINGS = {
-    # Nothing about a person's work is told to anyone, unless they ask for it.
+    # Send no usage data to anyone, unless the user asks for it.
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
-    # Unbatched, the server loses most task runs of a fast flow.
+    # Without batches, the server loses most task runs of a fast flow.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-    # In memory, leases die with the server, and it then crashes healthy runs.
+    # Leases in memory are lost when the server ends; the next server then marks healthy runs as crashed.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     "PREFECT_CLI_PROMPT": "false",
 }
-# The stages tell their own story on the terminal; Prefect's log goes to its API alone.
+# The stages print their progress on the terminal themselves; Prefect's log goes to its API only.
 _QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
 
 
 def environment(workspace: Path) -> dict[str, str]:
-    """This process's environment with the settings of a server and its worker; their files are in the workspace."""
+    """Return this process's environment with the settings for a server and its worker, with files in the workspace."""
     return {"PREFECT_HOME": str(workspace / "prefect"), **_SETTINGS, **os.environ}
 
 
 def apply(workspace: Path) -> None:
-    """Settings for flows that run in this process."""
+    """Set the environment variables for flows that run in this process."""
     os.environ.update({**_QUIET, **environment(workspace)})

@@ -1,4 +1,4 @@
-"""What a flow run shows of itself in Prefect's UI: plan, progress, scores with sample captions, its place in MLflow."""
+"""Reports of a flow run in Prefect's UI: the plan, progress, scores with sample captions, and a link to MLflow."""
 
 from __future__ import annotations
 
@@ -18,73 +18,85 @@ from prefect.artifacts import (
 )
 
 from tasks.config.schema import Config
-from tasks.data.manifest import pictures_of
+from tasks.data.manifest import read_pictures
 from tasks.evaluation.predictions import PREDICTIONS, SCORES, score_lines
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Status
 from tasks.registry.registration import REGISTRATION
-from tasks.registry.tracking import run_page
+from tasks.registry.tracking import run_page_url
 
 _SAMPLES = 8
-_SECONDS = 5.0  # between two updates of a progress artifact: each is a call to the server
+_UPDATE_SECONDS = 5.0  # between two updates of a progress bar: each is a call to the server
 
 
 def show_plan(statuses: list[Status], computes: str | None) -> None:
-    """Show what is stale and why; computes: what the stages that train compute on, where some will run."""
+    """Show what is stale and why. computes: the line that says what training computes on; None where none will run."""
     rows = [{"stage": item.stage.name, "state": item.state, "why": "; ".join(item.why)} for item in statuses]
     about = "what is stale, and why; stages that are fresh do not run"
     create_table_artifact(rows, key="plan", description=f"{about}; {computes}" if computes else about)
 
 
 def show_progress(what: str) -> Callable[[int, int], None]:
-    """A bar in the UI; what it returns is called with (done, total)."""
-    shown: list[Any] = []
-    last = [0.0]
+    """Return a function that shows a progress bar in the UI, to be called with (done, total).
 
-    def progressed(done: int, total: int) -> None:
-        if done < total and time.monotonic() - last[0] < _SECONDS:
+    what: the plural noun of what is counted, for the bar's description and key.
+    """
+    artifact_id: Any = None
+    last_update = 0.0
+
+    def update(done: int, total: int) -> None:
+        nonlocal artifact_id, last_update
+        if done < total and time.monotonic() - last_update < _UPDATE_SECONDS:
             return
-        last[0] = time.monotonic()
-        told = f"{what}: {done:,} of {total:,}"
-        if shown:
-            update_progress_artifact(shown[0], 100.0 * done / total, told)
+        last_update = time.monotonic()
+        description = f"{what}: {done:,} of {total:,}"
+        if artifact_id is None:
+            artifact_id = create_progress_artifact(100.0 * done / total, key=what, description=description)
         else:
-            shown.append(create_progress_artifact(100.0 * done / total, key=what, description=told))
+            update_progress_artifact(artifact_id, 100.0 * done / total, description)
 
-    return progressed
+    return update
 
 
-def show_scores(config: Config, made: dict[str, Artifact]) -> None:
-    """The scores with their signature, and some captions beside what people wrote."""
-    told = json.loads((made["evaluate"].path / SCORES).read_text(encoding="utf-8"))
-    lines = [*score_lines(told), ""]
+def show_scores(config: Config, artifacts: dict[str, Artifact]) -> None:
+    """Show the scores with their signature, and some captions beside what people wrote.
+
+    artifacts: those of the run, by kind of stage.
+    """
+    scores = json.loads((artifacts["evaluate"].path / SCORES).read_text(encoding="utf-8"))
+    lines = [*score_lines(scores), ""]
     lines += ["| picture | says | a person wrote |", "| --- | --- | --- |"]
-    pictures = {picture.digest: picture for picture in pictures_of(made["ingest"].path, config.evaluation.split)}
-    for row in pq.read_table(made["evaluate"].path / PREDICTIONS).slice(0, _SAMPLES).to_pylist():
+    pictures = {picture.digest: picture for picture in read_pictures(artifacts["ingest"].path, config.evaluation.split)}
+    for row in pq.read_table(artifacts["evaluate"].path / PREDICTIONS).slice(0, _SAMPLES).to_pylist():
         picture = pictures[row["digest"]]
         lines.append(f"| {_cell(picture.name)} | {_cell(row['caption'])} | {_cell(picture.captions[0])} |")
     create_markdown_artifact("\n".join(lines), key="scores", description=f"free-running, {config.evaluation.split}")
 
 
-def show_registered_scores(told: dict[str, Any]) -> None:
-    """What rescoring.evaluate_registered found."""
-    description = f"{told['model']}, free-running, from photographs"
-    create_markdown_artifact("\n".join(score_lines(told)), key="registered-scores", description=description)
+def show_registered_scores(scores: dict[str, Any]) -> None:
+    """Show the scores that `evaluate_registered` returned."""
+    description = f"{scores['model']}, free-running, from photographs"
+    create_markdown_artifact("\n".join(score_lines(scores)), key="registered-scores", description=description)
 
 
-def show_registration(registered: Artifact) -> None:
-    """Which version it became, why, and its run in MLflow."""
-    told = json.loads((registered.path / REGISTRATION).read_text(encoding="utf-8"))
-    page = run_page(told["store"], told["run_id"])
+def show_registration(artifact: Artifact) -> None:
+    """Show the version that was registered, why it has its alias, and where its run in MLflow is.
+
+    artifact: that of the register stage.
+    """
+    registration = json.loads((artifact.path / REGISTRATION).read_text(encoding="utf-8"))
+    page = run_page_url(registration["store"], registration["run_id"])
     if page is not None:
-        create_link_artifact(page, key="mlflow-run", link_text=told["uri"], description=told["why"])
-    elif told["store"].startswith("sqlite:"):
-        place = Path(told["store"].removeprefix("sqlite:///")).parent
+        create_link_artifact(page, key="mlflow-run", link_text=registration["uri"], description=registration["why"])
+    elif registration["store"].startswith("sqlite:"):
+        workspace = Path(registration["store"].removeprefix("sqlite:///")).parent
         create_markdown_artifact(
-            f"{told['uri']}: {told['why']}\n\nIts run is in the store of {place}: `attend ui --workspace {place}`",
+            f"{registration['uri']}: {registration['why']}\n\nIts run is in the store of {workspace}: "
+            f"`attend ui --workspace {workspace}`",
             key="mlflow-run",
         )
 
 
 def _cell(text: str) -> str:
+    """Return a text as a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ")

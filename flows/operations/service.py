@@ -1,7 +1,8 @@
-"""`attend up`: what schedules need, on one machine: Prefect's server, pool, deployments and worker, and MLflow's pages.
+"""`attend up`: start what scheduled runs need on one machine, and `attend down`: stop it.
 
-One process looks after the others: it starts again what dies, and stops all of them when it is told to. It holds a
-lock, and so long as it does `service.json` tells where everything is.
+That is Prefect's server, work pool, deployments and worker, and MLflow's UI. One process, the supervisor, starts the
+others, restarts one that dies, and stops all of them on a signal. It holds a lock, and while it does, `service.json`
+holds their addresses and process groups.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ POOL = "attend"
 ZOMBIES = Path(__file__).with_name("zombies.yaml")
 _PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
 _STOP_SECONDS = 60.0
-_LOOK_SECONDS = 3.0
+_CHECK_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class Service:
-    """Where everything is. process: of the one that looks after the others. groups: their process groups."""
+    """The addresses and processes of what `attend up` started.
+
+    process: the supervisor's process id. prefect, mlflow: URLs; mlflow is None where MLflow has a server elsewhere.
+    groups: the process groups of the other processes.
+    """
 
     process: int
     prefect: str
@@ -45,35 +50,43 @@ class Service:
 
     @property
     def api(self) -> str:
+        """Return the URL of Prefect's API."""
         return f"{self.prefect}/api"
 
 
-def running(workspace: Path) -> Service | None:
-    """What `attend up` started for this workspace and is there still; None where nothing is."""
+def running_service(workspace: Path) -> Service | None:
+    """Return the service that `attend up` started for this workspace; None where none is running."""
     with contextlib.suppress(FileNotFoundError):
-        if _held(workspace):
-            return Service(**json.loads(_told(workspace).read_text(encoding="utf-8")))
+        if _is_locked(workspace):
+            return Service(**json.loads(_service_file(workspace).read_text(encoding="utf-8")))
     return None
 
 
 def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
-    """Start everything in the background and wait until it answers. AttendError, with nothing left, where it cannot."""
-    if _held(workspace):
-        found = running(workspace)
-        where = found.prefect if found is not None else "it is starting or stopping"
-        raise AttendError(f"{workspace}: is up already: {where} (stop it with `attend down`)")
+    """Start the service in the background and wait until it answers.
+
+    project: the folder that holds prefect.yaml. Raises AttendError, with everything stopped again, where it cannot
+    start.
+    """
+    if _is_locked(workspace):
+        service = running_service(workspace)
+        state = service.prefect if service is not None else "it is starting or stopping"
+        raise AttendError(f"{workspace}: already up ({state}): stop it with `attend down`")
     if not (project / "prefect.yaml").is_file():
-        raise AttendError(f"{project}: no prefect.yaml there: run `attend up` where it is, or give --project FOLDER")
+        raise AttendError(
+            f"{project}: has no prefect.yaml: run `attend up` in the folder that has one, or give --project FOLDER"
+        )
     for name, number in (("--port", port), ("--mlflow-port", mlflow_port)):
-        if _answers(number):
-            raise AttendError(f"{name}: {number} is taken by another program: give another{_left_behind(workspace)}")
+        if _is_listening(number):
+            remedy = f"give another port{_stop_orphans(workspace)}"
+            raise AttendError(f"{name}: {number} is taken by another program: {remedy}")
     Workspace(workspace).prepare()
-    _told(workspace).unlink(missing_ok=True)
+    _service_file(workspace).unlink(missing_ok=True)
     logs = logs_of(workspace)
     logs.mkdir(parents=True, exist_ok=True)
     arguments = [str(project), str(workspace), str(port), str(mlflow_port)]
     with (logs / "service.log").open("w") as log:
-        keeper = subprocess.Popen(
+        supervisor = subprocess.Popen(
             [sys.executable, "-m", "flows.operations.service", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -84,47 +97,50 @@ def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
     say(f"starting Prefect's server, worker and deployments; logs are in {logs}")
     watch, reported = Stopwatch(), 0.0
     try:
-        while keeper.poll() is None:
-            found = running(workspace)
-            if found is not None:
-                return found
+        while supervisor.poll() is None:
+            service = running_service(workspace)
+            if service is not None:
+                return service
             if watch.seconds() - reported > LINE_SECONDS:
                 reported = watch.seconds()
                 say(f"still starting: {lasting(reported)} so far")
             time.sleep(0.5)
-    except BaseException:  # it stops what it has started
-        keeper.terminate()
-        keeper.wait()
+    except BaseException:  # terminated, the supervisor stops what it has started
+        supervisor.terminate()
+        supervisor.wait()
         raise
     lines = [line for line in (logs / "service.log").read_text().splitlines() if line.strip()]
-    raise AttendError(f"{logs / 'service.log'}: could not start: {lines[-1] if lines else 'no reason told'}")
+    raise AttendError(f"{logs / 'service.log'}: could not start: {lines[-1] if lines else 'the log is empty'}")
 
 
 def down(workspace: Path) -> None:
-    """Stop what `attend up` started; a run that is going on is stopped too, and goes on when it is next run."""
-    found = running(workspace)
-    if found is None:
-        raise AttendError(f"{workspace}: nothing is up")
-    os.kill(found.process, signal.SIGTERM)
-    end = time.monotonic() + _STOP_SECONDS + 10
-    while _held(workspace):
-        if time.monotonic() > end:
-            raise AttendError(f"{workspace}: process {found.process} does not end: stop it by hand")
+    """Stop what `attend up` started. A flow run in progress is stopped too, and continues when it is next run.
+
+    Raises AttendError where nothing is running, or where the supervisor does not end.
+    """
+    service = running_service(workspace)
+    if service is None:
+        raise AttendError(f"{workspace}: nothing to stop: no service of `attend up` is running here")
+    os.kill(service.process, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_SECONDS + 10
+    while _is_locked(workspace):
+        if time.monotonic() > deadline:
+            raise AttendError(f"{workspace}: process {service.process} does not end: stop it by hand")
         time.sleep(0.2)
 
 
-class _StopAsked(BaseException):
-    """SIGTERM or SIGINT."""
+class _StopRequested(BaseException):
+    """The arrival of SIGTERM or SIGINT."""
 
 
-def keep(project: Path, workspace: Path, port: int, mlflow_port: int) -> None:
-    """Start everything, start again what dies, and stop it all on SIGTERM. Runs until then."""
+def supervise(project: Path, workspace: Path, port: int, mlflow_port: int) -> None:
+    """Start everything, restart what dies, and stop everything on SIGTERM or SIGINT. Runs until then."""
 
     def stop(*_: object) -> None:
-        raise _StopAsked
+        raise _StopRequested
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, stop)
     url = f"http://127.0.0.1:{port}"
     env = environment(workspace) | {"PREFECT_API_URL": f"{url}/api", "ATTEND_WORKSPACE": str(workspace)}
     env["PREFECT_UI_URL"] = url
@@ -145,34 +161,34 @@ def keep(project: Path, workspace: Path, port: int, mlflow_port: int) -> None:
         try:
             start("server")
             wait_until_healthy(f"{url}/api/health", children["server"], logs_of(workspace) / "server.log", "Prefect")
-            _set_up(project, env)
+            _deploy(project, env)
             start("worker")
             if mlflow is not None:
                 programs["mlflow"] = ui_command(workspace, mlflow_port), ui_environment()
                 start("mlflow")
                 wait_until_healthy(f"{mlflow}/health", children["mlflow"], logs_of(workspace) / "mlflow.log", "MLflow")
             while True:
-                told = asdict(Service(os.getpid(), url, mlflow, [child.pid for child in children.values()]))
-                write_atomically(_told(workspace), json.dumps(told, indent=1))
+                service = Service(os.getpid(), url, mlflow, [child.pid for child in children.values()])
+                write_atomically(_service_file(workspace), json.dumps(asdict(service), indent=1))
                 while all(child.poll() is None for child in children.values()):
-                    time.sleep(_LOOK_SECONDS)
+                    time.sleep(_CHECK_SECONDS)
                 for name, child in list(children.items()):
                     if child.poll() is not None:
-                        print(f"{name} ended with {child.returncode}: started again", flush=True)
-                        _end(child.pid)
+                        print(f"{name} ended with exit code {child.returncode}: restarting it", flush=True)
+                        _kill_group(child.pid)
                         start(name)
-        except _StopAsked:
+        except _StopRequested:
             pass
         finally:
-            _told(workspace).unlink(missing_ok=True)
+            _service_file(workspace).unlink(missing_ok=True)
             _stop(children)
-            end = time.monotonic() + _STOP_SECONDS
-            while _answers(port) and time.monotonic() < end:  # Prefect's command ends before its server does
+            deadline = time.monotonic() + _STOP_SECONDS
+            while _is_listening(port) and time.monotonic() < deadline:  # Prefect's command ends before its server does
                 time.sleep(0.1)
 
 
-def _set_up(project: Path, env: dict[str, str]) -> None:
-    """Pool, deployments and automation; what is there already stays."""
+def _deploy(project: Path, env: dict[str, str]) -> None:
+    """Create Prefect's work pool, deployments and automation. Those that exist already stay."""
     _call([*_PREFECT, "work-pool", "create", POOL, "--type", "process", "--overwrite"], project, env)
     _call([*_PREFECT, "deploy", "--all"], project, env)
     listed = _call([*_PREFECT, "automation", "ls"], project, env)
@@ -181,16 +197,18 @@ def _set_up(project: Path, env: dict[str, str]) -> None:
 
 
 def _call(command: list[str], project: Path, env: dict[str, str]) -> str:
-    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
-    print(done.stdout + done.stderr, flush=True)
-    if done.returncode != 0:
+    """Run a command of Prefect's and return its output. Exits where the command fails."""
+    finished = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+    print(finished.stdout + finished.stderr, flush=True)
+    if finished.returncode != 0:
         raise SystemExit(f"`prefect {' '.join(command[4:])}` failed: see above")
-    return done.stdout
+    return finished.stdout
 
 
 def _start(
     name: str, command: list[str], env: dict[str, str], workspace: Path, project: Path
 ) -> subprocess.Popen[bytes]:
+    """Start a program as the leader of a new process group, with its output appended to `NAME.log`."""
     with (logs_of(workspace) / f"{name}.log").open("ab") as log:
         return subprocess.Popen(
             command, cwd=project, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -198,43 +216,46 @@ def _start(
 
 
 def _stop(children: dict[str, subprocess.Popen[bytes]]) -> None:
-    """The worker first, so that what it runs is told to the server."""
-    end = time.monotonic() + _STOP_SECONDS
+    """Stop the worker first, so that it can report the end of its flow run to the server, then the others."""
+    deadline = time.monotonic() + _STOP_SECONDS
     for name in ("worker", "mlflow", "server"):
         child = children.get(name)
         if child is None or child.poll() is not None:
             continue
         child.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(max(end - time.monotonic(), 1))
-        _end(child.pid)
+            child.wait(max(deadline - time.monotonic(), 1))
+        _kill_group(child.pid)
 
 
-def _end(group: int) -> None:
-    """Kill what is left of a process group: a server's own children outlive it."""
+def _kill_group(group: int) -> None:
+    """Kill what is left of a process group, because a server's child processes outlive it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 
 
-def _left_behind(workspace: Path) -> str:
-    """Where the process that looked after the others was killed: how to stop these."""
+def _stop_orphans(workspace: Path) -> str:
+    """Return how to stop the processes of a supervisor that was killed, for a message; empty where there are none."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        groups = Service(**json.loads(_told(workspace).read_text(encoding="utf-8"))).groups
+        groups = Service(**json.loads(_service_file(workspace).read_text(encoding="utf-8"))).groups
         return f", or stop what a killed `attend up` left: kill -- {' '.join(f'-{group}' for group in groups)}"
     return ""
 
 
-def _answers(port: int) -> bool:
+def _is_listening(port: int) -> bool:
+    """Return whether a program on this machine listens on the port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _lock(workspace: Path) -> filelock.FileLock:
+    """Return the lock that the supervisor holds while it runs."""
     return filelock.FileLock(workspace / "locks" / "service.lock")
 
 
-def _held(workspace: Path) -> bool:
+def _is_locked(workspace: Path) -> bool:
+    """Return whether a supervisor holds the workspace's lock."""
     lock = _lock(workspace)
     if not Path(lock.lock_file).exists():
         return False
@@ -245,16 +266,18 @@ def _held(workspace: Path) -> bool:
         return True
 
 
-def _told(workspace: Path) -> Path:
+def _service_file(workspace: Path) -> Path:
+    """Return the file of the running Service, as JSON."""
     return workspace / "prefect" / "service.json"
 
 
 def logs_of(workspace: Path) -> Path:
+    """Return the folder for the logs of all servers of a workspace."""
     return workspace / "prefect" / "logs"
 
 
 if __name__ == "__main__":
     try:
-        keep(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+        supervise(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     except AttendError as error:
         sys.exit(str(error))

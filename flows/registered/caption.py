@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flows.registered.pictures import Column, Named, Pictures, open_pictures
+from flows.registered.pictures import EncodedPicture, ParquetPictures, Pictures, open_pictures
 from tasks.common.errors import AttendError
 from tasks.common.files import write_whole
 from tasks.common.progress import Bar
@@ -22,7 +22,7 @@ from tasks.datasets.base import numbered_lines
 from tasks.pipeline.ledger import digest_of
 from tasks.pipeline.workspace import Workspace
 
-_PART_SECONDS, _PART_ROWS = 30.0, 4096
+_PART_SECONDS, _PART_ROWS = 30.0, 4096  # a part is written after this time, or at this number of rows
 _SCHEMA = pa.schema(
     [
         ("file_name", pa.string()),
@@ -34,12 +34,12 @@ _SCHEMA = pa.schema(
     ]
 )
 Row = dict[str, Any]
-# Of a picture that is not there or not to be read; it is tried again the next time.
-_UNREAD: Row = {"text": None, "log_probability": None, "error": "cannot be read", "digest": None}
+# The row of a picture that is missing or unreadable. Its digest is None, so that the next run tries it again.
+_UNREADABLE: Row = {"text": None, "log_probability": None, "error": "cannot be read", "digest": None}
 
 
-class Kept(NamedTuple):
-    """How many pictures were captioned, how many were known, and how many of all have no caption."""
+class CaptionCounts(NamedTuple):
+    """Counts of pictures: captioned in this run, known from an earlier run, and, of both, without a caption."""
 
     new: int
     known: int
@@ -49,46 +49,54 @@ class Kept(NamedTuple):
         return f"{self.new:,} captioned, {self.known:,} were known, {self.without:,} without a caption"
 
 
-def caption_files(
-    given: list[str], model: str | None, beam: int | None, attention: Path | None, workspace: Path, as_json: bool
+def print_captions(
+    sources: list[str], model: str | None, beam: int | None, attention: Path | None, workspace: Path, as_json: bool
 ) -> int:
-    """Print a caption for each picture; returns how many could not be captioned.
+    """Print a caption for each picture, and return the number of pictures that could not be captioned.
 
-    given: files, folders or patterns. model: an MLflow address; None for the champion registered last.
+    sources: files, folders or patterns. model: an MLflow address; None for the champion registered last. attention: a
+    PNG file for a drawing of the alphas of each word, if there is one picture only. Raise AttendError for arguments
+    that cannot be used.
     """
     from tasks.registry.logged_model import load_captioner
     from tasks.registry.versions import resolve
 
-    pictures = open_pictures(given, workspace)
-    if isinstance(pictures, Column):
-        raise AttendError(f"{given[0]}: the captions of a Parquet file are kept in another: add --out captions.parquet")
+    pictures = open_pictures(sources, workspace)
+    if isinstance(pictures, ParquetPictures):
+        raise AttendError(f"{sources[0]}: captions of a Parquet file are not printed: add --out captions.parquet")
     if attention is not None and len(pictures) != 1:
-        raise AttendError(f"--attention: draws one picture, {len(pictures)} are given")
+        raise AttendError(f"--attention: needs exactly one picture, {len(pictures)} are given")
     if attention is not None and attention.suffix != ".png":
         raise AttendError(f"--attention: {attention}: is written as PNG: give a name ending in .png")
     if attention is not None and not attention.parent.is_dir():
         raise AttendError(f"--attention: {attention.parent}: no such folder")
     captioner = load_captioner(resolve(model, workspace))
     names = list(pictures.named())
-    wanted = {digest for _, digest in names if digest is not None}
-    rows: dict[str | None, Row] = {}
-    with Bar(len(wanted), "captions", "pictures") as bar:
-        for part in pictures.batches(wanted):
-            for named, row, item in _captioned(captioner, part, beam, attention is not None):
-                rows[named.digest] = row
-                if attention is not None and item.error is None:
-                    _draw(named, item, captioner, attention)
-            bar.advance(len(part))
-    shown = [{"picture": name, **_without(rows.get(digest, _UNREAD), "digest")} for name, digest in names]
-    _print(shown, as_json)
-    return sum(row["error"] is not None for row in shown)
+    digests = {digest for _, digest in names if digest is not None}
+    row_by_digest: dict[str | None, Row] = {}
+    with Bar(len(digests), "captions", "pictures") as bar:
+        for batch in pictures.batches(digests):
+            for picture, row, result in _caption_batch(captioner, batch, beam, attention is not None):
+                row_by_digest[picture.digest] = row
+                if attention is not None and result.error is None:
+                    _draw_attention(picture, result, captioner, attention)
+            bar.advance(len(batch))
+    rows = [
+        {"picture": name, **_drop_columns(row_by_digest.get(digest, _UNREADABLE), "digest")} for name, digest in names
+    ]
+    _print(rows, as_json)
+    return sum(row["error"] is not None for row in rows)
 
 
-def caption_into(out: Path, given: list[str], model: str | None, beam: int | None, workspace: Path) -> Kept:
-    """Make a file of the captions of these pictures, .jsonl or .parquet: a row of _SCHEMA each.
+def write_captions_file(
+    out: Path, sources: list[str], model: str | None, beam: int | None, workspace: Path
+) -> CaptionCounts:
+    """Write the captions of these pictures to a .jsonl or .parquet file, a row of _SCHEMA for each picture.
 
-    What is captioned there already, by the same version with the same beam, is not captioned again. While it works,
-    parts are kept beside the file, so that a run that was killed goes on; at the end they are merged into it.
+    sources: files, folders or patterns, or one Parquet file. model: an MLflow address; None for the champion registered
+    last. Pictures that the same version captioned with the same beam in an earlier run are not captioned again. New
+    captions are first written to parts beside the file, so that the next run continues a killed one, and are merged
+    into the file at the end. Raise AttendError for arguments that cannot be used.
     """
     from tasks.registry.logged_model import load_captioner
     from tasks.registry.versions import resolve
@@ -98,95 +106,107 @@ def caption_into(out: Path, given: list[str], model: str | None, beam: int | Non
     if not out.parent.is_dir():
         raise AttendError(f"--out: {out.parent}: no such folder")
     address = resolve(model, workspace)
-    by = f"{address}, beam {beam}" if beam else address
+    model_label = f"{address}, beam {beam}" if beam else address
     with Workspace(workspace).lock(f"captions-{digest_of(str(out.resolve()))[:20]}", f"captions of {out}"):
-        parts = _Parts(out, by)
-        pictures = open_pictures(given, workspace)
+        parts = _PartFiles(out, model_label)
+        pictures = open_pictures(sources, workspace)
         names = list(pictures.named())
-        known = parts.known()
-        wanted = {digest for _, digest in names if digest is not None}
-        new = wanted - known.keys()
+        row_by_digest = parts.known_rows()
+        digests = {digest for _, digest in names if digest is not None}
+        new = digests - row_by_digest.keys()
+        known = digests - new
         if new:
-            _caption_new(pictures, new, len(wanted - new), load_captioner(address), beam, parts, known)
-        rows = [{"file_name": name, **known.get(digest, _UNREAD), "model": by} for name, digest in names]
-        _write(out, rows)
+            _caption_new(pictures, new, len(known), load_captioner(address), beam, parts, row_by_digest)
+        rows = [
+            {"file_name": name, **row_by_digest.get(digest, _UNREADABLE), "model": model_label}
+            for name, digest in names
+        ]
+        _write_rows(out, rows)
         parts.remove()
-    again = sum(digest in wanted - new for _, digest in names)
-    return Kept(len(names) - again, again, sum(row["error"] is not None for row in rows))
+    known_count = sum(digest in known for _, digest in names)
+    return CaptionCounts(len(names) - known_count, known_count, sum(row["error"] is not None for row in rows))
 
 
 def _caption_new(
     pictures: Pictures,
     new: set[str],
-    done: int,
+    known_count: int,
     captioner: Any,
     beam: int | None,
-    parts: _Parts,
-    known: dict[str | None, Row],
+    parts: _PartFiles,
+    row_by_digest: dict[str | None, Row],
 ) -> None:
+    """Caption the pictures with the digests `new`; write their rows to part files and add them to `row_by_digest`."""
     rows: list[Row] = []
-    begun = time.monotonic()
-    with Bar(done + len(new), "captions", "pictures", done) as bar:
+    part_start = time.monotonic()
+    with Bar(known_count + len(new), "captions", "pictures", known_count) as bar:
         try:
             for batch in pictures.batches(new):
-                rows += [row for _, row, _ in _captioned(captioner, batch, beam)]
+                rows += [row for _, row, _ in _caption_batch(captioner, batch, beam)]
                 bar.advance(len(batch))
-                if len(rows) >= _PART_ROWS or time.monotonic() - begun > _PART_SECONDS:
-                    parts.keep(rows)
-                    known |= {row["digest"]: row for row in rows}
-                    rows, begun = [], time.monotonic()
+                if len(rows) >= _PART_ROWS or time.monotonic() - part_start > _PART_SECONDS:
+                    parts.write(rows)
+                    row_by_digest |= {row["digest"]: row for row in rows}
+                    rows, part_start = [], time.monotonic()
         finally:
-            parts.keep(rows)
-            known |= {row["digest"]: row for row in rows}
+            parts.write(rows)
+            row_by_digest |= {row["digest"]: row for row in rows}
 
 
-class _Parts:
-    """The folder OUT.parts: captions that one version found and that are not in OUT yet."""
+class _PartFiles:
+    """The folder OUT.parts with the captions of one model version and beam that are not merged into OUT yet."""
 
-    def __init__(self, out: Path, by: str) -> None:
-        self._out, self._by = out, by
+    def __init__(self, out: Path, model_label: str) -> None:
+        self._out, self._model_label = out, model_label
         self._folder = out.with_name(f"{out.name}.parts")
-        for left in out.parent.glob(f".{glob.escape(out.name)}.*.tmp"):  # of a run killed while it wrote
-            left.unlink(missing_ok=True)
+        # Temporary files are left by a run that was killed while it wrote.
+        for temporary in out.parent.glob(f".{glob.escape(out.name)}.*.tmp"):
+            temporary.unlink(missing_ok=True)
 
-    def known(self) -> dict[str | None, Row]:
-        """Digest -> row, of OUT and of what a killed run left."""
-        kept = sorted(self._folder.glob("part-*.parquet"))
-        rows = [*_read(self._out), *(row for path in kept for row in _read(path))]
-        return {row["digest"]: _without(row, "file_name", "model") for row in rows if row.get("model") == self._by}
+    def known_rows(self) -> dict[str | None, Row]:
+        """Return the rows of this model in OUT and in the parts of a killed run, by the digest of the picture."""
+        parts = sorted(self._folder.glob("part-*.parquet"))
+        rows = [*_read_rows(self._out), *(row for path in parts for row in _read_rows(path))]
+        return {
+            row["digest"]: _drop_columns(row, "file_name", "model")
+            for row in rows
+            if row.get("model") == self._model_label
+        }
 
-    def keep(self, rows: list[Row]) -> None:
+    def write(self, rows: list[Row]) -> None:
+        """Write the rows to a new part; write nothing if there are none."""
         if not rows:
             return
         self._folder.mkdir(exist_ok=True)
-        taken = [int(path.stem[5:]) for path in self._folder.glob("part-*.parquet")]
-        path = self._folder / f"part-{max(taken, default=-1) + 1:05d}.parquet"
-        _write(path, [{"file_name": None, **row, "model": self._by} for row in rows])
+        numbers = [int(path.stem.removeprefix("part-")) for path in self._folder.glob("part-*.parquet")]
+        path = self._folder / f"part-{max(numbers, default=-1) + 1:05d}.parquet"
+        _write_rows(path, [{"file_name": None, **row, "model": self._model_label} for row in rows])
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _captioned(
-    captioner: Any, batch: list[Named], beam: int | None, attention: bool = False
-) -> Iterator[tuple[Named, Row, Any]]:
-    """Each picture of a batch with its row, and with what the captioner said."""
+def _caption_batch(
+    captioner: Any, batch: list[EncodedPicture], beam: int | None, attention: bool = False
+) -> Iterator[tuple[EncodedPicture, Row, Any]]:
+    """Yield each picture of a batch with its row and the captioner's result."""
     try:
-        said = captioner.caption([named.data for named in batch], beam=beam, attention=attention)
+        results = captioner.caption([picture.data for picture in batch], beam=beam, attention=attention)
     except ValueError as error:
         raise AttendError(str(error)) from None
-    for named, item in zip(batch, said, strict=True):
-        told = item.error is None
+    for picture, result in zip(batch, results, strict=True):
+        succeeded = result.error is None
         row = {
-            "text": item.caption if told else None,
-            "log_probability": item.log_probability if told else None,
-            "error": item.error,
-            "digest": named.digest,
+            "text": result.caption if succeeded else None,
+            "log_probability": result.log_probability if succeeded else None,
+            "error": result.error,
+            "digest": picture.digest,
         }
-        yield named, row, item
+        yield picture, row, result
 
 
-def _read(path: Path) -> list[Row]:
+def _read_rows(path: Path) -> list[Row]:
+    """Return the rows of a file of captions, none if it does not exist; raise AttendError if it is another file."""
     if not path.exists():
         return []
     try:
@@ -194,18 +214,18 @@ def _read(path: Path) -> list[Row]:
             rows: list[Row] = pq.read_table(path, columns=_SCHEMA.names).to_pylist()
             return rows
         rows = []
-        for number, line in numbered_lines(path):  # noqa: B007 -- told below
+        for number, line in numbered_lines(path):  # noqa: B007 -- named in the error below
             row = dict(json.loads(line))
             rows.append({name: row[name] for name in _SCHEMA.names})
         return rows
     except (pa.ArrowException, OSError):
-        raise AttendError(f"--out: {path}: is no file of captions: give another name, or remove it") from None
+        raise AttendError(f"--out: {path}: is not a file of captions: give another name, or remove it") from None
     except (ValueError, TypeError, KeyError):
-        raise AttendError(f"--out: {path}:{number}: is no line of captions: give another file") from None
+        raise AttendError(f"--out: {path}:{number}: is not a line of captions: give another name") from None
 
 
-def _write(path: Path, rows: list[Row]) -> None:
-    """Write all rows, or leave what is there."""
+def _write_rows(path: Path, rows: list[Row]) -> None:
+    """Write all rows to a file in one step: an existing file is replaced whole or stays as it is."""
     rows = [{name: row[name] for name in _SCHEMA.names} for row in rows]
     with write_whole(path) as temporary:
         if path.suffix == ".parquet":
@@ -215,21 +235,24 @@ def _write(path: Path, rows: list[Row]) -> None:
                 file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
 
-def _without(row: Row, *names: str) -> Row:
+def _drop_columns(row: Row, *names: str) -> Row:
     return {name: value for name, value in row.items() if name not in names}
 
 
-def _draw(named: Named, item: Any, captioner: Any, out: Path) -> None:
+def _draw_attention(picture: EncodedPicture, result: Any, captioner: Any, out: Path) -> None:
     from models.photographs import decode
     from tasks.evaluation.attention_maps import draw
 
-    draw(decode(named.data), item.tokens, item.attention.numpy(), captioner.config["backbone"]["fit"]).savefig(out)
+    alphas = result.attention.numpy()
+    draw(decode(picture.data), result.tokens, alphas, captioner.config["backbone"]["fit"]).savefig(out)
 
 
 def _print(rows: list[Row], as_json: bool) -> None:
     if as_json:
-        told = [{"picture": row["picture"], "caption": row["text"], **_without(row, "picture", "text")} for row in rows]
-        print(json.dumps(told, indent=1, ensure_ascii=False))
+        items = [
+            {"picture": row["picture"], "caption": row["text"], **_drop_columns(row, "picture", "text")} for row in rows
+        ]
+        print(json.dumps(items, indent=1, ensure_ascii=False))
         return
     for row in rows:
         if row["error"] is None:

@@ -1,4 +1,4 @@
-"""Two registered versions on the same held-out pictures, and what a person decides of it."""
+"""Compare two registered versions on the same held-out pictures, and make one champion or roll it back."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tasks.config.schema import Config
 from tasks.metrics import METRICS
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import promotion, tracking
-from tasks.registry.promotion import SideBySide, side_by_side
+from tasks.registry.promotion import ModelComparison, side_by_side
 from tasks.registry.versions import (
     address_of,
-    kept_predictions,
+    download_predictions,
+    download_version_predictions,
     number,
     scores_of,
-    version_at,
-    version_predictions,
+    version_of_address,
     version_with_alias,
 )
 
@@ -32,81 +32,92 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of a version, and why."""
+    """The outcome for a version: whether it is champion now, and why."""
 
     promoted: bool
     why: str
 
 
-def compare_versions(workspace: Path, first: str, second: str, on: Config | None = None) -> SideBySide:
-    """Compare two addresses (`models:/NAME@ALIAS` or `models:/NAME/VERSION`) by the captions they were scored with.
+def compare_versions(workspace: Path, first: str, second: str, on: Config | None = None) -> ModelComparison:
+    """Compare the versions at two addresses by the captions that they were scored with.
 
-    on: score both on this config's held-out pictures instead. AttendError where they were scored on different ones.
+    first, second: `models:/NAME@ALIAS` or `models:/NAME/VERSION`. on: a config on whose held-out pictures both are
+    scored instead. Raise AttendError if they were scored on different pictures or settings and `on` is None.
     """
     client = tracking.connect(workspace, must_exist=True)
-    return _compared(client, version_at(client, first), version_at(client, second), on)
+    return _compare(client, version_of_address(client, first), version_of_address(client, second), on)
 
 
 def promote_version(workspace: Path, address: str, score: str, certainty: float, on: Config | None) -> Decision:
-    """Make a version champion if it beats the champion so surely (see promotion.py)."""
+    """Make a version champion if it beats the champion with the given certainty (see promotion.py).
+
+    score: name of the score to compare. certainty: share of the resamples in which it must be better. on: a config on
+    whose held-out pictures both are scored instead. Raise AttendError if the two do not have the score.
+    """
     client = tracking.connect(workspace, must_exist=True)
-    version = version_at(client, address)
-    with _registry(workspace, version.name):
+    version = version_of_address(client, address)
+    with _registry_lock(workspace, version.name):
         champion = version_with_alias(client, version.name, "champion")
         if champion is None:
-            return Decision(True, promotion.crown(client, version, f"version {version.version} is champion: the first"))
+            return Decision(
+                True, promotion.make_champion(client, version, f"version {version.version} is champion: the first")
+            )
         if number(champion) == number(version):
             return Decision(True, f"version {version.version} is champion already")
-        found = {item.score: item for item in _compared(client, champion, version, on).scores}
-        if score not in found:
-            raise AttendError(f"--score: {score}: they were not scored by it; they have: {', '.join(found)}")
-        alias, why = promotion.promote(client, version, champion, found[score], certainty)
+        compared = {item.score: item for item in _compare(client, champion, version, on).scores}
+        if score not in compared:
+            raise AttendError(
+                f"--score: {score}: the two versions have no such score; they have: {', '.join(compared)}"
+            )
+        alias, why = promotion.promote(client, version, champion, compared[score], certainty)
     return Decision(alias == "champion", why)
 
 
-def crown_version(workspace: Path, address: str) -> str:
-    """Make a version champion, whatever it scores; returns what was done."""
+def force_champion(workspace: Path, address: str) -> str:
+    """Make a version champion, whatever its scores, and return a sentence that says so."""
     client = tracking.connect(workspace, must_exist=True)
-    version = version_at(client, address)
-    with _registry(workspace, version.name):
-        return promotion.crown(client, version, f"version {version.version} is champion: by hand")
+    version = version_of_address(client, address)
+    with _registry_lock(workspace, version.name):
+        return promotion.make_champion(client, version, f"version {version.version} is champion: by hand")
 
 
 def roll_back(workspace: Path, model: str) -> str:
-    """Restore a model's champion before this one; returns what was done."""
+    """Restore the model's previous champion, and return a sentence that says so."""
     client = tracking.connect(workspace, must_exist=True)
-    with _registry(workspace, model):
+    with _registry_lock(workspace, model):
         restored, dropped = promotion.roll_back(client, model)
     return f"{model}: version {restored} is champion again, version {dropped} was rolled back"
 
 
-def _registry(workspace: Path, model: str) -> AbstractContextManager[None]:
+def _registry_lock(workspace: Path, model: str) -> AbstractContextManager[None]:
     return Workspace(workspace).lock(f"registry-{model}", f"registration of {model}")
 
 
-def _compared(client: MlflowClient, first: ModelVersion, second: ModelVersion, on: Config | None) -> SideBySide:
-    names = [address_of(version) for version in (first, second)]
-    told: list[dict[str, Any]] = []
+def _compare(client: MlflowClient, first: ModelVersion, second: ModelVersion, on: Config | None) -> ModelComparison:
+    addresses = [address_of(version) for version in (first, second)]
+    evaluations: list[dict[str, Any]] = []
     if on is not None:
-        told = [evaluate_registered(on, name) for name in names]
-        scored = [set(item["scores"]) for item in told]
+        evaluations = [evaluate_registered(on, address) for address in addresses]
+        score_names = [set(evaluation["scores"]) for evaluation in evaluations]
     else:
         if any(first.tags.get(tag) != second.tags.get(tag) for tag in ("attend.data", "attend.signature")):
             raise AttendError(
-                f"{names[0]} and {names[1]} were scored on other pictures or settings: name a config, to score both "
-                "on its held-out pictures: --on CONFIG"
+                f"{addresses[0]} and {addresses[1]} were scored on different pictures or settings: "
+                "add --on CONFIG to score both on that config's held-out pictures"
             )
-        scored = [set(scores_of(version)) for version in (first, second)]
-    metrics = tuple(name for name, member in METRICS.items() if {*member.scores} <= scored[0] & scored[1])
+        score_names = [set(scores_of(version)) for version in (first, second)]
+    metrics = tuple(name for name, metric in METRICS.items() if {*metric.scores} <= score_names[0] & score_names[1])
     with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
         paths = []
-        for place, (name, version) in enumerate(zip(names, (first, second), strict=True)):
-            folder = Path(scratch) / str(place)
+        for index, (address, version) in enumerate(zip(addresses, (first, second), strict=True)):
+            folder = Path(scratch) / str(index)
             if on is not None:
-                path = kept_predictions(client, told[place]["run_id"], folder)
+                path = download_predictions(client, evaluations[index]["run_id"], folder)
             else:
-                path = version_predictions(client, version, folder)
+                path = download_version_predictions(client, version, folder)
             if path is None:
-                raise AttendError(f"{name}: its captions were not kept: name a config to score it on: --on CONFIG")
+                raise AttendError(
+                    f"{address}: its run has no captions: add --on CONFIG to score both on that config's pictures"
+                )
             paths.append(path)
         return side_by_side(paths[0], paths[1], metrics)

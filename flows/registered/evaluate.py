@@ -7,11 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.pipeline import pipeline_of
+from flows.pipeline import build_pipeline
 from flows.prepare import prepare
 from tasks.config.schema import Config
 from tasks.data.captions import read_vocabulary
-from tasks.data.manifest import GENERATED, files_of, pictures_of
+from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
 from tasks.evaluation.coco_files import export
 from tasks.evaluation.evaluate import Scores
 from tasks.evaluation.predictions import PREDICTIONS, SCORES, captions_in
@@ -24,7 +24,7 @@ from tasks.pipeline.sessions import session
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
 from tasks.registry.logged_model import load_captioner
-from tasks.registry.versions import address_of, earlier_versions, version_at
+from tasks.registry.versions import address_of, earlier_versions, version_of_address
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,64 +32,67 @@ if TYPE_CHECKING:
 
 
 def evaluate_registered(config: Config, model: str | None = None, results: Path | None = None) -> dict[str, Any]:
-    """Score a registered model on `config`'s held-out pictures; an MLflow run keeps the scores and the captions.
+    """Score a registered model on `config`'s held-out pictures, and return the scores with the MLflow run's id.
 
-    model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; the config's champion where not given. What was scored on
-    the same pictures with the same settings is answered from that run. results: a folder that gets its captions and
-    their references in the COCO caption toolkit's formats.
+    The scores and the captions are stored in an MLflow run. If one has been stored for the same version, pictures and
+    settings, it is read instead. model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion of the
+    config's model. results: a folder to write the captions and their references to, in the COCO caption toolkit's
+    formats.
     """
     address = model or f"models:/{config.registry.model}@champion"
     prepare(config)
     with session(Workspace(config.workspace), f"evaluation of {address}"):
         client = tracking.connect(config.workspace)
-        version = version_at(client, address)
-        stages = up_to(pipeline_of(config), "tensorise")
-        inputs = inputs_of(stages)
+        version = version_of_address(client, address)
+        pipeline = up_to(build_pipeline(config), "tensorise")
+        inputs = inputs_of(pipeline)
         for stage in ("ingest", "tensorise"):
-            run_stage(stages, stage, inputs)
-        made = artifacts(stages, inputs)
+            run_stage(pipeline, stage, inputs)
+        stage_artifacts = artifacts(pipeline, inputs)
         name = f"{version.name} version {version.version}"
-        pictures = [made["ingest"].products[split] for split in (config.evaluation.split, "train")]
-        words = made["tensorise"].products["vocabulary"]
+        manifest, captions = stage_artifacts["ingest"], stage_artifacts["tensorise"]
+        split_digests = [manifest.products[split] for split in (config.evaluation.split, "train")]
+        vocabulary_digest = captions.products["vocabulary"]
         settings = [Scores.version, config.evaluation.key_part()]
-        key = digest_of([version.name, version.version, pictures, words, settings])
-        run_id = tracking.evaluation_with(client, config.workspace, version.name, key)
+        key = digest_of([version.name, version.version, split_digests, vocabulary_digest, settings])
+        run_id = tracking.find_evaluation_run(client, config.workspace, version.name, key)
         if run_id is None:
             captioner = load_captioner(address_of(version))
             with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
-                told = _evaluate(config, captioner, version, made, client, Path(scratch))
+                scores = _score(config, captioner, version, manifest, captions, client, Path(scratch))
                 run_id = tracking.log_evaluation(
-                    client, config.workspace, version.name, f"{name} scored", key, told, scratch
+                    client, config.workspace, version.name, f"{name} scored", key, scores, scratch
                 )
         else:
-            told = json.loads(Path(client.download_artifacts(run_id, SCORES)).read_text(encoding="utf-8"))
+            scores = json.loads(Path(client.download_artifacts(run_id, SCORES)).read_text(encoding="utf-8"))
         if results is not None:
-            captioned = captions_in(Path(client.download_artifacts(run_id, PREDICTIONS)))
-            export(captioned, pictures_of(made["ingest"].path, config.evaluation.split), results)
-    return {"model": name, "run_id": run_id, **told}
+            predictions = captions_in(Path(client.download_artifacts(run_id, PREDICTIONS)))
+            export(predictions, read_pictures(manifest.path, config.evaluation.split), results)
+    return {"model": name, "run_id": run_id, **scores}
 
 
-def _evaluate(
+def _score(
     config: Config,
     captioner: Any,
     version: ModelVersion,
-    made: dict[str, Artifact],
+    manifest: Artifact,
+    captions: Artifact,
     client: MlflowClient,
     out: Path,
 ) -> dict[str, Any]:
-    """Write predictions, scores and report into a folder; returns the scores."""
-    name, vocabulary = f"{version.name} version {version.version}", read_vocabulary(made["tensorise"].path)
+    """Write predictions, scores and report to the folder `out`, and return the scores."""
+    name, vocabulary = f"{version.name} version {version.version}", read_vocabulary(captions.path)
     predictions = out / PREDICTIONS
-    told = rescore(captioner, name, made["ingest"], config.data, vocabulary, config.evaluation, predictions)
-    (out / SCORES).write_text(json.dumps(told, indent=1, sort_keys=True), encoding="utf-8")
+    scores = rescore(captioner, name, manifest, config.data, vocabulary, config.evaluation, predictions)
+    (out / SCORES).write_text(json.dumps(scores, indent=1, sort_keys=True), encoding="utf-8")
     write_report(
         out / REPORT,
-        f"{name}: {told['pictures']:,} held-out pictures",
-        told,
+        f"{name}: {scores['pictures']:,} held-out pictures",
+        scores,
         predictions,
         captioner,
-        files_of(made["ingest"].path, config.data.image_folder(made["ingest"].path / GENERATED)),
+        files_by_digest(manifest.path, config.data.image_folder(manifest.path / GENERATED_FOLDER)),
         config.evaluation.decoding(),
-        earlier=earlier_versions(client, version.name, told),
+        earlier=earlier_versions(client, version.name, scores),
     )
-    return told
+    return scores

@@ -1,4 +1,4 @@
-"""Pictures to caption: files, folders, patterns, or the encoded pictures in a column of a Parquet file."""
+"""Pictures to caption: files, those of folders and patterns, or encoded pictures in a column of a Parquet file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tasks.common.errors import AttendError
 from tasks.datasets.base import picture_files
 from tasks.pipeline.file_digests import Digests
 
-_NAMES = ("file_name", "url", "key", "name", "path", "id")  # columns that name a picture, the first there
-_BATCH = 64
+_NAME_COLUMNS = ("file_name", "url", "key", "name", "path", "id")  # the first that exists names the pictures
+_BATCH = 64  # pictures, or rows of a Parquet file, that are read at once
 
 
-class Named(NamedTuple):
-    """A picture's name, the SHA-256 of its bytes, and these."""
+class EncodedPicture(NamedTuple):
+    """A picture: its name, the SHA-256 of its encoded bytes, and those bytes."""
 
     name: str
     digest: str
@@ -31,161 +31,169 @@ class Named(NamedTuple):
 
 
 class Pictures(Protocol):
-    """Pictures in an order that a second look repeats."""
+    """Pictures in an order that is the same each time they are read."""
 
     def __len__(self) -> int: ...
 
     def named(self) -> Iterator[tuple[str, str | None]]:
-        """Name and digest of each; None where it cannot be read."""
+        """Yield the name and digest of each picture; the digest is None if the picture cannot be read."""
         ...
 
-    def batches(self, wanted: set[str]) -> Iterator[list[Named]]:
-        """One picture of each wanted digest, but of those that cannot be read."""
+    def batches(self, wanted: set[str]) -> Iterator[list[EncodedPicture]]:
+        """Yield batches with one picture for each wanted digest, without those that cannot be read."""
         ...
 
 
-class Files:
-    """Picture files; digests are remembered by size and time."""
+class PictureFiles:
+    """Picture files, whose digests are remembered by size and modification time."""
 
-    def __init__(self, files: list[Path], root: Path | None, remembered: Path) -> None:
-        """root: whose part of the names is left out."""
-        self._files, self._root, self._remembered = files, root, remembered
+    def __init__(self, files: list[Path], root: Path | None, digest_store: Path) -> None:
+        """Initialize. root: folder that the names are relative to. digest_store: sqlite file with the digests."""
+        self._files, self._root, self._digest_store = files, root, digest_store
 
     @cached_property
     def _digests(self) -> dict[Path, str]:
-        digests = Digests(self._remembered)
+        digests = Digests(self._digest_store)
         try:
             return digests.of(self._files)
-        except OSError:  # one cannot be read, or is gone since it was listed
-            found: dict[Path, str] = {}
+        except OSError:  # a file cannot be read, or was removed after it was listed: leave out those files only
+            readable: dict[Path, str] = {}
             for file in self._files:
                 with suppress(OSError):
-                    found |= digests.of([file])
-            return found
+                    readable |= digests.of([file])
+            return readable
 
     def __len__(self) -> int:
         return len(self._files)
 
     def _name(self, file: Path) -> str:
         name = (file.relative_to(self._root) if self._root else file).as_posix()
-        return os.fsencode(name).decode("utf-8", "replace")  # one that is not UTF-8 could not be written
+        return os.fsencode(name).decode("utf-8", "replace")  # the output can hold only names that are UTF-8
 
     def named(self) -> Iterator[tuple[str, str | None]]:
         return ((self._name(file), self._digests.get(file)) for file in self._files)
 
-    def batches(self, wanted: set[str]) -> Iterator[list[Named]]:
-        one = {digest: file for file, digest in reversed(self._digests.items()) if digest in wanted}
-        files = sorted(one.values())
+    def batches(self, wanted: set[str]) -> Iterator[list[EncodedPicture]]:
+        # Reversed, so that of several files with the same content the first is taken.
+        file_by_digest = {digest: file for file, digest in reversed(self._digests.items()) if digest in wanted}
+        files = sorted(file_by_digest.values())
         with ThreadPoolExecutor(8) as pool:
-            ahead: list[list[Future[Named | None]]] = []
-            for at in range(0, len(files), _BATCH):
-                ahead.append([pool.submit(self._read, file) for file in files[at : at + _BATCH]])
-                if len(ahead) > 1:
-                    yield _read(ahead.pop(0))
-            for part in ahead:
-                yield _read(part)
+            pending: list[list[Future[EncodedPicture | None]]] = []  # the next batch is read while one is captioned
+            for start in range(0, len(files), _BATCH):
+                pending.append([pool.submit(self._read, file) for file in files[start : start + _BATCH]])
+                if len(pending) > 1:
+                    yield _readable(pending.pop(0))
+            for batch in pending:
+                yield _readable(batch)
 
-    def _read(self, file: Path) -> Named | None:
+    def _read(self, file: Path) -> EncodedPicture | None:
         try:
-            return Named(self._name(file), self._digests[file], file.read_bytes())
+            return EncodedPicture(self._name(file), self._digests[file], file.read_bytes())
         except OSError:
             return None
 
 
-def _read(part: list[Future[Named | None]]) -> list[Named]:
-    return [named for item in part if (named := item.result()) is not None]
+def _readable(batch: list[Future[EncodedPicture | None]]) -> list[EncodedPicture]:
+    """Return the pictures of a batch that could be read, when all have been tried."""
+    return [picture for future in batch if (picture := future.result()) is not None]
 
 
-class Column:
-    """The rows of a Parquet file: a binary column (or one of Hugging Face's {bytes, path}) of encoded pictures."""
+class ParquetPictures:
+    """The encoded pictures in a binary column of a Parquet file, or in a column of Hugging Face's `{bytes, path}`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
             self._file = pq.ParquetFile(path)
         except (pa.ArrowException, OSError) as error:
-            raise AttendError(f"{path}: is no Parquet file: {' '.join(str(error).split())[:120]}") from None
+            raise AttendError(f"{path}: is not a Parquet file: {' '.join(str(error).split())[:120]}") from None
         schema = self._file.schema_arrow
         binary = [field.name for field in schema if _holds_bytes(field.type)]
         if len(binary) != 1:
-            found = f"has these: {', '.join(binary)}" if binary else f"has: {', '.join(schema.names)}"
-            raise AttendError(f"{path}: needs one binary column of encoded pictures, {found}")
-        self._image = binary[0]
-        self._key = next((name for name in _NAMES if name in schema.names), None)
+            has = f"several: {', '.join(binary)}" if binary else f"none among {', '.join(schema.names)}"
+            raise AttendError(f"{path}: needs one binary column of encoded pictures, but has {has}")
+        self._image_column = binary[0]
+        self._name_column = next((name for name in _NAME_COLUMNS if name in schema.names), None)
 
     def __len__(self) -> int:
         return int(self._file.metadata.num_rows)
 
     def named(self) -> Iterator[tuple[str, str | None]]:
-        return ((item.name, item.digest) for rows in self._rows() for item in rows)
+        return ((picture.name, picture.digest) for batch in self._read_batches() for picture in batch)
 
-    def batches(self, wanted: set[str]) -> Iterator[list[Named]]:
-        left = set(wanted)
-        for rows in self._rows():
-            part = []
-            for item in rows:
-                if item.digest in left:
-                    left.discard(item.digest)
-                    part.append(item)
-            if part:
-                yield part
+    def batches(self, wanted: set[str]) -> Iterator[list[EncodedPicture]]:
+        remaining = set(wanted)
+        for pictures in self._read_batches():
+            batch = []
+            for picture in pictures:
+                if picture.digest in remaining:
+                    remaining.discard(picture.digest)
+                    batch.append(picture)
+            if batch:
+                yield batch
 
-    def _rows(self) -> Iterator[list[Named]]:
+    def _read_batches(self) -> Iterator[list[EncodedPicture]]:
+        """Yield the pictures of all rows in batches; a row without bytes gives a picture of no bytes."""
         number = 0
-        for batch in self._batches():
-            part = []
-            for row in batch.to_pylist():
-                image = row[self._image]
+        for record_batch in self._record_batches():
+            batch = []
+            for row in record_batch.to_pylist():
+                image = row[self._image_column]
                 data = (image.get("bytes") if isinstance(image, dict) else image) or b""
-                key = row[self._key] if self._key else None
-                part.append(Named(f"row {number}" if key is None else str(key), hashlib.sha256(data).hexdigest(), data))
+                value = row[self._name_column] if self._name_column else None
+                name = f"row {number}" if value is None else str(value)
+                batch.append(EncodedPicture(name, hashlib.sha256(data).hexdigest(), data))
                 number += 1
-            yield part
+            yield batch
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        columns = [self._image] + ([self._key] if self._key else [])
+    def _record_batches(self) -> Iterator[pa.RecordBatch]:
+        columns = [self._image_column] + ([self._name_column] if self._name_column else [])
         try:
             yield from self._file.iter_batches(_BATCH, columns=columns)
         except (pa.ArrowException, OSError) as error:
             raise AttendError(f"{self._path}: is damaged: {' '.join(str(error).split())[:120]}") from None
 
 
-def _holds_bytes(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
-        return any(field.name == "bytes" and _holds_bytes(field.type) for field in kind)
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+def _holds_bytes(data_type: pa.DataType) -> bool:
+    """Return whether a column of this type is binary, or a struct with a binary field `bytes`."""
+    if pa.types.is_struct(data_type):
+        return any(field.name == "bytes" and _holds_bytes(field.type) for field in data_type)
+    return bool(pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type))
 
 
-def open_pictures(given: list[str], workspace: Path) -> Pictures:
-    """What the arguments name; AttendError for what is not there, or is an address: nothing is fetched."""
-    for text in given:
-        if "://" in text:
-            raise AttendError(f"{text}: is an address: fetch the picture, and give the file")
-    paths = [Path(text).expanduser() for text in given]
+def open_pictures(sources: list[str], workspace: Path) -> Pictures:
+    """Return the pictures that the sources name: files, folders, patterns, or one Parquet file.
+
+    Raise AttendError for a source that names no picture, and for a web address, because nothing is downloaded.
+    """
+    for source in sources:
+        if "://" in source:
+            raise AttendError(f"{source}: is a web address: download the picture and give the file")
+    paths = [Path(source).expanduser() for source in sources]
     if any(path.suffix == ".parquet" for path in paths):
         if len(paths) > 1:
-            raise AttendError(f"{paths[0]}: a Parquet file is given alone")
-        return Column(paths[0])
+            raise AttendError(f"{paths[0]}: a Parquet file must be the only argument")
+        return ParquetPictures(paths[0])
     files = [file for path in paths for file in _files(path)]
     root = paths[0] if len(paths) == 1 and paths[0].is_dir() else None
-    return Files(list(dict.fromkeys(files)), root, workspace / "digests.sqlite")
+    return PictureFiles(list(dict.fromkeys(files)), root, workspace / "digests.sqlite")
 
 
 def _files(path: Path) -> list[Path]:
-    """The pictures of a folder, of a pattern, or one."""
+    """Return the pictures of a folder or a pattern, or the one file; raise AttendError if there are none."""
     if path.is_dir():
-        found = picture_files(path)
+        files = picture_files(path)
     elif path.is_file():
         return [path]
-    elif any(sign in str(path) for sign in "*?["):
+    elif any(wildcard in str(path) for wildcard in "*?["):
         anchor = Path(path.anchor) if path.is_absolute() else Path()
         pattern = str(path.relative_to(anchor)) if path.is_absolute() else str(path)
         try:
-            found = sorted(file for file in anchor.glob(pattern) if file.is_file())
-        except ValueError as error:  # `**` within a name
-            raise AttendError(f"{path}: is no pattern: {error}") from None
+            files = sorted(file for file in anchor.glob(pattern) if file.is_file())
+        except ValueError as error:  # for example `**` within a name
+            raise AttendError(f"{path}: is not a valid pattern: {error}") from None
     else:
         raise AttendError(f"{path}: no such picture")
-    if not found:
+    if not files:
         raise AttendError(f"{path}: no picture in this folder" if path.is_dir() else f"{path}: no such picture")
-    return found
+    return files

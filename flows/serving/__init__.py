@@ -1,1 +1,1 @@
-"""`attend serve`: a registered captioner over HTTP, and a page to try it on."""
+"""`attend serve`: serve a registered captioner over HTTP, with a web page to try it."""

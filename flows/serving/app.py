@@ -1,4 +1,4 @@
-"""The server's routes: captions in MLflow's protocol and by single pictures, health, metrics, and the page."""
+"""The server's routes: captions in MLflow's protocol and of single pictures, health, metrics, and the web page."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from starlette.routing import Route
 
 from flows.serving.batching import Batcher, failed
 from flows.serving.limits import Held, Limits, RefusedError, Room
-from flows.serving.requests import Asked, Values, parameters, parse
-from flows.serving.served import Served
+from flows.serving.requests import CaptionRequest, Values, parameters, parse
+from flows.serving.served import ServedModel
 from models.photographs import admit
 from tasks.evaluation.report import page_file
 
@@ -35,36 +35,38 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-_KINDS = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
-_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+_MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Metrics:
-    """What Prometheus is told."""
+    """The metrics that Prometheus reads."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter("attend_requests", "requests", ["route", "status"], registry=self.registry)
         self.seconds = Histogram("attend_request_seconds", "seconds a request", ["route"], registry=self.registry)
-        self.batches = Histogram("attend_batch_pictures", "pictures a batch", buckets=_BATCHES, registry=self.registry)
+        self.batches = Histogram(
+            "attend_batch_pictures", "pictures a batch", buckets=_BATCH_SIZES, registry=self.registry
+        )
         self.errors = Counter("attend_picture_errors", "pictures without a caption", registry=self.registry)
         self.waiting = Gauge("attend_waiting_pictures", "pictures that wait", registry=self.registry)
         self.version = Gauge("attend_model", "the version served", ["model", "version"], registry=self.registry)
 
 
 class Server:
-    """The routes, over one model, one batcher and one set of metrics."""
+    """The routes, which share one model, one batcher and one set of metrics."""
 
-    def __init__(self, served: Served, limits: Limits, most: int, hosts: set[str] | None) -> None:
-        """most: pictures a batch. hosts: the `Host` headers answered to; None for any."""
+    def __init__(self, served: ServedModel, limits: Limits, max_batch: int, hosts: set[str] | None) -> None:
+        """max_batch: the most pictures in a batch. hosts: the `Host` headers that are answered; None for any."""
         self._served, self._limits, self._hosts = served, limits, hosts
         self._metrics = Metrics()
-        self._batcher = Batcher(served.predict, most, limits.waiting, self._metrics.batches.observe)
+        self._batcher = Batcher(served.predict, max_batch, limits.waiting, self._metrics.batches.observe)
         self._room = Room(limits.bodies)
         self._files = _page_files()
 
     def app(self) -> Starlette:
-        """The ASGI application."""
+        """Return the ASGI application."""
         routes = [
             Route("/", self.page),
             Route("/static/{name}", self.static),
@@ -77,67 +79,68 @@ class Server:
         ]
         middleware = [Middleware(BaseHTTPMiddleware, dispatch=self._guard)]
         handlers: dict[Any, Any] = {RefusedError: _refused, HTTPException: _unknown}
-        return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=self._living)
+        return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
-    async def _living(self, _: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """Watch for a new champion while the application runs, and finish the pictures that wait when it stops."""
         self._served.watch()
         yield
         self._served.stop()
         await asyncio.to_thread(self._batcher.close)
 
-    async def _guard(self, request: Request, go_on: RequestResponseEndpoint) -> Response:
-        """What holds for every request: the host it names, what a failure tells, headers, metrics."""
-        begun = time.perf_counter()
+    async def _guard(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        """Answer a request: check its host, hide the details of a failure, add headers, and count it in the metrics."""
+        started = time.perf_counter()
         response: Response
         if self._hosts is not None and _host(request) not in self._hosts:
-            response = _refusal(RefusedError(403, "this server answers to localhost alone"))
+            response = _refusal(RefusedError(403, "this server answers requests to localhost only"))
         else:
             try:
-                response = await go_on(request)
+                response = await call_next(request)
             except Exception:
                 _LOG.exception("%s %s failed", request.method, request.url.path)
-                response = _refusal(RefusedError(500, "the server failed: its log says why"))
+                response = _refusal(RefusedError(500, "the server failed: see its log"))
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
         route = getattr(request.scope.get("endpoint"), "__name__", "none")
         self._metrics.requests.labels(route, response.status_code).inc()
-        self._metrics.seconds.labels(route).observe(time.perf_counter() - begun)
+        self._metrics.seconds.labels(route).observe(time.perf_counter() - started)
         return response
 
     async def invocations(self, request: Request) -> Response:
-        """Pictures and parameters in one of MLflow's forms."""
-        kind, known = request.headers.get("content-type", ""), self._served.current.params
-        rows = await self._answered(request, lambda body: parse(kind, body, known, self._limits))
+        """Caption the pictures of a request in one of MLflow's forms, with its parameters."""
+        content_type, known = request.headers.get("content-type", ""), self._served.current.params
+        rows = await self._caption_body(request, lambda body: parse(content_type, body, known, self._limits))
         return JSONResponse({"predictions": rows})
 
     async def caption(self, request: Request) -> Response:
-        """The bytes of one picture; parameters in the query."""
-        # A form of another site can send no such type without asking first.
+        """Caption the one picture whose bytes are the body, with parameters from the query."""
+        # A page of another site cannot send these types without a CORS preflight, which this server refuses.
         if not request.headers.get("content-type", "").startswith(("image/", "application/octet-stream")):
             raise RefusedError(415, "send the bytes of one picture, with Content-Type image/jpeg or the like")
         params: Values = parameters(request.query_params, self._served.current.params)
-        rows = await self._answered(request, lambda body: Asked([body], params))
+        rows = await self._caption_body(request, lambda body: CaptionRequest([body], params))
         return JSONResponse(rows[0])
 
     async def health(self, _: Request) -> Response:
-        """It runs, and captions."""
+        """Answer 200 while the thread that captions is alive, otherwise 503."""
         return JSONResponse(
             {"status": "ok"} if self._batcher.alive else {"status": "stuck"}, 200 if self._batcher.alive else 503
         )
 
     async def ready(self, _: Request) -> Response:
-        """Whether it can take more."""
+        """Answer 200 while more pictures can be taken, otherwise 503."""
         full = len(self._batcher) >= self._limits.waiting
-        told = {"ready": not full, "model": self._served.current.uri, "waiting": len(self._batcher)}
-        return JSONResponse({**told, "failure": self._served.failure}, 503 if full else 200)
+        state = {"ready": not full, "model": self._served.current.uri, "waiting": len(self._batcher)}
+        return JSONResponse({**state, "failure": self._served.failure}, 503 if full else 200)
 
     async def model(self, _: Request) -> Response:
-        """Which version it is, and its card."""
+        """Return the description of the version that is served, with its model card."""
         return JSONResponse(self._served.current.about)
 
     async def metrics(self, _: Request) -> Response:
-        """For Prometheus."""
+        """Return the metrics in Prometheus' text format."""
         self._metrics.waiting.set(len(self._batcher))
         self._metrics.version.clear()
         about = self._served.current.about
@@ -145,45 +148,52 @@ class Server:
         return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def page(self, _: Request) -> Response:
-        """The page to try it on."""
+        """Return the web page to try the model."""
         return Response(self._files["page.html"], media_type="text/html")
 
     async def static(self, request: Request) -> Response:
-        """A file of the page."""
+        """Return a file of the web page."""
         name = request.path_params["name"]
         if name not in self._files:
             raise HTTPException(404, "no such file")
-        return Response(self._files[name], media_type=_KINDS[name.rpartition(".")[2]])
+        return Response(self._files[name], media_type=_MEDIA_TYPES[name.rpartition(".")[2]])
 
-    async def _answered(self, request: Request, asked: Callable[[bytes], Asked]) -> list[dict[str, Any]]:
-        """Read the body, and have its pictures captioned, each within its time."""
+    async def _caption_body(
+        self, request: Request, parse_body: Callable[[bytes], CaptionRequest]
+    ) -> list[dict[str, Any]]:
+        """Read the body and caption its pictures, both within the time limits. Returns a row for each picture.
+
+        parse_body: returns the pictures and parameters of a body. Raises RefusedError for a request that is not
+        served; a picture that cannot be captioned has a row that says why.
+        """
         limits = self._limits
         _check_length(request, limits)
         with self._room.held() as held:
             body = await _body(request, limits, held)
-            pictures, params = await asyncio.to_thread(asked, body)
+            pictures, params = await asyncio.to_thread(parse_body, body)
             del body
             refusals = await asyncio.to_thread(_refusals, pictures, limits)
-            sound = [picture for picture, why in zip(pictures, refusals, strict=True) if why is None]
+            admitted = [picture for picture, why in zip(pictures, refusals, strict=True) if why is None]
             try:
                 async with asyncio.timeout(limits.answer_seconds):
-                    found = iter(await self._batcher.caption(sound, params))
+                    captioned = iter(await self._batcher.caption(admitted, params))
             except TimeoutError:
                 why = f"no caption within {limits.answer_seconds:.0f} s: the server is busy"
                 raise RefusedError(504, why) from None
-        rows = [next(found) if why is None else failed(why) for why in refusals]
+        rows = [next(captioned) if why is None else failed(why) for why in refusals]
         self._metrics.errors.inc(sum(row["error"] is not None for row in rows))
         return rows
 
 
 def _page_files() -> dict[str, str]:
+    """Return the texts of the web page's files by name."""
     page = importlib.resources.files("flows.serving") / "page"
     files = {name: (page / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
     return files | {name: page_file(name) for name in ("look.css", "heat.js")}
 
 
 def _refusals(pictures: list[bytes], limits: Limits) -> list[str | None]:
-    """Why a picture is not to be decoded, or None; RefusedError where all together are too large."""
+    """Return for each picture why it is not decoded, or None. Raises RefusedError where all together are too large."""
     refusals: list[str | None] = []
     pixels = 0
     for picture in pictures:
@@ -198,13 +208,14 @@ def _refusals(pictures: list[bytes], limits: Limits) -> list[str | None]:
 
 
 def _check_length(request: Request, limits: Limits) -> None:
-    """Refuse a body that is announced to be too large, before it comes."""
-    length = int(request.headers.get("content-length", 0))  # h11 has refused what is no number
+    """Raise RefusedError where the header announces a body that is too large, before the body is read."""
+    length = int(request.headers.get("content-length", 0))  # a number: h11 has refused others
     if length > limits.body:
         raise RefusedError(413, f"the body has {length:,} bytes: send {limits.body:,} at most")
 
 
 async def _body(request: Request, limits: Limits, held: Held) -> bytes:
+    """Read the body. Raises RefusedError where it is too large, too slow, or not finished."""
     body = bytearray()
     try:
         async with asyncio.timeout(limits.read_seconds):
@@ -212,31 +223,35 @@ async def _body(request: Request, limits: Limits, held: Held) -> bytes:
                 held.take(len(part))
                 body += part
                 if len(body) > limits.body:
-                    raise RefusedError(413, f"the body has over {limits.body:,} bytes")
+                    raise RefusedError(413, f"the body is too large: send {limits.body:,} bytes at most")
     except TimeoutError:
-        raise RefusedError(408, f"the body did not come within {limits.read_seconds:.0f} s") from None
+        raise RefusedError(408, f"the body did not arrive within {limits.read_seconds:.0f} s") from None
     except ClientDisconnect:
-        raise RefusedError(400, "the client went away") from None
+        raise RefusedError(400, "the client closed the connection") from None
     return bytes(body)
 
 
 async def _refused(_: Request, error: RefusedError) -> Response:
+    """Return the response to a request that was refused."""
     return _refusal(error)
 
 
 async def _unknown(request: Request, error: HTTPException) -> Response:
+    """Return the response to an unknown path or method."""
     return _refusal(RefusedError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}"))
 
 
 def _host(request: Request) -> str:
+    """Return the host that the request names, without a port."""
     host = request.headers.get("host", "")
     return host if host.endswith("]") else host.rpartition(":")[0] or host
 
 
 def _refusal(error: RefusedError) -> Response:
-    # What is left of a body that is not wanted is not waited for.
+    """Return the response that says why a request is refused."""
+    # These close the connection, so that the server does not wait for the rest of the body.
     headers = {"Connection": "close"} if error.status in (408, 413, 503) else {}
     if error.status == 503:
         headers["Retry-After"] = "1"
-    why = error.why.encode("utf-8", "replace").decode()  # a name in a request may be no text: half a surrogate pair
+    why = error.why.encode("utf-8", "replace").decode()  # a name from the request may hold half a surrogate pair
     return JSONResponse({"error": why}, error.status, headers)

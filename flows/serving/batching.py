@@ -1,6 +1,6 @@
-"""Micro-batching: pictures that wait while the model is busy are captioned together.
+"""Micro-batching: pictures that arrive while the model is busy are captioned together.
 
-Nobody waits for a batch to fill: when the model is free, it takes what is there.
+No picture waits for a batch to fill: when the model is free, it takes those that wait.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from flows.serving.limits import RefusedError
 
 Predict = Callable[[list[bytes], dict[str, Any]], list[dict[str, Any]]]
 _LOG = logging.getLogger("attend.serve")
-_LAST_SECONDS = 30.0
+_CLOSE_SECONDS = 30.0  # how long to wait for the last pictures
 
 
 def failed(why: str) -> dict[str, Any]:
-    """The row of a picture without a caption."""
+    """Return the row of a picture that has no caption, with the reason."""
     return {
         "caption": "",
         "tokens": [],
@@ -33,20 +33,24 @@ def failed(why: str) -> dict[str, Any]:
 
 
 class _Waiting(NamedTuple):
+    """A picture that waits, with its parameters and the future of its row."""
+
     picture: bytes
     params: dict[str, Any]
     answer: Future[dict[str, Any]]
 
 
 class Batcher:
-    """One thread that captions what is asked of it, pictures with the same parameters at once.
+    """A queue of pictures, and one thread that captions those with the same parameters together.
 
-    predict: pictures and parameters -> rows; RefusedError for what is wrong with the parameters. most: pictures a
-    batch. waiting: pictures that may wait. told: called with the size of each batch.
+    predict: returns a row for each picture; raises RefusedError for wrong parameters. max_batch: the most pictures in
+    a batch. max_waiting: the most pictures that may wait. on_batch: called with the size of each batch.
     """
 
-    def __init__(self, predict: Predict, most: int, waiting: int, told: Callable[[int], None] = lambda _: None) -> None:
-        self._predict, self._most, self._room, self._told = predict, most, waiting, told
+    def __init__(
+        self, predict: Predict, max_batch: int, max_waiting: int, on_batch: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._predict, self._max_batch, self._max_waiting, self._on_batch = predict, max_batch, max_waiting, on_batch
         self._queue: deque[_Waiting] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -54,19 +58,22 @@ class Batcher:
         self._thread.start()
 
     def __len__(self) -> int:
-        """Pictures that wait."""
+        """Return the number of pictures that wait."""
         return len(self._queue)
 
     @property
     def alive(self) -> bool:
-        """Whether anything is captioned at all."""
+        """Return whether the thread that captions is alive."""
         return self._thread.is_alive()
 
     async def caption(self, pictures: Sequence[bytes], params: dict[str, Any]) -> list[dict[str, Any]]:
-        """A row for each picture; RefusedError where too many wait. Cancelled, what has not begun is not done."""
+        """Return a row for each picture. When this is cancelled, pictures whose batch has not begun are dropped.
+
+        Raises RefusedError where too many pictures wait, or for parameters that `predict` refuses.
+        """
         items = [_Waiting(picture, params, Future()) for picture in pictures]
         with self._changed:
-            if len(self._queue) + len(items) > self._room:
+            if len(self._queue) + len(items) > self._max_waiting:
                 raise RefusedError(503, "the server is busy: try again in a moment")
             self._queue.extend(items)
             self._changed.notify()
@@ -77,29 +84,30 @@ class Batcher:
                 item.answer.cancel()
 
     def close(self) -> None:
-        """Finish what waits, and end."""
+        """Caption the pictures that still wait, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join(_LAST_SECONDS)  # a daemon: it does not keep the process
+        self._thread.join(_CLOSE_SECONDS)  # after that the process ends all the same: the thread is a daemon
 
     def _work(self) -> None:
-        while batch := self._next():
-            self._told(len(batch))
-            self._answer(batch)
+        """Caption batches until the batcher is closed and no picture waits."""
+        while batch := self._next_batch():
+            self._on_batch(len(batch))
+            self._caption_batch(batch)
 
-    def _next(self) -> list[_Waiting]:
-        """The picture that waits longest and others that are asked for alike; none when closed."""
+    def _next_batch(self) -> list[_Waiting]:
+        """Wait for pictures, and return the first with others that have the same parameters; empty when closed."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._queue or self._closed)
                 if not self._queue:
                     return []
-                first = self._queue[0].params
+                params = self._queue[0].params
                 batch: list[_Waiting] = []
                 others: deque[_Waiting] = deque()
                 for item in self._queue:
-                    if item.params != first or len(batch) == self._most:
+                    if item.params != params or len(batch) == self._max_batch:
                         if not item.answer.cancelled():
                             others.append(item)
                     elif item.answer.set_running_or_notify_cancel():
@@ -108,7 +116,8 @@ class Batcher:
                 if batch:
                     return batch
 
-    def _answer(self, batch: list[_Waiting]) -> None:
+    def _caption_batch(self, batch: list[_Waiting]) -> None:
+        """Caption a batch, and set the rows or the error as the results of its futures."""
         try:
             rows = self._predict([item.picture for item in batch], batch[0].params)
             answered = list(zip(batch, rows, strict=True))
@@ -116,9 +125,9 @@ class Batcher:
             for item in batch:
                 item.answer.set_exception(error)
         except Exception:
-            if len(batch) > 1:  # one of them may be at fault: the others are not to suffer from it
+            if len(batch) > 1:  # one picture may be the cause: caption each alone, so that the others get their rows
                 for item in batch:
-                    self._answer([item])
+                    self._caption_batch([item])
                 return
             _LOG.exception("a picture of %d bytes could not be captioned", len(batch[0].picture))
             batch[0].answer.set_result(failed("could not be captioned: the server's log says why"))

@@ -1,4 +1,4 @@
-"""What the server bears of its clients, whoever they are."""
+"""Limits on size and time that protect the server from its clients, well-meaning or not."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from dataclasses import dataclass
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_HEAD_SECONDS, _TAKE_SECONDS = 10.0, 30.0
+_HEAD_SECONDS, _WRITE_SECONDS = 10.0, 30.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes of a body, pictures of a request and their pixels, pictures that wait, bytes of all bodies, and seconds."""
+    """The largest sizes and times that the server accepts.
+
+    body: bytes of one body. pictures, pixels: of one request. waiting: pictures that wait for the model. bodies: bytes
+    of all bodies together. read_seconds: until a body has arrived. answer_seconds: until its pictures have captions.
+    """
 
     body: int = 32 * 2**20
     pictures: int = 64
@@ -29,7 +33,7 @@ class Limits:
 
 
 class RefusedError(Exception):
-    """A request that is not served, and why, in a line for the client."""
+    """A request that is not served. status: the HTTP status. why: the reason, in one line for the client."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -37,28 +41,29 @@ class RefusedError(Exception):
 
 
 class Room:
-    """How many bytes of bodies are held at once."""
+    """A budget of `size` bytes for the request bodies that are in memory at the same time."""
 
     def __init__(self, size: int) -> None:
         self.left = size
 
     @contextmanager
     def held(self) -> Iterator[Held]:
-        """What one request takes, as its bytes come; given back when the block ends."""
-        found = Held(self)
+        """Yield the account of one request, and give its bytes back to the budget when the block ends."""
+        account = Held(self)
         try:
-            yield found
+            yield account
         finally:
-            self.left += found.size
+            self.left += account.size
 
 
 class Held:
-    """The bytes of one request."""
+    """The account of the bytes of a room that one request takes."""
 
     def __init__(self, room: Room) -> None:
         self._room, self.size = room, 0
 
     def take(self, size: int) -> None:
+        """Take `size` more bytes. Raises RefusedError where the room has too few left."""
         if size > self._room.left:
             raise RefusedError(503, "the server is busy: try again in a moment")
         self._room.left -= size
@@ -66,66 +71,69 @@ class Held:
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's HTTP, with an end to its patience.
+    """uvicorn's HTTP protocol, with time limits for slow clients.
 
-    A client has ten seconds to send the head of a request, or what is left of one that was answered already, and thirty
-    to take what is sent to it.
+    A client has ten seconds to send the head of a request, or the rest of a request that was answered already, and
+    thirty seconds to read what is sent to it. Otherwise its connection is closed.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head, self._taken = (_Timer(self.loop, transport.abort) for _ in range(2))
-        self._head.start(_HEAD_SECONDS)
+        self._head_timer, self._write_timer = (_Timer(self.loop, transport.abort) for _ in range(2))
+        self._head_timer.start(_HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        part_of_head = self.conn.their_state is h11.IDLE
+        awaits_head = self.conn.their_state is h11.IDLE
         answered = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
-        if part_of_head or answered:
-            self._head.start(_HEAD_SECONDS)
+        if awaits_head or answered:
+            self._head_timer.start(_HEAD_SECONDS)
         else:
-            self._head.stop()
+            self._head_timer.stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head.stop()
-        self._taken.stop()
+        self._head_timer.stop()
+        self._write_timer.stop()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._taken.start(_TAKE_SECONDS)
+        self._write_timer.start(_WRITE_SECONDS)
 
     def resume_writing(self) -> None:
-        self._taken.stop()
+        self._write_timer.stop()
         super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
-        self.transport.abort()  # closing would wait for a client that does not read
+        self.transport.abort()  # close() would wait for a client that does not read
 
 
 class _Timer:
-    """Does something once, some time after it was started first."""
+    """A timer that runs `action` once, after the time given where it was first started."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
         self._loop, self._action = loop, action
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self, seconds: float) -> None:
+        """Start the timer; does nothing where it runs already."""
         if self._handle is None:
             self._handle = self._loop.call_later(seconds, self._action)
 
     def stop(self) -> None:
+        """Stop the timer, so that it may be started again."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
 
-def hosts_of(host: str) -> set[str] | None:
-    """The `Host` headers that a server on this address answers to; None for any.
+def allowed_hosts(host: str) -> set[str] | None:
+    """Return the `Host` headers that a server on this address answers; None for any.
 
-    On loopback a page of another site must not reach it by a name that it has pointed here (DNS rebinding).
+    A server on a loopback address must not be reached by a page of another site, under a name of that site that points
+    to this machine (DNS rebinding).
     """
-    found = {str(place[0]) for *_, place in socket.getaddrinfo(host, None)}
-    if not all(ipaddress.ip_address(address).is_loopback for address in found):
+    addresses = {str(address[0]) for *_, address in socket.getaddrinfo(host, None)}
+    if not all(ipaddress.ip_address(address).is_loopback for address in addresses):
         return None
     return {"localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host.lower()}

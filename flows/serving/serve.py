@@ -1,4 +1,4 @@
-"""Run the server of flows/serving until it is stopped."""
+"""Start the captioning server, and run it until it is stopped."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from pathlib import Path
 import uvicorn
 
 from flows.serving.app import Server
-from flows.serving.limits import Limits, PatientProtocol, hosts_of
-from flows.serving.served import Served
+from flows.serving.limits import Limits, PatientProtocol, allowed_hosts
+from flows.serving.served import ServedModel
 from tasks.common.errors import AttendError
 from tasks.common.progress import say
 
-_HEAD_BYTES = 16 * 1024
-_CONNECTIONS = 256
-_GONE_MILLISECONDS = 60_000
+_MAX_HEAD_BYTES = 16 * 1024
+_MAX_CONNECTIONS = 256
+_CLIENT_TIMEOUT_MS = 60_000
 
 
-def serve(model: str | None, workspace: Path, host: str, port: int, most: int, refresh: float) -> None:
-    """Serve a registered model. most: pictures a batch. refresh: seconds between two looks at the alias."""
-    place = _listen(host, port)  # before the model is loaded, which takes seconds
+def serve(model: str | None, workspace: Path, host: str, port: int, max_batch: int, refresh: float) -> None:
+    """Serve a registered model until the process is stopped.
+
+    model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion registered last. max_batch: the most
+    pictures in a batch. refresh: seconds between two checks of the alias. Raises AttendError where it cannot listen.
+    """
+    listener = _listen(host, port)  # before the model is loaded, which takes seconds
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("attend.serve").setLevel(logging.INFO)
-    served = Served(model, workspace, refresh)
-    app = Server(served, Limits(), most, hosts_of(host)).app()
+    served = ServedModel(model, workspace, refresh)
+    app = Server(served, Limits(), max_batch, allowed_hosts(host)).app()
     config = uvicorn.Config(
         app,
         http=PatientProtocol,
@@ -33,25 +37,26 @@ def serve(model: str | None, workspace: Path, host: str, port: int, most: int, r
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=_CONNECTIONS,
+        limit_concurrency=_MAX_CONNECTIONS,
         timeout_keep_alive=15,
         timeout_graceful_shutdown=30,
-        h11_max_incomplete_event_size=_HEAD_BYTES,
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
     )
-    shown = f"[{host}]" if ":" in host else host
-    say(f"serving {served.current.uri} at http://{shown}:{port}")
-    uvicorn.Server(config).run(sockets=[place])
+    url_host = f"[{host}]" if ":" in host else host
+    say(f"serving {served.current.uri} at http://{url_host}:{port}")
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on the address. Raises AttendError where that is not possible."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        place = socket.create_server((host, port), family=family)
+        listener = socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or "is no name of a host"
-        raise AttendError(f"--host {host} --port {port}: {why}: give another") from None
-    # asyncio does so only for sockets that it made itself. Without it an answer's second packet waits 40 ms.
-    place.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a client that takes nothing for so long is gone
-        place.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_MILLISECONDS)
-    return place
+        why = getattr(error, "strerror", None) or "is not the name of a host"
+        raise AttendError(f"--host {host} --port {port}: {why}: give another address") from None
+    # asyncio sets this only on sockets that it made. Without it, the second packet of an answer waits 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: drop a client that acknowledges nothing for this long
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _CLIENT_TIMEOUT_MS)
+    return listener

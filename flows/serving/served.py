@@ -1,4 +1,4 @@
-"""The model that is served: loaded by its address, and loaded anew when that names another version."""
+"""The model that is served: loaded by its address, and replaced when the address names another version."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from flows.serving.limits import RefusedError
 from tasks.registry import tracking
-from tasks.registry.logged_model import captioner_of, example, load_model
-from tasks.registry.versions import address_of, check_address, last_champion, version_at
+from tasks.registry.logged_model import example, load_model, unwrap_captioner
+from tasks.registry.versions import address_of, check_address, last_champion, version_of_address
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -21,8 +21,11 @@ _TYPES: dict[str, type] = {"long": int, "integer": int, "double": float, "float"
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A version in memory. params: what it takes, by name; about: what it is, for clients."""
+class LoadedVersion:
+    """A model version in memory.
+
+    uri: its address. params: the types of the parameters that it takes, by name. about: its description for clients.
+    """
 
     uri: str
     model: Any
@@ -30,7 +33,7 @@ class Loaded:
     about: dict[str, Any]
 
     def predict(self, pictures: list[bytes], params: dict[str, Any]) -> list[dict[str, Any]]:
-        """Rows of the registered model; RefusedError for parameters that do not go together."""
+        """Return the model's row for each picture. Raises RefusedError for parameters that do not go together."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -40,41 +43,47 @@ class Loaded:
             raise RefusedError(400, " ".join(error.message.split())) from None
 
 
-class Served:
-    """What an address names now. `current` is replaced whole, so that a batch is of one version."""
+class ServedModel:
+    """The version that an address names now.
+
+    `current` is replaced as a whole, so that each batch is captioned by one version. `failure`: why the last check for
+    another version failed, or None.
+    """
 
     def __init__(self, model: str | None, workspace: Path, seconds: float) -> None:
         """model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion registered last.
 
-        seconds: between two looks whether the alias has moved.
+        seconds: between two checks whether the address names another version.
         """
         check_address(model)
         self._client = tracking.connect(workspace, must_exist=True)
         self.address = model or last_champion(self._client, workspace)
         self._seconds = seconds
         self._stopped = threading.Event()
-        self.failure: str | None = None  # of the last look
-        self.current = _load(version_at(self._client, self.address))
+        self.failure: str | None = None
+        self.current = _load(version_of_address(self._client, self.address))
 
     def predict(self, pictures: list[bytes], params: dict[str, Any]) -> list[dict[str, Any]]:
-        """As the version that is served now."""
+        """Caption pictures with the version that is served now."""
         return self.current.predict(pictures, params)
 
     def watch(self) -> None:
-        """Look, in a thread, whether the address names another version, until `stop`."""
+        """Start a thread that checks whether the address names another version, until `stop`."""
         threading.Thread(target=self._watch, name="champion", daemon=True).start()
 
     def stop(self) -> None:
+        """End the thread of `watch`."""
         self._stopped.set()
 
     def _watch(self) -> None:
+        """Check at every interval, until `stop`."""
         while not self._stopped.wait(self._seconds):
-            self.look()
+            self.check_for_new_version()
 
-    def look(self) -> None:
-        """Take up another version where the address names one; what is served stays where that fails."""
+    def check_for_new_version(self) -> None:
+        """Load the version that the address names, if it is another. Where that fails, the served version stays."""
         try:
-            version = version_at(self._client, self.address)
+            version = version_of_address(self._client, self.address)
             if address_of(version) != self.current.uri:
                 self.current = _load(version)
                 _LOG.info("serving %s", self.current.uri)
@@ -82,16 +91,17 @@ class Served:
         except Exception as error:
             why = " ".join(str(error).split())[:200]
             if why != self.failure:
-                _LOG.warning("%s stays: %s", self.current.uri, why)
+                _LOG.warning("could not check for another version, still serving %s: %s", self.current.uri, why)
             self.failure = why
 
 
-def _load(version: ModelVersion) -> Loaded:
+def _load(version: ModelVersion) -> LoadedVersion:
+    """Load a version, and caption an example picture with it."""
     uri = address_of(version)
-    loaded = load_model(uri)
-    model = loaded.unwrap_python_model()
-    captioner = captioner_of(model, uri)
-    schema = loaded.metadata.get_params_schema()
+    pyfunc = load_model(uri)
+    model = pyfunc.unwrap_python_model()
+    captioner = unwrap_captioner(model, uri)
+    schema = pyfunc.metadata.get_params_schema()
     params = {item.name: _TYPES[item.dtype.name] for item in schema.params} if schema else {}
     about = {
         "model": version.name,
@@ -102,6 +112,6 @@ def _load(version: ModelVersion) -> Loaded:
         "beam": captioner.decoding.beam,
         "card": version.description or "",
     }
-    found = Loaded(uri, model, params, about)
-    found.predict([example()], {})  # the first forward pass is slow: not a client's to wait for
-    return found
+    loaded = LoadedVersion(uri, model, params, about)
+    loaded.predict([example()], {})  # here, because the first forward pass is slow: no client should wait for it
+    return loaded

@@ -1,16 +1,17 @@
 """Backbones: photographs (N, 3, H, W) -> annotation vectors on a grid (N, h, w, C).
 
-Adding one: a file with a builder, and a line here. The registry imports nothing, so that configs are
-checked without loading torch.
+To add a backbone, write a file with a builder function and add a line to `BACKBONES`. This registry imports no
+backbone, so that configs are checked without loading torch.
 """
 
 from typing import NamedTuple
 
 
 class Member(NamedTuple):
-    """Where a backbone is built: a module of this package, or one with its package's name before it.
+    """A registry entry: the function that builds a backbone.
 
-    blocks: how many it has that can be tuned.
+    module: a module of this package, or a full dotted name. builder: the function's name. blocks: how many blocks of
+    the backbone can be tuned.
     """
 
     module: str
@@ -28,7 +29,7 @@ BACKBONES: dict[str, Member] = {
     "tiny": Member("tiny", "tiny", blocks=2),
 }
 
-# Whole libraries of classifiers, as `library:NAME`; the builder is given the name.
+# Libraries of classifiers: a backbone is named `library:NAME`, and the builder takes NAME.
 LIBRARIES: dict[str, Member] = {
     "torchvision": Member("torchvision_models", "torchvision_model"),
     "timm": Member("timm_models", "timm_model"),

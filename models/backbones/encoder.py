@@ -1,4 +1,4 @@
-"""A frozen backbone arranged for speed: what turns photographs into the grids that are kept."""
+"""The encoder: a frozen backbone arranged for speed, which turns photographs into the grids that are stored."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from torch import Tensor
 from .base import Backbone
 
 Precision = Literal["float32", "bfloat16"]
-# As many at once on a CPU as its caches hold the maps of: twice as many made MobileNetV2 a quarter slower.
+# Pixels encoded at once on a CPU, so that the feature maps stay in its caches: twice as many made MobileNetV2 a
+# quarter slower.
 _CACHED_PIXELS = 16 * 224**2
 
 
 class Encoder:
-    """Photographs, uint8 (N, 3, S, S) -> grids, float16 (N, h, w, C): extraction and the captioner see the same.
+    """A copy of a backbone for inference: photographs, uint8 (N, 3, S, S) -> grids, float16 (N, h, w, C).
 
-    Computes what the backbone does, which is left as it is: batch norms are folded into the convolutions before them,
-    weights are kept in the precision asked for, pictures lie channels-last. Pooling and what follows is float32.
+    Extraction and the captioner both use it, so both see the same grids. It computes what the backbone computes: batch
+    norms are folded into the convolutions before them, weights are stored in `precision`, and pictures are laid out
+    channels-last. Pooling and what follows it are computed in float32. The backbone passed in is not changed.
     """
 
     def __init__(
@@ -31,9 +33,10 @@ class Encoder:
         device: torch.device | str = "cpu",
         compile_for: int | None = None,
     ) -> None:
-        """compile_for: a number of photographs that batches mostly have, whose forward pass is compiled; None for none.
+        """Copy the backbone, fold its batch norms and move the copy to `device`.
 
-        Others go uncompiled: what is compiled is right for one size alone.
+        compile_for: the usual number of photographs in a batch, for which the forward pass is compiled; None compiles
+        nothing. Batches of other sizes run uncompiled, because the compiled code works for one size only.
         """
         self.device = torch.device(device)
         self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
@@ -43,42 +46,47 @@ class Encoder:
         self._backbone.to(self.device, self.dtype).to(memory_format=torch.channels_last)
         self._compile_for = compile_for
         self._compiled: Callable[[Tensor], Tensor] | None = None
-        if compile_for is not None:  # not otherwise: the compiler alone takes a second to load
+        if compile_for is not None:  # only then: loading the compiler alone takes a second
             self._compiled = torch.compile(self._backbone.maps, dynamic=False, options={"freezing": True})
 
     @torch.inference_mode()
     def __call__(self, photographs: Tensor) -> Tensor:
-        """The grids, on the encoder's device. Values beyond float16 are clamped to its largest."""
+        """Return the grids, on the encoder's device; values beyond float16's range are clamped to its limits."""
         pixels = photographs[0, 0].numel()
-        usual = self._compile_for and self._part(self._compile_for, pixels)
-        size = self._part(len(photographs), pixels)
-        parts = torch.split(photographs, size)
-        return torch.cat([self._encoded(part, self._compiled if len(part) == usual else None) for part in parts])
+        compiled_size = self._compile_for and self._chunk_size(self._compile_for, pixels)
+        chunks = torch.split(photographs, self._chunk_size(len(photographs), pixels))
+        return torch.cat(
+            [self._encode(chunk, self._compiled if len(chunk) == compiled_size else None) for chunk in chunks]
+        )
 
-    def _part(self, photographs: int, pixels: int) -> int:
-        """How many of so many photographs are encoded at once, the same in all parts if it can be."""
+    def _chunk_size(self, count: int, pixels: int) -> int:
+        """Return how many of `count` photographs of `pixels` each are encoded at once.
+
+        All chunks get the same size where `count` allows it.
+        """
         if self.device.type != "cpu":
-            return photographs
-        parts = math.ceil(photographs / max(_CACHED_PIXELS // pixels, 1))
-        return math.ceil(photographs / parts)
+            return count
+        chunks = math.ceil(count / max(_CACHED_PIXELS // pixels, 1))
+        return math.ceil(count / chunks)
 
     @torch.inference_mode()
-    def _encoded(self, photographs: Tensor, compiled: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def _encode(self, photographs: Tensor, compiled: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Return the grids of one chunk; compiled: the compiled forward pass, None for the uncompiled one."""
         inputs = self._backbone.normalised(photographs.to(self.device, non_blocking=True)).to(self.dtype)
-        grid = self._backbone.laid_out((compiled or self._backbone.maps)(inputs).float())
+        grid = self._backbone.to_grid((compiled or self._backbone.maps)(inputs).float())
         limit = torch.finfo(torch.float16).max
         return grid.clamp(-limit, limit).to(torch.float16)
 
     def check(self, size: int) -> None:
-        """ValueError where a photograph of `size` px does not become the grid declared."""
+        """Raise ValueError if a photograph of `size` px does not give a grid of the declared shape."""
         pooled = self._backbone.grid
         sides = self.declared.sides(size) if pooled is None else (pooled, pooled)
         try:
-            shape = self._encoded(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
-        except Exception as error:  # torch and its libraries assert sizes in ways of their own
+            shape = self._encode(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
+        except Exception as error:  # torch and its libraries reject sizes with various errors
             raise ValueError(f"takes no pictures of {size} px: {' '.join(str(error).split())[:160]}") from None
         if shape[0] != shape[1] or shape[0] not in sides or self.declared.channels not in (None, shape[2]):
             channels = self.declared.channels or shape[2]
             raise ValueError(
-                f"made a grid of {tuple(shape)} of {size} px, {(sides[1], sides[1], channels)} is declared"
+                f"turned {size} px into a grid of shape {tuple(shape)}, but declares {(sides[1], sides[1], channels)}"
             )

@@ -1,4 +1,4 @@
-"""GoogLeNet (Szegedy et al. 2015): the map of inception 5b."""
+"""GoogLeNet (Szegedy et al. 2015): the map of inception 5b, stride 32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEAD = ("aux1", "aux2", "avgpool", "dropout", "fc")
 
 
 def googlenet() -> Backbone:
-    """GoogLeNet: 1024 channels; 192 px -> 6x6, 224 px -> 7x7.
+    """Build GoogLeNet: 1024 channels; 192 px -> 6x6, 224 px -> 7x7.
 
     Its published weights come from TensorFlow and expect pixels in [-1, 1], not ImageNet's statistics.
     """

@@ -8,12 +8,12 @@ from .base import Backbone, Declared
 
 
 def mobilenet_v2() -> Backbone:
-    """MobileNetV2: 1280 channels; 224 px -> 7x7, 417 px -> 14x14."""
+    """Build MobileNetV2: 1280 channels; 224 px -> 7x7, 417 px -> 14x14."""
     return Backbone(
         mobilenetv2.mobilenet_v2().features,
         Declared(1280),
         head=("classifier.",),
         prefix="features.",
         published="MobileNet_V2_Weights",
-        blocks=tuple(tuple(f"{layer}." for layer in range(*ends)) for ends in ((2, 4), (4, 7), (7, 14), (14, 19))),
+        blocks=tuple(tuple(f"{layer}." for layer in range(*bounds)) for bounds in ((2, 4), (4, 7), (7, 14), (14, 19))),
     )

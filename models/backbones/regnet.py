@@ -11,7 +11,7 @@ from .base import Backbone, Declared
 
 
 def regnet_x_400mf() -> Backbone:
-    """RegNetX-400MF: 400 channels; 112 px -> 4x4."""
+    """Build RegNetX-400MF: 400 channels; 112 px -> 4x4."""
     full = regnet.regnet_x_400mf()
     layers = OrderedDict((name, layer) for name, layer in full.named_children() if name not in ("avgpool", "fc"))
     return Backbone(

@@ -11,9 +11,12 @@ from .base import Backbone, Declared
 
 
 def resnet101() -> Backbone:
-    """ResNet-101: 2048 channels; 448 px -> 14x14, 256 px -> 8x8 (the 14x14 of 256 px is that, pooled)."""
+    """Build ResNet-101: 2048 channels; 448 px -> 14x14, 256 px -> 8x8.
+
+    A 14x14 grid of a photograph of 256 px is that 8x8 map, pooled.
+    """
     full = resnet.resnet101()
-    # By name, so that a state dict of torchvision's whole network fits.
+    # Layers keep their names, so that a state dict of torchvision's whole network can be loaded.
     layers = OrderedDict((name, layer) for name, layer in full.named_children() if name not in ("avgpool", "fc"))
     return Backbone(
         nn.Sequential(layers),

@@ -1,4 +1,4 @@
-"""Any timm model with a spatial map or patch tokens, by name: `timm:NAME`. timm is an optional extra."""
+"""Any timm model with a spatial map or patch tokens, named `timm:NAME`; timm is an optional dependency."""
 
 from __future__ import annotations
 
@@ -12,40 +12,43 @@ from .base import Backbone, Declared
 
 
 class TimmBackbone(Backbone):
-    """A timm model's `forward_features`, whichever of its layouts it has."""
+    """A timm model, whose `forward_features` may give a map, channels first or last, or patch tokens."""
 
     def fold(self) -> None:
-        """Nothing: timm's batch norms have their activations in them."""
+        """Do nothing: timm's batch norms contain their activation functions and cannot be folded."""
 
     def maps(self, photographs: Tensor) -> Tensor:
-        found: Tensor = self.features.forward_features(photographs)  # type: ignore[operator]
-        if found.ndim == 3:  # (N, prefix + patches, C)
-            found = found[:, getattr(self.features, "num_prefix_tokens", 0) :]
-            side = math.isqrt(found.shape[1])
-            return found.transpose(1, 2).reshape(len(found), -1, side, side)
-        if found.shape[1] == found.shape[2] and found.shape[-1] == getattr(self.features, "num_features", None):
-            return found.permute(0, 3, 1, 2)  # (N, h, w, C), as timm's Swins give it
-        return found
+        output: Tensor = self.features.forward_features(photographs)  # type: ignore[operator]
+        if output.ndim == 3:  # tokens (N, prefix + patches, C)
+            patches = output[:, getattr(self.features, "num_prefix_tokens", 0) :]
+            side = math.isqrt(patches.shape[1])
+            return patches.transpose(1, 2).reshape(len(patches), -1, side, side)
+        if output.shape[1] == output.shape[2] and output.shape[-1] == getattr(self.features, "num_features", None):
+            return output.permute(0, 3, 1, 2)  # from (N, h, w, C), the layout of timm's Swin models
+        return output
 
 
 def timm_model(name: str) -> Backbone:
-    """The model `name` of timm, such as `resnet18.a1_in1k`, with random weights; ValueError where timm has none."""
+    """Build the timm model `name`, such as `resnet18.a1_in1k`, with random weights.
+
+    Raises ValueError if timm is not installed or has no such model.
+    """
     try:
         import timm
         import timm.data
     except ImportError:
-        raise ValueError(f"timm:{name}: timm is not installed: uv pip install timm") from None
+        raise ValueError(f"timm:{name}: timm is not installed: run `uv pip install timm`") from None
     try:
         network: nn.Module = timm.create_model(name, pretrained=False, num_classes=0)
     except RuntimeError as error:
         raise ValueError(f"unknown backbone 'timm:{name}': {' '.join(str(error).split())[:120]}") from None
-    wanted: dict[str, Any] = timm.data.resolve_data_config(model=network)  # type: ignore[attr-defined,no-untyped-call]
-    interpolation: Interpolation = "bicubic" if wanted["interpolation"] == "bicubic" else "bilinear"
+    config: dict[str, Any] = timm.data.resolve_data_config(model=network)  # type: ignore[attr-defined,no-untyped-call]
+    interpolation: Interpolation = "bicubic" if config["interpolation"] == "bicubic" else "bilinear"
     reduction = network.feature_info[-1]["reduction"]  # type: ignore[index]
     declared = Declared(
         int(network.num_features),  # type: ignore[arg-type]
         int(reduction),
-        statistics=(tuple(wanted["mean"]), tuple(wanted["std"])),
+        statistics=(tuple(config["mean"]), tuple(config["std"])),
         interpolation=interpolation,
     )
     head = tuple(f"{part}." for part in ("fc", "classifier", "head.fc", "head", "head_drop"))

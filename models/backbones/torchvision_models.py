@@ -1,4 +1,7 @@
-"""Any torchvision classifier with a spatial map, cut there by torchvision's feature extraction: `torchvision:NAME`."""
+"""Any torchvision classifier with a spatial map, named `torchvision:NAME`.
+
+torchvision's feature extraction cuts the classifier off after that map.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torchvision.models import feature_extraction
 from ..photographs import HALVES, IMAGENET, Interpolation
 from .base import Backbone, Declared
 
-# What a model's name begins with -> the node of its last spatial map. `encoder` gives tokens, not a map.
+# Prefix of a model's name -> the graph node of its last spatial map. `encoder` gives tokens, not a map.
 _NODES = {
     "convnext": "features",
     "densenet": "relu",
@@ -29,23 +32,26 @@ _NODES = {
     "vit_": "encoder",
     "wide_resnet": "layer4",
 }
-# Those whose published weights were trained on pictures resized by cubic interpolation.
+# Prefixes of the models whose published weights were trained on pictures resized by bicubic interpolation.
 _BICUBIC = ("swin_", "efficientnet_b", "efficientnet_v2_l", "maxvit")
 
 
 class CutClassifier(Backbone):
-    """A classifier that ends at the node `maps`; a vision transformer's patch tokens become a map again."""
+    """A classifier that ends at its last spatial map; a vision transformer's patch tokens are laid out as a map."""
 
     def maps(self, photographs: Tensor) -> Tensor:
-        found: Tensor = self.features(photographs)["maps"]
-        if found.ndim == 3:  # (N, 1 + patches, C), the class token first
-            side = math.isqrt(found.shape[1] - 1)
-            return found[:, 1:].transpose(1, 2).reshape(len(found), -1, side, side)
-        return found
+        output: Tensor = self.features(photographs)["maps"]
+        if output.ndim == 3:  # (N, 1 + patches, C), the class token first
+            side = math.isqrt(output.shape[1] - 1)
+            return output[:, 1:].transpose(1, 2).reshape(len(output), -1, side, side)
+        return output
 
 
 def torchvision_model(name: str) -> Backbone:
-    """The classifier `name` of torchvision up to its last spatial map; ValueError where there is none."""
+    """Build torchvision's classifier `name` up to its last spatial map, with random weights.
+
+    Raises ValueError if torchvision has no such classifier or its family is not in `_NODES`.
+    """
     family = next((family for family in sorted(_NODES, key=len, reverse=True) if name.startswith(family)), None)
     if family is None or name not in torchvision.models.list_models(module=torchvision.models):
         raise ValueError(
@@ -54,7 +60,8 @@ def torchvision_model(name: str) -> Backbone:
         )
     full = torchvision.models.get_model(name, weights=None).eval()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that training mode has other nodes: ours is always frozen
+        # torchvision warns that training mode has other graph nodes; a backbone is never in training mode.
+        warnings.simplefilter("ignore", UserWarning)
         cut = feature_extraction.create_feature_extractor(full, {_NODES[family]: "maps"})
     head = tuple(sorted(set(full.state_dict()) - set(cut.state_dict())))
     stride = int(full.patch_size) if family == "vit_" else 32

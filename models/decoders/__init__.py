@@ -1,7 +1,7 @@
 """Decoders: a grid of annotation vectors -> captions, word by word.
 
-Adding one: a file with a class that keeps the contract of `base.Decoder`, and a line here. The registry
-imports nothing, so that configs are checked without loading torch.
+To add a decoder, write a file with a subclass of `base.Decoder` and add a line to `DECODERS`. This registry imports no
+decoder, so that configs are checked without loading torch.
 """
 
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 
 class Member(NamedTuple):
-    """Where a decoder is, and which options its class takes beside the sizes of grid and vocabulary.
+    """A registry entry: the class of a decoder, and its options besides the sizes of grid and vocabulary.
 
-    module: of this package, or with its package's name before it. fixed: options that the name itself settles.
-    attends: whether it attends to the grid before each word.
+    module: a module of this package, or a full dotted name. name: the class. options: those that a config may set.
+    fixed: options whose values the decoder's name determines. attends: whether it attends to the grid before each word.
     """
 
     module: str
@@ -35,16 +35,16 @@ _SHARED = (
     "pca_dim",
 )
 _RECURRENT = (*_SHARED, "first_state", "output", "output_size")
-_LOOKING = (*_RECURRENT, "attention_grid", "attention", "attention_size")
-_SOFT = (*_LOOKING, "gate")
+_ATTENDING = (*_RECURRENT, "attention_grid", "attention", "attention_size")
+_GATED = (*_ATTENDING, "gate")
 
 DECODERS: dict[str, Member] = {
     "rnn": Member("captioning_rnn", "CaptioningRNN", _RECURRENT, {"cell_type": "rnn"}, attends=False),
     "lstm": Member("captioning_rnn", "CaptioningRNN", _RECURRENT, {"cell_type": "lstm"}, attends=False),
-    "attention_lstm": Member("captioning_rnn", "CaptioningRNN", _LOOKING, {"cell_type": "attn"}),
-    "show_attend_tell": Member("show_attend_tell", "ShowAttendTell", _SOFT),
+    "attention_lstm": Member("captioning_rnn", "CaptioningRNN", _ATTENDING, {"cell_type": "attn"}),
+    "show_attend_tell": Member("show_attend_tell", "ShowAttendTell", _GATED),
     "hard_attention": Member(
-        "hard_attention", "HardAttention", (*_SOFT, "reinforce", "entropy", "baseline_decay", "expected_share")
+        "hard_attention", "HardAttention", (*_GATED, "reinforce", "entropy", "baseline_decay", "expected_share")
     ),
     "up_down": Member("up_down", "UpDown", (*_SHARED, "attention_size")),
     "transformer": Member(

@@ -1,11 +1,11 @@
-"""The contract of a decoder.
+"""The interface of a decoder.
 
-    start(grid) -> state                   one row a picture
-    step(state, tokens) -> (logits, state) one word further: a decoder's definition
-    forward(grid, words, valid)            the same maths over whole captions, arranged for speed, for training
+    start(grid) -> state                   the state before the first word, one row per picture
+    step(state, tokens) -> (logits, state) one word further: this defines the decoder
+    forward(grid, words, valid)            the same computation over whole captions, arranged for speed, for training
 
-Shapes throughout: N pictures, R rows of a picture (its captions, or its beams), P grid positions, V words.
-A picture's rows share its annotation vectors and keys.
+Shapes throughout: N pictures, R rows of a picture (its captions, or its hypotheses in search), P grid positions, V
+words. A picture's rows share its annotation vectors and keys.
 """
 
 from __future__ import annotations
@@ -26,56 +26,61 @@ from ..search import Steps
 from ..vocabulary import NULL
 from . import DECODERS
 
-# Metadata of a state's fields that have no rows.
-SAME_FOR_PICTURE = {"of": "picture"}  # (N, ...): the same for all rows of a picture, and all steps
-SAME_FOR_ALL = {"of": "all"}  # the same for all pictures, or None
+# Metadata of those fields of a state that have no dimension R. All other fields have an entry for each row.
+SAME_FOR_PICTURE = {"one_per": "picture"}  # (N, ...): the same for all rows of a picture, and all steps
+SAME_FOR_ALL = {"one_per": "state"}  # the same for all pictures, or None
 
 
 @dataclass(frozen=True)
 class State:
-    """What a decoder carries from word to word: tensors (N, R, ...), but for fields marked as above.
+    """The state of a decoder between words: tensors (N, R, ...), except for fields with the metadata above.
 
-    alphas (N, R, P'), float32: where the last step looked; zeros before the first.
+    alphas (N, R, P'), float32: the last step's attention weights of the positions; zeros before the first step.
     """
 
     alphas: Tensor
 
     def expand(self, rows: int) -> Self:
-        """The state of one row a picture, repeated for `rows` rows."""
-        return self._rows(lambda tensor: tensor.expand(-1, rows, *(-1,) * (tensor.dim() - 2)))
+        """Return this state, which has one row per picture, repeated for `rows` rows."""
+        return self._map_rows(lambda tensor: tensor.expand(-1, rows, *(-1,) * (tensor.dim() - 2)))
 
     def select(self, rows: Tensor) -> Self:
-        """Rows (N, R') of each picture, by index: how beams are taken over from their parents."""
+        """Return the state of the rows with indices `rows` (N, R') within each picture.
 
-        def taken(tensor: Tensor) -> Tensor:
+        Search calls it with the parents of the new hypotheses.
+        """
+
+        def gather_rows(tensor: Tensor) -> Tensor:
             index = rows.view(*rows.shape, *(1,) * (tensor.dim() - 2))
             return tensor.gather(1, index.expand(-1, -1, *tensor.shape[2:]))
 
-        return self._rows(taken)
+        return self._map_rows(gather_rows)
 
     def keep(self, pictures: Tensor) -> Self:
-        """Pictures (N',), by index."""
-        kept = replace(self, **{name: getattr(self, name)[pictures] for name in self._names("picture")})
-        return kept._rows(lambda tensor: tensor[pictures])
+        """Return the state of the pictures with indices `pictures` (N',)."""
+        state = replace(self, **{name: getattr(self, name)[pictures] for name in self._field_names("picture")})
+        return state._map_rows(lambda tensor: tensor[pictures])
 
     @classmethod
     def stack(cls, states: Sequence[Self]) -> Self:
-        """The states of T steps in one: what has rows becomes (N, R, T, ...)."""
-        names = states[0]._names("row")
+        """Return the states of T steps as one, in which fields with rows are (N, R, T, ...)."""
+        names = states[0]._field_names("row")
         stacked = {name: torch.stack([getattr(state, name) for state in states], dim=2) for name in names}
         return replace(states[0], **stacked)
 
-    def _rows(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return replace(self, **{name: change(getattr(self, name)) for name in self._names("row")})
+    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return this state with `change` applied to each field that has rows."""
+        return replace(self, **{name: change(getattr(self, name)) for name in self._field_names("row")})
 
-    def _names(self, of: str) -> list[str]:
-        return [item.name for item in fields(self) if item.metadata.get("of", "row") == of]
+    def _field_names(self, one_per: str) -> list[str]:
+        """Return the names of the fields that have one tensor per `row`, `picture` or `state`."""
+        return [field.name for field in fields(self) if field.metadata.get("one_per", "row") == one_per]
 
 
 class ChannelDropout(nn.Module):
     """Dropout of whole channels of a grid (Tompson et al. 2015, section 3.2).
 
-    What is dropped is gone at all positions: attention, which averages over them, cannot average it out.
+    A channel is dropped at all positions, so that attention, which averages over positions, cannot recover it.
     """
 
     def __init__(self, share: float) -> None:
@@ -83,14 +88,14 @@ class ChannelDropout(nn.Module):
         self.share = share
 
     def forward(self, grid: Tensor) -> Tensor:
-        """(N, h, w, C) -> the same, each picture without channels of its own; in training only."""
+        """Return the grid (N, h, w, C), in training with other channels dropped for each picture."""
         return functional.dropout2d(grid.permute(0, 3, 1, 2), self.share, self.training).permute(0, 2, 3, 1)
 
 
 class Decoder(nn.Module, ABC):
-    """What all decoders have: word embeddings, dropout on words and grid, a head, and maybe a fixed basis.
+    """The base class of decoders: word embeddings, dropout on words and grid, a head, and maybe a fixed basis.
 
-    attention_grid: the side of the positions attended; None for the grid's own.
+    attention_grid: the side of the positions attended; None if they are those of the grid.
     """
 
     attention_grid: int | None = None
@@ -109,14 +114,17 @@ class Decoder(nn.Module, ABC):
         tie_weights: bool = False,
         pca_dim: int | None = None,
     ) -> None:
-        """channels: C of the grid. vocabulary: V. features: F, what the head reads. dropout: shares, in training only.
+        """Create the layers that all decoders share.
 
-        bottleneck: of that head. pca_dim: the annotation vectors are first projected to so many channels by a fixed
-        basis; see `fit_basis`. Raises ValueError where the sizes do not go together.
+        channels: C of the grid. vocabulary: V. features: F, the size that the head reads. embedding: the size of the
+        word embeddings. dropout_*: shares, in training only. bottleneck: size of the `bottleneck` head. tie_weights:
+        whether the head uses the word embeddings as its weights. pca_dim: the channels that annotation vectors are
+        projected to by a fixed basis, see `fit_basis`; None for no projection. Raises ValueError for sizes that do not
+        fit together.
         """
         super().__init__()
         if pca_dim is not None and pca_dim > channels:
-            raise ValueError(f"pca_dim: {pca_dim} channels cannot be left of a grid of {channels}")
+            raise ValueError(f"pca_dim: a grid of {channels} channels cannot be reduced to {pca_dim}")
         self.basis: Tensor | None
         self.register_buffer("basis", None if pca_dim is None else torch.eye(channels)[:pca_dim].clone())
         self.embed = nn.Embedding(vocabulary, embedding, padding_idx=NULL)
@@ -130,54 +138,57 @@ class Decoder(nn.Module, ABC):
     @property
     @abstractmethod
     def attends(self) -> bool:
-        """Whether it attends to the grid before each word; where not, its alphas have no positions."""
+        """Return whether it attends to the grid before each word; if not, its alphas have no positions."""
 
     @abstractmethod
     def start(self, grid: Tensor) -> State:
-        """grid (N, h, w, C), float -> the state before the first word, R = 1."""
+        """Return the state before the first word, R = 1, for grid (N, h, w, C), float."""
 
     @abstractmethod
     def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, State]:
-        """tokens (N, R), the words just read -> logits (N, R, V) of the next, and the state after them."""
+        """Return the logits (N, R, V) of the next word, and the state after the words just read, tokens (N, R)."""
 
     @abstractmethod
     def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, State]:
-        """Teacher forcing: the logits after each true word.
+        """Return the logits of the next word after each true word (teacher forcing), and the states of the steps.
 
-        grid (N, h, w, C). words (N, R, T) int64: the captions read, from START. valid (N, R, T) bool: the places
-        whose next word counts. Returns logits (M, V) of the M valid places in order, and what the steps read,
-        stacked: alphas (N, R, T, P).
+        grid (N, h, w, C). words (N, R, T) int64: the captions read, from START. valid (N, R, T) bool: the positions
+        whose next word counts. The logits (M, V) are those of the M valid positions in order. The states are stacked:
+        alphas (N, R, T, P').
         """
 
     def for_inference(self) -> Steps[Any]:
-        """`start` and `step`, arranged for speed with the weights as they are now; in evaluation mode only."""
+        """Return an object whose `start` and `step` are arranged for speed, with the weights as they are now.
+
+        To be called in evaluation mode only.
+        """
         return self
 
     @abstractmethod
     def compile_step(self, pictures: int, rows: int) -> None:
-        """From now on `forward` compiles its work for batches of N pictures by R rows."""
+        """Make `forward` run compiled code from now on, for batches of N pictures by R rows."""
 
-    def penalty(self, read: Any, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor | None:
-        """What a family adds to the cross-entropy in training, in nats a token; None for nothing.
+    def penalty(self, states: Any, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor | None:
+        """Return the loss that is added to the cross-entropy in training, in nats per token; None if there is none.
 
-        logits (M, V) and read: what `forward` returned for valid (N, R, T). targets (M,): the true words.
+        logits (M, V), states: what `forward` returned for valid (N, R, T). targets (M,): the true next words.
         """
         return None
 
     def annotations_of(self, grid: Tensor) -> Tensor:
-        """grid (N, h, w, C) -> annotation vectors (N, P, D), D = C unless they are reduced."""
+        """Return the annotation vectors (N, P, D) of grid (N, h, w, C); D is `pca_dim` if that is set, else C."""
         annotations = grid.flatten(1, 2)
-        kind = grid.device.type
-        if torch.is_autocast_enabled(kind):
-            annotations = annotations.to(torch.get_autocast_dtype(kind))  # once, not at every step
+        device_type = grid.device.type
+        if torch.is_autocast_enabled(device_type):
+            annotations = annotations.to(torch.get_autocast_dtype(device_type))  # cast once, not at every step
         return annotations if self.basis is None else annotations @ self.basis.to(annotations.dtype).T
 
     def fit_basis(self, gram: Tensor) -> None:
-        """Set the basis of `pca_dim` from the Gram matrix (C, C) of annotation vectors, the sum of a a^T of all.
+        """Set the basis of `pca_dim` vectors from the Gram matrix (C, C) of annotation vectors, the sum of all a a^T.
 
-        The basis is the leading right singular vectors of the matrix whose rows are those vectors: no projection
-        to so few channels loses less of them in squares (Eckart and Young 1936). Signs are set so that each one's
-        largest component is positive.
+        The basis consists of the leading right singular vectors of the matrix whose rows are the annotation vectors: no
+        other projection to as few channels has a smaller squared error (Eckart and Young 1936). Signs are chosen so
+        that the largest component of each basis vector, by magnitude, is positive.
         """
         assert self.basis is not None
         _, vectors = torch.linalg.eigh(gram.double())
@@ -187,10 +198,12 @@ class Decoder(nn.Module, ABC):
 
 
 def make(name: str, channels: int, vocabulary: int, options: dict[str, Any]) -> Decoder:
-    """The decoder `name` for grids of `channels` channels and `vocabulary` words; ValueError for sizes that clash."""
+    """Return a new decoder `name` for grids of `channels` channels and a vocabulary of `vocabulary` words.
+
+    Raises ValueError for sizes that do not fit together.
+    """
     member = DECODERS[name]
-    place = member.module if "." in member.module else f"{__package__}.{member.module}"
-    decoder: Decoder = getattr(importlib.import_module(place), member.name)(
-        channels, vocabulary, **member.fixed, **options
-    )
+    module = member.module if "." in member.module else f"{__package__}.{member.module}"
+    decoder_class = getattr(importlib.import_module(module), member.name)
+    decoder: Decoder = decoder_class(channels, vocabulary, **member.fixed, **options)
     return decoder

@@ -1,4 +1,4 @@
-"""Three cells: a plain RNN and an LSTM that get the picture in their first state, and an LSTM with attention."""
+"""Three decoders: an RNN and an LSTM that get the picture in their first state only, and an LSTM with attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .recurrent import LSTMState, RecurrentDecoder
 
 
 class CaptioningRNN(RecurrentDecoder):
-    """h0 is the mean annotation vector, projected to the hidden size.
+    """A recurrent decoder of one of three cells, whose h0 is the mean annotation vector, projected to the hidden size.
 
     `rnn`: h = tanh(W_x x + W_h h + b) (Karpathy and Fei-Fei 2015, section 3.2, with the picture in h0).
     `lstm`: an LSTM, c0 = 0 (Vinyals et al. 2015, section 3.1, with the picture in h0).
@@ -35,7 +35,11 @@ class CaptioningRNN(RecurrentDecoder):
         pca_dim: int | None = None,
         **options: Any,
     ) -> None:
-        """channels: C of the grid. attention: of `attn`, over annotation vectors of the hidden state's size."""
+        """Create the layers.
+
+        channels: C of the grid. attention: of `attn`, over annotation vectors projected to the hidden state's size.
+        attention_size: A, of additive attention. options: of `RecurrentDecoder`.
+        """
         super().__init__(
             channels,
             hidden if cell_type == "attn" else 0,
@@ -51,8 +55,8 @@ class CaptioningRNN(RecurrentDecoder):
     def init_state(self, annotations: Tensor, pool: Tensor | None) -> LSTMState:
         if self.attention is None:
             hidden = self.project(mean(annotations, pool)).float()
-            nothing = hidden.new_zeros(len(hidden), 1, 0)
-            return LSTMState(nothing, nothing, nothing, hidden, torch.zeros_like(hidden), context=nothing)
+            empty = hidden.new_zeros(len(hidden), 1, 0)
+            return LSTMState(empty, empty, empty, hidden, torch.zeros_like(hidden), context=empty)
         projected = self.project(annotations)
         average = mean(projected.float(), pool)
         keys = pooled(self.attention.keys(projected), pool)

@@ -16,74 +16,82 @@ from .base import Decoder, State
 
 @dataclass(frozen=True)
 class EnsembleState:
-    """The states of the members, each of its own weights."""
+    """The states of an ensemble's members, in their order."""
 
     states: tuple[State, ...]
 
     @property
     def alphas(self) -> Tensor:
-        """(N, R, P'), float32: the mean of the members'."""
+        """Return the mean of the members' alphas, (N, R, P') float32."""
         return torch.stack([state.alphas for state in self.states]).mean(dim=0)
 
     def expand(self, rows: int) -> EnsembleState:
-        return self._each(lambda state: state.expand(rows))
+        """Return these states as `State.expand` does."""
+        return self._map_states(lambda state: state.expand(rows))
 
     def select(self, rows: Tensor) -> EnsembleState:
-        return self._each(lambda state: state.select(rows))
+        """Return these states as `State.select` does."""
+        return self._map_states(lambda state: state.select(rows))
 
     def keep(self, pictures: Tensor) -> EnsembleState:
-        return self._each(lambda state: state.keep(pictures))
+        """Return these states as `State.keep` does."""
+        return self._map_states(lambda state: state.keep(pictures))
 
-    def _each(self, change: Callable[[State], State]) -> EnsembleState:
+    def _map_states(self, change: Callable[[State], State]) -> EnsembleState:
         return EnsembleState(tuple(map(change, self.states)))
 
 
 class Ensemble(nn.ModuleList):
-    """Trained decoders of one shape, for inference alone; its logits are log-probabilities."""
+    """A list of trained decoders of one shape, for inference only; its logits are log-probabilities."""
 
     def __init__(self, members: Sequence[Decoder]) -> None:
         super().__init__(members)
-        self._steps: list[Steps[Any]] = list(members)
+        self._steppers: list[Steps[Any]] = list(members)
 
     @property
     def attends(self) -> bool:
-        return self._first.attends
+        """Return whether the members attend to the grid before each word."""
+        return self._first_member.attends
 
     @property
     def attention_grid(self) -> int | None:
-        return self._first.attention_grid
+        """Return the side of the positions that the members attend to; None if they are those of the grid."""
+        return self._first_member.attention_grid
 
     @property
-    def _first(self) -> Decoder:
-        first = self[0]
-        assert isinstance(first, Decoder)
-        return first
+    def _first_member(self) -> Decoder:
+        member = self[0]
+        assert isinstance(member, Decoder)
+        return member
 
     def start(self, grid: Tensor) -> EnsembleState:
-        """grid (N, h, w, C), float -> the state before the first word, R = 1."""
-        return EnsembleState(tuple(member.start(grid) for member in self._steps))
+        """Return the state before the first word, R = 1, for grid (N, h, w, C), float."""
+        return EnsembleState(tuple(stepper.start(grid) for stepper in self._steppers))
 
     def step(self, state: EnsembleState, tokens: Tensor) -> tuple[Tensor, EnsembleState]:
-        """tokens (N, R), the words just read -> log-probabilities (N, R, V) of the next, and the state after them."""
-        each = [member.step(of, tokens) for member, of in zip(self._steps, state.states, strict=True)]
-        return _mean([logits for logits, _ in each]), EnsembleState(tuple(after for _, after in each))
+        """Return the log-probabilities (N, R, V) of the next word, and the state after the words just read.
+
+        tokens (N, R): the words just read.
+        """
+        steps = [stepper.step(member, tokens) for stepper, member in zip(self._steppers, state.states, strict=True)]
+        return _log_mean([logits for logits, _ in steps]), EnsembleState(tuple(after for _, after in steps))
 
     def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, State]:
-        """As `Decoder.forward`; of what the members read, the mean of their alphas."""
-        each = [member(grid, words, valid) for member in self]
-        alphas = torch.stack([read.alphas for _, read in each]).mean(dim=0)
-        return _mean([logits for logits, _ in each]), State(alphas)
+        """Return log-probabilities and states as `Decoder.forward` does; the states have the mean alphas alone."""
+        outputs = [member(grid, words, valid) for member in self]
+        alphas = torch.stack([states.alphas for _, states in outputs]).mean(dim=0)
+        return _log_mean([logits for logits, _ in outputs]), State(alphas)
 
     def for_inference(self) -> Ensemble:
-        """`start` and `step` with each member arranged for speed, as its weights are now."""
-        arranged = Ensemble([])
-        arranged._steps = [member.for_inference() for member in self if isinstance(member, Decoder)]
-        return arranged
+        """Return an ensemble whose `start` and `step` are arranged for speed, with the members' weights as now."""
+        ensemble = Ensemble([])
+        ensemble._steppers = [member.for_inference() for member in self if isinstance(member, Decoder)]
+        return ensemble
 
 
-def _mean(logits: list[Tensor]) -> Tensor:
-    """The logarithm of the members' mean probability; of one member its own logits."""
+def _log_mean(logits: list[Tensor]) -> Tensor:
+    """Return the logarithm of the members' mean probability; for a single member, its logits."""
     if len(logits) == 1:
         return logits[0]
-    each = torch.stack([torch.log_softmax(one.float(), dim=-1) for one in logits])
-    return torch.logsumexp(each, dim=0) - math.log(len(logits))
+    log_probabilities = torch.stack([torch.log_softmax(member.float(), dim=-1) for member in logits])
+    return torch.logsumexp(log_probabilities, dim=0) - math.log(len(logits))

@@ -16,9 +16,10 @@ from .show_attend_tell import ShowAttendTell
 
 @dataclass(frozen=True)
 class HardState(LSTMState):
-    """log_drawn (N, R, 1): log-probability of the position drawn at the last step; 0 where none was.
+    """The state of hard attention.
 
-    soft (N, R, 1) bool: whether this picture is looked at by expectation. The same for all its rows.
+    log_drawn (N, R, 1): log-probability of the position drawn at the last step; 0 if none was drawn. soft (N, R, 1)
+    bool: whether the context is the expected one instead of a drawn one; the same for all rows of a picture.
     """
 
     log_drawn: Tensor
@@ -26,11 +27,11 @@ class HardState(LSTMState):
 
 
 class HardAttention(ShowAttendTell):
-    """Looks at one position a word: drawn from the alphas in training, the likeliest one afterwards.
+    """A decoder that attends to one position per word: drawn from the alphas in training, else the likeliest one.
 
-    What trains the alphas is REINFORCE with the caption's log-likelihood as the reward (equations 11 and 12), a
-    moving average of it as the baseline (section 4.1), and the alphas' entropy; for a share of the pictures, half of
-    them in the paper, the position drawn is replaced by its expected value, the soft context.
+    The alphas are trained by REINFORCE with the caption's log-likelihood as the reward (equations 11 and 12), a moving
+    average of it as the baseline (section 4.1), and the alphas' entropy; for a share of the pictures, half of them in
+    the paper, the position drawn is replaced by its expected value, which gives the soft context.
     """
 
     def __init__(
@@ -43,7 +44,11 @@ class HardAttention(ShowAttendTell):
         expected_share: float = 0.5,
         **options: Any,
     ) -> None:
-        """reinforce, entropy: lambda_r and lambda_e of equation 12. baseline_decay: of the moving average."""
+        """Create the layers.
+
+        reinforce, entropy: lambda_r and lambda_e of equation 12. baseline_decay: of the moving average. expected_share:
+        probability with which the soft context replaces a drawn one. options: of `ShowAttendTell`.
+        """
         super().__init__(channels, vocabulary, **options)
         self.reinforce, self.entropy = reinforce, entropy
         self.baseline_decay, self.expected_share = baseline_decay, expected_share
@@ -51,39 +56,39 @@ class HardAttention(ShowAttendTell):
         self.register_buffer("baseline", torch.zeros(()))
 
     def init_state(self, annotations: Tensor, pool: Tensor | None) -> LSTMState:
-        soft = super().init_state(annotations, pool)
-        nothing = torch.zeros_like(soft.hidden[..., :1])
-        expected = torch.rand_like(nothing) < self.expected_share if self.training else nothing.bool()
-        return HardState(**vars(soft), log_drawn=nothing, soft=expected)
+        state = super().init_state(annotations, pool)
+        zeros = torch.zeros_like(state.hidden[..., :1])
+        soft = torch.rand_like(zeros) < self.expected_share if self.training else zeros.bool()
+        return HardState(**vars(state), log_drawn=zeros, soft=soft)
 
     def attend(self, state: LSTMState, queries: Mapping[str, Tensor]) -> LSTMState:
         assert isinstance(state, HardState)
         query = queries.get("query", state.hidden)
         expected, alphas = self.attention(state.annotations, state.keys, query, state.pool)
         if self.training:
-            # Where training has diverged the loss says so; a draw from nothing would end it before.
-            place = torch.multinomial(alphas.nan_to_num(1.0).flatten(0, 1), 1).view(*alphas.shape[:2], 1)
+            # Alphas are NaN once training has diverged, which the loss reports; multinomial would raise before that.
+            position = torch.multinomial(alphas.nan_to_num(1.0).flatten(0, 1), 1).view(*alphas.shape[:2], 1)
         else:
-            place = alphas.argmax(dim=-1, keepdim=True)
+            position = alphas.argmax(dim=-1, keepdim=True)
         if state.pool is None:
-            drawn = state.annotations.gather(1, place.expand(-1, -1, state.annotations.shape[-1]))
+            drawn = state.annotations.gather(1, position.expand(-1, -1, state.annotations.shape[-1]))
         else:
-            drawn = state.pool[place.squeeze(-1)].to(state.annotations.dtype) @ state.annotations
+            drawn = state.pool[position.squeeze(-1)].to(state.annotations.dtype) @ state.annotations
         context = torch.where(state.soft, expected, drawn)
-        log_drawn = alphas.gather(-1, place).clamp_min(1e-20).log().masked_fill(state.soft, 0.0)
+        log_drawn = alphas.gather(-1, position).clamp_min(1e-20).log().masked_fill(state.soft, 0.0)
         return replace(state, context=self.gated(context, queries), alphas=alphas, log_drawn=log_drawn)
 
-    def penalty(self, read: LSTMState, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
-        """The REINFORCE and entropy terms of equation 12, negated to be minimised, over the number of tokens."""
-        assert isinstance(read, HardState)
-        likelihood = -functional.cross_entropy(logits.detach().float(), targets, reduction="none")
-        reward = likelihood.new_zeros(valid.shape).masked_scatter(valid, likelihood).sum(dim=2)  # (N, R)
-        there = valid.any(dim=2)
-        advantage = (reward - self.baseline).masked_fill(~there, 0.0)
-        drawn = read.log_drawn.squeeze(-1).masked_fill(~valid, 0.0).sum(dim=2)
-        entropy = torch.special.entr(read.alphas.clamp_min(1e-20)).sum(dim=-1).masked_fill(~valid, 0.0)
+    def penalty(self, states: LSTMState, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+        """Return the REINFORCE and entropy terms of equation 12, negated to be minimised, per token."""
+        assert isinstance(states, HardState)
+        log_likelihood = -functional.cross_entropy(logits.detach().float(), targets, reduction="none")
+        reward = log_likelihood.new_zeros(valid.shape).masked_scatter(valid, log_likelihood).sum(dim=2)  # (N, R)
+        has_caption = valid.any(dim=2)
+        advantage = (reward - self.baseline).masked_fill(~has_caption, 0.0)
+        log_drawn = states.log_drawn.squeeze(-1).masked_fill(~valid, 0.0).sum(dim=2)
+        entropy = torch.special.entr(states.alphas.clamp_min(1e-20)).sum(dim=-1).masked_fill(~valid, 0.0)
         if self.training:
-            self.baseline.lerp_(reward[there].mean(), 1 - self.baseline_decay)
-        objective = self.reinforce * (advantage * drawn).sum() + self.entropy * entropy.sum()
+            self.baseline.lerp_(reward[has_caption].mean(), 1 - self.baseline_decay)
+        objective = self.reinforce * (advantage * log_drawn).sum() + self.entropy * entropy.sum()
         loss: Tensor = -objective / valid.sum()
         return loss

@@ -15,9 +15,9 @@ from .recurrent import LSTMState, RecurrentDecoder
 
 
 class ShowAttendTell(RecurrentDecoder):
-    """Attention over the raw annotation vectors, its context scaled by a sigmoid gate beta.
+    """An LSTM with attention over the unprojected annotation vectors, its context scaled by a sigmoid gate beta.
 
-    h0 and c0 are perceptrons of the mean annotation vector (section 3.1.2); the gate is section 4.2.1.
+    h0 and c0 are perceptrons of the mean annotation vector (section 3.1.2); the gate is that of section 4.2.1.
     """
 
     def __init__(
@@ -31,7 +31,11 @@ class ShowAttendTell(RecurrentDecoder):
         pca_dim: int | None = None,
         **options: Any,
     ) -> None:
-        """channels: C of the grid. attention_size: of the additive attention's layer. gate: whether there is beta."""
+        """Create the layers.
+
+        channels: C of the grid. attention_size: A, of the additive attention's layer. gate: whether the context is
+        scaled by beta. options: of `RecurrentDecoder`.
+        """
         width = pca_dim or channels
         super().__init__(channels, width, vocabulary, hidden=hidden, pca_dim=pca_dim, **options)
         self.attention = make_attention(attention, width, hidden, attention_size)
@@ -60,5 +64,5 @@ class ShowAttendTell(RecurrentDecoder):
         return replace(state, context=self.gated(context, queries), alphas=alphas)
 
     def gated(self, context: Tensor, queries: Mapping[str, Tensor]) -> Tensor:
-        """beta * context, beta = sigmoid(f_beta(h)); float32."""
+        """Return beta * context, float32, with beta = sigmoid(f_beta(h)); the context itself if there is no gate."""
         return (torch.sigmoid(queries["gate"]) * context if "gate" in queries else context).float()

@@ -14,7 +14,7 @@ from .base import SAME_FOR_PICTURE, Decoder, State
 
 @dataclass(frozen=True)
 class KVCache(State):
-    """What the L layers keep of the grid and of the words read so far: keys and values, never computed again.
+    """A KV cache: the keys and values that the L layers computed from the grid and from the words read so far.
 
     grid_keys, grid_values (N, L, P, H). word_keys, word_values (N, R, L, t, H), of t words.
     """
@@ -26,12 +26,12 @@ class KVCache(State):
 
 
 class Transformer(Decoder):
-    """Layers of self-attention over the words read, attention over the grid, and a feed-forward network.
+    """A decoder of layers with self-attention over the words read, attention over the grid, and a feed-forward network.
 
     Annotation vectors are projected to the hidden size, and a two-dimensional sinusoid of their position is added
-    (Carion et al. 2020, section A.4); `encoder_layers` may go over them first. A word's position is a sinusoid too
-    (Vaswani et al. 2017, section 3.5), so that neither grids nor captions have a largest size. The alphas are the last
-    layer's attention over the grid, the mean of its heads.
+    (Carion et al. 2020, section A.4); `encoder_layers` may process them before the decoder's layers. A word's position
+    is encoded by a sinusoid too (Vaswani et al. 2017, section 3.5), so that neither grids nor captions have a maximum
+    size. The alphas are the weights of the last layer's attention over the grid, averaged over its heads.
     """
 
     def __init__(
@@ -49,12 +49,14 @@ class Transformer(Decoder):
         pca_dim: int | None = None,
         **shared: Any,
     ) -> None:
-        """channels: C of the grid. hidden: H of all layers, a multiple of 4 and of `heads`; ValueError otherwise.
+        """Create the layers.
 
-        feed_forward: inner size of those networks. dropout_layers: share of what a sublayer adds that is dropped.
+        channels: C of the grid. hidden: H of all layers, a multiple of 4 and of `heads`; ValueError otherwise.
+        feed_forward: inner size of the feed-forward networks. dropout_layers: dropout of sublayers' outputs. shared:
+        options of `Decoder`.
         """
         if hidden % heads or hidden % 4:
-            raise ValueError(f"hidden: {hidden} is no multiple of 4 and of decoder.heads={heads}")
+            raise ValueError(f"hidden: {hidden} is not a multiple of 4 and of decoder.heads={heads}")
         super().__init__(channels, vocabulary, hidden, embedding, pca_dim=pca_dim, **shared)
         self.hidden = hidden
         self.words, self.words_norm = nn.Linear(embedding, hidden), nn.LayerNorm(hidden)
@@ -73,52 +75,56 @@ class Transformer(Decoder):
         return True
 
     def start(self, grid: Tensor) -> KVCache:
-        places = places_of_grid(grid.shape[1], grid.shape[2], self.hidden).to(grid.device)
-        seen = self.project_norm(torch.relu(self.project(self.annotations_of(grid))))
-        seen = self.drop_layers(seen + places)
+        positions = grid_position_encoding(grid.shape[1], grid.shape[2], self.hidden).to(grid.device)
+        annotations = self.project_norm(torch.relu(self.project(self.annotations_of(grid))))
+        annotations = self.drop_layers(annotations + positions)
         for layer in self.encoder:
-            seen = layer(seen)
-        seen = self.grid_norm(seen)
-        keys, values = zip(*(layer.cross_attention.keys_and_values(seen) for layer in self.layers), strict=True)
-        none = keys[0].new_zeros(len(grid), 1, len(self.layers), 0, self.hidden)
-        alphas = seen.new_zeros(len(grid), 1, len(places), dtype=torch.float32)
-        return KVCache(alphas, torch.stack(keys, dim=1), torch.stack(values, dim=1), none, none)
+            annotations = layer(annotations)
+        annotations = self.grid_norm(annotations)
+        keys, values = zip(*(layer.cross_attention.keys_and_values(annotations) for layer in self.layers), strict=True)
+        no_words = keys[0].new_zeros(len(grid), 1, len(self.layers), 0, self.hidden)
+        alphas = annotations.new_zeros(len(grid), 1, len(positions), dtype=torch.float32)
+        return KVCache(alphas, torch.stack(keys, dim=1), torch.stack(values, dim=1), no_words, no_words)
 
     def step(self, state: KVCache, tokens: Tensor) -> tuple[Tensor, KVCache]:
-        features, alphas, keys, values = self._read(state, tokens.unsqueeze(2))
+        features, alphas, keys, values = self._run_layers(state, tokens.unsqueeze(2))
         logits: Tensor = self.head(features.squeeze(2))
         cache = KVCache(alphas.squeeze(2), state.grid_keys, state.grid_values, keys, values)
         return logits, cache
 
     def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, State]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
-        features, alphas, _, _ = self._read(state, words)
+        features, alphas, _, _ = self._run_layers(state, words)
         return self.head(features[valid]), State(alphas)
 
     def compile_step(self, pictures: int, rows: int) -> None:
-        """From now on the layers are compiled, for any number of pictures, rows and words."""
+        """Compile the layers from now on, for any number of pictures, rows and words."""
         for layer in (*self.encoder, *self.layers):
             layer.compile(dynamic=True)
 
-    def _read(self, state: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """T words after the t of `state`: tokens (N, R, T) -> what the head reads (N, R, T, H), and the layers' past.
+    def _run_layers(self, state: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Read T words, tokens (N, R, T), after the t words of `state`.
 
-        With it alphas (N, R, T, P), float32, and keys and values (N, R, L, t + T, H) of all words read.
+        Returns the features (N, R, T, H) that the head reads, the alphas (N, R, T, P), float32, and the keys and the
+        values (N, R, L, t + T, H) of all words read.
         """
-        before = state.word_keys.shape[3]
-        places = sinusoid(torch.arange(before, before + tokens.shape[2], device=tokens.device), self.hidden)
-        read = self.drop_layers(self.words_norm(self.words(self.drop_words(self.embed(tokens)))) + places)
+        past_length = state.word_keys.shape[3]
+        positions = torch.arange(past_length, past_length + tokens.shape[2], device=tokens.device)
+        embedded = self.words_norm(self.words(self.drop_words(self.embed(tokens))))
+        features = self.drop_layers(embedded + sinusoid(positions, self.hidden))
         alphas, keys, values = state.alphas.unsqueeze(2), [], []
-        for number, layer in enumerate(self.layers):
-            past = (state.word_keys[:, :, number], state.word_values[:, :, number])
-            read, alphas, key, value = layer(read, *past, state.grid_keys[:, number], state.grid_values[:, number])
-            keys.append(key)
-            values.append(value)
-        return self.drop_output(self.norm(read)), alphas, torch.stack(keys, dim=2), torch.stack(values, dim=2)
+        for index, layer in enumerate(self.layers):
+            past = (state.word_keys[:, :, index], state.word_values[:, :, index])
+            features, alphas, layer_keys, layer_values = layer(
+                features, *past, state.grid_keys[:, index], state.grid_values[:, index]
+            )
+            keys.append(layer_keys)
+            values.append(layer_values)
+        return self.drop_output(self.norm(features)), alphas, torch.stack(keys, dim=2), torch.stack(values, dim=2)
 
 
 class MultiHead(nn.Module):
-    """Scaled dot-product attention by several heads: Vaswani et al. 2017, section 3.2.2."""
+    """Multi-head scaled dot-product attention: Vaswani et al. 2017, section 3.2.2."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -126,36 +132,37 @@ class MultiHead(nn.Module):
         self.query, self.key_value = nn.Linear(hidden, hidden), nn.Linear(hidden, 2 * hidden)
         self.out = nn.Linear(hidden, hidden)
 
-    def keys_and_values(self, read: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., H) -> (..., H) each."""
-        keys, values = self.key_value(read).chunk(2, dim=-1)
+    def keys_and_values(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and the values, (..., H) each, of features (..., H)."""
+        keys, values = self.key_value(features).chunk(2, dim=-1)
         return keys, values
 
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
-        """queries (B, Q, H), keys and values (B, K, H), hidden (Q, K) bool: what may not be looked at.
+    def forward(self, inputs: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the attention's output (B, Q, H), and its weights (B, Q, K), float32, averaged over the heads.
 
-        Returns what was drawn (B, Q, H), and the weights (B, Q, K), float32, the mean of the heads.
+        inputs (B, Q, H): what the queries are computed from. keys, values (B, K, H). mask (Q, K) bool: True where a
+        query may not attend to a key; None for no mask.
         """
-        query, key, value = (self._split(each) for each in (self.query(queries), keys, values))
+        query, key, value = (self._split_heads(tensor) for tensor in (self.query(inputs), keys, values))
         scores = (query @ key.transpose(-2, -1)).float() * self.scale
-        weights = torch.softmax(scores if hidden is None else scores.masked_fill(hidden, -torch.inf), dim=-1)
-        drawn: Tensor = self.out((weights.to(value.dtype) @ value).transpose(1, 2).flatten(2))
-        return drawn, weights.mean(dim=1)
+        weights = torch.softmax(scores if mask is None else scores.masked_fill(mask, -torch.inf), dim=-1)
+        output: Tensor = self.out((weights.to(value.dtype) @ value).transpose(1, 2).flatten(2))
+        return output, weights.mean(dim=1)
 
-    def _split(self, each: Tensor) -> Tensor:
-        """(B, K, H) -> (B, heads, K, H / heads)."""
-        return each.view(*each.shape[:2], self.heads, -1).transpose(1, 2)
+    def _split_heads(self, tensor: Tensor) -> Tensor:
+        """Return a tensor (B, K, H) as (B, heads, K, H / heads)."""
+        return tensor.view(*tensor.shape[:2], self.heads, -1).transpose(1, 2)
 
 
 class FeedForward(nn.Sequential):
-    """Vaswani et al. 2017, section 3.3."""
+    """A position-wise feed-forward network: Vaswani et al. 2017, section 3.3."""
 
     def __init__(self, hidden: int, inner: int, dropout: float) -> None:
         super().__init__(nn.Linear(hidden, inner), nn.ReLU(), nn.Dropout(dropout), nn.Linear(inner, hidden))
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention over the grid's positions, and a feed-forward network: (N, P, H) -> (N, P, H)."""
+    """A layer of self-attention over the grid's positions, and a feed-forward network: (N, P, H) -> (N, P, H)."""
 
     def __init__(self, hidden: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -163,16 +170,17 @@ class EncoderLayer(nn.Module):
         self.attention_norm, self.feed_norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, seen: Tensor) -> Tensor:
-        normed = self.attention_norm(seen)
-        drawn, _ = self.attention(normed, *self.attention.keys_and_values(normed), None)
-        seen = seen + self.drop(drawn)
-        added: Tensor = seen + self.drop(self.feed(self.feed_norm(seen)))
-        return added
+    def forward(self, annotations: Tensor) -> Tensor:
+        """Return the annotation vectors (N, P, H) after this layer."""
+        normed = self.attention_norm(annotations)
+        attended, _ = self.attention(normed, *self.attention.keys_and_values(normed), None)
+        annotations = annotations + self.drop(attended)
+        output: Tensor = annotations + self.drop(self.feed(self.feed_norm(annotations)))
+        return output
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention over the words read, attention over the grid, and a feed-forward network."""
+    """A layer of self-attention over the words read, attention over the grid, and a feed-forward network."""
 
     def __init__(self, hidden: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -182,35 +190,43 @@ class DecoderLayer(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(
-        self, read: Tensor, past_keys: Tensor, past_values: Tensor, grid_keys: Tensor, grid_values: Tensor
+        self, features: Tensor, past_keys: Tensor, past_values: Tensor, grid_keys: Tensor, grid_values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """read (N, R, T, H), past (N, R, t, H), grid (N, P, H) -> (N, R, T, H), alphas (N, R, T, P), past of t + T."""
-        pictures, rows, words = read.shape[:3]
-        before = past_keys.shape[2]
-        normed = self.attention_norm(read)
+        """Return features (N, R, T, H) after this layer, alphas (N, R, T, P), and all keys and values (N, R, t + T, H).
+
+        features (N, R, T, H): of the new words. past_keys, past_values (N, R, t, H): of the words before. grid_keys,
+        grid_values (N, P, H).
+        """
+        pictures, rows, words = features.shape[:3]
+        past_length = past_keys.shape[2]
+        normed = self.attention_norm(features)
         new_keys, new_values = self.attention.keys_and_values(normed)
         keys, values = torch.cat([past_keys, new_keys], dim=2), torch.cat([past_values, new_values], dim=2)
-        later = torch.ones(words, before + words, dtype=torch.bool, device=read.device).triu(before + 1)
-        drawn, _ = self.attention(normed.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), later)
-        read = read + self.drop(drawn.unflatten(0, (pictures, rows)))
-        attended, alphas = self.cross_attention(
-            self.cross_attention_norm(read).flatten(1, 2), grid_keys, grid_values, None
+        later = torch.ones(words, past_length + words, dtype=torch.bool, device=features.device).triu(past_length + 1)
+        attended, _ = self.attention(normed.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), later)
+        features = features + self.drop(attended.unflatten(0, (pictures, rows)))
+        cross_attended, alphas = self.cross_attention(
+            self.cross_attention_norm(features).flatten(1, 2), grid_keys, grid_values, None
         )
-        read = read + self.drop(attended.unflatten(1, (rows, words)))
-        read = read + self.drop(self.feed(self.feed_norm(read)))
-        return read, alphas.unflatten(1, (rows, words)), keys, values
+        features = features + self.drop(cross_attended.unflatten(1, (rows, words)))
+        features = features + self.drop(self.feed(self.feed_norm(features)))
+        return features, alphas.unflatten(1, (rows, words)), keys, values
 
 
-def sinusoid(places: Tensor, size: int) -> Tensor:
-    """places (K,) -> (K, size), float32: sines, then cosines, of wavelengths from 2 pi to 10,000 times that."""
-    rates = torch.exp(torch.arange(size // 2, device=places.device) * (-math.log(10_000.0) * 2 / size))
-    angles = places.unsqueeze(1) * rates
+def sinusoid(positions: Tensor, size: int) -> Tensor:
+    """Return the sinusoidal encoding (K, size), float32, of positions (K,).
+
+    It consists of sines, then cosines, of wavelengths from 2 pi to 10,000 times that.
+    """
+    frequencies = torch.exp(torch.arange(size // 2, device=positions.device) * (-math.log(10_000.0) * 2 / size))
+    angles = positions.unsqueeze(1) * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def places_of_grid(height: int, width: int, size: int) -> Tensor:
-    """(height * width, size): half of it tells the row, half the column, as shares of the grid's sides."""
-    # Shares of 32, so that the same part of a photograph has the same place whatever the grid's size.
+def grid_position_encoding(height: int, width: int, size: int) -> Tensor:
+    """Return the encoding (height * width, size) of a grid's positions: one half encodes the row, one the column."""
+    # Positions are shares of the grid's sides, times 32, so that the same part of a photograph has the same encoding
+    # whatever the grid's size.
     rows = sinusoid((torch.arange(height) + 0.5) * 32 / height, size // 2)
     columns = sinusoid((torch.arange(width) + 0.5) * 32 / width, size // 2)
     return torch.cat([rows.repeat_interleave(width, dim=0), columns.repeat(height, 1)], dim=1)

@@ -16,10 +16,11 @@ from .recurrent import lstm_cell
 
 @dataclass(frozen=True)
 class TwoLSTMState(State):
-    """annotations (N, P, D), keys (N, P, A), and what the first cell reads of the mean annotation vector (N, 1, 4H).
+    """The state of two LSTMs.
 
-    attention_hidden, attention_cell: of the attention LSTM, whose hidden state is the query, (N, R, H).
-    language_hidden, language_cell: of the language LSTM, which reads the context.
+    annotations (N, P, D), keys (N, P, A). mean_gates (N, 1, 4H): the mean annotation vector's part of the attention
+    LSTM's gates. attention_hidden, attention_cell (N, R, H): of the attention LSTM, whose hidden state is the query.
+    language_hidden, language_cell (N, R, H): of the language LSTM, which reads the context.
     """
 
     annotations: Tensor = field(metadata=SAME_FOR_PICTURE)
@@ -32,9 +33,11 @@ class TwoLSTMState(State):
 
 
 class UpDown(Decoder):
-    """The attention LSTM reads word, mean annotation vector and the language LSTM's state; the latter the context.
+    """A decoder of two LSTMs with attention between them.
 
-    Annotation vectors are projected to `hidden` channels by a layer with a ReLU. Both states begin at zero.
+    The attention LSTM reads the word, the mean annotation vector and the language LSTM's hidden state; the language
+    LSTM reads the context and the attention LSTM's hidden state. Annotation vectors are projected to `hidden` channels
+    by a layer with a ReLU. The states of both LSTMs begin at zero.
     """
 
     def __init__(
@@ -48,7 +51,11 @@ class UpDown(Decoder):
         pca_dim: int | None = None,
         **shared: Any,
     ) -> None:
-        """channels: C of the grid. hidden: H of both LSTMs and D. attention_size: A, of the additive attention."""
+        """Create the layers.
+
+        channels: C of the grid. hidden: H of both LSTMs, and D. attention_size: A, of the additive attention. shared:
+        options of `Decoder`.
+        """
         super().__init__(channels, vocabulary, hidden, embedding, pca_dim=pca_dim, **shared)
         self.project = nn.Linear(pca_dim or channels, hidden)
         self.attention = AdditiveAttention(hidden, hidden, attention_size)
@@ -59,7 +66,7 @@ class UpDown(Decoder):
         self.drop_output = nn.Dropout(dropout_output)
         self._compiled: Callable[[TwoLSTMState, Tensor], TwoLSTMState] | None = None
         with torch.no_grad():
-            # Remember by default: the forget gates start open (Jozefowicz et al. 2015).
+            # The forget gates start open, so that the cells remember by default (Jozefowicz et al. 2015).
             self.word_gates.bias[hidden : 2 * hidden] = 1.0
             self.language_gates.bias[hidden : 2 * hidden] = 1.0
 
@@ -70,10 +77,10 @@ class UpDown(Decoder):
     def start(self, grid: Tensor) -> TwoLSTMState:
         annotations = torch.relu(self.project(self.annotations_of(grid)))
         mean = annotations.mean(dim=1, keepdim=True)
-        nothing = torch.zeros_like(mean, dtype=torch.float32)
-        alphas = nothing.new_zeros(len(grid), 1, annotations.shape[1])
+        zeros = torch.zeros_like(mean, dtype=torch.float32)
+        alphas = zeros.new_zeros(len(grid), 1, annotations.shape[1])
         return TwoLSTMState(
-            alphas, annotations, self.attention.keys(annotations), self.mean_gates(mean), *(nothing for _ in range(4))
+            alphas, annotations, self.attention.keys(annotations), self.mean_gates(mean), zeros, zeros, zeros, zeros
         )
 
     def step(self, state: TwoLSTMState, tokens: Tensor) -> tuple[Tensor, TwoLSTMState]:
@@ -84,20 +91,20 @@ class UpDown(Decoder):
     def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, State]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
         cell_step = self._cell_step if self._compiled is None else self._compiled
-        hiddens, alphas = [], []
+        language_hiddens, alphas = [], []
         for gates in self.word_gates(self.drop_words(self.embed(words))).unbind(dim=2):
             state = cell_step(state, gates)
-            hiddens.append(state.language_hidden)
+            language_hiddens.append(state.language_hidden)
             alphas.append(state.alphas)
-        features = torch.stack(hiddens, dim=2)[valid]
+        features = torch.stack(language_hiddens, dim=2)[valid]
         return self.head(self.drop_output(features)), State(torch.stack(alphas, dim=2))
 
     def compile_step(self, pictures: int, rows: int) -> None:
-        """From now on `forward` compiles its step, for any number of pictures and rows."""
+        """Make `forward` run a compiled step from now on, for any number of pictures and rows."""
         self._compiled = torch.compile(self._cell_step, dynamic=True)
 
     def _cell_step(self, state: TwoLSTMState, word_gates: Tensor) -> TwoLSTMState:
-        """One word further; word_gates (N, R, 4H): what the first cell reads of the word."""
+        """Return the state after a word; word_gates (N, R, 4H): the word's part of the attention LSTM's gates."""
         gates = (
             word_gates
             + state.mean_gates

@@ -1,6 +1,7 @@
-"""How many threads this process may keep busy: its share of the machine's cores, not all that the host has.
+"""The number of threads that this process may keep busy: its share of the machine's cores, not the host's.
 
-Torch-free: the number and the wait policy are set in the environment before torch is loaded (see `tasks/__init__.py`).
+This module does not load torch: the number of threads and the wait policy are set in the environment before torch is
+loaded (see `tasks/__init__.py`).
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_MEMBERSHIP, _MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_MEMBERSHIP_FILE, _MOUNT_POINT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
-def settle_threads() -> None:
-    """Set how many threads OpenMP takes, where a quota bounds them, and that idle ones sleep.
+def configure_threads() -> None:
+    """Set the number of OpenMP threads where a CPU quota bounds it, and make idle threads sleep.
 
-    What the environment says already stays; affinity and hyperthreads OpenMP and torch see by themselves. Right only
-    before torch is loaded: OpenMP reads its settings once.
+    Variables that are set in the environment already stay as they are. CPU affinity and hyperthreads need no setting:
+    OpenMP and torch see them by themselves. Call this before torch is loaded, because OpenMP reads its settings once.
 
-    Threads that spin while they wait, milliseconds by default, take the processor from every other program, and from
-    each other where there are more than cores. GNU's runtime, torch's own on Linux, lets them spin for some 40
-    microseconds first: work that is cut small would otherwise wait for a thread to wake at every piece
-    (bench/README.md, `threads`).
+    By default threads spin for milliseconds while they wait. That takes the processor from every other program, and
+    from each other where there are more threads than cores. GNU's OpenMP runtime, which torch brings along on Linux, is
+    set to spin for some 40 microseconds before it sleeps: otherwise work that is cut into small pieces would wait for a
+    thread to wake up at every piece (bench/README.md, `threads`).
     """
     if available_cores() < _cores_by_affinity():
         os.environ.setdefault("OMP_NUM_THREADS", str(available_cores()))
@@ -32,46 +33,47 @@ def settle_threads() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
-def available_cores(membership: Path = _MEMBERSHIP, mounted: Path = _MOUNTED) -> int:
-    """Return the cores that affinity and the cgroup's quota leave this process, rounded up; at least 1.
+def available_cores(membership_file: Path = _MEMBERSHIP_FILE, mount_point: Path = _MOUNT_POINT) -> int:
+    """Return the number of cores that affinity and the cgroup's quota leave this process, rounded up; at least 1.
 
-    membership, mounted: where Linux tells the cgroups of a process, and where they are mounted.
+    membership_file: the file in which Linux lists the cgroups of a process. mount_point: where cgroups are mounted.
     """
-    quotas = [math.ceil(quota) for quota in _quotas(membership, mounted)]
+    quotas = [math.ceil(quota) for quota in _quotas(membership_file, mount_point)]
     return max(1, min([_cores_by_affinity(), *quotas]))
 
 
 def _cores_by_affinity() -> int:
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS has none
+    except AttributeError:  # macOS has no CPU affinity
         return os.cpu_count() or 1
 
 
-def _quotas(membership: Path, mounted: Path) -> Iterator[float]:
-    """Yield the quotas, in cores, of the cgroup of this process and of all above it: each holds for those below."""
+def _quotas(membership_file: Path, mount_point: Path) -> Iterator[float]:
+    """Yield the quotas, in cores, of this process's cgroup and of all its ancestors, each of which bounds it too."""
     try:
-        lines = membership.read_text(encoding="utf-8").splitlines()
+        lines = membership_file.read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, group = line.split(":", 2)
-        # Version 2 names no controller. A container may see only its own cgroup, mounted as the root.
-        places = [mounted] if not controllers else [mounted / controllers, mounted / "cpu"]
+        # A line of cgroup version 2 names no controller.
+        roots = [mount_point] if not controllers else [mount_point / controllers, mount_point / "cpu"]
         if controllers and "cpu" not in controllers.split(","):
             continue
-        for place in places:
-            folder = place / group.strip("/")
+        for root in roots:
+            folder = root / group.strip("/")
+            # Up to the root, because a container may see its own cgroup mounted there, whatever name the line gives.
             for level in (folder, *folder.parents):
-                if level.is_relative_to(place):
+                if level.is_relative_to(root):
                     yield from _quota(level)
 
 
 def _quota(folder: Path) -> Iterator[float]:
-    """Yield the quota, in cores, that one cgroup sets, by version 2 or version 1; nothing where it sets none."""
+    """Yield the quota, in cores, that one cgroup of version 2 or 1 sets; yield nothing where it sets none."""
     with contextlib.suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
-        yield int(quota) / int(period)  # `max` is no number: no quota
+        yield int(quota) / int(period)  # the quota `max` means no limit: int() raises ValueError
     with contextlib.suppress(OSError, ValueError):
         micros, period = ((folder / f"cpu.cfs_{name}_us").read_text(encoding="utf-8") for name in ("quota", "period"))
         if int(micros) > 0:

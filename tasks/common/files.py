@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 def digest_of_file(path: Path) -> str:
-    """SHA-256 (hex) of a file's bytes."""
+    """Return the SHA-256 digest (hex) of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def flush(path: Path) -> None:
-    """fsync a file or folder."""
+    """Flush a file or folder to the disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -26,7 +26,10 @@ def flush(path: Path) -> None:
 
 @contextlib.contextmanager
 def write_whole(path: Path) -> Iterator[Path]:
-    """A file to write in the place of `path`, which it becomes when the block ends well: never a part of it."""
+    """Yield a temporary file to write, and rename it to `path` once the block has ended without an exception.
+
+    So `path` never holds a part of the new content. The temporary file is removed where the block fails.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -43,9 +46,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def drop_temporaries(folders: Iterable[Path]) -> None:
-    """Remove what processes that were killed in `write_atomically` left in these folders."""
+    """Remove from these folders the temporary files of processes that were killed in `write_atomically`."""
     for folder in folders:
         for path in folder.glob(".*.tmp"):
+            # ValueError: the name holds no process id. PermissionError: another user's process has it, and is alive.
             with contextlib.suppress(ValueError, PermissionError):
                 try:
                     os.kill(int(path.name.split(".")[-2]), 0)

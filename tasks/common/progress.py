@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with rate and time left on a terminal, a plain line now and then in a log."""
+"""Progress of long work: a bar with rate and time left on a terminal, a plain line every 15 seconds in a log."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 Item = TypeVar("Item")
-_LINE_SECONDS = 15.0
+_LINE_SECONDS = 15.0  # between two lines where there is no bar
 _listeners: list[Callable[[str], None]] = []
 _silent = False
 
 
 class Bar:
-    """A bar (or lines) for `total` units of work; `advance` it, and `note` what stands beside it."""
+    """A progress bar for `total` units of work; plain lines where standard error is not a terminal."""
 
     def __init__(self, total: int, label: str, unit: str = "", done: int = 0) -> None:
+        """Start the clock. done: units that were finished before, which the rate does not count."""
         self._total, self._label, self._unit = total, label, unit
-        self._done = self._skipped = done
+        self._done = self._done_before = done
         self._note = ""
-        self._start = self._last = time.monotonic()
+        self._start = self._last_line = time.monotonic()
         self._bar: Progress | None = None
         if sys.stderr.isatty() and not _silent:
             self._bar = Progress(
@@ -49,40 +50,43 @@ class Bar:
     ) -> None:
         if self._bar:
             self._bar.stop()
-        elif kind is None and self._done > self._skipped:
-            self._line()
+        elif kind is None and self._done > self._done_before:
+            self._print_line()
 
     def note(self, text: str) -> None:
+        """Set the text shown beside the bar."""
         self._note = text
 
     def log(self, text: str) -> None:
-        """A line for the log; a terminal has the bar."""
+        """Print a line where there is no bar."""
         if self._bar is None:
             say(text)
 
     def advance(self, units: int = 1) -> None:
+        """Count units as done, and show it."""
         self._done += units
         if self._bar:
             self._bar.update(
                 self._task, completed=self._done, note=self._note, rate=f"{self._rate():.1f} {self._unit}/s"
             )
-        elif time.monotonic() - self._last >= _LINE_SECONDS:
-            self._line()
+        elif time.monotonic() - self._last_line >= _LINE_SECONDS:
+            self._print_line()
 
     def _rate(self) -> float:
-        return (self._done - self._skipped) / max(time.monotonic() - self._start, 1e-6)
+        return (self._done - self._done_before) / max(time.monotonic() - self._start, 1e-6)
 
-    def _line(self) -> None:
-        self._last = time.monotonic()
-        left = (self._total - self._done) / max(self._rate(), 1e-6)
+    def _print_line(self) -> None:
+        self._last_line = time.monotonic()
+        seconds_left = (self._total - self._done) / max(self._rate(), 1e-6)
         note = f", {self._note}" if self._note else ""
         say(
-            f"{self._label}: {self._done:,}/{self._total:,} {self._unit}, {self._rate():.1f}/s, {left:.0f} s left{note}"
+            f"{self._label}: {self._done:,}/{self._total:,} {self._unit}, {self._rate():.1f}/s, "
+            f"{seconds_left:.0f} s left{note}"
         )
 
 
 def track(items: Iterable[Item], total: int, label: str, unit: str = "") -> Iterator[Item]:
-    """The items, with progress shown."""
+    """Yield the items, and show how many of `total` have been processed."""
     with Bar(total, label, unit) as bar:
         for item in items:
             yield item
@@ -90,7 +94,7 @@ def track(items: Iterable[Item], total: int, label: str, unit: str = "") -> Iter
 
 
 def lasting(seconds: float) -> str:
-    """A time in words: `12 s`, `5 min`, `3 h 20 min`."""
+    """Return a duration in words: `12 s`, `5 min`, `3 h 20 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -98,7 +102,10 @@ def lasting(seconds: float) -> str:
 
 
 def say(text: str) -> None:
-    """A line for the person who waits. Standard output is kept for what a command answers."""
+    """Print a line on standard error, and pass it to the listeners; nothing once `silence` was called.
+
+    Standard output is left to the results of commands.
+    """
     if _silent:
         return
     print(text, file=sys.stderr, flush=True)
@@ -107,14 +114,14 @@ def say(text: str) -> None:
 
 
 def silence() -> None:
-    """From now on this process shows nothing: another one tells of the same work."""
-    global _silent  # noqa: PLW0603 -- like the listeners, one for the process
+    """Show nothing in this process from now on, because another process reports the same work."""
+    global _silent  # noqa: PLW0603 -- one for the process, like the listeners
     _silent = True
 
 
 @contextmanager
 def also(listener: Callable[[str], None]) -> Iterator[None]:
-    """While the block takes, every line is told to this one too: the log of a scheduled run."""
+    """Pass every line of `say` to this listener too during the block, such as the log of a scheduled run."""
     _listeners.append(listener)
     try:
         yield
@@ -123,10 +130,11 @@ def also(listener: Callable[[str], None]) -> Iterator[None]:
 
 
 class Stopwatch:
-    """Seconds since it was made."""
+    """A clock that starts when it is created."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
 
     def seconds(self) -> float:
+        """Return the seconds since the start."""
         return time.monotonic() - self._start

@@ -1,4 +1,4 @@
-"""What every section of the config has in common."""
+"""The base class of the config's sections."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class NotInKey:
-    """Marks a field that changes nothing that is kept, such as where a file lies: it never enters a key."""
+    """A mark for a field that never enters a stage's key, because no result depends on it, such as a file's path."""
 
 
 class Section(BaseModel):
@@ -15,13 +15,13 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def key_part(self) -> dict[str, Any]:
-        """What of this section a stage's key depends on, as plain JSON values.
+        """Return the fields on which a stage's key depends, as plain JSON values.
 
-        A field that is None is not set, and stays out: a field that a later version brings makes nothing stale.
+        Fields that are None are left out, so that a field added by a later version makes no artifact stale.
         """
-        places = {
+        excluded = {
             name
             for name, field in type(self).model_fields.items()
             if any(isinstance(mark, NotInKey) for mark in field.metadata)
         }
-        return self.model_dump(mode="json", exclude=places, exclude_none=True)
+        return self.model_dump(mode="json", exclude=excluded, exclude_none=True)

@@ -1,4 +1,4 @@
-"""Which device this machine computes on."""
+"""The device that this machine computes on, and the compiler that torch.compile needs."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from tasks.config.schema import MachineConfig
 
 
 def check_compiler() -> None:
-    """AttendError where torch.compile would find no C++ compiler."""
+    """Raise AttendError where torch.compile would find no C++ compiler."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise AttendError(
@@ -19,7 +19,10 @@ def check_compiler() -> None:
 
 
 def device_of(machine: MachineConfig) -> torch.device:
-    """Return the config's device, its number of threads set; AttendError for a GPU that is not there."""
+    """Set torch's number of threads from the config and return the config's device.
+
+    Raises AttendError where the config asks for a GPU and torch can use none.
+    """
     if machine.threads:
         torch.set_num_threads(machine.threads)
     if machine.device == "cuda" and not torch.cuda.is_available():

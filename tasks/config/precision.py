@@ -1,7 +1,8 @@
-"""Which precision a device computes in natively: bfloat16 where it has it in hardware, else float32.
+"""The precision that a device computes in natively: bfloat16 where its hardware supports it, else float32.
 
-A processor without it emulates bfloat16, tens of times slower than float32. Names of processors and flags do not tell
-what will be used: environment variables and libraries restrict the instruction set. So both are timed.
+A processor without bfloat16 emulates it, tens of times slower than float32. The names and flags of a processor do not
+tell what will be used, because environment variables and libraries restrict the instruction set. So both precisions are
+timed.
 """
 
 from __future__ import annotations
@@ -15,20 +16,24 @@ import torch
 from tasks.common.progress import say
 
 Precision = Literal["float32", "bfloat16"]
-# Of float32's time bfloat16 takes half where it is native, at least twice as much where it is emulated.
-NATIVE = 1.0
-_ROWS, _WIDTH, _ROUNDS = 128, 512, 7  # of the products timed: 0.4 ms in float32, 25 ms where bfloat16 is emulated
+# bfloat16 takes half of float32's time where it is native, and at least twice its time where it is emulated.
+_COST_IF_EMULATED = 1.0
+# Of the matrix products timed: each takes 0.4 ms in float32, and 25 ms where bfloat16 is emulated.
+_ROWS, _WIDTH, _ROUNDS = 128, 512, 7
 
 
 def native_precision(device: torch.device) -> Precision:
     """Return bfloat16 where the device computes it faster than float32, else float32."""
-    return "bfloat16" if bfloat16_cost(device) < NATIVE else "float32"
+    return "bfloat16" if bfloat16_cost(device) < _COST_IF_EMULATED else "float32"
 
 
 def warn_if_emulated(device: torch.device, section: str) -> None:
-    """Say what bfloat16 costs, asked for in a section of the config, where the device only emulates it."""
+    """Print how much slower bfloat16 is than float32 where the device only emulates it.
+
+    section: the section of the config that asks for bfloat16.
+    """
     cost = bfloat16_cost(device)
-    if cost >= NATIVE:
+    if cost >= _COST_IF_EMULATED:
         say(
             f"{section}.precision: bfloat16 is emulated here: its matrix products take {cost:.1f} times as long as "
             f"float32's; set {section}.precision=float32"
@@ -37,9 +42,9 @@ def warn_if_emulated(device: torch.device, section: str) -> None:
 
 @functools.cache
 def bfloat16_cost(device: torch.device) -> float:
-    """Return the time of a matrix product in bfloat16 as a share of its time in float32, the fastest of a few each.
+    """Return the time of a matrix product in bfloat16 divided by its time in float32, each the fastest of a few.
 
-    A GPU is known by its compute capability: 0.5 from 8.0 on, where bfloat16 came, else 2.
+    A GPU is not timed but judged by its compute capability: 0.5 from 8.0 on, the first with bfloat16, else 2.
     """
     if device.type == "cuda":
         return 0.5 if torch.cuda.get_device_capability(device) >= (8, 0) else 2.0
@@ -47,9 +52,9 @@ def bfloat16_cost(device: torch.device) -> float:
     weights = {dtype: torch.ones(_WIDTH, _WIDTH, dtype=dtype) for dtype in best}
     inputs = {dtype: torch.ones(_ROWS, _WIDTH, dtype=dtype) for dtype in best}
     with torch.inference_mode():
-        for _ in range(_ROUNDS):  # in turns, so that other programs disturb both alike
+        for _ in range(_ROUNDS):  # the precisions take turns, so that other programs disturb both alike
             for dtype, weight in weights.items():
-                began = time.perf_counter()
+                start = time.perf_counter()
                 inputs[dtype] @ weight
-                best[dtype] = min(best[dtype], time.perf_counter() - began)
+                best[dtype] = min(best[dtype], time.perf_counter() - start)
     return best[torch.bfloat16] / best[torch.float32]

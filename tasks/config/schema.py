@@ -1,8 +1,7 @@
 """The config of a run: one frozen section a stage.
 
-A section holds only what changes what its stage computes. Where the pictures lie, the device and the
-number of workers change nothing that is kept: such fields are marked `NotInKey()` or live in `machine`,
-and never enter a stage's key.
+A section holds only what changes the results of its stage. Where the pictures lie, the device and the number of workers
+change no result: such fields are marked `NotInKey()` or belong to the section `machine`, and never enter a stage's key.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from models.backbones import BACKBONES, LIBRARIES
 from models.decoders import DECODERS
 from models.options import Attentions, FirstStates, Heads, Outputs, Searches
-from tasks.common.errors import AttendError, check_known, nearest
+from tasks.common.errors import AttendError, check_known, suggestion
 from tasks.common.object_storage import Remote, tie
 from tasks.common.section import NotInKey, Section
-from tasks.config.presets import over_preset, values_of
+from tasks.config.presets import resolve_preset, values_of
 from tasks.config.tokenisers import TOKENISERS
 from tasks.datasets import ADAPTERS, Dataset
 from tasks.metrics import METRICS
@@ -31,30 +30,43 @@ Split = Literal["train", "dev", "test"]
 
 
 class GridsConfig(Section):
-    """Which grid of which backbone a photograph becomes (stage `extract`)."""
+    """The backbone, and the grid that it makes of a photograph (stage `extract`)."""
 
-    backbone: str = Field(description="a name of models/backbones, `torchvision:MODEL` or `timm:MODEL`")
-    weights: Annotated[str, NotInKey()] = Field(
-        description="`torchvision:NAME`, `timm:pretrained`, a .safetensors or .pth file, or `random:SEED`; "
-        "its digest is in the key"
+    backbone: str = Field(
+        description="backbone: a name of models/backbones, `torchvision:MODEL`, `timm:MODEL`, or `imported` for grids "
+        "that others extracted"
     )
-    image_size: int = Field(ge=32, le=2048, description="side of the square the photograph is resized to, px")
+    weights: Annotated[str, NotInKey()] = Field(
+        description="weights of the backbone: `torchvision:NAME`, `timm:pretrained`, a .safetensors or .pth file, "
+        "`random:SEED`, or `imported:NAME`; their digest enters the key"
+    )
+    image_size: int = Field(
+        ge=32, le=2048, description="side, in pixels, of the square to which a photograph is resized"
+    )
     fit: Literal["squash", "crop"] = Field(
-        "squash", description="squash the whole photograph to the square, or crop its middle"
+        "squash",
+        description="how a photograph becomes square: `squash` scales each side by itself, `crop` keeps proportions "
+        "and cuts out the middle",
     )
     grid: int | None = Field(
-        None, ge=1, le=64, description="side the grid is average-pooled to; none keeps the backbone's own"
+        None,
+        ge=1,
+        le=64,
+        description="positions per side to which the grid is average-pooled; default: the backbone's own grid",
     )
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="precision of the backbone's computation")
     max_failed: Annotated[float, NotInKey()] = Field(
-        0.01, ge=0, le=1, description="share of unreadable pictures that fails the stage"
+        0.01,
+        ge=0,
+        le=1,
+        description="largest share of unreadable pictures, from 0 to 1: the stage fails where there are more",
     )
 
     @model_validator(mode="after")
-    def _known(self) -> GridsConfig:
+    def _check(self) -> GridsConfig:
         library, colon, name = self.backbone.partition(":")
         if self.backbone == "imported" and (self.grid is not None or self.precision != "float32"):
-            raise ValueError("grid and precision are the backbone's: imported grids are taken as they are")
+            raise ValueError("grid and precision cannot be set for imported grids, which are used as they are")
         if self.backbone != "imported" and not (colon and name and library in LIBRARIES):
             check_known(self.backbone, "backbone", BACKBONES)
         return self
@@ -63,262 +75,434 @@ class GridsConfig(Section):
 class ViewsConfig(Section):
     """Other views of the training pictures, cropped and mirrored, extracted once as well (stage `views`)."""
 
-    number: int = Field(4, ge=1, le=64, description="views beside the whole picture; each epoch draws one of them all")
-    crop: float = Field(0.85, gt=0, le=1, description="least share of a photograph's sides that a view shows")
-    flip: bool = Field(True, description="mirror every other view; unused where a caption tells left or right")
-    seed: int = 0
+    number: int = Field(
+        4,
+        ge=1,
+        le=64,
+        description="views of a picture besides the whole picture; every epoch draws one of all these at random",
+    )
+    crop: float = Field(
+        0.85,
+        gt=0,
+        le=1,
+        description="smallest share, up to 1, of a photograph's height and of its width that a view shows",
+    )
+    flip: bool = Field(
+        True,
+        description="mirror every other view; for a picture whose captions mention left or right, mirrored views are "
+        "not used",
+    )
+    seed: int = Field(0, description="seed of the random crops")
 
 
 class CaptionsConfig(Section):
     """How captions become token ids (stage `tensorise`)."""
 
-    tokeniser: str = "treebank"
-    units: Literal["words", "bpe"] = Field("words", description="whole words, or byte-pair encoding within words")
+    tokeniser: str = Field("treebank", description="NLTK tokeniser that splits captions into words")
+    units: Literal["words", "bpe"] = Field(
+        "words", description="tokens: whole words (`words`), or byte pairs within words (`bpe`)"
+    )
     merges: int = Field(4000, ge=1, description="size of the byte-pair vocabulary, learnt from the train split")
-    min_count: int = Field(5, ge=1, description="a word, or pair, seen less often in the train split is none")
-    max_tokens: int = Field(15, ge=1, le=200, description="longer captions are clamped to this many tokens")
+    min_count: int = Field(
+        5, ge=1, description="occurrences in the train split that a word, or byte pair, needs to be in the vocabulary"
+    )
+    max_tokens: int = Field(15, ge=1, le=200, description="longer captions are cut to this number of tokens")
 
     @model_validator(mode="after")
-    def _known(self) -> CaptionsConfig:
+    def _check(self) -> CaptionsConfig:
         check_known(self.tokeniser, "tokeniser", TOKENISERS)
         return self
 
 
 class DecoderConfig(Section):
-    """The shape of the decoder. A field that is None leaves the decoder's own choice, or does not concern it."""
+    """The architecture of the decoder.
 
-    name: str
-    embedding: int = Field(512, ge=1, description="size of a word's embedding")
-    hidden: int = Field(512, ge=1, description="size of the cell's hidden state")
-    attention: Attentions | None = Field(None, description="how positions are scored against the hidden state")
-    attention_size: int | None = Field(None, ge=1, description="size of the additive attention's layer (512)")
+    A field that is None takes the decoder's default, which its description states, or does not apply to the decoder.
+    """
+
+    name: str = Field(description="decoder: a name of models/decoders")
+    embedding: int = Field(512, ge=1, description="size of a word embedding")
+    hidden: int = Field(512, ge=1, description="size of the hidden state; for `transformer`, of all its layers")
+    attention: Attentions | None = Field(
+        None,
+        description="how positions are scored against the hidden state; default: `additive`, for `attention_lstm` "
+        "`scaled_dot`",
+    )
+    attention_size: int | None = Field(
+        None, ge=1, description="size of the hidden layer of additive attention; default: 512"
+    )
     attention_grid: int | None = Field(
-        None, ge=1, le=64, description="side of the positions attended, pooled of the grid's while training"
+        None,
+        ge=1,
+        le=64,
+        description="positions per side that are attended to, average-pooled from the stored grid by the decoder; "
+        "default: those of the stored grid",
     )
-    gate: bool | None = Field(None, description="scale the context by beta (Xu et al., section 4.2.1)")
-    first_state: FirstStates | None = Field(None, description="what the cell begins with (grid)")
-    output: Outputs | None = Field(None, description="what the head reads (hidden); Xu et al., eq. 7; an MLP of all")
-    output_size: int | None = Field(None, ge=1, description="size of the `mlp` output (512)")
-    head: Heads = Field("full", description="how the output becomes logits")
-    bottleneck: int = Field(256, ge=1, description="size of the `bottleneck` head")
-    tie_weights: bool = Field(False, description="the head's weights are the word embeddings'")
-    pca_dim: int | None = Field(None, ge=1, description="channels left by a PCA of the train split's grids")
+    gate: bool | None = Field(
+        None, description="scale the context by a gate, beta (Xu et al. 2015, section 4.2.1); default: true"
+    )
+    first_state: FirstStates | None = Field(
+        None, description="first state of the recurrent cell: computed from the `grid`, or `zeros`; default: `grid`"
+    )
+    output: Outputs | None = Field(
+        None,
+        description="what the head reads: the hidden state (`hidden`), hidden state, context and word combined as in "
+        "Xu et al. 2015, equation 7 (`deep`), or by an MLP (`mlp`); default: `hidden`",
+    )
+    output_size: int | None = Field(None, ge=1, description="size of the `mlp` output's layer; default: 512")
+    head: Heads = Field(
+        "full",
+        description="layers that compute the logits: one linear layer (`full`), two with a narrow one between "
+        "(`bottleneck`), or an adaptive softmax (`adaptive`)",
+    )
+    bottleneck: int = Field(256, ge=1, description="size of the `bottleneck` head's narrow layer")
+    tie_weights: bool = Field(False, description="use the word embeddings as the head's weights too")
+    pca_dim: int | None = Field(
+        None,
+        ge=1,
+        description="channels to which annotation vectors are projected by a PCA of the train split's grids; "
+        "default: no projection",
+    )
     word_vectors: Annotated[Path | None, NotInKey()] = Field(
-        None, description="word embeddings to begin with, in GloVe's text format; the file's digest is in the key"
+        None,
+        description="file of word vectors in GloVe's text format from which the word embeddings start; its digest "
+        "enters the key; default: random embeddings",
     )
-    freeze_words: bool = Field(False, description="keep the word embeddings as they begin")
-    dropout_words: float = Field(0.0, ge=0, lt=1, description="dropout on the word embeddings")
-    dropout_grid: float = Field(0.0, ge=0, lt=1, description="dropout on the annotation vectors")
+    freeze_words: bool = Field(False, description="do not train the word embeddings")
+    dropout_words: float = Field(
+        0.0, ge=0, lt=1, description="share of the word embeddings' values dropped in training"
+    )
+    dropout_grid: float = Field(
+        0.0, ge=0, lt=1, description="share of the annotation vectors' values dropped in training"
+    )
     dropout_channels: float | None = Field(
-        None, ge=0, lt=1, description="dropout of whole channels, at all positions of a grid at once (0)"
+        None,
+        ge=0,
+        lt=1,
+        description="share of the grid's channels dropped in training, each at all positions at once; default: 0",
     )
     dropout_output: float | None = Field(
-        None, ge=0, lt=1, description="dropout before the output layer (0.5; of a Transformer 0.1)"
+        None,
+        ge=0,
+        lt=1,
+        description="share of the values dropped before the output layer in training; default: 0.5, for `transformer` "
+        "0.1",
     )
-    layers: int | None = Field(None, ge=1, le=24, description="of a Transformer (3)")
-    heads: int | None = Field(None, ge=1, le=64, description="of a Transformer's attention (8)")
-    encoder_layers: int | None = Field(None, ge=0, le=24, description="over the grid, before a Transformer's own (0)")
-    feed_forward: int | None = Field(None, ge=1, description="inner size of a Transformer's networks (2048)")
-    dropout_layers: float | None = Field(None, ge=0, lt=1, description="dropout in a Transformer's layers (0.1)")
-    reinforce: float | None = Field(None, ge=0, description="lambda_r of hard attention (1.0)")
-    entropy: float | None = Field(None, ge=0, description="lambda_e of hard attention (0.002)")
-    baseline_decay: float | None = Field(None, ge=0, lt=1, description="of hard attention's baseline (0.9)")
-    expected_share: float | None = Field(None, ge=0, le=1, description="pictures looked at softly (0.5)")
+    layers: int | None = Field(None, ge=1, le=24, description="decoder layers of `transformer`; default: 3")
+    heads: int | None = Field(None, ge=1, le=64, description="attention heads of `transformer`; default: 8")
+    encoder_layers: int | None = Field(
+        None,
+        ge=0,
+        le=24,
+        description="self-attention layers over the grid, before the decoder layers of `transformer`; default: 0",
+    )
+    feed_forward: int | None = Field(
+        None, ge=1, description="inner size of the feed-forward networks of `transformer`; default: 2048"
+    )
+    dropout_layers: float | None = Field(
+        None, ge=0, lt=1, description="share of the values dropped in the layers of `transformer`; default: 0.1"
+    )
+    reinforce: float | None = Field(
+        None,
+        ge=0,
+        description="weight lambda_r of the REINFORCE term of `hard_attention` (Xu et al. 2015, section 4.1); "
+        "default: 1.0",
+    )
+    entropy: float | None = Field(
+        None,
+        ge=0,
+        description="weight lambda_e of the alphas' entropy for `hard_attention` (Xu et al. 2015, section 4.1); "
+        "default: 0.002",
+    )
+    baseline_decay: float | None = Field(
+        None, ge=0, lt=1, description="decay of the moving-average baseline of `hard_attention`; default: 0.9"
+    )
+    expected_share: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of the training pictures for which `hard_attention` uses the soft, expected context instead "
+        "of a drawn position; default: 0.5",
+    )
 
     @model_validator(mode="after")
-    def _known(self) -> DecoderConfig:
+    def _check(self) -> DecoderConfig:
         check_known(self.name, "decoder", DECODERS)
         for name in type(self).model_fields:
-            mine = name in ("name", "word_vectors", "freeze_words") or name in DECODERS[self.name].options
-            if not mine and name in self.model_fields_set and getattr(self, name) is not None:
+            applies = name in ("name", "word_vectors", "freeze_words") or name in DECODERS[self.name].options
+            if not applies and name in self.model_fields_set and getattr(self, name) is not None:
                 raise ValueError(f"decoder {self.name} has no `{name}`: leave it out, or set it to null")
         if self.first_state == "zeros" and not DECODERS[self.name].attends:
-            raise ValueError(f"decoder {self.name} is told of the picture by its first state alone: it cannot be zeros")
+            raise ValueError(
+                f"first_state: decoder {self.name} sees the picture in its first state alone: set first_state to grid"
+            )
         if self.name == "transformer" and (self.hidden % (self.heads or 8) or self.hidden % 4):
-            raise ValueError(f"hidden: {self.hidden} is no multiple of 4 and of heads, {self.heads or 8}")
+            raise ValueError(f"hidden: {self.hidden} is not a multiple of 4 and of heads={self.heads or 8}")
         if self.head != "bottleneck" and self.bottleneck != type(self).model_fields["bottleneck"].default:
-            raise ValueError(f"bottleneck: a {self.head} head has none: set head to bottleneck, or leave it out")
+            raise ValueError(
+                f"bottleneck: a {self.head} head has no bottleneck: set head to bottleneck, or leave bottleneck out"
+            )
         if self.tie_weights:
             self._check_tied()
         return self
 
     def _check_tied(self) -> None:
+        """Raise ValueError where the head's weights cannot be the word embeddings."""
         if self.head == "adaptive":
-            raise ValueError("tie_weights: an adaptive softmax has no one layer to tie: take head full or bottleneck")
+            raise ValueError(
+                "tie_weights: an adaptive softmax has no single layer to tie: set head to full or bottleneck"
+            )
         width = {"hidden": self.hidden, "deep": self.embedding, "mlp": self.output_size or 512}[self.output or "hidden"]
-        read = self.bottleneck if self.head == "bottleneck" else width
-        if read != self.embedding:
-            what = "bottleneck" if self.head == "bottleneck" else f"{self.output or 'hidden'} output"
-            raise ValueError(f"tie_weights: embedding is {self.embedding} wide, the {what} {read}: make them the same")
+        input_size = self.bottleneck if self.head == "bottleneck" else width
+        if input_size != self.embedding:
+            layer = "bottleneck" if self.head == "bottleneck" else f"{self.output or 'hidden'} output"
+            raise ValueError(
+                f"tie_weights: embedding has size {self.embedding}, the {layer} has {input_size}: make them equal"
+            )
 
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of the decoder's class."""
-        chosen = {name: getattr(self, name) for name in DECODERS[self.name].options}
-        return {name: value for name, value in chosen.items() if value is not None}
+        """Return the keyword arguments of the decoder's class; those that are None are left to its defaults."""
+        options = {name: getattr(self, name) for name in DECODERS[self.name].options}
+        return {name: value for name, value in options.items() if value is not None}
 
 
 class FitConfig(Section):
-    """How a model is fitted: what all training stages have."""
+    """The settings that all training stages share."""
 
-    epochs: int = Field(20, ge=1)
-    batch_pictures: int = Field(16, ge=1, description="pictures a step, each with all its captions")
-    learning_rate: float = Field(8e-4, gt=0)
-    warmup_steps: int = Field(100, ge=0)
-    weight_decay: float = Field(0.0, ge=0, description="decoupled from the gradient (Loshchilov and Hutter 2019)")
-    clip_norm: float = Field(5.0, gt=0)
-    averaging: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights; 0 for none")
-    select: Literal["bleu4", "cider"] = Field("bleu4", description="score of greedy dev captions that is best on")
-    patience: int = Field(5, ge=1, description="epochs without a better dev score before it stops")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="auto: bfloat16 where the device computes it natively, else float32"
+    epochs: int = Field(20, ge=1, description="epochs at most; see `patience`")
+    batch_pictures: int = Field(16, ge=1, description="pictures per training step, each with all its captions")
+    learning_rate: float = Field(8e-4, gt=0, description="learning rate at its peak; it falls to 0 along a cosine")
+    warmup_steps: int = Field(100, ge=0, description="steps in which the learning rate rises linearly to its peak")
+    weight_decay: float = Field(
+        0.0, ge=0, description="weight decay, decoupled from the gradient (Loshchilov and Hutter 2019)"
     )
-    seed: int = Field(0, ge=0, lt=2**32)
+    clip_norm: float = Field(5.0, gt=0, description="norm to which a larger gradient is scaled down")
+    averaging: float = Field(
+        0.0, ge=0, lt=1, description="decay of the moving average of the weights that is validated and kept; 0 for none"
+    )
+    select: Literal["bleu4", "cider"] = Field(
+        "bleu4", description="score of greedy captions of the dev pictures by which the best epochs are chosen"
+    )
+    patience: int = Field(5, ge=1, description="epochs without a better dev score after which training stops")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="precision of the computation; `auto`: bfloat16 where the device has it in hardware, else float32",
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of all that is random in the stage")
 
 
 class CrossEntropyConfig(FitConfig):
-    """How a model is fitted by teacher forcing."""
+    """The settings of training by teacher forcing."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
-    unknown_words: float = Field(0.0, ge=0, lt=1, description="share of input words replaced by UNK")
-    scheduled_sampling: float = Field(
-        0.0, ge=0, le=1, description="share of input words that the model itself says, in the end; grows from nothing"
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="share of the target probability that is spread over all words"
     )
-    doubly_stochastic: float = Field(0.0, ge=0, description="lambda of Xu et al. 2015, equation 14")
+    unknown_words: float = Field(0.0, ge=0, lt=1, description="share of the input words replaced by UNK")
+    scheduled_sampling: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the input words replaced by words drawn from the model at the end of training; it grows "
+        "linearly from 0",
+    )
+    doubly_stochastic: float = Field(
+        0.0, ge=0, description="weight lambda of the doubly stochastic term of Xu et al. 2015, equation 14"
+    )
 
 
-class OfGridsConfig(FitConfig):
-    """How a decoder is fitted to the cached grids."""
+class GridTrainingConfig(FitConfig):
+    """The settings of training a decoder on the cached grids."""
 
-    keep: int = Field(1, ge=1, le=16, description="epochs whose weights are kept, the best on dev; for an ensemble")
+    keep: int = Field(
+        1, ge=1, le=16, description="epochs whose weights are kept, those best on dev; several make an ensemble"
+    )
     block: int | None = Field(
         None,
         ge=1,
-        description="for caches larger than memory: pictures are read in blocks of so many neighbours, and those of "
-        "sixteen blocks mixed; none for fully random order",
+        description="for caches larger than memory: pictures that lie side by side are read in blocks of this number, "
+        "and the pictures of sixteen blocks are shuffled together; default: a fully random order",
     )
 
 
-class TrainingConfig(CrossEntropyConfig, OfGridsConfig):
-    """How the decoder is fitted to the cached grids by teacher forcing (stage `train`)."""
+class TrainingConfig(CrossEntropyConfig, GridTrainingConfig):
+    """How the decoder is trained on the cached grids by teacher forcing (stage `train`)."""
 
 
 class TuningConfig(CrossEntropyConfig):
-    """How the backbone is fine-tuned, from the decoder trained on its frozen grids (stage `tune`)."""
+    """How the backbone is fine-tuned, with the decoder that was trained on its frozen grids (stage `tune`)."""
 
-    epochs: int = Field(5, ge=1)
-    learning_rate: float = Field(1e-4, gt=0, description="of the decoder")
-    backbone_learning_rate: float = Field(2e-5, gt=0, description="of the backbone's tuned blocks")
-    first_block: int = Field(2, ge=1, le=8, description="the first of the backbone's blocks that is tuned")
-    crop: float = Field(0.85, gt=0, le=1, description="least share of a photograph's sides that a random crop keeps")
-    flip: bool = Field(True, description="mirror half of the photographs, but none whose captions tell left or right")
+    epochs: int = Field(5, ge=1, description="epochs at most; see `patience`")
+    learning_rate: float = Field(1e-4, gt=0, description="learning rate of the decoder at its peak")
+    backbone_learning_rate: float = Field(
+        2e-5, gt=0, description="learning rate, at its peak, of the backbone's blocks that are fine-tuned"
+    )
+    first_block: int = Field(
+        2,
+        ge=1,
+        le=8,
+        description="number, from 1, of the first of the backbone's blocks to fine-tune; all later ones are too",
+    )
+    crop: float = Field(
+        0.85,
+        gt=0,
+        le=1,
+        description="smallest share, up to 1, of a photograph's height and of its width that a random crop keeps",
+    )
+    flip: bool = Field(
+        True, description="mirror half of the photographs, but none whose captions mention left or right"
+    )
 
 
-class SelfCriticalConfig(OfGridsConfig):
-    """How the trained decoder goes on against the CIDEr-D of its own captions (stage `self_critical`)."""
+class SelfCriticalConfig(GridTrainingConfig):
+    """How the trained decoder is trained further, rewarded by the CIDEr-D of its captions (stage `self_critical`)."""
 
-    epochs: int = Field(10, ge=1)
-    learning_rate: float = Field(5e-5, gt=0)
-    select: Literal["bleu4", "cider"] = Field("cider", description="score of greedy dev captions that is best on")
-    samples: int = Field(5, ge=2, le=64, description="captions drawn a picture; the baseline is the others' mean")
+    epochs: int = Field(10, ge=1, description="epochs at most; see `patience`")
+    learning_rate: float = Field(5e-5, gt=0, description="learning rate at its peak; it falls to 0 along a cosine")
+    select: Literal["bleu4", "cider"] = Field(
+        "cider", description="score of greedy captions of the dev pictures by which the best epochs are chosen"
+    )
+    samples: int = Field(
+        5,
+        ge=2,
+        le=64,
+        description="captions drawn for each picture; the baseline of each one's reward is the mean of the others'",
+    )
 
 
 class EvaluationConfig(Section):
     """How held-out pictures are captioned and scored (stage `evaluate`)."""
 
-    split: Split = "test"
-    search: Searches = Field("beam", description="the likeliest caption found by beams (1 is greedy), or one drawn")
-    beam: int = Field(3, ge=1, le=64)
-    length_normalisation: float = Field(0.0, ge=0, le=2, description="alpha: log-probability / length ** alpha")
-    temperature: float = Field(1.0, gt=0, le=10, description="of sampling: below 1 sharpens")
-    top_k: int = Field(0, ge=0, description="sample among the k likeliest words; 0 for all")
-    top_p: float = Field(1.0, gt=0, le=1, description="sample among the likeliest words that make this share")
-    seed: int = Field(0, ge=0, description="of sampling; a picture's draws depend on it and the picture alone")
-    max_length: int = Field(20, ge=1, le=200)
-    min_length: int = Field(0, ge=0, le=200, description="words before a caption may end")
-    no_repeat: int = Field(0, ge=0, le=10, description="n-grams of this size never come twice; 0 allows them")
-    n_best: int = Field(1, ge=1, le=64, description="captions kept a picture, the best and its alternatives")
-    ensemble: int = Field(1, ge=1, le=16, description="of the weights kept, so many speak together, the best first")
-    metrics: tuple[str, ...] = Field(("bleu", "meteor", "rouge", "cider"), min_length=1)
+    split: Split = Field("test", description="split whose pictures are captioned and scored")
+    search: Searches = Field(
+        "beam", description="how captions are found: by beam search (`beam`), or drawn at random (`sample`)"
+    )
+    beam: int = Field(3, ge=1, le=64, description="hypotheses of the beam search; 1 is greedy search")
+    length_normalisation: float = Field(
+        0.0, ge=0, le=2, description="alpha: beam search ranks captions by log-probability / length ** alpha"
+    )
+    temperature: float = Field(
+        1.0, gt=0, le=10, description="temperature of `sample`: below 1 makes likely words likelier"
+    )
+    top_k: int = Field(0, ge=0, description="`sample` draws from this number of likeliest words; 0 for all words")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="`sample` draws from the likeliest words that together have this probability"
+    )
+    seed: int = Field(0, ge=0, description="seed of `sample`; a picture's captions depend on it and the picture alone")
+    max_length: int = Field(20, ge=1, le=200, description="tokens of a caption at most, the END token included")
+    min_length: int = Field(0, ge=0, le=200, description="words of a caption at least")
+    no_repeat: int = Field(
+        0, ge=0, le=10, description="size of n-grams that no caption may contain twice; 0 allows repetition"
+    )
+    n_best: int = Field(1, ge=1, le=64, description="captions kept for each picture: the best one and its alternatives")
+    ensemble: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="number of kept epochs, the best ones, whose word probabilities are averaged; see `keep` of "
+        "training and self_critical",
+    )
+    metrics: tuple[str, ...] = Field(
+        ("bleu", "meteor", "rouge", "cider"), min_length=1, description="metrics that score the captions"
+    )
 
     @model_validator(mode="after")
-    def _known(self) -> EvaluationConfig:
+    def _check(self) -> EvaluationConfig:
         for name in self.metrics:
             check_known(name, "metric", METRICS)
         if self.search == "beam" and self.n_best > self.beam:
-            raise ValueError(f"n_best: {self.n_best} captions cannot come of a beam of {self.beam}")
+            raise ValueError(
+                f"n_best: a beam of {self.beam} cannot give {self.n_best} captions: lower n_best or widen the beam"
+            )
         if self.min_length >= self.max_length:
-            raise ValueError(f"min_length: {self.min_length} words and END are over max_length, {self.max_length}")
+            raise ValueError(f"min_length: {self.min_length} words and END are more than max_length, {self.max_length}")
         return self
 
     def decoding(self) -> dict[str, Any]:
-        """The fields of models.search.Decoding."""
+        """Return the fields of models.options.Decoding."""
         return self.model_dump(exclude={"split", "metrics", "ensemble"})
 
 
 class RegistryConfig(Section):
-    """Where the finished captioner goes and when it becomes champion (stage `register`)."""
+    """The name of the registered model, and when a new version becomes champion (stage `register`)."""
 
-    model: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    promote_on: str = "bleu4"
+    model: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="name of the registered model; default: the run's name"
+    )
+    promote_on: str = Field("bleu4", description="score of evaluation.metrics by which versions are compared")
     certainty: float = Field(
-        0.95, ge=0.5, lt=1, description="champion is who scores higher in this share of a paired bootstrap's resamples"
+        0.95,
+        ge=0.5,
+        lt=1,
+        description="share of a paired bootstrap's resamples in which a version must score higher than the champion to "
+        "replace it",
     )
 
 
 class MachineConfig(Section):
-    """This machine: never part of a key, because it changes nothing that is kept."""
+    """The settings of this machine. They never enter a key, because they change no result."""
 
     workspace: str = Field(
         default_factory=lambda: os.environ.get("ATTEND_WORKSPACE", "workspace"),
-        description="a folder, or the URL of one in object storage (s3://bucket/name)",
+        description="folder in which everything is kept, or its URL in object storage (s3://bucket/name); default: "
+        "ATTEND_WORKSPACE, else ./workspace",
     )
     cache: Path = Field(
         default_factory=lambda: Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "attend",
-        description="where what is used of a workspace in object storage is kept",
+        description="folder for local copies of what is used from workspaces in object storage; default: attend in "
+        "XDG_CACHE_HOME, else in ~/.cache",
     )
     cache_gib: float | None = Field(
-        None, gt=0, description="GiB of grids that are kept there: what was set last, 100 at first"
+        None, gt=0, description="GiB of grids that the cache may hold; default: the value set last, 100 at first"
     )
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="device that computes; `auto`: a GPU where torch can use one, else the CPU"
+    )
     threads: int = Field(
-        0, ge=0, description="threads that compute; 0 for torch's choice within affinity and the container's quota"
+        0,
+        ge=0,
+        description="threads that compute; 0 for torch's choice within CPU affinity and the container's quota",
     )
     decode_workers: int = Field(
-        0, ge=0, description="threads that decode pictures; 0 for machine.threads, else one a core"
+        0, ge=0, description="threads that decode pictures; 0 for machine.threads or, where that is 0, one per core"
     )
     dask: str | None = Field(
         None,
         pattern=r"^[a-z]+://",
-        description="a Dask scheduler, whose workers make the shards of grids; else this does",
+        description="address of a Dask scheduler whose workers extract the grids; default: this process does",
     )
     dask_resources: dict[str, float] = Field(
-        {}, description="what a worker gives to a shard while it makes it, as named by its --resources: {GPU: 1}"
+        {},
+        description="resources of a Dask worker that the making of a shard occupies, as named by its --resources: "
+        "{GPU: 1}",
     )
-    extract_batch: int = Field(64, ge=1, description="pictures decoded, then encoded, at once")
+    extract_batch: int = Field(64, ge=1, description="pictures that extraction decodes, then encodes, at once")
     decode_batch: int = Field(
-        0, ge=0, description="pictures captioned at once; 0 for what 512 MiB hold, 256 at the most"
+        0, ge=0, description="pictures captioned at once; 0 for as many as 512 MiB of memory hold, 256 at most"
     )
-    shard_rows: int = Field(512, ge=1, description="pictures a shard")
-    resident: bool = Field(False, description="keep the grids that are trained on in the GPU's memory")
-    checkpoint_seconds: float = Field(120.0, ge=0)
-    accumulate: int = Field(1, ge=1, description="pieces that a training step's pictures are taken in, to save memory")
+    shard_rows: int = Field(512, ge=1, description="pictures per shard of grids")
+    resident: bool = Field(False, description="keep the grids used in training in the GPU's memory")
+    checkpoint_seconds: float = Field(120.0, ge=0, description="seconds between two checkpoints of a training")
+    accumulate: int = Field(
+        1, ge=1, description="parts in which a training step takes its pictures, one after another, to save memory"
+    )
     compile: bool = Field(
         False,
-        description="compile extraction's backbone and the decoder's step: seconds, paid back by much work",
+        description="compile the backbone for extraction and the decoder's training step: takes seconds, which long "
+        "runs regain",
     )
 
     @property
     def address(self) -> str:
-        """The workspace, whatever folder one is in: its URL, or its path in full."""
+        """Return the workspace's URL or absolute path, which is the same from every folder."""
         if "://" in self.workspace:
             return self.workspace
         folder = Path(self.workspace).expanduser().absolute()
-        remote = Remote.of(folder)  # where it was named by its cache
+        remote = Remote.for_cache(folder)  # the config may name the folder that is the cache of a URL
         return str(folder) if remote is None else remote.url
 
     @property
     def folder(self) -> Path:
-        """The workspace's folder; where it is in object storage, the one that is its cache."""
+        """Return the workspace's folder; for a workspace in object storage, the folder that is its cache."""
         if "://" not in self.workspace:
             return Path(self.workspace).expanduser().absolute()
         url = self.workspace.rstrip("/")
@@ -329,13 +513,13 @@ class MachineConfig(Section):
 
 
 class Config(BaseModel):
-    """Everything a run depends on."""
+    """Everything that a run depends on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    about: str = ""
-    source: str = Field("", description="where the captioner is published")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="name of the run")
+    about: str = Field("", description="one line about the run")
+    source: str = Field("", description="publication that describes the captioner")
     data: Dataset
     grids: GridsConfig
     views: ViewsConfig | None = None
@@ -351,40 +535,48 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """Lay the values over those of their `preset`, and name the model after the run."""
+        """Merge the values over those of their `preset`, and name the registered model after the run."""
         if not isinstance(values, dict):
             return values
-        values = over_preset(values)
+        values = resolve_preset(values)
         if "name" in values and isinstance(values.get("registry"), dict | None):
             values["registry"] = {"model": values["name"], **(values.get("registry") or {})}
         return values
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Config:
+    def _check_sections(self) -> Config:
+        """Raise ValueError where two sections contradict each other."""
         scores = [score for name in self.evaluation.metrics for score in METRICS[name].scores]
         if self.registry.promote_on not in scores:
             raise ValueError(
-                f"registry.promote_on: {self.registry.promote_on!r} is no score of evaluation.metrics; "
-                f"these give: {', '.join(scores)}"
+                f"registry.promote_on: {self.registry.promote_on!r} is not a score of evaluation.metrics, which give: "
+                f"{', '.join(scores)}"
             )
-        needing = [name for name in self.evaluation.metrics if METRICS[name].needs_facts]
-        if needing and not self.data.has_facts:
+        need_facts = [name for name in self.evaluation.metrics if METRICS[name].needs_facts]
+        if need_facts and not self.data.has_facts:
             raise ValueError(
-                f"evaluation.metrics: `{needing[0]}` needs a data set that keeps its facts: only `scenes` does"
+                f"evaluation.metrics: `{need_facts[0]}` needs facts about each picture, which only `scenes` has: "
+                "leave it out, or set data.adapter=scenes"
             )
-        last = "training" if self.self_critical is None else "self_critical"
-        fitted = self.self_critical or self.training
-        kept = min(fitted.keep, fitted.epochs)
+        last_section = "training" if self.self_critical is None else "self_critical"
+        last_fit = self.self_critical or self.training
+        kept = min(last_fit.keep, last_fit.epochs)
         if self.evaluation.ensemble > kept:
             raise ValueError(
-                f"evaluation.ensemble: {self.evaluation.ensemble} cannot speak together: {last} keeps {kept}"
+                f"evaluation.ensemble: needs the weights of {self.evaluation.ensemble} epochs, but {last_section} "
+                f"keeps {kept}: raise {last_section}.keep (and {last_section}.epochs, if less)"
             )
         if self.self_critical is not None and self.decoder.name == "hard_attention":
-            raise ValueError("self_critical: hard_attention draws where it looks in `train` alone: take another")
+            raise ValueError(
+                "self_critical: hard_attention draws the positions it attends to in stage `train` alone: "
+                "choose another decoder"
+            )
         if self.training.doubly_stochastic and not DECODERS[self.decoder.name].attends:
             raise ValueError(f"training.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
         if self.views is not None and self.grids.backbone == "imported":
-            raise ValueError("views: imported grids have no photographs and no backbone to make others of")
+            raise ValueError(
+                "views: imported grids have neither photographs nor a backbone to make views with: leave views out"
+            )
         if self.tuning is not None:
             blocks = BACKBONES[self.grids.backbone].blocks if self.grids.backbone in BACKBONES else 0
             if self.tuning.first_block > blocks:
@@ -393,7 +585,7 @@ class Config(BaseModel):
                     f"tuning.first_block: {self.grids.backbone} {has}: block {self.tuning.first_block} cannot be tuned"
                 )
         if self.captions.units == "bpe" and self.decoder.word_vectors is not None:
-            raise ValueError("decoder.word_vectors: are of whole words: set captions.units=words")
+            raise ValueError("decoder.word_vectors: word vectors are for whole words: set captions.units=words")
         if self.tuning is not None and self.tuning.doubly_stochastic and not DECODERS[self.decoder.name].attends:
             raise ValueError(f"tuning.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
         if self.data.dev_share + self.data.test_share >= 1:
@@ -402,19 +594,23 @@ class Config(BaseModel):
 
     @property
     def workspace(self) -> Path:
+        """Return the workspace's folder on this machine; see `MachineConfig.folder`."""
         return self.machine.folder
 
 
 def load(preset_or_file: str, overrides: Sequence[str] = ()) -> Config:
-    """The config of a preset or YAML file with `section.field=value` overrides laid over it.
+    """Return the config of a preset or YAML file with `section.field=value` overrides merged over it.
 
-    Raises AttendError for an unknown preset, a file that is no mapping, or any value refused.
+    Raises AttendError for an unknown preset, a file that is not a mapping, or any value refused.
     """
     return validate(values_of(preset_or_file, overrides), preset_or_file)
 
 
 def validate(values: dict[str, Any], where: str) -> Config:
-    """The Config of `values`; AttendError names the first field refused and the nearest known one."""
+    """Return the Config of `values`; AttendError names the first field refused and the closest known one.
+
+    where: the preset or file that the values are from, for the message.
+    """
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -422,15 +618,16 @@ def validate(values: dict[str, Any], where: str) -> Config:
 
 
 def _first_refusal(error: ValidationError) -> str:
+    """Return one line about the first field refused."""
     # Unknown keys first: a misspelt required field is also reported missing, and the spelling is the cause.
     first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
-    place = [str(part) for part in first["loc"] if part not in ADAPTERS]
-    field = ".".join(place)
+    path = [str(part) for part in first["loc"] if part not in ADAPTERS]
+    field = ".".join(path)
     if first["type"] == "extra_forbidden":
-        return f"{field}: no such setting{nearest(place[-1], _fields(place[:-1], first['loc']))}"
+        return f"{field}: no such setting{suggestion(path[-1], _known_fields(path[:-1], first['loc']))}"
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
         tag = first.get("ctx", {}).get("tag", "")
-        return f"{field}.adapter: unknown dataset adapter {tag!r}{nearest(str(tag), ADAPTERS)}"
+        return f"{field}.adapter: unknown dataset adapter {tag!r}{suggestion(str(tag), ADAPTERS)}"
     if first["type"] == "missing":
         return f"{field}: is missing"
     message = first["msg"].removeprefix("Value error, ")
@@ -438,16 +635,20 @@ def _first_refusal(error: ValidationError) -> str:
     return f"{field}: {message}{given}" if field else message
 
 
-def _fields(place: list[str], location: tuple[int | str, ...]) -> list[str]:
-    if not place:
+def _known_fields(path: list[str], location: tuple[int | str, ...]) -> list[str]:
+    """Return the names of the fields of the section at `path`; of the config itself where that is empty.
+
+    location: pydantic's location of the error, which names the adapter too.
+    """
+    if not path:
         return list(Config.model_fields)
-    if place[0] == "data":
+    if path[0] == "data":
         return [name for part in location if part in ADAPTERS for name in ADAPTERS[str(part)].model_fields]
-    annotation = Config.model_fields[place[0]].annotation
+    annotation = Config.model_fields[path[0]].annotation
     model = next((arg for arg in (annotation, *get_args(annotation)) if hasattr(arg, "model_fields")), None)
     return list(model.model_fields) if model is not None else []
 
 
 def dump(config: Config) -> str:
-    """The whole config as canonical JSON."""
+    """Return the whole config as canonical JSON."""
     return json.dumps(config.model_dump(mode="json"), indent=2, sort_keys=True)

@@ -1,4 +1,4 @@
-"""The names of the tokenisers that a config may ask for."""
+"""The names of the tokenisers that a config may choose."""
 
 # name -> NLTK's class; see tasks/data/tokenisers.py
 TOKENISERS: dict[str, str] = {

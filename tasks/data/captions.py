@@ -1,8 +1,9 @@
 """Captions as token ids: vocabulary.json, captions.parquet and document_frequencies.parquet.
 
-captions.parquet has a row a caption: digest of its picture, split, and tokens, int32, `max_tokens` + 2 long:
-START, the clamped caption, END, then NULL. document_frequencies.parquet has the n-grams of these (END is a word) that
-come in the captions of more than one picture of the train split, and of how many: what CIDEr-D weighs rewards by.
+captions.parquet has one row for each caption: the digest of its picture, its split, and its tokens, int32, of length
+`max_tokens` + 2: START, the caption cut to `max_tokens`, END, then NULL. document_frequencies.parquet has each n-gram
+of these tokens (END counts as a word) that occurs in the captions of more than one picture of the train split, and the
+number of those pictures: CIDEr-D rewards are weighted with these document frequencies.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 
 from models.vocabulary import NULL, SPECIAL, Vocabulary
 from tasks.config.schema import CaptionsConfig
-from tasks.data.manifest import pictures_of
+from tasks.data.manifest import read_pictures
 from tasks.data.tokenisers import BytePairs, tokeniser
 from tasks.metrics.consensus import ORDERS, Frequencies
 from tasks.pipeline.ledger import Artifact, Outcome, digest_of
@@ -37,13 +38,17 @@ class CaptionedPicture:
 
 
 def write_captions(captions: CaptionsConfig, manifest: Artifact, out: Path) -> Outcome:
-    """Build the vocabulary from the train split and write every split's captions as token ids."""
+    """Build the vocabulary from the train split, and write it, every split's captions as token ids, and frequencies.
+
+    manifest: the artifact of `ingest`. out: the folder to write to. The outcome's products are a digest for each
+    split, `vocabulary` and `frequencies`.
+    """
     split_words = tokeniser(captions.tokeniser)
     splits: list[str] = [split for split in ("train", "dev", "test") if split in manifest.products]
     words = {
         split: [
             (picture.digest, [split_words(text) for text in picture.captions])
-            for picture in pictures_of(manifest.path, split)
+            for picture in read_pictures(manifest.path, split)
         ]
         for split in splits
     }
@@ -71,44 +76,55 @@ def write_captions(captions: CaptionsConfig, manifest: Artifact, out: Path) -> O
     )
     pq.write_table(table, out / CAPTIONS)
     frequencies = _write_frequencies(read_captions(out, "train"), out / FREQUENCIES)
-    products = {split: digest_of([(digest, ids) for digest, of, ids in rows if of == split]) for split in splits}
+    products = {
+        split: digest_of([(digest, ids) for digest, row_split, ids in rows if row_split == split]) for split in splits
+    }
     products["frequencies"] = frequencies
     products["vocabulary"] = digest_of(json.loads(vocabulary.to_json()))
     return Outcome(products, {"words": len(vocabulary.words), "captions": len(rows)})
 
 
 def build_vocabulary(texts: list[list[str]], captions: CaptionsConfig, units: Sequence[str] = ()) -> Vocabulary:
-    """Words seen at least `min_count` times, or all byte pairs `units`, by falling count, ties alphabetical."""
+    """Return the vocabulary of the texts, ordered by falling count, ties alphabetically.
+
+    texts: captions as words, or as byte pairs. units: all byte pairs; where it is empty, the vocabulary consists of
+    the words that occur at least `captions.min_count` times.
+    """
     counts = Counter(word for text in texts for word in text if word not in SPECIAL)
-    known = units or [word for word, count in counts.items() if count >= captions.min_count]
-    kept = sorted(known, key=lambda word: (-counts[word], word))
+    entries = units or [word for word, count in counts.items() if count >= captions.min_count]
+    entries = sorted(entries, key=lambda word: (-counts[word], word))
     settings = {
         "tokeniser": captions.tokeniser,
         "lower": True,
         "units": captions.units,
         "max_tokens": captions.max_tokens,
     }
-    return Vocabulary(tuple(kept), settings)
+    return Vocabulary(tuple(entries), settings)
 
 
 def read_captions(folder: Path, split: str) -> list[CaptionedPicture]:
-    """The pictures of a split, ordered by digest, each with all its captions."""
+    """Return the pictures of a split, ordered by digest, each with all its captions."""
     table = pq.read_table(folder / CAPTIONS, filters=[("split", "=", split)])
     tokens = table.column("tokens").combine_chunks()
     length = tokens.type.list_size
     ids = tokens.flatten().to_numpy().reshape(-1, length)
-    places: dict[str, list[int]] = {}
-    for place, digest in enumerate(table.column("digest").to_pylist()):
-        places.setdefault(digest, []).append(place)
-    return [CaptionedPicture(digest, ids[places[digest]]) for digest in sorted(places)]
+    row_indices: dict[str, list[int]] = {}
+    for index, digest in enumerate(table.column("digest").to_pylist()):
+        row_indices.setdefault(digest, []).append(index)
+    return [CaptionedPicture(digest, ids[row_indices[digest]]) for digest in sorted(row_indices)]
 
 
 def _write_frequencies(pictures: Sequence[CaptionedPicture], path: Path) -> str:
-    """Write them; the digest of what they say, whatever Parquet makes of it."""
+    """Write the document frequencies of the pictures' captions.
+
+    Return the digest of the values, which, unlike that of the file, does not depend on how Parquet encodes them.
+    """
     counts: Counter[tuple[int, ...]] = Counter()
     for picture in pictures:
         rows = [[token for token in row[1:] if token != NULL] for row in picture.tokens.tolist()]
-        counts.update({tuple(row[at : at + n]) for row in rows for n in ORDERS for at in range(len(row) - n + 1)})
+        counts.update(
+            {tuple(row[start : start + n]) for row in rows for n in ORDERS for start in range(len(row) - n + 1)}
+        )
     shared = sorted(ngram for ngram, count in counts.items() if count > 1)
     table = pa.table(
         {
@@ -121,12 +137,12 @@ def _write_frequencies(pictures: Sequence[CaptionedPicture], path: Path) -> str:
 
 
 def read_frequencies(folder: Path) -> Frequencies:
-    """The document frequencies of a tensorise artifact's train split, of token ids."""
+    """Return the document frequencies of token-id n-grams in the train split, from a tensorise artifact's folder."""
     table = pq.read_table(folder / FREQUENCIES)
     pictures = int(table.schema.metadata[b"pictures"])
-    return Frequencies.told(table["ngram"].to_pylist(), table["pictures"].to_numpy(), pictures)
+    return Frequencies.from_counts(table["ngram"].to_pylist(), table["pictures"].to_numpy(), pictures)
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-    """The vocabulary of a tensorise artifact."""
+    """Return the vocabulary of a tensorise artifact, from its folder."""
     return Vocabulary.from_json((folder / VOCABULARY).read_text(encoding="utf-8"))

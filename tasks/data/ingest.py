@@ -1,8 +1,8 @@
-"""Stage `ingest`: a data set -> the manifest, one row a picture.
+"""Stage `ingest`: a data set -> the manifest, one row for each picture.
 
 In: annotation files and photographs, read by the data set's adapter. Out: manifest.parquet (see manifest.py), and the
-pictures themselves where the adapter generates or unpacks them. Its products are the pictures, and the captioned
-pictures of each split.
+pictures themselves if the adapter generates or unpacks them. The products are all pictures, and the captioned pictures
+of each split and of all splits.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from tasks.pipeline.stage import Hooks, Product, Stage, Work
 
 @dataclass(frozen=True, eq=False)
 class Split(Product):
-    """The captioned pictures of one split of the data set. setting: of the config, that chose the split, if one did."""
+    """The product that consists of the captioned pictures of one split of the data set.
+
+    setting: the config field that chose the split, such as `evaluation.split`; empty if none did.
+    """
 
     setting: str = ""
 
     def missing(self, artifact: Artifact) -> str:
-        there = [name for name in ("train", "dev", "test") if name in artifact.products]
-        choose = f": set {self.setting}={there[-1]}" if self.setting and there else ""
-        return f"the split {self.name!r} of the data set has no picture (there are: {', '.join(there)}){choose}"
+        available = [name for name in ("train", "dev", "test") if name in artifact.products]
+        advice = f": set {self.setting}={available[-1]}" if self.setting and available else ""
+        return f"the split {self.name!r} of the data set has no pictures (available: {', '.join(available)}){advice}"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Manifest(Stage):
-    """Data set -> manifest."""
+    """The stage that turns a data set into its manifest."""
 
     kind: ClassVar[str] = "ingest"
     version: ClassVar[int] = 1
@@ -41,16 +44,16 @@ class Manifest(Stage):
 
     @property
     def pictures(self) -> Product:
-        """The content digests of all pictures, whatever their captions."""
+        """Return the product that consists of the contents of all pictures, whatever their captions."""
         return Product(self, "pictures")
 
     @property
     def captions(self) -> Product:
-        """The captioned pictures of all splits."""
+        """Return the product that consists of the captioned pictures of all splits."""
         return Product(self, "splits")
 
     def split(self, name: str, setting: str = "") -> Split:
-        """The captioned pictures of one split."""
+        """Return the product that consists of the captioned pictures of one split. setting: see `Split`."""
         return Split(self, name, setting)
 
     def sections(self) -> dict[str, Section]:

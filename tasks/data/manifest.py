@@ -1,7 +1,7 @@
-"""manifest.parquet: one row a picture of the data set.
+"""manifest.parquet: one row for each picture of the data set.
 
-Columns: name (path in the image folder), digest (SHA-256 of the file's bytes), split (train, dev, test),
-captions (list of texts), facts (JSON or null). Names live here alone: downstream a picture is its digest.
+Columns: name (path in the image folder), digest (SHA-256 of the file's bytes), split (train, dev, test), captions (list
+of texts), facts (JSON or null). No other file has names: downstream stages identify a picture by its digest.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SCHEMA = pa.schema(
     ]
 )
 MANIFEST = "manifest.parquet"
-GENERATED = "pictures"
+GENERATED_FOLDER = "pictures"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One distinct image content of one split, its names' captions joined."""
+    """A distinct picture content of one split, with the captions of all files that have this content."""
 
     digest: str
     name: str
@@ -49,16 +49,17 @@ class Picture:
 def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping[str, str], out: Path) -> Outcome:
     """Read the data set with its adapter, check it, split it, and write the manifest to `out`.
 
-    inputs: the digests of the data set's files when the run began. AttendError where they are others now.
+    inputs: the digests of the data set's files when the run began. Raises AttendError if the files have changed since
+    then, if a row or its picture is not valid, or if the train or the dev split is empty.
     """
-    rows = list(data.rows(out / GENERATED))
-    folder = data.image_folder(out / GENERATED)
+    rows = list(data.rows(out / GENERATED_FOLDER))
+    folder = data.image_folder(out / GENERATED_FOLDER)
     workspace = machine.folder
     _check(rows, folder, data, set(picture_files(folder, without=None if data.unpacks else workspace)))
     paths = [folder / row.name for row in rows]
-    digests = _direct(paths) if data.unpacks else Digests(workspace / "digests.sqlite").of(paths)
+    digests = _uncached_digests(paths) if data.unpacks else Digests(workspace / "digests.sqlite").of(paths)
     if digests_of(data, machine) != inputs:
-        raise AttendError(f"{data.path}: was changed while it was read: run again")
+        raise AttendError(f"{data.path}: the data set changed while it was being read: run again")
     splits = [row.split or hashed_split(digests[path], data) for row, path in zip(rows, paths, strict=True)]
     records = sorted(
         (
@@ -74,67 +75,82 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
         key=lambda record: str(record["name"]),
     )
     pq.write_table(pa.Table.from_pylist(records, schema=SCHEMA), out / MANIFEST)
-    notes = _told_twice(records)
+    notes = _duplicate_notes(records)
     present = sorted({str(record["split"]) for record in records})
-    content = {split: pictures_of(out, split) for split in present}
+    content = {split: read_pictures(out, split) for split in present}
     products = {split: digest_of([[p.digest, p.captions, p.facts] for p in content[split]]) for split in present}
     products["pictures"] = digest_of(sorted({str(record["digest"]) for record in records}))
     products["splits"] = digest_of([[split, products[split]] for split in present])
     for split in ("train", "dev"):
         if split not in present:
-            raise AttendError(f"{data.path}: the split {split!r} is empty: {_refill(rows, data)}")
+            raise AttendError(f"{data.path}: the split {split!r} is empty: {_how_to_fill(rows, data)}")
     counts: dict[str, int | float] = {"pictures": len({record["digest"] for record in records})}
     counts["captions"] = sum(len(row.captions) for row in rows)
     counts |= {split: len(content[split]) for split in present}
     return Outcome(products, counts, notes)
 
 
-def _refill(rows: list[Row], data: DatasetOptions) -> str:
+def _how_to_fill(rows: list[Row], data: DatasetOptions) -> str:
+    """Return what to do about an empty split, as part of a message."""
     if any(row.split for row in rows):
         return "give it pictures in the data set's split files or column"
-    return f"raise data.dev_share (now {data.dev_share}) or add pictures ({len(rows)} are there)"
+    return f"raise data.dev_share (now {data.dev_share}) or add pictures (the data set has {len(rows)})"
 
 
-def _direct(paths: list[Path]) -> dict[Path, str]:
+def _uncached_digests(paths: list[Path]) -> dict[Path, str]:
+    """Return the SHA-256 of each file, without the cache: pictures that were just written are not in it."""
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def _check(rows: list[Row], folder: Path, data: DatasetOptions, pictures: set[Path]) -> None:
+    """Raise AttendError for the first row that is not valid, or if there is no row.
+
+    folder: the image folder. pictures: all picture files in it.
+    """
     if not rows:
-        raise AttendError(f"{data.path}: the data set names no picture")
-    seen: dict[str, str] = {}
+        raise AttendError(f"{data.path}: the data set has no captioned picture: add one, or correct data.path")
+    where_by_name: dict[str, str] = {}
     for row in rows:
-        if row.name in seen:
-            raise AttendError(f"{row.where}: {row.name} is described already, at {seen[row.name]}")
-        seen[row.name] = row.where
+        if row.name in where_by_name:
+            raise AttendError(
+                f"{row.where}: {row.name} has an entry already, at {where_by_name[row.name]}: remove one of the two"
+            )
+        where_by_name[row.name] = row.where
         if not row.captions:
-            raise AttendError(f"{row.where}: {row.name} has no caption: caption it or take it out")
+            raise AttendError(f"{row.where}: {row.name} has no caption: add one, or remove its entry")
         if not (folder / row.name).is_file():
-            raise AttendError(f"{row.where}: {row.name} is captioned, but there is no such picture in {folder}")
+            raise AttendError(
+                f"{row.where}: {row.name} is captioned, but there is no such picture in {folder}: "
+                "add it or remove its captions"
+            )
         if folder / row.name not in pictures:
             raise AttendError(
-                f"{row.where}: {row.name} is no picture of {folder}: give its path in that folder, "
+                f"{row.where}: {row.name} is not a picture file in {folder}: give its path relative to that folder, "
                 f"ending in {', '.join(sorted(PICTURE_SUFFIXES))}"
             )
 
 
 def hashed_split(digest: str, data: DatasetOptions) -> str:
-    """The split of a picture by its content alone: adding others never moves it."""
-    place = int.from_bytes(hashlib.sha256(f"split {digest}".encode()).digest()[:8], "big") / 2**64
-    if place < data.test_share:
+    """Return the split of a picture, which depends only on its content: adding other pictures never changes it.
+
+    digest: SHA-256 (hex) of the picture file. data: gives `test_share` and `dev_share`; the rest is train.
+    """
+    fraction = int.from_bytes(hashlib.sha256(f"split {digest}".encode()).digest()[:8], "big") / 2**64  # in [0, 1)
+    if fraction < data.test_share:
         return "test"
-    return "dev" if place < data.test_share + data.dev_share else "train"
+    return "dev" if fraction < data.test_share + data.dev_share else "train"
 
 
-def _told_twice(records: list[dict[str, Any]]) -> list[str]:
-    first: dict[str, dict[str, Any]] = {}
+def _duplicate_notes(records: list[dict[str, Any]]) -> list[str]:
+    """Return notes on pictures that have the same content: how many there are, and which are in two splits."""
+    first_by_digest: dict[str, dict[str, Any]] = {}
     leaks, copies = [], 0
     for record in records:
-        other = first.setdefault(record["digest"], record)
-        if other is not record:
+        first = first_by_digest.setdefault(record["digest"], record)
+        if first is not record:
             copies += 1
-            if other["split"] != record["split"]:
-                leaks.append(f"{other['name']} ({other['split']}) = {record['name']} ({record['split']})")
+            if first["split"] != record["split"]:
+                leaks.append(f"{first['name']} ({first['split']}) = {record['name']} ({record['split']})")
     notes = [f"{copies} pictures have the same content as another"] if copies else []
     if leaks:
         shown = "; ".join(leaks[:5]) + (f"; and {len(leaks) - 5} more" if len(leaks) > 5 else "")
@@ -142,22 +158,28 @@ def _told_twice(records: list[dict[str, Any]]) -> list[str]:
     return notes
 
 
-def pictures_of(manifest: Path, split: str) -> list[Picture]:
-    """The distinct pictures of a split, ordered by digest; captions of copies are joined."""
+def read_pictures(manifest: Path, split: str) -> list[Picture]:
+    """Return the distinct pictures of a split, ordered by digest; captions of copies are joined.
+
+    manifest: the folder of the `ingest` artifact.
+    """
     copies: dict[str, list[dict[str, Any]]] = {}
     for record in pq.read_table(manifest / MANIFEST, filters=[("split", "=", split)]).to_pylist():
         copies.setdefault(record["digest"], []).append(record)
     pictures = []
     for digest in sorted(copies):
-        # By what they say, not by name: a renamed copy must not reorder its captions.
-        same = sorted(copies[digest], key=lambda record: (record["captions"], record["facts"] or ""))
-        captions = [caption for record in same for caption in record["captions"]]
-        facts = json.loads(same[0]["facts"]) if same[0]["facts"] else None
-        pictures.append(Picture(digest, same[0]["name"], captions, facts))
+        # Sorted by captions and facts, not by name: renaming a copy must not reorder the captions.
+        records = sorted(copies[digest], key=lambda record: (record["captions"], record["facts"] or ""))
+        captions = [caption for record in records for caption in record["captions"]]
+        facts = json.loads(records[0]["facts"]) if records[0]["facts"] else None
+        pictures.append(Picture(digest, records[0]["name"], captions, facts))
     return pictures
 
 
-def files_of(manifest: Path, folder: Path) -> dict[str, Path]:
-    """Digest -> a file with that content, for every picture of the manifest."""
+def files_by_digest(manifest: Path, folder: Path) -> dict[str, Path]:
+    """Return, for the digest of every picture of the manifest, the path of a file with that content.
+
+    manifest: the folder of the `ingest` artifact. folder: the image folder. Of several copies, the first by name.
+    """
     table = pq.read_table(manifest / MANIFEST, columns=["digest", "name"]).to_pylist()
     return {record["digest"]: folder / record["name"] for record in reversed(table)}

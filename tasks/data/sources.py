@@ -1,4 +1,4 @@
-"""What a data set consists of, as digests: the inputs of stage `ingest`. Imports nothing heavy, for `attend status`."""
+"""The digests of a data set's files: the inputs of stage `ingest`. Imports nothing heavy, for `attend status`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from tasks.pipeline.ledger import digest_of
 
 
 def digests_of(data: DatasetOptions, machine: MachineConfig) -> dict[str, str]:
-    """Return the content digests of a data set's annotation files and of all pictures in its folder, by name."""
+    """Return one digest of a data set's annotation files and one of all pictures in its folder, by name.
+
+    Empty for a data set without files; without the pictures where these are unpacked from the annotation files.
+    """
     files = data.annotation_files()
     if not files:
         return {}
@@ -21,15 +24,15 @@ def digests_of(data: DatasetOptions, machine: MachineConfig) -> dict[str, str]:
         digests = store.of(files)
         return {"annotations": digest_of([[path.name, digests[path]] for path in files])}
     folder = data.image_folder(Path())
-    digests, found = store.of(files), find_pictures(folder, without=workspace)
+    digests, pictures = store.of(files), find_pictures(folder, without=workspace)
     return {
         "annotations": digest_of([[path.name, digests[path]] for path in files]),
-        "photographs": store.of_pictures(folder, [picture for picture in found if _is_utf8(picture.name)]),
+        "photographs": store.of_pictures(folder, [picture for picture in pictures if _is_utf8(picture.name)]),
     }
 
 
 def _is_utf8(name: str) -> bool:
-    """Whether annotations, which are UTF-8, can name it: a file that they cannot name is none of theirs."""
+    """Return whether a file name is valid UTF-8: annotations, which are UTF-8, can name no other file."""
     try:
         name.encode()
     except UnicodeEncodeError:

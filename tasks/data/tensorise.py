@@ -1,7 +1,7 @@
 """Stage `tensorise`: captions -> vocabulary and token ids.
 
-In: the captions of all splits, of `ingest`. Out: vocabulary.json, built from the train split; captions.parquet, the
-captions as token ids; document_frequencies.parquet, what CIDEr-D weighs n-grams by (see captions.py).
+In: the captions of all splits, from `ingest`. Out: vocabulary.json, built from the train split; captions.parquet, the
+captions as token ids; document_frequencies.parquet, with which CIDEr-D weights n-grams (see captions.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tasks.pipeline.stage import Hooks, Product, Stage, Work
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Captions(Stage):
-    """Captions -> vocabulary and token ids."""
+    """The stage that turns captions into a vocabulary and token ids."""
 
     kind: ClassVar[str] = "tensorise"
     version: ClassVar[int] = 2
@@ -28,17 +28,17 @@ class Captions(Stage):
 
     @property
     def vocabulary(self) -> Product:
-        """The words that are known, and how texts are cut into them."""
+        """Return the product that consists of the known words and the settings by which texts are split into them."""
         return Product(self, "vocabulary")
 
     @property
     def train(self) -> Product:
-        """The token ids of the train split."""
+        """Return the product that consists of the token ids of the train split."""
         return Product(self, "train")
 
     @property
     def frequencies(self) -> Product:
-        """In how many pictures' captions of the train split each n-gram occurs."""
+        """Return the product that gives, for each n-gram, the number of train pictures in whose captions it occurs."""
         return Product(self, "frequencies")
 
     def sections(self) -> dict[str, Section]:

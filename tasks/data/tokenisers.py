@@ -1,6 +1,6 @@
-"""Text -> words, by NLTK's tokenisers that need no download, lower-cased, punctuation dropped; words -> byte pairs.
+"""Text -> lower-case words without punctuation, by NLTK tokenisers that need no download; words -> byte pairs.
 
-A tokeniser's name is kept in the vocabulary and in every score's signature.
+A tokeniser's name is recorded in the vocabulary and in every score's signature.
 """
 
 from __future__ import annotations
@@ -17,37 +17,38 @@ Tokeniser = Callable[[str], list[str]]
 
 @functools.cache
 def tokeniser(name: str) -> Tokeniser:
-    """The tokeniser `name`: lower-cases, splits, and drops tokens without a letter or digit.
+    """Return the tokeniser `name`, which lower-cases and splits a text, and drops tokens without a letter or digit.
 
-    A caption that holds `<UNK>`, as published id tensors do, keeps it whole: it never becomes a word.
+    It leaves `<UNK>`, which captions decoded from published id tensors contain, as one token, so that it never becomes
+    a word of the vocabulary.
     """
     import nltk.tokenize
 
     split = getattr(nltk.tokenize, TOKENISERS[name])().tokenize
 
     def tokenise(text: str) -> list[str]:
-        known = [split(part.lower()) for part in text.split(SPECIAL[UNK])]
-        tokens = [token for token in known[0] if any(map(str.isalnum, token))]
-        for part in known[1:]:
+        parts = [split(part.lower()) for part in text.split(SPECIAL[UNK])]
+        tokens = [token for token in parts[0] if any(map(str.isalnum, token))]
+        for part in parts[1:]:
             tokens += [SPECIAL[UNK], *(token for token in part if any(map(str.isalnum, token)))]
         return tokens
 
     return tokenise
 
 
-# A private character ends a word while pairs are learnt: the library's own suffix leaves ties between merges to a
-# randomly seeded hash map, and the same captions would give different pairs on different days.
-_END = "\ue000"
+# A private-use character marks the end of a word while pairs are learnt: with the library's end-of-word suffix, ties
+# between merges are broken by a randomly seeded hash map, so the same captions would give different pairs in each run.
+_END_MARK = "\ue000"
 
 
 class BytePairs:
-    """Byte-pair encoding within words (Sennrich et al. 2016), learnt from words; what ends a word ends in `</w>`.
+    """A byte-pair encoding within words (Sennrich et al. 2016), learnt from words; word-final pairs end in `</w>`.
 
-    Only the caption side needs it: a vocabulary of byte pairs is turned back into words without it.
+    It is needed only to encode captions: token ids of byte pairs are turned back into words without it.
     """
 
     def __init__(self, texts: list[list[str]], captions: CaptionsConfig) -> None:
-        """texts: the train split's captions as words. captions: `merges`, the size, and `min_count` of a pair."""
+        """texts: the train split's captions as words. captions: gives `merges`, the size, and `min_count` of a pair."""
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
         self._tokenizer = Tokenizer(models.BPE())
@@ -57,17 +58,18 @@ class BytePairs:
             min_frequency=captions.min_count,
             show_progress=False,
         )
-        marked = (word + _END for words in texts for word in words if word != SPECIAL[UNK])
-        self._tokenizer.train_from_iterator(marked, trainer)
-        self._of_word: dict[str, list[str]] = {SPECIAL[UNK]: [SPECIAL[UNK]]}
+        marked_words = (word + _END_MARK for words in texts for word in words if word != SPECIAL[UNK])
+        self._tokenizer.train_from_iterator(marked_words, trainer)
+        self._pairs_by_word: dict[str, list[str]] = {SPECIAL[UNK]: [SPECIAL[UNK]]}
 
     def pairs(self) -> list[str]:
-        """All of them, letters too, those that no caption of the train split needs among them."""
-        return [pair.replace(_END, WORD_END) for pair in self._tokenizer.get_vocab()]
+        """Return all pairs and single letters, including those that occur in no encoded caption of the train split."""
+        return [pair.replace(_END_MARK, WORD_END) for pair in self._tokenizer.get_vocab()]
 
     def __call__(self, words: list[str]) -> list[str]:
+        """Return the words as byte pairs; `<UNK>` stays whole."""
         for word in words:
-            if word not in self._of_word:
-                pairs = self._tokenizer.encode(word + _END).tokens
-                self._of_word[word] = [pair.replace(_END, WORD_END) for pair in pairs]
-        return [pair for word in words for pair in self._of_word[word]]
+            if word not in self._pairs_by_word:
+                pairs = self._tokenizer.encode(word + _END_MARK).tokens
+                self._pairs_by_word[word] = [pair.replace(_END_MARK, WORD_END) for pair in pairs]
+        return [pair for word in words for pair in self._pairs_by_word[word]]

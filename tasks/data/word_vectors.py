@@ -1,4 +1,4 @@
-"""Word embeddings to begin with, from a file in GloVe's text format: a word and its numbers a line."""
+"""Initial word embeddings, from a file in GloVe's text format: on each line a word and its numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def vector_digests(decoder: DecoderConfig, machine: MachineConfig) -> dict[str, str]:
-    """The SHA-256 of the file that `decoder.word_vectors` names; nothing where it names none."""
+    """Return the SHA-256 (hex) of the file named by `decoder.word_vectors`, by name; empty if that is not set.
+
+    Raises AttendError if there is no such file.
+    """
     if decoder.word_vectors is None:
         return {}
     path = _file(decoder.word_vectors)
@@ -26,23 +29,26 @@ def vector_digests(decoder: DecoderConfig, machine: MachineConfig) -> dict[str, 
 
 
 def load_word_vectors(path: Path, vocabulary: Vocabulary, embeddings: Tensor) -> None:
-    """Overwrite rows of embeddings (V, E) with the file's vectors; words that it lacks keep theirs.
+    """Overwrite rows of `embeddings` (V, E) with the file's vectors; rows of words that it lacks are unchanged.
 
-    AttendError names the first line that has not E numbers, and a file that knows no word of the vocabulary.
+    Raises AttendError, with the line number, for the first line without E finite numbers, and for a file that
+    contains no word of the vocabulary.
     """
     import torch
 
-    size, found = embeddings.shape[1], 0
+    size, loaded = embeddings.shape[1], 0
     width = _width(path)
     if width < 2:
-        raise AttendError(f"{path}: line 1: is no word with its vector: give GloVe's text format, without a header")
+        raise AttendError(
+            f"{path}: line 1: is not a word followed by its vector: give GloVe's text format, without a header"
+        )
     if width != size:
         raise AttendError(
             f"{path}: line 1: has {width} numbers, decoder.embedding is {size}: give a file of that size, or set "
             f"decoder.embedding={width}"
         )
-    special = len(vocabulary) - len(vocabulary.words)
-    places = {word: place for place, word in enumerate(vocabulary.words, special)}
+    special_count = len(vocabulary) - len(vocabulary.words)  # rows of START, END, ... come first
+    row_indices = {word: index for index, word in enumerate(vocabulary.words, special_count)}
     with _file(path).open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -52,27 +58,30 @@ def load_word_vectors(path: Path, vocabulary: Vocabulary, embeddings: Tensor) ->
                 raise AttendError(
                     f"{path}: line {number}: {len(line.split()) - 1} numbers for {word[:40]!r}, line 1 has {size}"
                 )
-            if word in places:
+            if word in row_indices:
                 try:
                     values = [float(value) for value in numbers]
                 except ValueError:
                     values = [math.nan]
                 if not all(map(math.isfinite, values)):
                     raise AttendError(f"{path}: line {number}: not all of {word[:40]!r}'s values are numbers")
-                embeddings[places[word]] = torch.tensor(values)
-                found += 1
-    if not found:
-        raise AttendError(f"{path}: holds no word of the vocabulary: is it of this language, and lower-case?")
-    say(f"train: {found:,} of {len(vocabulary.words):,} words begin with vectors of {path.name}")
+                embeddings[row_indices[word]] = torch.tensor(values)
+                loaded += 1
+    if not loaded:
+        raise AttendError(
+            f"{path}: holds no word of the vocabulary: check that it is lower-case and in the captions' language"
+        )
+    say(f"train: {loaded:,} of {len(vocabulary.words):,} words start from vectors in {path.name}")
 
 
 def _width(path: Path) -> int:
-    """How many numbers the first line has; its word has no space in it."""
+    """Return how many numbers the first line has; its word is assumed to contain no space."""
     with _file(path).open(encoding="utf-8", errors="replace") as lines:
         return len(next(lines, "").split()) - 1
 
 
 def _file(path: Path) -> Path:
+    """Return the path with `~` expanded. Raises AttendError if it is not a file."""
     path = path.expanduser()
     if not path.is_file():
         raise AttendError(f"decoder.word_vectors: {path}: no such file")

@@ -1,6 +1,6 @@
-"""Data sets as they exist in the wild, one adapter a format.
+"""Adapters that read data sets in the formats in which they are published, one adapter per format.
 
-Adding one: a class in a file of this folder, and its name in `Dataset`.
+To add one, write a class in a file of this folder and add its name to `Dataset`.
 """
 
 from typing import Annotated, get_args
@@ -23,5 +23,5 @@ Dataset = Annotated[
 ]
 
 ADAPTERS: dict[str, type[DatasetOptions]] = {
-    kind.model_fields["adapter"].default: kind for kind in get_args(get_args(Dataset)[0])
+    adapter.model_fields["adapter"].default: adapter for adapter in get_args(get_args(Dataset)[0])
 }

@@ -1,4 +1,4 @@
-"""What an adapter is: it turns a data set's own files into rows of (picture, captions, split)."""
+"""The base class of the adapters, which turn a data set's files into rows of picture, captions and split."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ SPLIT_NAMES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One picture of a data set.
+    """A picture of a data set with its captions.
 
-    name: its path relative to the image folder, with `/`. split: None where the data set has none.
-    facts: what is known to be true of it (generated data only). where: `file:line`, for messages.
+    name: path of the picture relative to the image folder, with `/`. split: None if the data set has no splits.
+    where: position of the row as `file:line`, for messages. facts: what the picture shows (generated data only).
     """
 
     name: str
@@ -44,8 +44,8 @@ class Row:
     facts: dict[str, Any] | None = None
 
 
-class Found(NamedTuple):
-    """A picture file: its path below a folder, with `/`, its bytes, and when it was changed last, in ns."""
+class PictureFile(NamedTuple):
+    """A picture file: its path relative to a folder, with `/`, its size in bytes, and its modification time in ns."""
 
     name: str
     size: int
@@ -53,49 +53,54 @@ class Found(NamedTuple):
 
 
 class DatasetOptions(Section, ABC):
-    """What the adapters have in common; each adds its `adapter` name, its own fields and `rows`."""
+    """The settings and methods that all adapters share; each adapter adds `adapter`, its settings and `rows`."""
 
-    has_facts: ClassVar[bool] = False  # whether what is true of each picture is known
-    unpacks: ClassVar[bool] = False  # whether `rows` writes the pictures itself, generated or out of its files
+    has_facts: ClassVar[bool] = False  # whether each row says what its picture shows, so that captions can be checked
+    unpacks: ClassVar[bool] = False  # whether `rows` writes the pictures: it generates or unpacks them
 
     path: Annotated[Path, NotInKey()] = Field(description="folder of the data set, or its caption file")
-    images: Annotated[Path | None, NotInKey()] = Field(None, description="image folder, where it is elsewhere")
-    dev_share: float = Field(0.1, ge=0, lt=1, description="share of dev pictures, where the data set has no splits")
-    test_share: float = Field(0.1, ge=0, lt=1, description="share of test pictures, where it has no splits")
+    images: Annotated[Path | None, NotInKey()] = Field(
+        None, description="folder of the pictures, if it is not where the format expects it"
+    )
+    dev_share: float = Field(0.1, ge=0, lt=1, description="share of pictures for dev, if the data set has no splits")
+    test_share: float = Field(0.1, ge=0, lt=1, description="share of pictures for test, if the data set has no splits")
 
     @abstractmethod
     def annotation_files(self) -> list[Path]:
-        """The files that hold captions and splits. AttendError where one that must be there is not."""
+        """Return the files that hold captions and splits; raise AttendError if a required one is missing."""
 
     @abstractmethod
     def image_folder(self, generated: Path) -> Path:
-        """Where the pictures are. generated: the folder for pictures that an adapter writes itself."""
+        """Return the folder of the pictures. generated: the folder for pictures that an adapter writes."""
 
     @abstractmethod
     def rows(self, generated: Path) -> Iterator[Row]:
-        """Every picture that the data set captions. AttendError names file, line and field of what is malformed."""
+        """Yield a row for every captioned picture; an adapter that writes pictures writes them to `generated`.
+
+        Raise AttendError, which names file, line and field, for malformed input.
+        """
 
 
-def existing_folder(path: Path, field: str) -> Path:
-    """`path` as a folder that is there; AttendError names the config field."""
+def require_folder(path: Path, field: str) -> Path:
+    """Return `path` with `~` expanded; raise AttendError, which names the config field, unless it is a folder."""
     folder = path.expanduser()
     if not folder.is_dir():
-        what = "is a file, not a folder" if folder.exists() else "no such folder"
-        raise AttendError(f"{field}: {folder}: {what}: give the data set's folder")
+        problem = "is a file, not a folder" if folder.exists() else "no such folder"
+        raise AttendError(f"{field}: {folder}: {problem}: give an existing folder")
     return folder
 
 
-def existing_file(path: Path, field: str) -> Path:
-    """`path` as a file that is there; AttendError names the config field."""
+def require_file(path: Path, field: str) -> Path:
+    """Return `path` with `~` expanded; raise AttendError, which names the config field, unless it is a file."""
     file = path.expanduser()
     if not file.is_file():
-        what = "is a folder, not a file" if file.exists() else "no such file"
-        raise AttendError(f"{field}: {file}: {what}")
+        problem = "is a folder, not a file" if file.exists() else "no such file"
+        raise AttendError(f"{field}: {file}: {problem}")
     return file
 
 
-def split_named(value: str, where: str) -> str:
-    """train, dev or test for the spellings in use; AttendError for any other."""
+def parse_split(value: str, where: str) -> str:
+    """Return `train`, `dev` or `test` for any of the spellings in use; raise AttendError for other values."""
     try:
         return SPLIT_NAMES[value.strip().lower()]
     except KeyError:
@@ -103,58 +108,61 @@ def split_named(value: str, where: str) -> str:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The non-empty lines of a UTF-8 text file with their numbers; AttendError where it is not UTF-8."""
+    """Yield the number (from 1) and text of each non-blank line of a file; raise AttendError if one is not UTF-8."""
     with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
+        for number, encoded in enumerate(file, 1):
             try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                line = encoded.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
                 raise AttendError(f"{path}:{number}: is not UTF-8 text") from None
             if line.strip():
                 yield number, line
 
 
-def find_pictures(folder: Path, without: Path | None = None) -> list[Found]:
-    """Every picture under a folder, by name; links are followed, hidden files and the folder `without` left out.
+def find_pictures(folder: Path, without: Path | None = None) -> list[PictureFile]:
+    """Return all pictures below a folder, sorted by name.
 
-    AttendError for a link that leads nowhere, or back to where it is.
+    Follow links; skip hidden files and folders, and the folder `without`. Raise AttendError for a broken link, or for
+    a link to a folder that contains the link.
     """
-    found: list[Found] = []
-    waiting = [("", str(folder), [_identity(folder.stat())])]
-    while waiting:
-        prefix, place, above = waiting.pop()
-        with os.scandir(place) as entries:
+    pictures: list[PictureFile] = []
+    # Folders that are still to be read: the prefix of their files' names, their path, and the folders around them.
+    pending = [("", str(folder), [_identity(folder.stat())])]
+    while pending:
+        prefix, path, ancestors = pending.pop()
+        with os.scandir(path) as entries:
             for entry in entries:
                 name = entry.name
                 if name.startswith("."):
                     continue
                 if entry.is_dir():
-                    own = _identity(entry.stat())
-                    if own in above:
-                        raise AttendError(f"{entry.path}: is a link to a folder that it is in: remove it")
-                    if without is None or os.path.abspath(entry.path) != str(without):  # noqa: PTH100 -- a string
-                        waiting.append((f"{prefix}{name}/", entry.path, [*above, own]))
+                    identity = _identity(entry.stat())
+                    if identity in ancestors:
+                        raise AttendError(f"{entry.path}: is a link to a folder that contains it: remove the link")
+                    # entry.path is a string, for which os.path is the direct way.
+                    if without is None or os.path.abspath(entry.path) != str(without):  # noqa: PTH100
+                        pending.append((f"{prefix}{name}/", entry.path, [*ancestors, identity]))
                 elif name.lower().endswith(PICTURE_SUFFIXES):
                     try:
                         stat = entry.stat()
                     except FileNotFoundError:
-                        raise AttendError(f"{entry.path}: is a link to nothing: remove it") from None
-                    found.append(Found(f"{prefix}{name}", stat.st_size, stat.st_mtime_ns))
-    return sorted(found)
+                        raise AttendError(f"{entry.path}: is a broken link: remove it") from None
+                    pictures.append(PictureFile(f"{prefix}{name}", stat.st_size, stat.st_mtime_ns))
+    return sorted(pictures)
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:
-    """Of a folder, whatever links lead to it."""
+    """Return the device and inode of a folder, which are the same whichever link leads to it."""
     return stat.st_dev, stat.st_ino
 
 
 def picture_files(folder: Path, without: Path | None = None) -> list[Path]:
-    """The paths of `find_pictures`."""
-    return [folder / found.name for found in find_pictures(folder, without)]
+    """Return the paths of the pictures that `find_pictures` finds."""
+    return [folder / picture.name for picture in find_pictures(folder, without)]
 
 
 def needs_text(value: object, where: str, field: str) -> str:
-    """`value` as a non-blank string; AttendError names the row and the field."""
+    """Return `value` stripped; raise AttendError, which names row and field, unless it is a non-blank string."""
     if not isinstance(value, str) or not value.strip():
         raise AttendError(
             f"{where}: {field}: is {'empty' if value in (None, '') else reprlib.repr(value)}; a text is needed"
@@ -163,7 +171,7 @@ def needs_text(value: object, where: str, field: str) -> str:
 
 
 def first_folder(candidates: list[Path], field: str) -> Path:
-    """The first candidate that is a folder; AttendError lists them."""
+    """Return the first candidate that is a folder; raise AttendError, which lists them, if none is."""
     for folder in candidates:
         if folder.is_dir():
             return folder
@@ -171,14 +179,14 @@ def first_folder(candidates: list[Path], field: str) -> Path:
 
 
 class UnpackedOptions(DatasetOptions):
-    """An adapter of files that hold the pictures themselves: they are written into the manifest's artifact."""
+    """The base class of adapters whose files contain the pictures, which are written to the manifest's artifact."""
 
     unpacks: ClassVar[bool] = True
 
     @model_validator(mode="after")
-    def _no_folder(self) -> UnpackedOptions:
+    def _refuse_image_folder(self) -> UnpackedOptions:
         if self.images is not None:
-            raise ValueError("images: these files hold their pictures themselves: leave it out")
+            raise ValueError("images: the pictures are inside the data set's files: remove this setting")
         return self
 
     def image_folder(self, generated: Path) -> Path:

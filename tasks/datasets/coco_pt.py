@@ -1,4 +1,4 @@
-"""`coco.pt`: 10,500 COCO pictures of 112 px as one tensor, their captions as token ids, and the vocabulary of those."""
+"""Adapter for `coco.pt`: 10,500 COCO pictures of 112 px in a tensor, captions as token ids, and their vocabulary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from models.vocabulary import END, NULL, SPECIAL, START, UNK
 from tasks.common.errors import AttendError
-from tasks.datasets.base import Row, UnpackedOptions, existing_file
+from tasks.datasets.base import Row, UnpackedOptions, require_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,22 +18,23 @@ _SPLITS = {"train": "train", "val": "dev", "test": "test"}
 
 
 class CocoPt(UnpackedOptions):
-    """A file of tensors `{train,val}_images` and `{train,val}_captions` and a `vocab`, read with `weights_only`.
+    """A `coco.pt` file: tensors `{train,val}_images` and `{train,val}_captions`, and a dictionary `vocab`.
 
-    Its captions are already clamped, and words that its vocabulary lacks read <UNK>, which stays unknown here.
+    The file is read with `weights_only`. Its captions are already cut to a maximum length, and words that its
+    vocabulary lacks are already <UNK>, which stays an unknown word here.
     """
 
     adapter: Literal["coco_pt"] = "coco_pt"
 
     def annotation_files(self) -> list[Path]:
-        return [existing_file(self.path, "data.path")]
+        return [require_file(self.path, "data.path")]
 
     def rows(self, generated: Path) -> Iterator[Row]:
         from PIL import Image
 
         path = self.annotation_files()[0]
         document = _load(path)
-        words = _words(document, path)
+        words = _vocabulary_words(document, path)
         generated.mkdir(parents=True, exist_ok=True)
         for part, split in _SPLITS.items():
             if f"{part}_images" not in document:
@@ -49,7 +50,7 @@ class CocoPt(UnpackedOptions):
                 name = f"{part}-{number:06d}.png"
                 Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(generated / name, compress_level=1)
                 where = f"{path}: {part}_captions[{number}]"
-                yield Row(name, (_text(ids, words, where),), split, where)
+                yield Row(name, (_decode(ids, words, where),), split, where)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -58,9 +59,9 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         document = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise AttendError(f"{path}: not readable as tensors: {' '.join(str(error).split())[:160]}") from None
+        raise AttendError(f"{path}: cannot be read as tensors: {' '.join(str(error).split())[:160]}") from None
     if not isinstance(document, dict) or "train_images" not in document:
-        raise AttendError(f"{path}: holds no train_images: is it a coco.pt?")
+        raise AttendError(f"{path}: has no train_images: is it a coco.pt file?")
     return document
 
 
@@ -69,11 +70,12 @@ def _tensor(document: dict[str, Any], field: str, dimensions: int, path: Path) -
 
     value = document.get(field)
     if not isinstance(value, torch.Tensor) or value.ndim != dimensions:
-        raise AttendError(f"{path}: {field}: is {'missing' if value is None else 'no tensor of the shape expected'}")
+        problem = "is missing" if value is None else f"is not a tensor of {dimensions} dimensions"
+        raise AttendError(f"{path}: {field}: {problem}")
     return value
 
 
-def _words(document: dict[str, Any], path: Path) -> list[str]:
+def _vocabulary_words(document: dict[str, Any], path: Path) -> list[str]:
     vocabulary = document.get("vocab")
     words = vocabulary.get("idx_to_token") if isinstance(vocabulary, dict) else None
     if isinstance(words, dict):
@@ -83,13 +85,14 @@ def _words(document: dict[str, Any], path: Path) -> list[str]:
     return words
 
 
-def _text(ids: list[int], words: list[str], where: str) -> str:
-    found = []
-    for index in ids:
-        if index == END:
+def _decode(ids: list[int], words: list[str], where: str) -> str:
+    """Return the caption up to <END>, without <NULL> and <START>, as words separated by spaces."""
+    caption = []
+    for token in ids:
+        if token == END:
             break
-        if not 0 <= index < len(words):
-            raise AttendError(f"{where}: {index} is no id of its vocabulary of {len(words)} words")
-        if index not in (NULL, START):
-            found.append(words[index] if index != UNK else SPECIAL[UNK])
-    return " ".join(found)
+        if not 0 <= token < len(words):
+            raise AttendError(f"{where}: token id {token} is not in the file's vocabulary of {len(words)} words")
+        if token not in (NULL, START):
+            caption.append(words[token] if token != UNK else SPECIAL[UNK])
+    return " ".join(caption)

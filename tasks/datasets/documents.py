@@ -1,4 +1,4 @@
-"""Reading JSON documents whose shape is checked field by field."""
+"""Readers of JSON documents that check the type of each field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from tasks.common.errors import AttendError
 
 
 def parse_json(path: Path) -> Any:
-    """What a JSON file holds; AttendError where it is missing, or gives line and column of what does not parse."""
+    """Return the content of a JSON file.
+
+    Raise AttendError if the file is missing, or if it cannot be parsed, with line and column.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
@@ -22,15 +25,15 @@ def parse_json(path: Path) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object; AttendError as of `parse_json`."""
-    value = parse_json(path)
-    if not isinstance(value, dict):
-        raise AttendError(f"{path}: the document is a {type(value).__name__}, an object is needed")
-    return value
+    """Return the object in a JSON file; raise AttendError as `parse_json` does, or if it holds no object."""
+    document = parse_json(path)
+    if not isinstance(document, dict):
+        raise AttendError(f"{path}: the document is a {type(document).__name__}, an object is needed")
+    return document
 
 
-def list_in(document: dict[str, Any], field: str, where: str) -> list[dict[str, Any]]:
-    """`document[field]` as a list of objects; AttendError names the item that is none."""
+def require_objects(document: dict[str, Any], field: str, where: str) -> list[dict[str, Any]]:
+    """Return `document[field]`; raise AttendError, which names the item, unless it is a list of objects."""
     items = document.get(field)
     if not isinstance(items, list):
         raise AttendError(f"{where}: {field}: is {'missing' if items is None else 'not a list'}")
@@ -40,10 +43,10 @@ def list_in(document: dict[str, Any], field: str, where: str) -> list[dict[str, 
     return items
 
 
-def field_of(item: dict[str, Any], field: str, kind: type, where: str) -> Any:
-    """`item[field]`, which must be of `kind`; AttendError names the field."""
+def require_field(item: dict[str, Any], field: str, kind: type, where: str) -> Any:
+    """Return `item[field]`; raise AttendError, which names the field, unless it is of type `kind`."""
     value = item.get(field)
     if not isinstance(value, kind) or isinstance(value, bool):
-        what = "is missing" if value is None else f"is {value!r}, not {kind.__name__}"
-        raise AttendError(f"{where}.{field}: {what}")
+        problem = "is missing" if value is None else f"is {value!r}, not {kind.__name__}"
+        raise AttendError(f"{where}.{field}: {problem}")
     return value

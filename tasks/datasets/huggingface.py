@@ -1,4 +1,4 @@
-"""A Hugging Face data set as `save_to_disk` writes it. Needs the optional extra `huggingface`."""
+"""Adapter for Hugging Face data sets written by `save_to_disk`. It needs the optional extra `huggingface`."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any, Literal
 from pydantic import Field
 
 from tasks.common.errors import AttendError
-from tasks.datasets.base import Row, UnpackedOptions, existing_folder, needs_text, split_named
+from tasks.datasets.base import Row, UnpackedOptions, needs_text, parse_split, require_folder
 
 _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"RI": ".webp", b"GI": ".gif", b"BM": ".bmp"}
 
 
 class HuggingFace(UnpackedOptions):
-    """A folder written by `save_to_disk`: one data set, or a dictionary of splits."""
+    """A folder written by Hugging Face's `save_to_disk`: one data set, or a dictionary of splits."""
 
     adapter: Literal["huggingface"] = "huggingface"
     image_column: str = "image"
-    caption_column: str = Field("caption", description="a text, or a list of texts")
+    caption_column: str = Field("caption", description="column of the captions: a text, or a list of texts")
 
     def annotation_files(self) -> list[Path]:
-        folder = existing_folder(self.path, "data.path")
-        found = sorted(path for path in folder.rglob("*") if path.suffix in (".arrow", ".json") and path.is_file())
-        if not any(path.suffix == ".arrow" for path in found):
+        folder = require_folder(self.path, "data.path")
+        files = sorted(path for path in folder.rglob("*") if path.suffix in (".arrow", ".json") and path.is_file())
+        if not any(path.suffix == ".arrow" for path in files):
             raise AttendError(f"data.path: {folder}: no .arrow file in it: give a folder that save_to_disk wrote")
-        return found
+        return files
 
     def rows(self, generated: Path) -> Iterator[Row]:
         generated.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ class HuggingFace(UnpackedOptions):
                         f"{self.path}: no column {column!r}; there are: {', '.join(rows.column_names)}: "
                         "set data.image_column and data.caption_column"
                     )
-            for number, record in enumerate(self._undecoded(rows)):
+            for number, record in enumerate(self._without_decoding(rows)):
                 yield self._row(split, number, record, generated)
 
     def _row(self, split: str | None, number: int, record: dict[str, Any], generated: Path) -> Row:
@@ -47,27 +47,28 @@ class HuggingFace(UnpackedOptions):
         if data is None and isinstance(image, dict) and image.get("path"):
             data = _read(Path(image["path"]), where)
         if not isinstance(data, bytes) or not data:
-            raise AttendError(f"{where}: {self.image_column}: holds no encoded picture")
+            raise AttendError(f"{where}: {self.image_column}: has no encoded picture")
         texts = record[self.caption_column]
         texts = texts if isinstance(texts, list) else [texts]
         captions = [needs_text(text, where, self.caption_column) for text in texts]
         name = f"{split or 'row'}-{number:08d}{_SUFFIXES.get(data[:2], '.tif')}"
         (generated / name).write_bytes(data)
-        return Row(name, tuple(captions), split_named(split, where) if split else None, where)
+        return Row(name, tuple(captions), parse_split(split, where) if split else None, where)
 
     def _splits(self) -> list[tuple[str | None, Any]]:
         try:
             import datasets
         except ImportError:
-            raise AttendError("data.adapter: huggingface needs uv pip install datasets") from None
+            raise AttendError("data.adapter: huggingface needs a package: run uv pip install datasets") from None
         try:
-            found = datasets.load_from_disk(str(existing_folder(self.path, "data.path")))
-        except Exception as error:  # datasets, pyarrow and json each raise their own for a damaged folder
-            raise AttendError(f"data.path: {self.path}: not readable: {' '.join(str(error).split())[:160]}") from None
-        return list(found.items()) if isinstance(found, datasets.DatasetDict) else [(None, found)]
+            loaded = datasets.load_from_disk(str(require_folder(self.path, "data.path")))
+        except Exception as error:  # datasets, pyarrow and json raise various errors for a damaged folder
+            cause = " ".join(str(error).split())[:160]
+            raise AttendError(f"data.path: {self.path}: cannot be read as a data set: {cause}") from None
+        return list(loaded.items()) if isinstance(loaded, datasets.DatasetDict) else [(None, loaded)]
 
-    def _undecoded(self, rows: Any) -> Any:
-        """The rows with pictures as the bytes that they were stored as: decoding is the extract stage's."""
+    def _without_decoding(self, rows: Any) -> Any:
+        """Return the rows with each picture as its stored bytes: only the `extract` stage decodes pictures."""
         import datasets
 
         if isinstance(rows.features[self.image_column], datasets.Image):

@@ -1,4 +1,4 @@
-"""Karpathy's `dataset_{coco,flickr8k,flickr30k}.json`: pictures, splits and captions in one document."""
+"""Adapter for Karpathy's `dataset_{coco,flickr8k,flickr30k}.json`: names, splits and captions in one document."""
 
 from __future__ import annotations
 
@@ -7,42 +7,43 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.common.errors import AttendError
-from tasks.datasets.base import DatasetOptions, Row, existing_file, existing_folder, needs_text, split_named
-from tasks.datasets.documents import field_of, list_in, read_json
+from tasks.datasets.base import DatasetOptions, Row, needs_text, parse_split, require_file, require_folder
+from tasks.datasets.documents import read_json, require_field, require_objects
 
 
 class Karpathy(DatasetOptions):
-    """The document and the folder that its `filepath`/`filename` are relative to. `restval` joins train."""
+    """Karpathy's `dataset_*.json` and the folder of its `filepath`/`filename`; the split `restval` joins train."""
 
     adapter: Literal["karpathy"] = "karpathy"
 
     def _document(self) -> Path:
+        """Return the path of the document: `path`, or the only `dataset_*.json` in it."""
         path = self.path.expanduser()
         if not path.is_dir():
-            return existing_file(path, "data.path")
-        found = sorted(path.glob("dataset_*.json"))
-        if len(found) != 1:
-            raise AttendError(f"data.path: {path}: has {len(found)} files dataset_*.json: name the one to read")
-        return found[0]
+            return require_file(path, "data.path")
+        documents = sorted(path.glob("dataset_*.json"))
+        if len(documents) != 1:
+            raise AttendError(f"data.path: {path}: has {len(documents)} files dataset_*.json: give the file to read")
+        return documents[0]
 
     def annotation_files(self) -> list[Path]:
         return [self._document()]
 
     def image_folder(self, generated: Path) -> Path:
         if self.images is not None:
-            return existing_folder(self.images, "data.images")
+            return require_folder(self.images, "data.images")
         folder = self._document().parent
         return folder / "images" if (folder / "images").is_dir() else folder
 
     def rows(self, generated: Path) -> Iterator[Row]:
         path = self._document()
-        for index, image in enumerate(list_in(read_json(path), "images", str(path))):
+        for index, image in enumerate(require_objects(read_json(path), "images", str(path))):
             where = f"{path}: images[{index}]"
-            name = field_of(image, "filename", str, where)
-            sentences = list_in(image, "sentences", where)
+            name = require_field(image, "filename", str, where)
+            sentences = require_objects(image, "sentences", where)
             captions = tuple(
                 needs_text(sentence.get("raw"), f"{where}.sentences[{number}]", "raw")
                 for number, sentence in enumerate(sentences)
             )
-            split = split_named(field_of(image, "split", str, where), where)
+            split = parse_split(require_field(image, "split", str, where), where)
             yield Row(f"{image['filepath']}/{name}" if image.get("filepath") else name, captions, split, where)

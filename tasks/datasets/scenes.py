@@ -1,7 +1,7 @@
-"""`scenes`, generated: small pictures of shapes, five true captions each, and the facts they were made from.
+"""Adapter `scenes`: generated small pictures of shapes, five true captions each, and the facts they show.
 
-The pictures and captions are a function of the seed and a picture's number alone, so that a larger set
-begins with the smaller one's pictures.
+A picture and its captions depend on the seed and on the picture's number alone, so that a larger data set begins with
+the pictures of a smaller one.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ COLOURS = {
     "white": (250, 250, 250),
 }
 SHAPES = ("square", "triangle", "cross", "ring")
-SIZES = {"small": 0.11, "large": 0.16}  # half a side, as a share of the picture's
+SIZES = {"small": 0.11, "large": 0.16}  # half the side of a shape, as a share of the picture's side
 OPPOSITE = {"above": "below", "below": "above", "left of": "right of", "right of": "left of"}
-_SAME_LINE = 0.10  # centres nearer than this along an axis are neither left nor right, above nor below
-_PLACES = [(column, row) for column in range(3) for row in range(3)]
-_JITTER = 0.02
+_SAME_LINE = 0.10  # centres closer than this along an axis, as a share of the side, have no relation along it
+_CELLS = [(column, row) for column in range(3) for row in range(3)]
+_JITTER = 0.02  # distance of a shape from the middle of its cell, at most, along an axis, as a share of the side
 _BACKGROUNDS = ((24, 26, 32), (58, 62, 70), (92, 84, 76))
 
-Thing = dict[str, Any]
+SceneObject = dict[str, Any]  # size, colour, shape, and centre x, y as shares of the picture's side
 
 
 class Scenes(DatasetOptions):
-    """Generated pictures of one to three shapes; nothing is downloaded or read."""
+    """Generated pictures of one to three coloured shapes, with captions; nothing is downloaded or read."""
 
     has_facts: ClassVar[bool] = True
     unpacks: ClassVar[bool] = True
     adapter: Literal["scenes"] = "scenes"
     path: Annotated[Path, NotInKey()] = Field(Path(), exclude=True, description="not used: the pictures are generated")
     pictures: int = Field(1000, ge=10, le=1_000_000)
-    side: int = Field(96, ge=32, le=1024, description="side of a picture, px")
+    side: int = Field(96, ge=32, le=1024, description="side of a picture, in pixels")
     seed: int = 0
 
     def annotation_files(self) -> list[Path]:
@@ -56,51 +56,52 @@ class Scenes(DatasetOptions):
     def rows(self, generated: Path) -> Iterator[Row]:
         generated.mkdir(parents=True, exist_ok=True)
         for number in range(self.pictures):
-            chance = random.Random(f"scene {self.seed} {number}")
-            things = place_things(chance)
+            rng = random.Random(f"scene {self.seed} {number}")
+            objects = place_objects(rng)
             name = f"scene_{number:06d}.png"
-            draw(things, chance, self.side).save(generated / name, compress_level=1)
-            yield Row(name, tuple(captions_of(things, chance)), None, name, {"things": things})
+            draw(objects, rng, self.side).save(generated / name, compress_level=1)
+            yield Row(name, tuple(captions_of(objects, rng)), None, name, {"things": objects})
 
 
-def place_things(chance: random.Random) -> list[Thing]:
-    """One to three different shapes on the places of a 3x3 lattice, a little off their middles.
+def place_objects(rng: random.Random) -> list[SceneObject]:
+    """Return one to three objects, each in a cell of a 3x3 lattice, a little off the cell's middle.
 
-    Each has size, colour, shape, and centre x, y in shares of the picture's side.
+    No two have both colour and shape in common. Each has size, colour, shape, and centre x, y as shares of the
+    picture's side.
     """
-    things: list[Thing] = []
+    objects: list[SceneObject] = []
     kinds = [(colour, shape) for colour in sorted(COLOURS) for shape in SHAPES]
-    count = chance.choice((1, 2, 2, 3))
-    for (colour, shape), (column, row) in zip(chance.sample(kinds, count), chance.sample(_PLACES, count), strict=True):
-        x, y = (round((place + 0.5) / 3 + chance.uniform(-_JITTER, _JITTER), 3) for place in (column, row))
-        things.append({"size": chance.choice(sorted(SIZES)), "colour": colour, "shape": shape, "x": x, "y": y})
-    return things
+    count = rng.choice((1, 2, 2, 3))
+    for (colour, shape), (column, row) in zip(rng.sample(kinds, count), rng.sample(_CELLS, count), strict=True):
+        x, y = (round((cell + 0.5) / 3 + rng.uniform(-_JITTER, _JITTER), 3) for cell in (column, row))
+        objects.append({"size": rng.choice(sorted(SIZES)), "colour": colour, "shape": shape, "x": x, "y": y})
+    return objects
 
 
-def relations(one: Thing, other: Thing) -> list[str]:
-    """How `one` stands to `other`, as the captions say it."""
-    across, down = one["x"] - other["x"], one["y"] - other["y"]
-    found = []
-    if abs(across) >= _SAME_LINE:
-        found.append("left of" if across < 0 else "right of")
-    if abs(down) >= _SAME_LINE:
-        found.append("above" if down < 0 else "below")
-    return found
+def relations(one: SceneObject, other: SceneObject) -> list[str]:
+    """Return the relations of `one` to `other`, such as "left of", in the words of the captions."""
+    dx, dy = one["x"] - other["x"], one["y"] - other["y"]
+    names = []
+    if abs(dx) >= _SAME_LINE:
+        names.append("left of" if dx < 0 else "right of")
+    if abs(dy) >= _SAME_LINE:
+        names.append("above" if dy < 0 else "below")
+    return names
 
 
-def draw(things: list[Thing], chance: random.Random, side: int) -> Image.Image:
-    """The picture, RGB, `side` px square, antialiased by drawing it four times as large."""
+def draw(objects: list[SceneObject], rng: random.Random, side: int) -> Image.Image:
+    """Return the picture, RGB, `side` x `side` px; it is drawn four times as large, for antialiasing."""
     scale = 4 * side
-    image = Image.new("RGB", (scale, scale), chance.choice(_BACKGROUNDS))
+    image = Image.new("RGB", (scale, scale), rng.choice(_BACKGROUNDS))
     pen = ImageDraw.Draw(image)
-    for thing in things:
-        x, y, half = thing["x"] * scale, thing["y"] * scale, SIZES[thing["size"]] * scale
-        fill = COLOURS[thing["colour"]]
-        if thing["shape"] == "ring":
+    for item in objects:
+        x, y, half = item["x"] * scale, item["y"] * scale, SIZES[item["size"]] * scale
+        fill = COLOURS[item["colour"]]
+        if item["shape"] == "ring":
             pen.ellipse((x - half, y - half, x + half, y + half), outline=fill, width=round(half / 3))
-        elif thing["shape"] == "square":
+        elif item["shape"] == "square":
             pen.rectangle((x - half, y - half, x + half, y + half), fill=fill)
-        elif thing["shape"] == "triangle":
+        elif item["shape"] == "triangle":
             pen.polygon(((x, y - half), (x + half, y + half), (x - half, y + half)), fill=fill)
         else:
             arm = half / 4
@@ -109,36 +110,36 @@ def draw(things: list[Thing], chance: random.Random, side: int) -> Image.Image:
     return image.resize((side, side), Image.Resampling.BOX)
 
 
-def captions_of(things: list[Thing], chance: random.Random) -> list[str]:
-    """Five true captions of different wording."""
-    things = list(things)
-    chance.shuffle(things)
-    if len(things) == 1:
-        (one,) = things
+def captions_of(objects: list[SceneObject], rng: random.Random) -> list[str]:
+    """Return five true captions with different wording."""
+    objects = list(objects)
+    rng.shuffle(objects)
+    if len(objects) == 1:
+        (one,) = objects
         return [
-            f"a {_full(one)} .",
-            f"there is a {_full(one)} in the picture .",
-            f"the {_plain(one)} is {one['size']} .",
-            f"a picture of one {_full(one)} .",
-            f"only a {_plain(one)} is shown .",
+            f"a {_full_name(one)} .",
+            f"there is a {_full_name(one)} in the picture .",
+            f"the {_short_name(one)} is {one['size']} .",
+            f"a picture of one {_full_name(one)} .",
+            f"only a {_short_name(one)} is shown .",
         ]
-    one, other = things[:2]
-    relation = chance.choice(relations(one, other))
-    last = things[-1]
-    before = things[-2]
-    turned = OPPOSITE[chance.choice(relations(before, last))]
+    one, other = objects[:2]
+    relation = rng.choice(relations(one, other))
+    last = objects[-1]
+    next_to_last = objects[-2]
+    opposite = OPPOSITE[rng.choice(relations(next_to_last, last))]
     return [
-        f"a {_full(one)} {relation} a {_full(other)} .",
-        f"there is a {_plain(last)} {turned} a {_plain(before)} .",
-        f"the {_plain(one)} is {one['size']} and the {_plain(last)} is {last['size']} .",
-        f"a picture of a {_full(before)} with a {_plain(last)} .",
-        f"a {_full(last)} and a {_full(before)} are shown .",
+        f"a {_full_name(one)} {relation} a {_full_name(other)} .",
+        f"there is a {_short_name(last)} {opposite} a {_short_name(next_to_last)} .",
+        f"the {_short_name(one)} is {one['size']} and the {_short_name(last)} is {last['size']} .",
+        f"a picture of a {_full_name(next_to_last)} with a {_short_name(last)} .",
+        f"a {_full_name(last)} and a {_full_name(next_to_last)} are shown .",
     ]
 
 
-def _full(thing: Thing) -> str:
-    return f"{thing['size']} {thing['colour']} {thing['shape']}"
+def _full_name(item: SceneObject) -> str:
+    return f"{item['size']} {item['colour']} {item['shape']}"
 
 
-def _plain(thing: Thing) -> str:
-    return f"{thing['colour']} {thing['shape']}"
+def _short_name(item: SceneObject) -> str:
+    return f"{item['colour']} {item['shape']}"

@@ -1,4 +1,4 @@
-"""A table of one caption a row: CSV, TSV or Parquet (Kaggle's Flickr `captions.txt` is one), and metadata.jsonl."""
+"""Adapters for one caption per row: CSV, TSV, Parquet (Kaggle's Flickr `captions.txt`), and `metadata.jsonl`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tasks.common.errors import AttendError
 from tasks.datasets.base import (
     DatasetOptions,
     Row,
-    existing_file,
-    existing_folder,
     needs_text,
     numbered_lines,
-    split_named,
+    parse_split,
+    require_file,
+    require_folder,
 )
 
 Record = tuple[str, dict[str, Any]]  # (`file:line`, column -> value)
 
 
-class _Columns(DatasetOptions):
-    """Records with an image and a caption column, and a split column where there is one."""
+class _RecordOptions(DatasetOptions):
+    """The base class of adapters of records with an image column, a caption column and an optional split column."""
 
     image_column: str
     caption_column: str
@@ -32,24 +32,24 @@ class _Columns(DatasetOptions):
 
     def image_folder(self, generated: Path) -> Path:
         if self.images is not None:
-            return existing_folder(self.images, "data.images")
+            return require_folder(self.images, "data.images")
         folder = self.annotation_files()[0].parent
         return next((folder / name for name in ("Images", "images") if (folder / name).is_dir()), folder)
 
     @abstractmethod
     def records(self) -> Iterable[Record]:
-        """Each record with where it stands."""
+        """Return each record with its position as `file:line`."""
 
     def rows(self, generated: Path) -> Iterator[Row]:
         captions: dict[str, list[str]] = {}
-        first: dict[str, tuple[str, str | None]] = {}
+        first: dict[str, tuple[str, str | None]] = {}  # picture -> (position of its first record, its split)
         for where, record in self.records():
             for column in (self.image_column, self.caption_column):
                 if column not in record:
                     raise AttendError(f"{where}: no column {column!r}; there are: {', '.join(map(str, record))}")
             name = needs_text(record[self.image_column], where, self.image_column)
-            given = record.get(self.split_column)
-            split = split_named(str(given), where) if given not in (None, "") else None
+            value = record.get(self.split_column)
+            split = parse_split(str(value), where) if value not in (None, "") else None
             if name in first and first[name][1] != split:
                 raise AttendError(
                     f"{where}: {self.split_column}: {name} is in {split} here and in {first[name][1]} at "
@@ -63,15 +63,15 @@ class _Columns(DatasetOptions):
             yield Row(name, tuple(captions.get(name, ())), split, where)
 
 
-class Table(_Columns):
-    """A CSV, TSV or Parquet file; `.txt` is read as CSV. Pictures are in `Images/`, `images/` or beside it."""
+class Table(_RecordOptions):
+    """A CSV (also `.txt`), TSV or Parquet file of captions; the pictures are in `Images/`, `images/` or beside it."""
 
     adapter: Literal["table"] = "table"
     image_column: str = "image"
     caption_column: str = "caption"
 
     def annotation_files(self) -> list[Path]:
-        return [existing_file(self.path, "data.path")]
+        return [require_file(self.path, "data.path")]
 
     def records(self) -> Iterable[Record]:
         path = self.annotation_files()[0]
@@ -82,8 +82,8 @@ class Table(_Columns):
         raise AttendError(f"data.path: {path}: a table ends in .csv, .txt, .tsv or .parquet")
 
 
-class Jsonl(_Columns):
-    """A folder of pictures with `metadata.jsonl`: one object a line, its caption a text or a list of texts."""
+class Jsonl(_RecordOptions):
+    """A folder of pictures with `metadata.jsonl`: one object per line, its caption a text or a list of texts."""
 
     adapter: Literal["jsonl"] = "jsonl"
     image_column: str = "file_name"
@@ -91,7 +91,7 @@ class Jsonl(_Columns):
 
     def annotation_files(self) -> list[Path]:
         path = self.path.expanduser()
-        return [existing_file(path / "metadata.jsonl" if path.is_dir() else path, "data.path")]
+        return [require_file(path / "metadata.jsonl" if path.is_dir() else path, "data.path")]
 
     def records(self) -> Iterable[Record]:
         path = self.annotation_files()[0]
@@ -111,7 +111,7 @@ def _text_records(path: Path, delimiter: str) -> Iterator[Record]:
         try:
             header = next(reader, None)
             if header is None:
-                raise AttendError(f"{path}: is empty: its first line names the columns")
+                raise AttendError(f"{path}: is empty: its first line must name the columns")
             while True:
                 start = reader.line_num + 1
                 values = next(reader, None)

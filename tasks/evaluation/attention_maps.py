@@ -1,4 +1,4 @@
-"""Where the captioner looked, word by word, drawn over the photograph."""
+"""Attention maps: where the captioner looked for each word, drawn over the photograph."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ _COLUMNS = 5
 
 
 def draw(photograph: Tensor, words: list[str], attention: npt.NDArray[np.float32], fit: Fit = "squash") -> Figure:
-    """The photograph, uint8 (3, H, W), then once a word with the word's map (words, h, w) laid over it."""
+    """Return a figure of the photograph, and of the photograph once per word with that word's map laid over it.
+
+    photograph: uint8 (3, H, W). attention: (words, h, w). fit: how the backbone was shown the photograph.
+    """
     from matplotlib.figure import Figure
 
-    shown = Image.fromarray(seen(photograph, fit).permute(1, 2, 0).numpy())
-    width, height = shown.size
+    image = Image.fromarray(seen(photograph, fit).permute(1, 2, 0).numpy())
+    width, height = image.size
     rows = math.ceil((len(words) + 1) / _COLUMNS)
-    tile = 2.4
+    tile = 2.4  # width of one image, inches
     figure = Figure(figsize=(tile * _COLUMNS, (tile * height / width + 0.35) * rows), layout="constrained", dpi=110)
     axes: list[Any] = list(np.atleast_1d(figure.subplots(rows, _COLUMNS)).flat)
     for axis in axes:
         axis.axis("off")
-    axes[0].imshow(shown)
+    axes[0].imshow(image)
     axes[0].set_title("photograph", fontsize=11, color="0.4")
     for axis, word, weights in zip(axes[1:], words, attention, strict=False):
         heat = Image.fromarray(weights).resize((width, height), Image.Resampling.BICUBIC)
-        axis.imshow(shown.convert("L"), cmap="gray", vmin=-60, vmax=300)
+        axis.imshow(image.convert("L"), cmap="gray", vmin=-60, vmax=300)
         axis.imshow(np.asarray(heat), cmap="inferno", alpha=0.55, vmin=0.0, vmax=max(float(weights.max()), 1e-6))
         axis.set_title(word, fontsize=13)
     return figure

@@ -1,12 +1,13 @@
-"""What a model's captions are like beside the references: how long, how varied, how much of it new."""
+"""Statistics of a model's captions beside the references: length, variety, and how much of them is new."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from tasks.metrics import Scored
+from tasks.metrics import ScoredCaption
 
-TOLD = {
+# Name of a statistic -> its description in reports.
+DESCRIPTIONS = {
     "words": "words a caption",
     "reference_words": "words a reference",
     "different": "different captions of all captions",
@@ -18,29 +19,29 @@ TOLD = {
 }
 
 
-def language(
-    corpus: Sequence[Scored], seen: Collection[str] | None = None, known: Collection[str] | None = None
+def caption_statistics(
+    corpus: Sequence[ScoredCaption], seen: Collection[str] | None = None, known: Collection[str] | None = None
 ) -> dict[str, float]:
-    """The figures of `TOLD`, shares from 0 to 1.
+    """Return the statistics of `DESCRIPTIONS` by name; shares are from 0 to 1.
 
-    seen: the training captions, words joined by spaces; `novel` is left out without. known: the vocabulary's words;
-    `unknown` is left out without.
+    seen: the training captions, as words joined by spaces; without them `novel` is left out. known: the vocabulary's
+    words; without them `unknown` is left out.
     """
     captions = [" ".join(item.caption) for item in corpus]
-    said = [word for item in corpus for word in item.caption]
+    words = [word for item in corpus for word in item.caption]
     pairs = [pair for item in corpus for pair in zip(item.caption, item.caption[1:], strict=False)]
-    written = [words for item in corpus for words in item.references]
-    every = [word for words in written for word in words]
-    found = {
-        "words": len(said) / max(len(corpus), 1),
-        "reference_words": len(every) / max(len(written), 1),
+    references = [reference for item in corpus for reference in item.references]
+    reference_words = [word for reference in references for word in reference]
+    statistics = {
+        "words": len(words) / max(len(corpus), 1),
+        "reference_words": len(reference_words) / max(len(references), 1),
         "different": len(set(captions)) / max(len(corpus), 1),
-        "distinct_1": len(set(said)) / max(len(said), 1),
+        "distinct_1": len(set(words)) / max(len(words), 1),
         "distinct_2": len(set(pairs)) / max(len(pairs), 1),
-        "vocabulary": float(len(set(said))),
+        "vocabulary": float(len(set(words))),
     }
     if seen is not None:
-        found["novel"] = sum(caption not in seen for caption in captions) / max(len(corpus), 1)
+        statistics["novel"] = sum(caption not in seen for caption in captions) / max(len(corpus), 1)
     if known is not None:
-        found["unknown"] = sum(word not in known for word in every) / max(len(every), 1)
-    return found
+        statistics["unknown"] = sum(word not in known for word in reference_words) / max(len(reference_words), 1)
+    return statistics

@@ -1,4 +1,4 @@
-"""Captions and references in files of the COCO caption toolkit's formats.
+"""Captions and references in the file formats of the COCO caption toolkit.
 
 Results: a JSON list of {"image_id", "caption"}. Annotations: a JSON object with "images" ({"id"}) and "annotations"
 ({"image_id", "caption"}).
@@ -14,81 +14,98 @@ from typing import Any
 
 from tasks.common.errors import AttendError
 from tasks.data.manifest import Picture
-from tasks.datasets.documents import field_of, list_in, parse_json, read_json
+from tasks.datasets.documents import parse_json, read_json, require_field, require_objects
 from tasks.evaluation.predictions import read_predictions
-from tasks.metrics import Scored
+from tasks.metrics import ScoredCaption
 from tasks.metrics.ptb import tokenize
 
 ImageId = int | str
 
 
 def read_results(path: Path) -> dict[ImageId, str]:
-    """Image id -> caption; AttendError names the entry that is none, or an image that comes twice."""
+    """Read a results file: image id -> caption.
+
+    Raise AttendError, which names the entry, where an entry is malformed or its image has a caption already.
+    """
     document = parse_json(path)
     if not isinstance(document, list):
-        raise AttendError(f'{path}: results are a JSON list of {{"image_id", "caption"}}')
-    found: dict[ImageId, str] = {}
+        raise AttendError(f'{path}: must be a JSON list of {{"image_id", "caption"}}')
+    captions: dict[ImageId, str] = {}
     for index, entry in enumerate(document):
         where = f"{path}: [{index}]"
         image = _image_id(entry, where)
-        if image in found:
+        if image in captions:
             raise AttendError(f"{where}.image_id: {image} has a caption already")
-        found[image] = field_of(entry, "caption", str, where)
-    return found
+        captions[image] = require_field(entry, "caption", str, where)
+    return captions
 
 
 def read_references(path: Path) -> dict[ImageId, list[str]]:
-    """Image id -> its captions; every image of `images` has one at least, or AttendError names it."""
+    """Read an annotations file: image id -> its captions, at least one.
+
+    Raise AttendError, which names the entry or the image, where an entry is malformed, where its image id is not in
+    `images`, and where an image has no caption.
+    """
     document = read_json(path)
     images = [
         _image_id(image, f"{path}: images[{index}]", "id")
-        for index, image in enumerate(list_in(document, "images", str(path)))
+        for index, image in enumerate(require_objects(document, "images", str(path)))
     ]
-    found: dict[ImageId, list[str]] = {image: [] for image in images}
-    for index, entry in enumerate(list_in(document, "annotations", str(path))):
+    references: dict[ImageId, list[str]] = {image: [] for image in images}
+    for index, entry in enumerate(require_objects(document, "annotations", str(path))):
         where = f"{path}: annotations[{index}]"
         image = _image_id(entry, where)
-        if image not in found:
-            raise AttendError(f"{where}.image_id: {image} is the id of no picture in images")
-        found[image].append(field_of(entry, "caption", str, where))
-    for image, captions in found.items():
+        if image not in references:
+            raise AttendError(f"{where}.image_id: no entry of images has the id {image}")
+        references[image].append(require_field(entry, "caption", str, where))
+    for image, captions in references.items():
         if not captions:
-            raise AttendError(f"{path}: image {image} has no caption: take it out of images")
-    return found
+            raise AttendError(f"{path}: image {image} has no caption: remove it from images")
+    return references
 
 
-def corpus_of(predictions: Path, references: Path | None) -> list[Scored]:
-    """What is to be scored: results beside annotations, or attend's predictions.parquet, which brings its references.
+def corpus_of(predictions: Path, references: Path | None) -> list[ScoredCaption]:
+    """Return the captions to score, with their references.
 
-    As in the toolkit, only images that have a result are scored. AttendError for a result without references.
+    predictions: a results file, whose references are read from the annotations file `references`; or attend's
+    predictions.parquet, which contains its references. As in the toolkit, only images that have a result are scored.
+    Raise AttendError where a file is malformed or without captions, where `references` is missing or not needed, and
+    where a result's image is not among the annotations.
     """
     if predictions.suffix == ".parquet":
         if references is not None:
-            raise AttendError(f"{references}: {predictions.name} brings its references: leave it out")
+            raise AttendError(f"{references}: {predictions.name} contains its references: leave this file out")
         corpus = list(read_predictions(predictions).values())
         if not corpus:
             raise AttendError(f"{predictions}: has no caption")
         return corpus
     if references is None:
-        raise AttendError(f"{predictions}: give the annotations that it is scored against, too")
-    captions, true = read_results(predictions), read_references(references)
+        raise AttendError(f"{predictions}: also give the annotations that it is scored against")
+    captions, annotated = read_results(predictions), read_references(references)
     if not captions:
         raise AttendError(f"{predictions}: has no caption")
     for image in captions:
-        if image not in true:
+        if image not in annotated:
             raise AttendError(f"{predictions}: image {image} is not among the images of {references}")
-    return [Scored(tokenize(caption), [tokenize(text) for text in true[image]]) for image, caption in captions.items()]
+    return [
+        ScoredCaption(tokenize(caption), [tokenize(text) for text in annotated[image]])
+        for image, caption in captions.items()
+    ]
 
 
 def export(captions: Mapping[str, str], pictures: Sequence[Picture], folder: Path) -> None:
-    """Write results.json and annotations.json of captioned pictures, digest -> caption, into a folder."""
+    """Write results.json and annotations.json of captioned pictures into a folder.
+
+    captions: digest -> caption. pictures: where names and references are taken from; those without a caption are left
+    out. Raise AttendError where the folder cannot be written to.
+    """
     names = {picture.digest: picture.name for picture in pictures if picture.digest in captions}
     references = {picture.digest: picture.captions for picture in pictures if picture.digest in captions}
     ids = image_ids(names)
     results = [{"image_id": ids[digest], "caption": captions[digest]} for digest in names]
-    written = [(digest, text) for digest, texts in references.items() for text in texts]
+    pairs = [(digest, text) for digest, texts in references.items() for text in texts]
     annotations = [
-        {"id": place, "image_id": ids[digest], "caption": text} for place, (digest, text) in enumerate(written, 1)
+        {"id": number, "image_id": ids[digest], "caption": text} for number, (digest, text) in enumerate(pairs, 1)
     ]
     images = [{"id": ids[digest], "file_name": name} for digest, name in names.items()]
     try:
@@ -100,16 +117,21 @@ def export(captions: Mapping[str, str], pictures: Sequence[Picture], folder: Pat
 
 
 def image_ids(names: Mapping[str, str]) -> dict[str, ImageId]:
-    """Digest -> image id, of digest -> name: the number that each name ends in, as COCO's do, else the names."""
-    numbers = {digest: re.search(r"(\d+)\.\w+$", name) for digest, name in names.items()}
-    found = {digest: int(match[1]) for digest, match in numbers.items() if match}
-    if len(set(found.values())) == len(names):
-        return dict(found)
+    """Return digest -> image id, for digest -> file name.
+
+    As in COCO, the ids are the numbers that the names end in. Where a name has none, or two have the same, the ids are
+    the names.
+    """
+    matches = {digest: re.search(r"(\d+)\.\w+$", name) for digest, name in names.items()}
+    numbers = {digest: int(match[1]) for digest, match in matches.items() if match}
+    if len(set(numbers.values())) == len(names):
+        return dict(numbers)
     return dict(names)
 
 
 def _image_id(entry: Any, where: str, name: str = "image_id") -> ImageId:
+    """Return the image id in the entry's field `name`; raise AttendError, which begins with `where`, if it has none."""
     value = entry.get(name) if isinstance(entry, dict) else None
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise AttendError(f"{where}.{name}: is to be a number or a text")
+        raise AttendError(f"{where}.{name}: must be a number or a string")
     return value

@@ -1,7 +1,7 @@
 """Stage `evaluate`: the held-out pictures -> captions -> scores.
 
-In: the grids and captions of `evaluation.split`, and the trained decoder. Out: predictions.parquet, captions found
-free-running, and scores.json, what was read from that file and scored.
+In: the grids and captions of `evaluation.split`, and the trained decoder. Out: predictions.parquet, the captions,
+decoded free-running, and scores.json, the scores of the captions as they are read back from that file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tasks.training.train import TrainedDecoder
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scores(Stage):
-    """Held-out pictures -> captions -> scores."""
+    """The stage `evaluate`: held-out pictures -> captions -> scores."""
 
     kind: ClassVar[str] = "evaluate"
     version: ClassVar[int] = 4
@@ -29,12 +29,12 @@ class Scores(Stage):
 
     @property
     def scores(self) -> Product:
-        """The scores, their intervals and their signature."""
+        """Return the product `scores`: the scores, their intervals and their signature."""
         return Product(self, "scores")
 
     @property
     def decoding(self) -> Product:
-        """How captions are searched for, and how many checkpoints decode together."""
+        """Return the product `decoding`: the decoding settings, and the number of checkpoints that decode together."""
         return Product(self, "decoding")
 
     def sections(self) -> dict[str, Section]:
@@ -52,14 +52,14 @@ class Scores(Stage):
         )
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.evaluation.predictions import ScoreSources, evaluate_decoder
+        from tasks.evaluation.predictions import ScoreInputs, evaluate_decoder
 
         captions, grids = self.decoder.captions, self.decoder.grids
         stages = (captions.manifest, captions, grids, self.decoder)
-        sources = ScoreSources(*(work.artifacts[stage] for stage in stages))
+        sources = ScoreInputs(*(work.artifacts[stage] for stage in stages))
         return evaluate_decoder(self.evaluation, self.machine, sources, work.out)
 
 
 def evaluate(config: Config, decoder: TrainedDecoder) -> Scores:
-    """Return the stage that scores a decoder on held-out pictures."""
+    """Return the stage that captions held-out pictures with a decoder and scores the captions."""
     return Scores(machine=config.machine, evaluation=config.evaluation, decoder=decoder)

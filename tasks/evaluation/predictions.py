@@ -1,8 +1,9 @@
-"""Captions of held-out pictures, found free-running, and their scores, taken from what was written.
+"""Captions of held-out pictures, decoded free-running, and their scores, computed from the file of captions.
 
-predictions.parquet: digest, caption, tokens, log_probability, finished, alternatives (the next best captions), and
-what they are scored against: references (cut into words, see metrics/ptb.py) and facts (JSON or null). scores.json:
-the scores in percent with their intervals, what the captions are like, and a signature of the settings.
+predictions.parquet: digest, caption, tokens, log_probability, finished, alternatives (the next best captions), and the
+truth that they are scored against: references (cut into words, see metrics/ptb.py) and facts (JSON or null).
+scores.json: the scores in percent with their intervals, the statistics of the captions' language, and a signature of
+the settings.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from tasks.common.progress import Bar
 from tasks.config.devices import device_of
 from tasks.config.schema import EvaluationConfig, MachineConfig
 from tasks.data.captions import read_vocabulary
-from tasks.data.manifest import Picture, pictures_of
-from tasks.evaluation.caption_statistics import TOLD, language
+from tasks.data.manifest import Picture, read_pictures
+from tasks.evaluation.caption_statistics import DESCRIPTIONS, caption_statistics
 from tasks.grids.index import open_grids
-from tasks.metrics import Scored, load
+from tasks.metrics import ScoredCaption, load
 from tasks.metrics.bootstrap import intervals
 from tasks.metrics.ptb import tokenize
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact, Outcome, digest_of
-from tasks.training.batches import captioned_at_once, grids_in_order
+from tasks.training.batches import decode_batch_size, grids_in_order
 from tasks.training.outputs import load_ensemble
 
 PREDICTIONS, SCORES = "predictions.parquet", "scores.json"
@@ -53,8 +54,8 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class ScoreSources:
-    """What a decoder is scored on: artifacts of the stages before, and its own."""
+class ScoreInputs:
+    """The inputs of an evaluation: the artifacts of the earlier stages and of the decoder's stage."""
 
     manifest: Artifact
     captions: Artifact
@@ -62,12 +63,16 @@ class ScoreSources:
     decoder: Artifact
 
 
-def evaluate_decoder(evaluation: EvaluationConfig, machine: MachineConfig, sources: ScoreSources, out: Path) -> Outcome:
-    """Caption the pictures of `evaluation.split` and score the captions against all their references."""
+def evaluate_decoder(evaluation: EvaluationConfig, machine: MachineConfig, sources: ScoreInputs, out: Path) -> Outcome:
+    """Caption the pictures of `evaluation.split`, and score the captions against all references of each picture.
+
+    Write predictions.parquet and scores.json to `out`. The outcome's products are digests of the scores and of the
+    decoding settings.
+    """
     vocabulary = read_vocabulary(sources.captions.path)
-    pictures = pictures_of(sources.manifest.path, evaluation.split)
+    pictures = read_pictures(sources.manifest.path, evaluation.split)
     predict(pictures, vocabulary, evaluation, machine, sources, out / PREDICTIONS)
-    trained_on = pictures_of(sources.manifest.path, "train")
+    trained_on = read_pictures(sources.manifest.path, "train")
     scores = score(out / PREDICTIONS, pictures, trained_on, vocabulary, evaluation)
     (out / SCORES).write_text(json.dumps(scores, indent=1, sort_keys=True), encoding="utf-8")
     counts: dict[str, int | float] = {"captions": scores["pictures"]}
@@ -82,33 +87,41 @@ def predict(
     vocabulary: Vocabulary,
     evaluation: EvaluationConfig,
     machine: MachineConfig,
-    sources: ScoreSources,
+    sources: ScoreInputs,
     path: Path,
 ) -> None:
-    """Write a caption for every picture that has a grid. float32 always: reported scores come from it."""
+    """Write the captions of all pictures that have a grid to a Parquet file.
+
+    Always in float32, because reported scores come from these captions. Raise AttendError where no picture has a grid.
+    """
     device = device_of(machine)
     grids = open_grids(sources.grids, machine)
     decoder, _ = load_ensemble(sources.decoder.path, evaluation.ensemble)
-    speaking = decoder.to(device).for_inference()
+    inference_decoder = decoder.to(device).for_inference()
     digests = [picture.digest for picture in pictures if picture.digest in grids]
     if not digests:
         raise AttendError(f"evaluate: no picture of the split {evaluation.split!r} could be read")
-    own: list[dict[str, Any]] = []
-    shared = processes.part(digests)
+    local_rows: list[dict[str, Any]] = []
+    local_digests = processes.share_of(digests)
     decoding = Decoding(**evaluation.decoding())
     label = f"captions, beam {decoding.beam}" if decoding.search == "beam" else "captions, sampled"
-    with Bar(len(shared), label, "pictures") as bar:
-        size = captioned_at_once(machine, grids.shape, decoding.beam if decoding.search == "beam" else decoding.n_best)
-        for part, grid in grids_in_order(shared, grids, size):
-            found = decode(speaking, grid.to(device), decoding, [key_of_digest(digest) for digest in part])
-            own += [_row(digest, best, vocabulary) for digest, best in zip(part, found, strict=True)]
+    with Bar(len(local_digests), label, "pictures") as bar:
+        size = decode_batch_size(machine, grids.shape, decoding.beam if decoding.search == "beam" else decoding.n_best)
+        for part, grid in grids_in_order(local_digests, grids, size):
+            keys = [key_of_digest(digest) for digest in part]
+            captioned = decode(inference_decoder, grid.to(device), decoding, keys)
+            local_rows += [_row(digest, captions, vocabulary) for digest, captions in zip(part, captioned, strict=True)]
             bar.advance(len(part))
-    rows = processes.gathered(own, len(digests))
+    rows = processes.all_gather(local_rows, len(digests))
     write_predictions(rows, pictures, path)
 
 
 def write_predictions(rows: list[dict[str, Any]], pictures: list[Picture], path: Path) -> None:
-    """Write captions (digest, caption, and what else is known of them) as Parquet, to be scored from there."""
+    """Write captions to a Parquet file, with the references and facts that they are scored against.
+
+    rows: digest, caption, and any of the other columns; columns that a row lacks become null. pictures: where
+    references and facts are taken from.
+    """
     by_digest = {picture.digest: picture for picture in pictures}
     for row in rows:
         picture = by_digest[row["digest"]]
@@ -117,16 +130,19 @@ def write_predictions(rows: list[dict[str, Any]], pictures: list[Picture], path:
     pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), path)
 
 
-def read_predictions(path: Path) -> dict[str, Scored]:
-    """Digest -> caption and references, in the file's order; AttendError for a file of a version without references."""
+def read_predictions(path: Path) -> dict[str, ScoredCaption]:
+    """Read a predictions file: digest -> caption, references and facts, in the order of the file.
+
+    Raise AttendError where the file is not Parquet, or lacks references, as those of older versions do.
+    """
     try:
         columns = pq.read_schema(path).names
     except (OSError, pa.ArrowInvalid) as error:
         raise AttendError(f"{path}: cannot be read as Parquet: {' '.join(str(error).split())}") from None
     if not {"digest", "caption", "references", "facts"} <= set(columns):
-        raise AttendError(f"{path}: has no references: it is no predictions.parquet, or of an older version")
+        raise AttendError(f"{path}: has no references: it is not a predictions.parquet, or an older version wrote it")
     return {
-        row["digest"]: Scored(
+        row["digest"]: ScoredCaption(
             tokenize(row["caption"]),
             [text.split() for text in row["references"]],
             json.loads(row["facts"]) if row["facts"] is not None else None,
@@ -136,12 +152,13 @@ def read_predictions(path: Path) -> dict[str, Scored]:
 
 
 def captions_in(path: Path) -> dict[str, str]:
-    """Digest -> caption of a predictions file."""
+    """Read the captions of a predictions file: digest -> caption."""
     table = pq.read_table(path, columns=["digest", "caption"])
     return dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 def _row(digest: str, captions: list[Caption], vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the row of predictions.parquet, without references and facts, of a picture's captions, best first."""
     texts = [" ".join(vocabulary.decode(caption.tokens)) for caption in captions]
     return {
         "digest": digest,
@@ -160,26 +177,33 @@ def score(
     vocabulary: Vocabulary,
     evaluation: EvaluationConfig,
 ) -> dict[str, Any]:
-    """Score a predictions file; the result carries its settings and a digest of the data it was taken on."""
+    """Score a predictions file, and return the contents of scores.json.
+
+    They are those of `score_corpus`, with `language`: the statistics of caption_statistics.py, and `data`: a digest of
+    the pictures and their references. pictures: of `evaluation.split`. trained_on: of the train split.
+    """
     corpus = list(read_predictions(predictions).values())
-    seen = {" ".join(tokenize(text)) for picture in trained_on for text in picture.captions}
-    known = None if vocabulary.settings.get("units") == "bpe" else set(vocabulary.words)
+    training_captions = {" ".join(tokenize(text)) for picture in trained_on for text in picture.captions}
+    known_words = None if vocabulary.settings.get("units") == "bpe" else set(vocabulary.words)
     return {
-        **score_corpus(corpus, evaluation.metrics, f"split:{evaluation.split}", _told(evaluation)),
-        "language": language(corpus, seen, known),
+        **score_corpus(corpus, evaluation.metrics, f"split:{evaluation.split}", _decoding_signature(evaluation)),
+        "language": caption_statistics(corpus, training_captions, known_words),
         "data": digest_of([[picture.digest, picture.captions] for picture in pictures]),
     }
 
 
-def score_corpus(corpus: Sequence[Scored], metrics: Sequence[str], *settings: str) -> dict[str, Any]:
-    """Scores in percent with their intervals, and a signature of what they are of; settings: parts of it."""
+def score_corpus(corpus: Sequence[ScoredCaption], metrics: Sequence[str], *settings: str) -> dict[str, Any]:
+    """Return scores in percent with their 95 % intervals, a signature, and the number of pictures.
+
+    settings: parts to add to the signature, which names everything that the scores depend on beside the captions.
+    """
     scores: dict[str, float] = {}
-    doubt: dict[str, list[float]] = {}
+    score_intervals: dict[str, list[float]] = {}
     for name in metrics:
         metric = load(name)
-        counted = metric.statistics(corpus)
-        scores |= {score: float(value) for score, value in metric.scores(counted.sum(axis=0)).items()}
-        doubt |= {name: list(interval) for name, interval in intervals(metric, counted).items()}
+        statistics = metric.statistics(corpus)
+        scores |= {score: float(value) for score, value in metric.scores(statistics.sum(axis=0)).items()}
+        score_intervals |= {score: list(interval) for score, interval in intervals(metric, statistics).items()}
     counts = {len(item.references) for item in corpus}
     per_picture = str(counts.pop()) if len(counts) == 1 else f"{min(counts)}-{max(counts)}"
     signature = [
@@ -190,34 +214,38 @@ def score_corpus(corpus: Sequence[Scored], metrics: Sequence[str], *settings: st
         f"nltk:{metadata.version('nltk')}",
         f"attend:{metadata.version('attend')}",
     ]
-    return {"scores": scores, "intervals": doubt, "signature": "|".join(signature), "pictures": len(corpus)}
+    return {"scores": scores, "intervals": score_intervals, "signature": "|".join(signature), "pictures": len(corpus)}
 
 
-def score_lines(told: dict[str, Any]) -> list[str]:
-    """What `score` gave, as a table in Markdown."""
+def score_lines(result: dict[str, Any]) -> list[str]:
+    """Return the lines of two Markdown tables, scores and language, from the contents of scores.json.
+
+    result: as `score` returns it; without `data`, as the command `score` makes it of files.
+    """
     lines = ["| score | % | 95 % interval |", "| --- | --- | --- |"]
-    for name, value in told["scores"].items():
-        low, high = told["intervals"][name]
+    for name, value in result["scores"].items():
+        low, high = result["intervals"][name]
         lines.append(f"| {name} | {value:.2f} | {low:.2f} to {high:.2f} |")
     lines += ["", "| captions | |", "| --- | --- |"]
-    lines += [f"| {TOLD[name]} | {_figure(name, value)} |" for name, value in told["language"].items()]
-    signature = told["signature"].replace("|", ", ")
-    what = "held-out pictures, captioned free-running" if "data" in told else "pictures"
-    return [*lines, "", f"{told['pictures']:,} {what}; `{signature}`."]
+    lines += [f"| {DESCRIPTIONS[name]} | {_formatted(name, value)} |" for name, value in result["language"].items()]
+    signature = result["signature"].replace("|", ", ")
+    subject = "held-out pictures, captioned free-running" if "data" in result else "pictures"
+    return [*lines, "", f"{result['pictures']:,} {subject}; `{signature}`."]
 
 
-def _figure(name: str, value: float) -> str:
+def _formatted(name: str, value: float) -> str:
+    """Return a statistic of `DESCRIPTIONS` as text: counts as numbers, shares in percent."""
     if name == "vocabulary":
         return f"{value:,.0f}"
     return f"{value:.1f}" if name.endswith("words") else f"{value:.1%}"
 
 
-def _told(evaluation: EvaluationConfig) -> str:
-    """The settings of the search that ran, for the signature: those of the other one say nothing."""
+def _decoding_signature(evaluation: EvaluationConfig) -> str:
+    """Return the decoding settings for the signature: only those that the chosen search uses."""
     settings = evaluation.decoding()
-    used = {
+    names = {
         "beam": ("beam", "length_normalisation"),
         "sample": ("search", "temperature", "top_k", "top_p", "seed", "n_best"),
     }[evaluation.search]
     rules = [name for name in ("min_length", "no_repeat") if settings[name]]
-    return "|".join(f"{name}:{settings[name]}" for name in (*used, "max_length", *rules))
+    return "|".join(f"{name}:{settings[name]}" for name in (*names, "max_length", *rules))

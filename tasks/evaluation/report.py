@@ -1,4 +1,4 @@
-"""The report of an evaluation: one HTML page that needs nothing beside it, no network and no server."""
+"""The report of an evaluation: one self-contained HTML page, which needs no network and no server."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ from models.photographs import decode, seen
 from models.vocabulary import WORD_END
 from tasks.evaluation.predictions import read_predictions
 from tasks.grids.encoding import read_photograph
-from tasks.metrics import Scored
-from tasks.metrics.bleu import of_one
-from tasks.metrics.bootstrap import Compared
+from tasks.metrics import ScoredCaption
+from tasks.metrics.bleu import sentence_bleu4
+from tasks.metrics.bootstrap import ScoreComparison
 
 REPORT = "report.html"
-_CARDS = 16  # of each group
-_ROWS = 2000  # captions listed; with the cards the page stays below 5 MB
-_SIDE = 240  # longest side of a photograph shown, px
+_GROUP_SIZE = 16  # pictures shown as cards per group
+_MAX_ROWS = 2000  # captions listed; with the cards the page stays below 5 MB
+_MAX_SIDE = 240  # longest side of a photograph on a card, px
 
 
 @dataclass(frozen=True)
-class Rival:
-    """Another model on the same pictures; the scores are its (first) and those of the model reported (second)."""
+class ComparedModel:
+    """Another model that was scored on the same pictures.
+
+    scores: its scores (first) beside those of the reported model (second).
+    """
 
     name: str
-    scores: list[Compared]
+    scores: list[ScoreComparison]
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """What a version scored. same: on the same pictures with the same settings."""
+class EarlierVersion:
+    """The scores of an earlier version. same: whether it was scored on the same pictures with the same settings."""
 
     name: str
     scores: dict[str, float]
@@ -50,53 +53,56 @@ class Earlier:
 def write_report(
     path: Path,
     title: str,
-    told: dict[str, Any],
+    result: dict[str, Any],
     predictions: Path,
     captioner: Any,
     files: Mapping[str, Path],
     decoding: dict[str, Any],
     history: Sequence[dict[str, float]] = (),
-    compared: Iterable[Rival] = (),
-    earlier: Iterable[Earlier] = (),
+    compared: Iterable[ComparedModel] = (),
+    earlier: Iterable[EarlierVersion] = (),
 ) -> None:
-    """Write the page.
+    """Write the report of an evaluation as an HTML page.
 
-    told: scores.json. captioner: of the bundle; it tells where it looked. files: digest -> photograph. decoding: as the
-    captions were found. history: rows of history.parquet.
+    result: the contents of scores.json. predictions: the file of captions that were scored. captioner: the bundle's,
+    for the attention maps. files: digest -> photograph. decoding: the settings that the captions were decoded with.
+    history: rows of history.parquet; without them the plot of the training is left out. compared: other models on the
+    same pictures. earlier: the scores of earlier versions.
     """
     corpus = read_predictions(predictions)
-    scored = {digest: of_one(item) for digest, item in corpus.items()}
-    groups = _groups(scored)
-    chosen = list(dict.fromkeys(digest for group in groups.values() for digest in group))
-    shown = set(chosen)
-    listed = [*chosen, *(digest for digest in corpus if digest not in shown)][: max(_ROWS, len(chosen))]
+    bleu = {digest: sentence_bleu4(item) for digest, item in corpus.items()}
+    groups = _groups(bleu)
+    on_cards = list(dict.fromkeys(digest for group in groups.values() for digest in group))
+    card_digests = set(on_cards)
+    others = [digest for digest in corpus if digest not in card_digests]
+    listed = [*on_cards, *others][: max(_MAX_ROWS, len(on_cards))]
     left_out = "all are listed" if len(listed) == len(corpus) else f"of {len(corpus):,} evaluated"
     data = {
-        "signature": told["signature"],
+        "signature": result["signature"],
         "scores": [
-            {"name": name, "value": value, "low": told["intervals"][name][0], "high": told["intervals"][name][1]}
-            for name, value in told["scores"].items()
+            {"name": name, "value": value, "low": result["intervals"][name][0], "high": result["intervals"][name][1]}
+            for name, value in result["scores"].items()
         ],
         "compared": [{"name": rival.name, "scores": [_as_json(item) for item in rival.scores]} for rival in compared],
         "earlier": [vars(version) for version in earlier],
-        "language": _language(told["language"], len(corpus)),
+        "language": _language(result["language"], len(corpus)),
         "attends": captioner.attends,
         "groups": groups,
-        "cards": _cards(chosen, captioner, files, decoding),
+        "cards": _cards(on_cards, captioner, files, decoding),
         "rows": [
-            [" ".join(corpus[digest].caption), [" ".join(words) for words in corpus[digest].references], scored[digest]]
+            [" ".join(corpus[digest].caption), [" ".join(words) for words in corpus[digest].references], bleu[digest]]
             for digest in listed
         ],
         "left_out": left_out,
     }
-    plots = [_lengths(list(corpus.values()))]
+    plots = [_length_plot(list(corpus.values()))]
     if history:
-        plots.insert(0, _curves(history))
+        plots.insert(0, _training_plot(history))
     page = string.Template(page_file("report.html")).substitute(
         title=html.escape(title),
         look=page_file("look.css"),
         plots="".join(f"<figure>{plot}</figure>" for plot in plots),
-        data=json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"),  # a caption cannot end the script
+        data=json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"),  # so that a caption cannot end the script
         heat=page_file("heat.js"),
         script=page_file("report.js"),
     )
@@ -104,55 +110,69 @@ def write_report(
 
 
 def page_file(name: str) -> str:
-    """A file that pages are made of."""
+    """Return the text of a file of the folder pages/."""
     return (importlib.resources.files("tasks.evaluation") / "pages" / name).read_text(encoding="utf-8")
 
 
-def _as_json(item: Compared) -> dict[str, Any]:
+def _as_json(item: ScoreComparison) -> dict[str, Any]:
+    """Return a comparison as the page's script reads it, with the ends of the interval as `low` and `high`."""
     return {**vars(item), "low": item.interval[0], "high": item.interval[1]}
 
 
-def _groups(scored: Mapping[str, float]) -> dict[str, list[str]]:
-    """The best, the worst and some at random; the same pictures each time."""
-    ranked = sorted(scored, key=lambda digest: (-scored[digest], digest))
-    drawn = random.Random(0).sample(sorted(scored), min(_CARDS, len(scored)))
-    return {"best": ranked[:_CARDS], "worst": ranked[::-1][:_CARDS], "at random": drawn}
+def _groups(scores: Mapping[str, float]) -> dict[str, list[str]]:
+    """Return the digests of the best, the worst and some random pictures; the same ones each time.
+
+    scores: digest -> score of one picture's caption.
+    """
+    ranked = sorted(scores, key=lambda digest: (-scores[digest], digest))
+    drawn = random.Random(0).sample(sorted(scores), min(_GROUP_SIZE, len(scores)))
+    return {"best": ranked[:_GROUP_SIZE], "worst": ranked[::-1][:_GROUP_SIZE], "at random": drawn}
 
 
-def _language(told: Mapping[str, float], captions: int) -> str:
-    """What the captions are like, in a sentence or two."""
+def _language(statistics: Mapping[str, float], captions: int) -> str:
+    """Return the statistics of the captions' language as a few sentences.
+
+    statistics: as `caption_statistics.language` returns them. captions: the number of captions.
+    """
     text = (
-        f"{told['different']:.1%} different captions of {captions:,}; {told['words']:.1f} words a caption, "
-        f"{told['reference_words']:.1f} a reference. {told['vocabulary']:,.0f} different words are said; "
-        f"{told['distinct_2']:.1%} of the pairs of words are different."
+        f"{statistics['different']:.1%} different captions of {captions:,}; {statistics['words']:.1f} words a caption, "
+        f"{statistics['reference_words']:.1f} a reference. {statistics['vocabulary']:,.0f} different words are said; "
+        f"{statistics['distinct_2']:.1%} of the pairs of words are different."
     )
-    if "novel" in told:
-        text += f" {told['novel']:.1%} of the captions are no training caption."
-    if "unknown" in told:
-        text += f" {told['unknown']:.1%} of the words of the references are unknown (UNK); captions never hold UNK."
+    if "novel" in statistics:
+        text += f" {statistics['novel']:.1%} of the captions are no training caption."
+    if "unknown" in statistics:
+        unknown = f"{statistics['unknown']:.1%}"
+        text += f" {unknown} of the words of the references are unknown (UNK); captions never hold UNK."
     return text
 
 
 def _cards(
     digests: Sequence[str], captioner: Any, files: Mapping[str, Path], decoding: dict[str, Any]
 ) -> dict[str, Any]:
+    """Return digest -> the data of its card: the photograph, the tokens and their attention maps.
+
+    Photographs are JPEG and maps uint8 (words, h, w), both in base64. A map is scaled so that its greatest weight is
+    255.
+    """
     photographs = [read_photograph(digest, files[digest]) for digest in digests]
     captioned = captioner.caption(photographs, attention=captioner.attends, **decoding)
     cards = {}
     for row, (digest, photograph, item) in enumerate(zip(digests, photographs, captioned, strict=True)):
-        shown = Image.fromarray(seen(decode(photograph), captioner.config["backbone"]["fit"]).permute(1, 2, 0).numpy())
-        shown.thumbnail((_SIDE, _SIDE))
-        file = io.BytesIO()
-        shown.save(file, "JPEG", quality=75)
+        pixels = seen(decode(photograph), captioner.config["backbone"]["fit"])
+        thumbnail = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        thumbnail.thumbnail((_MAX_SIDE, _MAX_SIDE))
+        jpeg = io.BytesIO()
+        thumbnail.save(jpeg, "JPEG", quality=75)
         maps, side = b"", (0, 0)
         if item.attention is not None and len(item.attention):
-            most = item.attention.amax(dim=(1, 2), keepdim=True).clamp_min(1e-9)
-            maps, side = (item.attention / most * 255).round().byte().numpy().tobytes(), item.attention.shape[1:]
+            greatest = item.attention.amax(dim=(1, 2), keepdim=True).clamp_min(1e-9)
+            maps, side = (item.attention / greatest * 255).round().byte().numpy().tobytes(), item.attention.shape[1:]
         cards[digest] = {
             "row": row,
-            "photograph": base64.b64encode(file.getvalue()).decode(),
-            "width": shown.width,
-            "height": shown.height,
+            "photograph": base64.b64encode(jpeg.getvalue()).decode(),
+            "width": thumbnail.width,
+            "height": thumbnail.height,
             "tokens": [token.replace(WORD_END, "") for token in item.tokens],
             "maps": base64.b64encode(maps).decode(),
             "side": list(side),
@@ -160,15 +180,16 @@ def _cards(
     return cards
 
 
-def _curves(history: Sequence[dict[str, float]]) -> str:
+def _training_plot(history: Sequence[dict[str, float]]) -> str:
+    """Return a plot of the training as SVG: by epoch, the loss or the reward beside a dev score."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 3.0), layout="constrained")
     epochs = [row["epoch"] for row in history]
-    named = {"loss": "training loss", "dev_bleu4": "dev BLEU-4, greedy"}
+    labels = {"loss": "training loss", "dev_bleu4": "dev BLEU-4, greedy"}
     if "reward" in history[0]:
-        named = {"reward": "mean reward", "dev_cider": "dev CIDEr, greedy"}
-    for axis, (name, label) in zip(figure.subplots(1, 2), named.items(), strict=True):
+        labels = {"reward": "mean reward", "dev_cider": "dev CIDEr, greedy"}
+    for axis, (name, label) in zip(figure.subplots(1, 2), labels.items(), strict=True):
         axis.plot(epochs, [row[name] for row in history], marker="o", markersize=3, color="#b3411e")
         axis.set(xlabel="epoch", title=label)
         axis.grid(alpha=0.25)
@@ -176,21 +197,24 @@ def _curves(history: Sequence[dict[str, float]]) -> str:
     return _svg(figure)
 
 
-def _lengths(corpus: Sequence[Scored]) -> str:
+def _length_plot(corpus: Sequence[ScoredCaption]) -> str:
+    """Return a histogram of the lengths of captions and references, in words, as SVG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 3.0), layout="constrained")
     axis = figure.subplots()
-    said = [len(item.caption) for item in corpus]
-    written = [len(words) for item in corpus for words in item.references]
-    bins = [edge - 0.5 for edge in range(max([*said, *written, 1]) + 2)]
-    axis.hist([said, written], bins=bins, density=True, label=["captions", "references"], color=["#b3411e", "#8c867c"])
+    lengths = [len(item.caption) for item in corpus]
+    reference_lengths = [len(words) for item in corpus for words in item.references]
+    bins = [edge - 0.5 for edge in range(max([*lengths, *reference_lengths, 1]) + 2)]
+    labels, colors = ["captions", "references"], ["#b3411e", "#8c867c"]
+    axis.hist([lengths, reference_lengths], bins=bins, density=True, label=labels, color=colors)
     axis.set(xlabel="words", ylabel="share", title="lengths")
     axis.legend(frameon=False)
     return _svg(figure)
 
 
 def _svg(figure: Any) -> str:
+    """Return a figure as an <svg> element, the same text each time: without a date, and with fixed ids."""
     import matplotlib as mpl
 
     file = io.StringIO()

@@ -1,4 +1,4 @@
-"""Score a captioner from photographs: its own code, its own backbone, nothing out of the cache."""
+"""Scoring a registered captioner from photographs, by the code and the backbone saved in it, without the cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.progress import Bar
 from tasks.config.schema import EvaluationConfig
-from tasks.data.manifest import GENERATED, files_of, pictures_of
+from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
 from tasks.datasets.base import DatasetOptions
 from tasks.evaluation.predictions import score, write_predictions
 from tasks.grids.encoding import read_photograph
@@ -29,26 +29,28 @@ def rescore(
     predictions: Path,
     digests: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Caption pictures of `evaluation.split` with a registered model, write the captions, and score what was written.
+    """Caption pictures of `evaluation.split` with a registered model, write the captions, and score the written file.
 
-    captioner: of `load_captioner`. name: the model, for messages. vocabulary: of the data set, to tell which
-    words of the references it lacks. predictions: the Parquet file to write. digests: the pictures; all that can be
-    read where not given. Raises AttendError where the model's own code cannot search as `evaluation` asks.
+    captioner: as returned by `load_captioner`. name: the model's name, for messages. vocabulary: of the data set, to
+    count the references' words that it lacks. predictions: the Parquet file to write. digests: the pictures to caption;
+    None for all of the split. Pictures that cannot be decoded are left out. Return the scores, as `score` does. Raise
+    AttendError where the code saved in the model does not support the settings of `evaluation`, or where no picture
+    could be read.
     """
-    files = files_of(manifest.path, data.image_folder(manifest.path / GENERATED))
-    pictures = pictures_of(manifest.path, evaluation.split)
-    wanted = [picture.digest for picture in pictures] if digests is None else list(digests)
+    files = files_by_digest(manifest.path, data.image_folder(manifest.path / GENERATED_FOLDER))
+    pictures = read_pictures(manifest.path, evaluation.split)
+    selected = [picture.digest for picture in pictures] if digests is None else list(digests)
     rows: list[dict[str, Any]] = []
-    with Bar(len(wanted), f"captions of {name}", "pictures") as bar:
-        for at in range(0, len(wanted), _BATCH):
-            part = wanted[at : at + _BATCH]
+    with Bar(len(selected), f"captions of {name}", "pictures") as bar:
+        for start in range(0, len(selected), _BATCH):
+            part = selected[start : start + _BATCH]
             try:
                 photographs = [read_photograph(digest, files[digest]) for digest in part]
                 captioned = captioner.caption(photographs, **evaluation.decoding())
             except TypeError as error:
                 raise AttendError(
-                    f"{name}: its own code cannot search as evaluation asks ({error}): "
-                    "change evaluation.*, or take its alias from it and run again"
+                    f"{name}: the code saved in this model does not support the settings of evaluation ({error}): "
+                    "change evaluation.*, or remove the model's alias and run again"
                 ) from None
             rows += [
                 {"digest": digest, "caption": item.caption, "log_probability": item.log_probability}
@@ -59,4 +61,4 @@ def rescore(
     if not rows:
         raise AttendError(f"{name}: no picture of the split {evaluation.split!r} could be read")
     write_predictions(rows, pictures, predictions)
-    return score(predictions, pictures, pictures_of(manifest.path, "train"), vocabulary, evaluation)
+    return score(predictions, pictures, read_pictures(manifest.path, "train"), vocabulary, evaluation)

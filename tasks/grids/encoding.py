@@ -1,10 +1,10 @@
-"""Photographs -> shards of grids, each kind of work out of the others' way.
+"""Encode photographs into shards of grids; reading, decoding, encoding and writing overlap where that saves time.
 
-- Files are read a batch ahead, while the batch before is encoded.
-- On a CPU decoding and the forward pass take turns, so that each has all cores; at once they would wait for each
-  other. On a GPU a batch is encoded while the next one is decoded, and its grids come back through pinned memory.
-  Decoding and resizing stay on the CPU there too: pixels are the same on every machine.
-- A shard is written by a thread of its own while the next one is made.
+- Files are read one batch ahead, while the previous batch is encoded.
+- On a CPU, decoding and the forward pass take turns, so that each has all cores; run at once, they would wait for each
+  other. On a GPU, a batch is encoded while the next one is decoded, and its grids are copied back through pinned
+  memory. Decoding and resizing stay on the CPU there too, so that pixels are the same on every machine.
+- A separate thread writes a shard while the next one is encoded.
 """
 
 from __future__ import annotations
@@ -25,32 +25,33 @@ from torch import Tensor
 from models.backbones.encoder import Encoder
 from models.photographs import Fit, Interpolation, decode, resize, stack
 from tasks.common.cores import available_cores
-from tasks.common.errors import AttendError, PassingError
+from tasks.common.errors import AttendError, TransientError
 from tasks.common.progress import Bar, Stopwatch
 from tasks.config.schema import GridsConfig, MachineConfig
-from tasks.grids.failures import Failed
+from tasks.grids.failures import FailedPhotograph
 from tasks.grids.store import Draft, Grids, Shard
 
-ShardsDone = Callable[[int, int], None]
-View = Callable[[str, Tensor], Tensor]  # (name, photograph) -> what of it is encoded
-Write = Callable[[Sequence[Grids], Sequence[str], Sequence[tuple[int, int]]], Shard | Draft]  # of a store
+ShardsDone = Callable[[int, int], None]  # called with (photographs done, photographs in all)
+View = Callable[[str, Tensor], Tensor]  # (name, photograph) -> the part of the photograph that is encoded
+# (grids, digests, (width, height) of the originals) -> the shard or draft written: GridStore.write, or one like it
+Write = Callable[[Sequence[Grids], Sequence[str], Sequence[tuple[int, int]]], Shard | Draft]
 
 
 @dataclass(frozen=True)
 class ExtractionResult:
-    """What `extract_grids` did.
+    """The outcome of `extract_grids`.
 
-    failed: the photographs that could not be decoded. seconds: waited for each kind of work: `read` for files and their
-    decoding, `compute` for the forward pass, `write` for shards.
+    failed: the photographs that could not be decoded. seconds: time spent waiting for each kind of work: `read` for
+    reading and decoding files, `compute` for the forward pass, `write` for writing shards.
     """
 
-    failed: list[Failed] = field(default_factory=list)
+    failed: list[FailedPhotograph] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "compute": 0.0, "write": 0.0})
 
 
 @dataclass(frozen=True)
 class _Photograph:
-    """A decoded photograph: pixels uint8 (3, S, S), and (width, height) of the original."""
+    """A decoded photograph: pixels uint8 (3, S, S), and size (width, height) of the original."""
 
     digest: str
     pixels: Tensor
@@ -59,15 +60,19 @@ class _Photograph:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The sound photographs among those that a batch asked for, and whether the next one begins another shard."""
+    """A batch of decoded photographs.
 
-    sound: list[_Photograph]
-    asked: int
+    photographs: those that could be decoded. requested: the number of photographs in the batch, including those that
+    could not. ends_shard: whether the next batch begins another shard.
+    """
+
+    photographs: list[_Photograph]
+    requested: int
     ends_shard: bool
 
 
-def _nobody(done: int, total: int) -> None:
-    """Take a report that nobody asked for."""
+def _ignore_progress(done: int, total: int) -> None:
+    """Ignore a progress report."""
 
 
 def extract_grids(
@@ -76,14 +81,15 @@ def extract_grids(
     grids: GridsConfig,
     machine: MachineConfig,
     wanted: Sequence[tuple[str, Path]],
-    shards_done: ShardsDone = _nobody,
+    shards_done: ShardsDone = _ignore_progress,
     view: View | None = None,
 ) -> ExtractionResult:
-    """Write the grids of photographs (name, file), `machine.shard_rows` of them a shard, in order.
+    """Encode the photographs `wanted`, given as (name, file), and write `machine.shard_rows` grids per shard, in order.
 
-    A name is the content digest of the file, and more behind a `#` where a photograph comes more than once. view: which
-    part of it a name means. shards_done: called with (done, total) after each shard. Whenever this ends, a shard is
-    there wholly or not at all. Raises AttendError for a full disk, a file that is not there, or is not of its digest.
+    A name is the SHA-256 of the file, followed by `#` and a suffix where a photograph is encoded more than once. view:
+    returns the part of a photograph that a name stands for. shards_done: called with (done, total) after each shard.
+    However this function ends, each shard is either complete or absent. Raises AttendError where the disk is full, and
+    where a file is missing or its content does not match its digest.
     """
     result = ExtractionResult()
     with (
@@ -91,29 +97,34 @@ def extract_grids(
         decoders(machine) as pool,
         ThreadPoolExecutor(1) as thread,
     ):
-        task = functools.partial(
+        decode_one = functools.partial(
             _decode, size=grids.image_size, fit=grids.fit, interpolation=encoder.declared.interpolation, view=view
         )
-        writer = _Writer(write, thread, result, bar, lambda done: shards_done(done, len(wanted)))
-        for batch, values in _encoded(_decoded(wanted, machine, task, pool, result), encoder, result):
-            bar.advance(batch.asked)
+        writer = _ShardWriter(write, thread, result, bar, lambda done: shards_done(done, len(wanted)))
+        batches = _decode_batches(wanted, machine, decode_one, pool, result)
+        for batch, values in _encode_batches(batches, encoder, result):
+            bar.advance(batch.requested)
             writer.add(batch, values)
         writer.wait()
     return result
 
 
 def decoders(machine: MachineConfig) -> ThreadPoolExecutor:
-    """Return the threads that decode photographs: of the processes that torchrun started, each has its share."""
+    """Return the threads that decode photographs; the processes of one torchrun share the cores evenly."""
     share = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return ThreadPoolExecutor(machine.decode_workers or machine.threads or max(share, 1))
 
 
 def read_photograph(digest: str, path: Path) -> bytes:
-    """A photograph's file; AttendError where it cannot be read (any more), or is not what was ingested."""
+    """Return the content of a photograph's file.
+
+    Raises TransientError where the file cannot be read (any more), and AttendError where its SHA-256 is not `digest`,
+    because it was changed after it was ingested.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise PassingError(
+        raise TransientError(
             f"{path}: cannot be read on {platform.node()} ({error.strerror}): run again when it can, or remove it"
         ) from None
     if hashlib.sha256(data).hexdigest() != digest:
@@ -121,34 +132,36 @@ def read_photograph(digest: str, path: Path) -> bytes:
     return data
 
 
-def _decoded(
+def _decode_batches(
     wanted: Sequence[tuple[str, Path]],
     machine: MachineConfig,
-    task: Callable[[str, Path, bytes], _Photograph | Failed],
+    decode_one: Callable[[str, Path, bytes], _Photograph | FailedPhotograph],
     pool: ThreadPoolExecutor,
     result: ExtractionResult,
 ) -> Iterator[_Batch]:
-    """The photographs in order, batch by batch: one is decoded, the files of the next are read."""
-    batches = deque(_cut(wanted, machine.shard_rows, machine.extract_batch))
+    """Yield the decoded photographs batch by batch, in order; the files of the next batch are read meanwhile."""
+    batches = deque(_split_into_batches(wanted, machine.shard_rows, machine.extract_batch))
     files = [pool.submit(_read, *item) for item in batches[0][0]] if batches else []
     while batches:
         watch = Stopwatch()
         items, ends_shard = batches.popleft()
-        found = list(pool.map(task, *zip(*items, strict=True), [file.result() for file in files]))
+        outcomes = list(pool.map(decode_one, *zip(*items, strict=True), [file.result() for file in files]))
         files = [pool.submit(_read, *item) for item in batches[0][0]] if batches else []
-        result.failed.extend(item for item in found if isinstance(item, Failed))
+        result.failed.extend(outcome for outcome in outcomes if isinstance(outcome, FailedPhotograph))
         result.seconds["read"] += watch.seconds()
-        yield _Batch([item for item in found if not isinstance(item, Failed)], len(items), ends_shard)
+        yield _Batch(
+            [outcome for outcome in outcomes if not isinstance(outcome, FailedPhotograph)], len(items), ends_shard
+        )
 
 
-def _cut(
+def _split_into_batches(
     wanted: Sequence[tuple[str, Path]], shard_rows: int, size: int
 ) -> Iterator[tuple[Sequence[tuple[str, Path]], bool]]:
-    """Batches, none across the end of a shard, and whether they end one."""
+    """Yield (batch, whether it is the last one of its shard); no batch spans two shards."""
     for first in range(0, len(wanted), shard_rows):
-        part = wanted[first : first + shard_rows]
-        for at in range(0, len(part), size):
-            yield part[at : at + size], at + size >= len(part)
+        shard = wanted[first : first + shard_rows]
+        for start in range(0, len(shard), size):
+            yield shard[start : start + size], start + size >= len(shard)
 
 
 def _read(name: str, path: Path) -> bytes:
@@ -157,50 +170,52 @@ def _read(name: str, path: Path) -> bytes:
 
 def _decode(
     name: str, path: Path, data: bytes, size: int, fit: Fit, interpolation: Interpolation, view: View | None
-) -> _Photograph | Failed:
+) -> _Photograph | FailedPhotograph:
     try:
-        pixels = decode(data)
-        shown = pixels if view is None else view(name, pixels)
-        return _Photograph(name, resize(shown, size, fit, interpolation), (pixels.shape[2], pixels.shape[1]))
+        original = decode(data)
+        part = original if view is None else view(name, original)
+        return _Photograph(name, resize(part, size, fit, interpolation), (original.shape[2], original.shape[1]))
     except ValueError as error:
-        return Failed(name, path, str(error))
+        return FailedPhotograph(name, path, str(error))
 
 
-def _encoded(
+def _encode_batches(
     batches: Iterator[_Batch], encoder: Encoder, result: ExtractionResult
 ) -> Iterator[tuple[_Batch, Grids | None]]:
-    """Each batch with its grids (n, h, w, C), None where no photograph was sound."""
-    under_way: deque[tuple[_Batch, _Returning | None]] = deque()
+    """Yield each batch with its grids, float16 (n, h, w, C), or None where no photograph could be decoded."""
+    pending: deque[tuple[_Batch, _PendingGrids | None]] = deque()
     for batch in batches:
         watch = Stopwatch()
-        pixels = [photograph.pixels for photograph in batch.sound]
-        under_way.append((batch, _Returning(encoder, stack(pixels)) if pixels else None))
+        pixels = [photograph.pixels for photograph in batch.photographs]
+        pending.append((batch, _PendingGrids(encoder, stack(pixels)) if pixels else None))
         result.seconds["compute"] += watch.seconds()
-        if len(under_way) > 1:
-            yield _returned(*under_way.popleft(), result)
-    while under_way:
-        yield _returned(*under_way.popleft(), result)
+        if len(pending) > 1:
+            yield _wait_for_grids(*pending.popleft(), result)
+    while pending:
+        yield _wait_for_grids(*pending.popleft(), result)
 
 
-def _returned(batch: _Batch, grids: _Returning | None, result: ExtractionResult) -> tuple[_Batch, Grids | None]:
+def _wait_for_grids(
+    batch: _Batch, grids: _PendingGrids | None, result: ExtractionResult
+) -> tuple[_Batch, Grids | None]:
     watch = Stopwatch()
     values = None if grids is None else grids.wait()
     result.seconds["compute"] += watch.seconds()
     return batch, values
 
 
-class _Returning:
-    """Grids on their way back from the encoder's device; on a CPU they are there at once."""
+class _PendingGrids:
+    """Grids being computed and copied from the encoder's device; on a CPU they are ready at once."""
 
     def __init__(self, encoder: Encoder, pixels: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
         if encoder.device.type != "cuda":
             self._grids = encoder(pixels)
             return
-        # Pinned memory is what lets a copy run beside the host; torch keeps and re-uses it.
-        made = encoder(pixels.pin_memory())
-        self._grids = torch.empty(made.shape, dtype=made.dtype, pin_memory=True)
-        self._grids.copy_(made, non_blocking=True)
+        # Only copies from and to pinned memory run beside the host's work; torch caches and reuses this memory.
+        on_device = encoder(pixels.pin_memory())
+        self._grids = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
+        self._grids.copy_(on_device, non_blocking=True)
         self._event = torch.cuda.Event()
         self._event.record()
 
@@ -211,8 +226,8 @@ class _Returning:
         return values
 
 
-class _Writer:
-    """Gathers batches into shards, and publishes one while the next is gathered: two are in memory at the most."""
+class _ShardWriter:
+    """A writer that gathers batches into shards, and writes one while the next is gathered: at most two in memory."""
 
     def __init__(
         self,
@@ -220,49 +235,53 @@ class _Writer:
         thread: ThreadPoolExecutor,
         result: ExtractionResult,
         bar: Bar,
-        written: Callable[[int], None],
+        report_done: Callable[[int], None],
     ) -> None:
-        self._write, self._thread, self._result, self._bar, self._written = write, thread, result, bar, written
+        self._write, self._thread, self._result, self._bar, self._report_done = write, thread, result, bar, report_done
         self._slabs: list[Grids] = []
         self._photographs: list[tuple[str, tuple[int, int]]] = []
         self._done = 0
-        self._under_way: tuple[int, Future[Shard | Draft], dict[str, float]] | None = None
-        self._before = dict(result.seconds)
+        self._pending: tuple[int, Future[Shard | Draft], dict[str, float]] | None = None
+        self._seconds_at_last_shard = dict(result.seconds)
 
     def add(self, batch: _Batch, values: Grids | None) -> None:
-        if self._under_way is not None and self._under_way[1].done():
-            self.wait()  # to tell of it at once
-        self._done += batch.asked
+        """Add a batch and its grids (n, h, w, C) to the current shard; start writing the shard where the batch ends it.
+
+        values: None where no photograph of the batch could be decoded.
+        """
+        if self._pending is not None and self._pending[1].done():
+            self.wait()  # so that a shard is reported as soon as it is written
+        self._done += batch.requested
         if values is not None:
             self._slabs.append(values)
-            self._photographs += [(photograph.digest, photograph.size) for photograph in batch.sound]
+            self._photographs += [(photograph.digest, photograph.size) for photograph in batch.photographs]
         if batch.ends_shard:
             self.wait()
             if self._slabs:
                 digests, sizes = zip(*self._photographs, strict=True)
                 shard = self._thread.submit(self._write, self._slabs, digests, sizes)
-                self._under_way = self._done, shard, self._spent()
+                self._pending = self._done, shard, self._seconds_since_last_shard()
             else:
-                self._written(self._done)
+                self._report_done(self._done)
             self._slabs, self._photographs = [], []
 
-    def _spent(self) -> dict[str, float]:
-        """Seconds since the shard before."""
+    def _seconds_since_last_shard(self) -> dict[str, float]:
+        """Return the seconds that each kind of work took since this was last called."""
         now = dict(self._result.seconds)
-        spent = {name: value - self._before[name] for name, value in now.items()}
-        self._before = now
+        spent = {name: value - self._seconds_at_last_shard[name] for name, value in now.items()}
+        self._seconds_at_last_shard = now
         return spent
 
     def wait(self) -> None:
-        """Until no shard is under way."""
-        if self._under_way is None:
+        """Wait until the shard that is being written, if there is one, is complete, and report it."""
+        if self._pending is None:
             return
         watch = Stopwatch()
-        done, future, spent = self._under_way
+        done, future, spent = self._pending
         shard = future.result()
-        self._under_way = None
+        self._pending = None
         spent["write"] = watch.seconds()
         self._result.seconds["write"] += spent["write"]
         waited = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items())
         self._bar.log(f"{shard.path.name}: {len(shard.digests)} grids; waited: {waited}")
-        self._written(done)
+        self._report_done(done)

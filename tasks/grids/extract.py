@@ -1,8 +1,8 @@
-"""Stage `extract`: photographs -> grids, once a picture.
+"""Stage `extract`: encode each photograph into a grid, once.
 
 In: the manifest's pictures, and the backbone's weights or those that `tune` made. Out: shards in the grid store of
-this backbone's identity, for the pictures that it does not hold yet; in the artifact index.parquet (which shard and row
-each picture's grid is in), failed.parquet (photographs that cannot be decoded) and identity.json.
+this backbone's identity, for the pictures that it does not hold yet; in the artifact, index.parquet (shard and row of
+each picture's grid), failed.parquet (photographs that cannot be decoded) and identity.json.
 """
 
 from __future__ import annotations
@@ -22,49 +22,50 @@ from tasks.pipeline.stage import Hooks, Product, Stage, Work
 
 
 class Backbone(Stage):
-    """A stage that makes a backbone: what `tune` is to `extract`."""
+    """A stage that makes a backbone. `extract` knows the stage `tune` only as this base class."""
 
     @property
     def backbone(self) -> Product:
-        """The weights of the whole backbone."""
+        """Return the product with the weights of the whole backbone."""
         return Product(self, "backbone")
 
 
 @dataclass(frozen=True, eq=False)
 class FailedAmong(Product):
-    """Which photographs of some splits have no grid: others concern no stage that reads these splits."""
+    """The photographs of some splits that have no grid. A stage that reads these splits depends on no others."""
 
     manifest: Manifest
     splits: tuple[str, ...]
 
     def digest(self, artifacts: Mapping[Stage, Artifact]) -> str | None:
-        whole = super().digest(artifacts)
-        if whole == digest_of([]):  # none in any split
-            return whole
-        from tasks.grids.failures import failed_among
+        """Return the digest of these photographs: `failures.digest_of_failed_in_splits`."""
+        in_all_splits = super().digest(artifacts)
+        if in_all_splits == digest_of([]):  # no failures, so no tables need be read
+            return in_all_splits
+        from tasks.grids.failures import digest_of_failed_in_splits
 
-        return failed_among(artifacts[self.stage], artifacts[self.manifest], self.splits)
+        return digest_of_failed_in_splits(artifacts[self.stage], artifacts[self.manifest], self.splits)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Grids(Stage):
-    """Photographs -> grids, once a picture."""
+    """The stage `extract`: photographs -> grids, one per picture."""
 
     kind: ClassVar[str] = "extract"
     version: ClassVar[int] = EXTRACT_VERSION
 
     grids: GridsConfig
-    data: DatasetOptions  # where the photographs are; not in the key
+    data: DatasetOptions  # only locates the photographs, so it is not part of the key
     manifest: Manifest
-    tuned: Backbone | None = None  # makes the backbone; None for `grids.weights` as they are
+    tuned: Backbone | None = None  # the stage that makes the backbone; None: `grids.weights` are used unchanged
 
     @property
     def identity(self) -> Product:
-        """What made the grids: backbone, weights and how photographs are encoded."""
+        """Return the product that identifies the grids: backbone, weights and how photographs are encoded."""
         return Product(self, "identity")
 
     def failed(self, *splits: str) -> FailedAmong:
-        """Which photographs of these splits have no grid."""
+        """Return the product that says which photographs of these splits have no grid."""
         return FailedAmong(self, "failed", self.manifest, splits)
 
     def sections(self) -> dict[str, Section]:
@@ -77,17 +78,17 @@ class Grids(Stage):
         return weight_digests(self.grids, self.machine)
 
     def identity_in(self, work: Work) -> Identity:
-        """Return the identity of the grids, by the backbone as it was given or, where it was tuned, as it became."""
+        """Return the identity of the grids: that of the tuned backbone where there is one, else of `grids.weights`."""
         if self.tuned is not None:
             return identity_of(self.grids, work.artifacts[self.tuned].products["backbone"])
         return identity_of(self.grids, work.inputs["weights"])
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.data.manifest import GENERATED, files_of
+        from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
         from tasks.grids.index import bring_up_to_date
 
         manifest = work.artifacts[self.manifest].path
-        files = files_of(manifest, self.data.image_folder(manifest / GENERATED))
+        files = files_by_digest(manifest, self.data.image_folder(manifest / GENERATED_FOLDER))
         tuned = None if self.tuned is None else work.artifacts[self.tuned]
         return bring_up_to_date(files, self.identity_in(work), self.grids, self.machine, tuned, work.out, hooks)
 

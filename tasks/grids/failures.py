@@ -1,4 +1,4 @@
-"""The photographs that have no grid: what an extraction tells of them, and which of them a stage depends on."""
+"""The photographs that have no grid: the table of them in an artifact, and the digest of those a stage depends on."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ _SCHEMA = pa.schema([("digest", pa.string()), ("path", pa.string()), ("reason", 
 
 
 @dataclass(frozen=True)
-class Failed:
-    """A photograph that has no grid, and why."""
+class FailedPhotograph:
+    """A photograph that has no grid, and the reason."""
 
     digest: str
     path: Path
     reason: str
 
 
-def write_failures(failed: Iterable[Failed], path: Path) -> None:
-    """failed.parquet, a row a photograph."""
+def write_failures(failed: Iterable[FailedPhotograph], path: Path) -> None:
+    """Write failed.parquet, one row (digest, path, reason) per photograph."""
     rows = [{"digest": item.digest, "path": str(item.path), "reason": item.reason} for item in failed]
     pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), path)
 
 
 def digest_of_failed(digests: Iterable[str]) -> str:
-    """One digest of which photographs have no grid."""
+    """Return one digest of the set of photographs that have no grid, given by their digests."""
     return digest_of(sorted(digests))
 
 
-def failed_among(extracted: Artifact, manifest: Artifact, splits: Collection[str]) -> str:
-    """`digest_of_failed` of the photographs of these splits alone: others are nothing to a stage that reads these."""
+def digest_of_failed_in_splits(extracted: Artifact, manifest: Artifact, splits: Collection[str]) -> str:
+    """Return `digest_of_failed` of the photographs of these splits alone.
+
+    A stage that reads only these splits does not depend on the photographs of others.
+    """
     failed = pq.read_table(extracted.path / FAILED, columns=["digest"])["digest"].to_pylist()
-    table = pq.read_table(manifest.path / MANIFEST, columns=["digest"], filters=[("split", "in", list(splits))])
-    return digest_of_failed(set(failed) & set(table["digest"].to_pylist()))
+    pictures = pq.read_table(manifest.path / MANIFEST, columns=["digest"], filters=[("split", "in", list(splits))])
+    return digest_of_failed(set(failed) & set(pictures["digest"].to_pylist()))

@@ -1,4 +1,4 @@
-"""What identifies a store of grids. Read by `attend status`: imports nothing heavy."""
+"""The identity of a store of grids. `attend status` imports this file, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from tasks.config.schema import GridsConfig
 from tasks.pipeline.ledger import digest_of
 
-FORMAT = 1  # of shards
-# Raised by hand when photographs are decoded, resized or encoded otherwise than before.
+FORMAT = 1  # version of the shards' file format
+# To be raised by hand when a change to the code decodes, resizes or encodes photographs differently.
 EXTRACT_VERSION = 2
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What made the grids: two stores with the same identity hold the same numbers."""
+    """All that determines the values of grids: two stores with the same identity hold the same numbers."""
 
     backbone: str
     weights: str
@@ -24,25 +24,29 @@ class Identity:
     fit: str
     grid: int | None
     precision: str
-    version: int  # of the extract stage: how photographs are decoded, resized and encoded
+    version: int  # EXTRACT_VERSION: how photographs are decoded, resized and encoded
     dtype: str = "float16"
     format: int = FORMAT
-    view: str = ""  # which part of a photograph; the whole of it where nothing is said
+    view: str = ""  # the part of a photograph that is encoded; empty for the whole photograph
 
     @property
-    def told(self) -> dict[str, Any]:
-        """As it is written down. A view of the whole photograph stays out: it was not told of, once."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as they are written to disk and digested.
+
+        An empty `view` is left out, so that grids extracted before the field existed keep their digest.
+        """
         return {name: value for name, value in self.__dict__.items() if name != "view" or value}
 
     @property
     def digest(self) -> str:
-        return digest_of(self.told)
+        """Return the digest of the fields. Its first 20 characters name the store's folder."""
+        return digest_of(self.as_dict)
 
     def folder(self, grids: Path) -> Path:
-        """Of its store, below a workspace's folder of grids."""
+        """Return the folder of the store with this identity; grids: a workspace's folder of grids."""
         return grids / self.digest[:20]
 
 
 def identity_of(grids: GridsConfig, weights: str) -> Identity:
-    """The identity of the grids that this config asks for; weights: their digest."""
+    """Return the identity of the grids that this config describes; weights: the digest or name of the weights."""
     return Identity(grids.backbone, weights, grids.image_size, grids.fit, grids.grid, grids.precision, EXTRACT_VERSION)

@@ -1,7 +1,7 @@
-"""The grids of one data set: bringing the grid store up to date with it, and the index of an artifact.
+"""Update the grid store with the pictures of one data set, and write and read an artifact's index of its grids.
 
-Only pictures that the store of this backbone identity does not hold yet are decoded. The artifact is an index for one
-manifest, `index.parquet` (digest, shard, row), and `failed.parquet` (see failures.py).
+Only pictures that the store of this backbone identity does not hold yet are decoded. The artifact consists of the index
+for one manifest, `index.parquet` (digest, shard, row), of `failed.parquet` (see failures.py) and of `identity.json`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from tasks.common.errors import AttendError
 from tasks.config.schema import GridsConfig, MachineConfig
 from tasks.grids.encoding import ExtractionResult, View
-from tasks.grids.failures import FAILED, Failed, digest_of_failed, write_failures
+from tasks.grids.failures import FAILED, FailedPhotograph, digest_of_failed, write_failures
 from tasks.grids.identity import Identity
 from tasks.grids.reader import GridReader
 from tasks.grids.shard_jobs import ShardJob, fill_store
@@ -40,11 +40,11 @@ def bring_up_to_date(
     hooks: Hooks,
     view: View | None = None,
 ) -> Outcome:
-    """Add to the grid store of `identity` what it lacks of these pictures, and write an artifact's files to `out`.
+    """Add the pictures that the grid store of `identity` lacks to it, and write an artifact's files to `out`.
 
-    files: name -> photograph. tuned: the artifact of a fine-tuned backbone. view: the part of a photograph that is
-    encoded; all of it where not given. Raises AttendError where more than `grids.max_failed` of the pictures cannot be
-    decoded.
+    files: name -> file of the photograph. tuned: the artifact of a fine-tuned backbone, if there is one. view: returns
+    the part of a photograph to encode; None for the whole photograph. Raises AttendError where more than
+    `grids.max_failed`, a share of all pictures, cannot be decoded.
     """
     workspace = Workspace(machine.folder)
     store = GridStore(workspace.grids, identity)
@@ -59,62 +59,66 @@ def bring_up_to_date(
         result = ExtractionResult()
         if missing and grids.backbone == IMPORTED:
             result = ExtractionResult(
-                [Failed(digest, files[digest], "is not among the imported grids") for digest in missing]
+                [FailedPhotograph(digest, files[digest], "is not among the imported grids") for digest in missing]
             )
         elif missing:
             wanted = [(digest, files[digest]) for digest in missing]
-            whole = ShardJob(store.next_number(), wanted, identity, grids, machine, tuned, view)
-            report = functools.partial(_report, out / PROGRESS, hooks)
-            result = fill_store(store, whole, hooks.executor, report)
+            job = ShardJob(store.next_number(), wanted, identity, grids, machine, tuned, view)
+            shards_done = functools.partial(_report_progress, out / PROGRESS, hooks)
+            result = fill_store(store, job, hooks.executor, shards_done)
         rows, _ = store.rows()
     failed = result.failed
     _check_failures(failed, len(files), grids.max_failed)
-    used = {digest: rows[digest] for digest in sorted(files) if digest in rows}
-    _write_index(out, used)
+    indexed = {digest: rows[digest] for digest in sorted(files) if digest in rows}
+    _write_index(out, indexed)
     write_failures(failed, out / FAILED)
-    (out / IDENTITY).write_text(json.dumps(identity.told, indent=1, sort_keys=True), encoding="utf-8")
-    shared = _shared(workspace, store, used)
+    (out / IDENTITY).write_text(json.dumps(identity.as_dict, indent=1, sort_keys=True), encoding="utf-8")
+    shards = _shard_records(workspace, store, indexed)
     products = {
         "identity": identity.digest,
         "failed": digest_of_failed(item.digest for item in failed),
-        "grids": digest_of([identity.digest, sorted(used)]),
+        "grids": digest_of([identity.digest, sorted(indexed)]),
     }
     counts: dict[str, int | float] = {
-        "grids": len(used),
+        "grids": len(indexed),
         "extracted": len(missing) - len(failed),
         "failed": len(failed),
-        "shards": len(shared),
+        "shards": len(shards),
         **{f"seconds_{name}": round(value, 3) for name, value in result.seconds.items()},
     }
     if failed:
         notes.append(f"{len(failed)} pictures cannot be read and are left out: see failed.parquet")
-    return Outcome(products, counts, notes, shared)
+    return Outcome(products, counts, notes, shards)
 
 
-def _report(progress: Path, hooks: Hooks, done: int, total: int) -> None:
+def _report_progress(progress: Path, hooks: Hooks, done: int, total: int) -> None:
     progress.write_text(f"{done:,} of {total:,} pictures extracted", encoding="utf-8")
     hooks.shards_done(done, total)
 
 
-def _check_failures(failed: list[Failed], total: int, allowed: float) -> None:
+def _check_failures(failed: list[FailedPhotograph], total: int, allowed: float) -> None:
+    """Raise AttendError where more than the share `allowed` of `total` pictures failed."""
     if len(failed) > allowed * total:
-        shown = "; ".join(f"{item.path}: {item.reason}" for item in failed[:5])
+        examples = "; ".join(f"{item.path}: {item.reason}" for item in failed[:5])
         more = f"; and {len(failed) - 5} more" if len(failed) > 5 else ""
         raise AttendError(
-            f"{len(failed)} of {total} pictures cannot be read, over grids.max_failed={allowed}: {shown}{more}"
+            f"{len(failed)} of {total} pictures cannot be read, over grids.max_failed={allowed}: {examples}{more}"
         )
 
 
 def reindex(workspace: Workspace, artifact: Artifact, store: GridStore, rows: dict[str, Row]) -> None:
-    """Publish an artifact of `extract` or `views` anew: its grids lie where `rows` says, its products are the same."""
+    """Publish an artifact of `extract` or `views` again, with the same products.
+
+    rows: digest -> row, where its grids are now.
+    """
     ledger = artifact.ledger
     partial = workspace.partial(ledger.stage, ledger.key)
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(artifact.path, partial, ignore=shutil.ignore_patterns(LEDGER))
-    used = {digest: rows[digest] for digest in pq.read_table(partial / INDEX).column("digest").to_pylist()}
-    _write_index(partial, used)
-    shared = _shared(workspace, store, used)
-    outcome = Outcome(ledger.products, {**ledger.counts, "shards": len(shared)}, ledger.notes, shared)
+    indexed = {digest: rows[digest] for digest in pq.read_table(partial / INDEX).column("digest").to_pylist()}
+    _write_index(partial, indexed)
+    shards = _shard_records(workspace, store, indexed)
+    outcome = Outcome(ledger.products, {**ledger.counts, "shards": len(shards)}, ledger.notes, shards)
     workspace.publish(ledger.stage, ledger.key, ledger.parts, outcome, ledger.seconds, ledger.made_from)
 
 
@@ -133,8 +137,8 @@ def _write_index(out: Path, rows: dict[str, Row]) -> None:
     pq.write_table(pa.table(index), out / INDEX)
 
 
-def _shared(workspace: Workspace, store: GridStore, rows: dict[str, Row]) -> dict[str, FileRecord]:
-    """The shards that these rows lie in, as an artifact's ledger names them."""
+def _shard_records(workspace: Workspace, store: GridStore, rows: dict[str, Row]) -> dict[str, FileRecord]:
+    """Return path in the workspace -> size and digest of the shards that hold these rows, for an artifact's ledger."""
     numbers = {row.shard for row in rows.values()}
     return {
         str(shard.path.relative_to(workspace.root)): shard.record for shard in store.shards() if shard.number in numbers
@@ -142,12 +146,12 @@ def _shared(workspace: Workspace, store: GridStore, rows: dict[str, Row]) -> dic
 
 
 def read_identity(extracted: Artifact) -> Identity:
-    """What made the grids of an artifact of `extract` or `views`."""
+    """Return the identity of the grids of an artifact of `extract` or `views`."""
     return Identity(**json.loads((extracted.path / IDENTITY).read_text(encoding="utf-8")))
 
 
 def open_grids(extracted: Artifact, machine: MachineConfig) -> GridReader:
-    """The grids of an artifact of `extract` or `views`, ready to be read by content digest."""
+    """Return a reader, by name, of the grids of an artifact of `extract` or `views`."""
     store = GridStore(Workspace(machine.folder).grids, read_identity(extracted))
     if store.remote is not None:
         store.open()

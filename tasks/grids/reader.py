@@ -1,4 +1,4 @@
-"""Grids by content digest, out of the shards of a store, mapped into memory."""
+"""Read grids by content digest from the shards of a store, which are mapped into memory."""
 
 from __future__ import annotations
 
@@ -16,134 +16,138 @@ import numpy as np
 from tasks.common.errors import AttendError
 from tasks.grids.store import Grids, GridStore, Mapped, Row, map_shard
 
-_RESIDENT = 2**29  # bytes of grids that may have become resident before all are let go
-_OTHER_FILES = 256
-_ADVISED = 2**20  # bytes asked for at once: of a longer piece Linux reads no more than its read-ahead
+_RESIDENT = 2**29  # bytes of grids that may be read before all mapped pages are released
+_OTHER_FILES = 256  # files that this process may open beside the shards
+_ADVISED = 2**20  # bytes per madvise call: of a longer range Linux reads no more than its read-ahead
 
 
-class _Mapping:
-    """A shard that is mapped into memory when it is asked for, and fetched before that where it is not here."""
+class _LazyShard:
+    """A shard that is mapped into memory on first use, and downloaded before that where it is only in the storage."""
 
-    def __init__(self, store: GridStore, number: int, meant: dict[int, str]) -> None:
-        """meant: row -> the digest that the reader's index has for it."""
-        self._store, self._number, self._meant = store, number, meant
+    def __init__(self, store: GridStore, number: int, expected: dict[int, str]) -> None:
+        """Remember which shard to map; expected: row -> the digest that the reader's index has for it."""
+        self._store, self._number, self._expected = store, number, expected
         self._lock = Lock()
         self._mapped: Mapped | None = None
 
     def get(self) -> Mapped:
+        """Return the mapped shard. Raises AttendError where its rows hold other pictures than expected."""
         with self._lock:
-            mapped = self._mapped = self._mapped or self._checked(map_shard(self._store, self._number))
+            mapped = self._mapped  # read once: another thread may drop it at any time
+            if mapped is None:
+                mapped = self._mapped = self._check_digests(map_shard(self._store, self._number))
         if self._store.remote is not None:
-            self._store.remote.holds(self, len(mapped.file))
+            self._store.remote.record_use(self, len(mapped.file))
         return mapped
 
-    def _checked(self, mapped: Mapped) -> Mapped:
-        if any(row >= len(mapped.digests) or mapped.digests[row] != digest for row, digest in self._meant.items()):
+    def _check_digests(self, mapped: Mapped) -> Mapped:
+        if any(row >= len(mapped.digests) or mapped.digests[row] != digest for row, digest in self._expected.items()):
             raise AttendError(
                 f"{self._store.folder}: shard {self._number} holds grids of other pictures than the index says: "
                 "another machine wrote it meanwhile: move the folder away, and run `attend run`"
             )
         return mapped
 
-    def ahead(self) -> bool:
-        """Have it fetched meanwhile, where it is not in memory; whether it is."""
+    def prefetch(self) -> bool:
+        """Return whether the shard is mapped; where it is not, start downloading and mapping it in the background."""
         remote = self._store.remote
         if self._mapped is None and remote is not None:
-            remote.ahead.submit(self.get)
+            remote.prefetch_pool.submit(self.get)
         return self._mapped is not None
 
-    def let_go(self) -> None:
-        """Nothing of it need be resident."""
+    def release_pages(self) -> None:
+        """Allow the system to drop the shard's pages from this process; the mapping stays valid."""
         mapped = self._mapped
         if mapped is not None:
             mapped.file.madvise(mmap.MADV_DONTNEED)
 
     def drop(self) -> None:
+        """Forget the mapping; `get` maps the shard again."""
         self._mapped = None
 
 
 class GridReader:
-    """Grids by content digest, mapped into memory out of their shards.
+    """A reader of grids by content digest, from shards that are mapped into memory.
 
-    Refuses, with AttendError, a shard that is gone or truncated, or whose identity is not the one asked for: at once,
-    or, where shards are fetched from a storage, when it comes to them.
+    Raises AttendError for a shard that is missing or truncated, or whose identity is not the store's: in the
+    constructor, or, where shards are downloaded from a storage, when a shard is first used.
     """
 
     def __init__(self, store: GridStore, rows: dict[str, Row]) -> None:
         self._rows = rows
-        meant: dict[int, dict[int, str]] = defaultdict(dict)
+        expected: dict[int, dict[int, str]] = defaultdict(dict)
         for digest, row in rows.items():
-            meant[row.shard][row.row] = digest
-        numbers = sorted(meant)
-        self._maps = {number: _Mapping(store, number, meant[number]) for number in numbers}
-        looked = numbers if store.remote is None else numbers[:1]
-        _allow_open(len(numbers), store)
-        shapes = {self._maps[number].get().grids.shape[1:] for number in looked}
+            expected[row.shard][row.row] = digest
+        numbers = sorted(expected)
+        self._shards = {number: _LazyShard(store, number, expected[number]) for number in numbers}
+        _allow_open_files(len(numbers), store)
+        mapped_now = numbers if store.remote is None else numbers[:1]  # a storage's other shards are fetched when used
+        shapes = {self._shards[number].get().grids.shape[1:] for number in mapped_now}
         if len(shapes) > 1:
             raise AttendError(f"{store.folder}: shards hold grids of different shapes: {sorted(shapes)}")
         self.shape: tuple[int, int, int] = shapes.pop() if shapes else (0, 0, 0)
-        # Bytes that are kept here of grids that lie in a storage, and that there are in all.
+        # limit: bytes of a storage's grids that are cached on this machine. size: bytes of all grids of this reader.
         self.limit = None if store.remote is None else store.remote.limit
         self.size = 2 * len(rows) * math.prod(self.shape)
-        self._touched = 0
+        self._bytes_read = 0  # since the pages were last released
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._rows
 
-    def together_with(self, other: GridReader) -> GridReader:
-        """One reader of both; no picture of the other may have a name that one has here. Both have one shape."""
+    def merged_with(self, other: GridReader) -> GridReader:
+        """Return one reader of both. Their grids must have the same shape, and no name may be in both."""
         assert self.shape == other.shape and self._rows.keys().isdisjoint(other._rows)
         both = copy.copy(self)
-        after = max(self._maps, default=-1) + 1
+        offset = max(self._shards, default=-1) + 1  # added to the other's shard numbers
         both.limit, both.size = self.limit, self.size + other.size
-        both._maps = self._maps | {number + after: mapped for number, mapped in other._maps.items()}
-        both._rows = self._rows | {name: Row(row.shard + after, row.row) for name, row in other._rows.items()}
+        both._shards = self._shards | {number + offset: shard for number, shard in other._shards.items()}
+        both._rows = self._rows | {name: Row(row.shard + offset, row.row) for name, row in other._rows.items()}
         return both
 
     def row(self, digest: str) -> Row:
-        """Where a picture's grid lies."""
+        """Return the shard and row of a picture's grid."""
         return self._rows[digest]
 
     def read(self, digests: Sequence[str]) -> Grids:
-        """(len(digests), height, width, channels) float16, in the order asked for."""
+        """Return a copy of the grids, float16 (len(digests), height, width, channels), in the order of `digests`."""
         out = np.empty((len(digests), *self.shape), dtype=np.float16)
-        for place, digest in enumerate(digests):
-            out[place] = self.mapped(digest)
+        for index, digest in enumerate(digests):
+            out[index] = self.mapped(digest)
         return out
 
     def mapped(self, digest: str) -> Grids:
-        """(height, width, channels) float16 of one picture, in the mapped file itself: not to be written to."""
+        """Return one picture's grid, float16 (height, width, channels), as a read-only view of the mapped file."""
         row = self._rows[digest]
-        self._touched += 2 * math.prod(self.shape)
-        if self._touched > _RESIDENT:
-            self._let_go()
-        grid: Grids = self._maps[row.shard].get().grids[row.row]
+        self._bytes_read += 2 * math.prod(self.shape)
+        if self._bytes_read > _RESIDENT:
+            self._release_pages()
+        grid: Grids = self._shards[row.shard].get().grids[row.row]
         return grid
 
-    def _let_go(self) -> None:
-        """Give mapped pages back: this process holds no more of a large cache than of a small one.
+    def _release_pages(self) -> None:
+        """Release all mapped pages, so that this process needs no more memory for a large cache than for a small one.
 
-        The system keeps them as long as it has room; touched again, they come back without being read.
+        The system's page cache keeps them while it has room: reading them again then needs no disk access.
         """
-        self._touched = 0
-        for mapping in self._maps.values():
-            mapping.let_go()
+        self._bytes_read = 0
+        for shard in self._shards.values():
+            shard.release_pages()
 
-    def expect(self, digests: Sequence[str]) -> None:
-        """Have the system read these from the disk: they are asked for soon. Grids side by side are read at once."""
+    def prefetch(self, digests: Sequence[str]) -> None:
+        """Start reading these pictures' grids from the disk, before they are needed; adjacent rows are read at once."""
         size = 2 * math.prod(self.shape)
         for shard, first, count in _runs(sorted(self._rows[digest] for digest in digests)):
-            if not self._maps[shard].ahead():
+            if not self._shards[shard].prefetch():
                 continue
-            mapped = self._maps[shard].get()
+            mapped = self._shards[shard].get()
             begin = (mapped.offset + first * size) // mmap.PAGESIZE * mmap.PAGESIZE
             end = mapped.offset + (first + count) * size
-            for at in range(begin, end, _ADVISED):
-                mapped.file.madvise(mmap.MADV_WILLNEED, at, min(_ADVISED, end - at))
+            for start in range(begin, end, _ADVISED):
+                mapped.file.madvise(mmap.MADV_WILLNEED, start, min(_ADVISED, end - start))
 
 
-def _allow_open(files: int, store: GridStore) -> None:
-    """Let this process have so many files more open: each shard is one. AttendError where the system does not."""
+def _allow_open_files(files: int, store: GridStore) -> None:
+    """Ensure that this process may open `files` more files, one per shard; raise AttendError where it may not."""
     needed = len(list(Path("/dev/fd").iterdir())) + files + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY != soft < needed:
@@ -157,10 +161,10 @@ def _allow_open(files: int, store: GridStore) -> None:
 
 
 def _runs(rows: Sequence[Row]) -> Iterator[tuple[int, int, int]]:
-    """Rows in order -> (shard, first row, how many) of those that follow each other."""
+    """Yield (shard, first row, number of rows) for each run of consecutive rows; `rows` are sorted."""
     first = 0
-    for at in range(1, len(rows) + 1):
-        whole = at < len(rows) and rows[at] == Row(rows[at - 1].shard, rows[at - 1].row + 1)
-        if not whole:
-            yield rows[first].shard, rows[first].row, at - first
-            first = at
+    for index in range(1, len(rows) + 1):
+        continues = index < len(rows) and rows[index] == Row(rows[index - 1].shard, rows[index - 1].row + 1)
+        if not continues:
+            yield rows[first].shard, rows[first].row, index - first
+            first = index

@@ -1,8 +1,8 @@
-"""A shard of grids as work that can be done anywhere: what a worker of a cluster is handed, and what it hands back.
+"""Make shards of grids in this process or on a cluster: the job that a worker is sent, and the result it returns.
 
-Workers make a shard's files beside the store's; the one who holds the store's lock publishes them. So a shard that two
-workers made, because one was thought lost, is there once, and what a worker makes for a run that is no more is not
-there at all. A shard's bytes are a function of what is handed over, whoever makes it.
+Workers write a shard's files under temporary names in the store's folder; the process that holds the store's lock
+publishes them. So a shard that two workers made, because one was believed lost, is published once, and a shard made for
+a run that has ended is never published. A shard's bytes depend on its job alone, not on the worker.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from tasks.pipeline.workspace import Workspace
 
 @dataclass(frozen=True)
 class ShardJob:
-    """One shard to be made.
+    """A job: one shard to be made.
 
-    number: of the shard. wanted: names and files of its photographs, in order. identity: of the store. tuned: the
-    artifact of a fine-tuned backbone. machine: its workspace is a path that all workers see.
+    number: the shard's number. wanted: (name, file) of its photographs, in order. identity: the store's identity.
+    machine: its workspace is a path or URL that all workers can reach. tuned: the artifact of a fine-tuned backbone, if
+    there is one. view: returns the part of a photograph to encode; None for the whole photograph.
     """
 
     number: int
@@ -45,9 +46,10 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class ShardResult:
-    """What came of a shard's work.
+    """The result of a `ShardJob`.
 
-    asked: its photographs. draft: None where none was sound. result: what could not be read, and was waited for.
+    asked: the number of its photographs. draft: the shard's files; None where no photograph could be decoded. result:
+    the photographs that could not be decoded, and the seconds spent on each kind of work.
     """
 
     asked: int
@@ -56,86 +58,96 @@ class ShardResult:
 
 
 Publish = Callable[[ShardResult], None]
-ShardExecutor = Callable[[Sequence[ShardJob], Publish], None]  # has them made, and published as they come
+ShardExecutor = Callable[[Sequence[ShardJob], Publish], None]  # runs jobs elsewhere, and publishes each result
 _encoders: dict[str, Encoder] = {}
 
 
 def make_shard(job: ShardJob) -> ShardResult:
-    """Make one shard's files. A worker keeps its backbone from one to the next."""
-    key = digest_of([job.identity.told, job.machine.device, job.machine.compile, job.machine.extract_batch])
+    """Write one shard's files, unpublished. A worker's process reuses its backbone for the next shard."""
+    key = digest_of([job.identity.as_dict, job.machine.device, job.machine.compile, job.machine.extract_batch])
     if key not in _encoders:
         _encoders.clear()  # one backbone in memory at a time
-        _encoders[key] = encoder_of(job.grids, job.machine, _here(job))
+        _encoders[key] = encoder_of(job.grids, job.machine, _local_tuned_backbone(job))
     store, drafts = GridStore(Workspace(job.machine.folder).grids, job.identity), []
     store.folder.mkdir(parents=True, exist_ok=True)
 
-    def draft(slabs: Sequence[Grids], names: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Draft:
-        made = store.draft(slabs, names, sizes, job.number)
-        if store.remote is not None:  # it is in the storage, for whoever publishes it
-            made.hdf5.unlink()
-        drafts.append(made)
-        return made
+    def write_draft(slabs: Sequence[Grids], names: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Draft:
+        draft = store.draft(slabs, names, sizes, job.number)
+        if store.remote is not None:  # it was uploaded to the storage, where the publishing process uses it
+            draft.hdf5.unlink()
+        drafts.append(draft)
+        return draft
 
     encoder = _encoders[key]
-    result = extract_grids(draft, encoder, job.grids, job.machine, job.wanted, view=job.view)
+    result = extract_grids(write_draft, encoder, job.grids, job.machine, job.wanted, view=job.view)
     return ShardResult(len(job.wanted), drafts[0] if drafts else None, result)
 
 
-def _here(job: ShardJob) -> Artifact | None:
-    """The tuned backbone as this machine has it; AttendError where the weights here are not those that were meant."""
+def _local_tuned_backbone(job: ShardJob) -> Artifact | None:
+    """Return the tuned backbone's artifact in this machine's workspace; None where the backbone is not tuned.
+
+    Where this workspace does not have the artifact, the job's is returned.
+    Raises AttendError where the local weights file differs from the job's.
+    """
     if job.tuned is not None:
         return Workspace(job.machine.folder).find("tune", job.tuned.ledger.key) or job.tuned
     weights = weights_file(job.grids.weights)
     if weights is not None and weights.exists() and digest_of_file(weights) != job.identity.weights:
-        raise AttendError(f"grids.weights: {weights}: is another file on this worker than where the run was started")
+        raise AttendError(
+            f"grids.weights: {weights}: differs on this worker from the file the run started with: copy that one here"
+        )
     return None
 
 
 def fill_store(
-    store: GridStore, whole: ShardJob, executor: ShardExecutor | None, shards_done: ShardsDone
+    store: GridStore, job: ShardJob, executor: ShardExecutor | None, shards_done: ShardsDone
 ) -> ExtractionResult:
-    """Add shards to a store, made here, or by whoever `executor` finds. The caller holds the store's lock.
+    """Add shards to a store, made in this process or by `executor`. The caller holds the store's lock.
 
-    whole: all of them as one, with the number of the first. shards_done: as in `extract_grids`.
+    job: all photographs as one job, with the number of the first shard. shards_done: as in `extract_grids`.
     """
     if executor is None:
-        encoder = encoder_of(whole.grids, whole.machine, whole.tuned)
-        return extract_grids(store.write, encoder, whole.grids, whole.machine, whole.wanted, shards_done, whole.view)
-    rows, result, done = whole.machine.shard_rows, ExtractionResult(), 0
-    machine = whole.machine.model_copy(update={"workspace": whole.machine.address})
-    weights = weights_file(whole.grids.weights)
-    grids = whole.grids.model_copy(update={} if weights is None else {"weights": str(weights.absolute())})
-    cut = [whole.wanted[at : at + rows] for at in range(0, len(whole.wanted), rows)]
-    jobs = [
+        encoder = encoder_of(job.grids, job.machine, job.tuned)
+        return extract_grids(store.write, encoder, job.grids, job.machine, job.wanted, shards_done, job.view)
+    rows, total, done = job.machine.shard_rows, ExtractionResult(), 0
+    # Paths that are relative, or that begin with `~`, may mean other files on a worker.
+    machine = job.machine.model_copy(update={"workspace": job.machine.address})
+    weights = weights_file(job.grids.weights)
+    grids = job.grids.model_copy(update={} if weights is None else {"weights": str(weights.absolute())})
+    parts = [job.wanted[start : start + rows] for start in range(0, len(job.wanted), rows)]
+    shard_jobs = [
         replace(
-            whole,
-            number=whole.number + place,
+            job,
+            number=job.number + index,
             wanted=[(name, file.absolute()) for name, file in part],
             grids=grids,
             machine=machine,
         )
-        for place, part in enumerate(cut)
+        for index, part in enumerate(parts)
     ]
-    with Bar(len(whole.wanted), f"grids of {whole.grids.backbone}", "pictures") as bar:
+    with Bar(len(job.wanted), f"grids of {job.grids.backbone}", "pictures") as bar:
 
-        def publish(made: ShardResult) -> None:
+        def publish(result: ShardResult) -> None:
             nonlocal done
-            if made.draft is not None:
-                shard = store.publish(made.draft)
+            if result.draft is not None:
+                shard = store.publish(result.draft)
                 bar.log(f"{shard.path.name}: {len(shard.digests)} grids")
-            result.failed.extend(made.result.failed)
-            for name, seconds in made.result.seconds.items():
-                result.seconds[name] += seconds
-            done += made.asked
-            bar.advance(made.asked)
-            shards_done(done, len(whole.wanted))
+            total.failed.extend(result.result.failed)
+            for name, seconds in result.result.seconds.items():
+                total.seconds[name] += seconds
+            done += result.asked
+            bar.advance(result.asked)
+            shards_done(done, len(job.wanted))
 
-        executor(jobs, publish)
-    return result
+        executor(shard_jobs, publish)
+    return total
 
 
 def encoder_of(grids: GridsConfig, machine: MachineConfig, tuned: Artifact | None) -> Encoder:
-    """The backbone, ready on this machine; AttendError where it cannot take pictures of that size."""
+    """Return the encoder of the config's backbone, on this machine's device.
+
+    Raises AttendError where the backbone cannot encode pictures of `grids.image_size`.
+    """
     if machine.compile:
         check_compiler()
     backbone, device = load_backbone(grids, tuned), device_of(machine)

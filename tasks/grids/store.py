@@ -1,12 +1,12 @@
-"""The grid cache: the only code that knows HDF5.
+"""Read and write the grid cache. No other file of the pipeline uses h5py.
 
-One store for each backbone identity, shared by all data sets, one row for each distinct image content:
+There is one store per backbone identity, shared by all data sets, with one row per distinct image content:
 
     grids/<identity>/identity.json
     grids/<identity>/shard-00000.h5        dataset `grid`, float16 (rows, height, width, channels), contiguous
     grids/<identity>/shard-00000.parquet   digest, row, width and height of the original; written last
 
-The Parquet file carries size and SHA-256 of its HDF5 file: a shard without it does not exist. Shards are
+The Parquet file holds the size and SHA-256 of its HDF5 file; an HDF5 file without one is not a shard. Shards are
 immutable. Readers map the grids into memory by the dataset's offset in the file.
 """
 
@@ -38,15 +38,16 @@ from tasks.grids.identity import FORMAT, Identity
 from tasks.pipeline.ledger import FileRecord, canonical
 
 _PAGE = 4096
-_TRIES, _ABANDONED = 5, 3600.0  # of fetching a shard that others remove; seconds after which nobody fetches
-_AGAIN = "run `attend run` to extract its pictures again"
-_INDEX = pa.schema([("digest", pa.string()), ("row", pa.int32()), ("width", pa.int32()), ("height", pa.int32())])
+_FETCH_ATTEMPTS = 5  # to fetch and map a shard that other processes may remove again in between
+_ABANDONED_SECONDS = 3600.0  # age at which a partial download is taken for one of a killed process
+_REMEDY = "run `attend run` to extract its pictures again"
+_INDEX_SCHEMA = pa.schema([("digest", pa.string()), ("row", pa.int32()), ("width", pa.int32()), ("height", pa.int32())])
 Grids = npt.NDArray[np.float16]
 
 
 @dataclass(frozen=True, order=True)
 class Row:
-    """Where a picture's grid lies; in order as in the files."""
+    """The position of a picture's grid: shard number and row. Rows sort as they are in the files."""
 
     shard: int
     row: int
@@ -54,7 +55,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Shard:
-    """A published shard, as its Parquet file tells it."""
+    """A published shard, as its Parquet file describes it.
+
+    path: the HDF5 file. identity: the digest of the store's identity. record: size and SHA-256 of the HDF5 file.
+    digests: the names of its grids, in row order.
+    """
 
     number: int
     path: Path
@@ -63,7 +68,10 @@ class Shard:
     digests: list[str]
 
     def damage(self, verify: bool = False) -> str | None:
-        """What is wrong with the HDF5 file, in words; None where it is as recorded."""
+        """Return a message that says what is wrong with the HDF5 file; None where it matches its record.
+
+        verify: check its SHA-256 too, not only its size.
+        """
         try:
             size = self.path.stat().st_size
         except OSError:
@@ -77,81 +85,91 @@ class Shard:
 
 @dataclass(frozen=True)
 class Draft:
-    """A shard's two files, written whole but not published."""
+    """A complete shard that is not published: its HDF5 file under a temporary name, and its Parquet index in memory."""
 
     number: int
-    path: Path  # of the HDF5 file, once it is published
-    hdf5: Path
-    index: bytes  # of the Parquet file
+    path: Path  # the HDF5 file's path once the shard is published
+    hdf5: Path  # the HDF5 file's path until then
+    index: bytes  # the content of the Parquet file
     record: FileRecord
     digests: list[str]
 
 
 class GridStore:
-    """The shards of one identity below a folder of grids."""
+    """A store: the shards of one identity, in a folder below `grids`, a workspace's folder of grids."""
 
     def __init__(self, grids: Path, identity: Identity) -> None:
         self.identity = identity
         self.folder = identity.folder(grids)
-        self.remote = Remote.of(grids.parent)
+        self.remote = Remote.for_cache(grids.parent)
 
     def open(self) -> None:
-        """Make the folder, or check that it holds grids of this identity; have the indexes here of all shards."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        told = self.folder / "identity.json"
-        if not told.exists():
-            write_atomically(told, json.dumps(self.identity.told, indent=1, sort_keys=True))
-        elif json.loads(told.read_text(encoding="utf-8")) != self.identity.told:
-            raise AttendError(f"{told}: is the identity of other grids: move the folder away")
-        if self.remote is not None:
-            there = self.remote.names(self._far())
-            if told.name not in there:
-                self.remote.put(told, self._far(told.name))
-            missing = [name for name in there if name.endswith(".parquet") and not (self.folder / name).exists()]
-            get = self.remote.get
-            list(self.remote.ahead.map(lambda name: get(self._far(name), self.folder / name), missing))
+        """Create the folder where it does not exist, and download missing shard indexes where there is a storage.
 
-    def _far(self, *names: str) -> str:
-        """What the folder, or a file of it, is called in the storage."""
+        Raises AttendError where the folder holds grids of another identity.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "identity.json"
+        if not path.exists():
+            write_atomically(path, json.dumps(self.identity.as_dict, indent=1, sort_keys=True))
+        elif json.loads(path.read_text(encoding="utf-8")) != self.identity.as_dict:
+            raise AttendError(f"{path}: is the identity of other grids: move the folder away, and run again")
+        if self.remote is not None:
+            remote_files = self._remote_files()
+            if path.name not in remote_files:
+                self.remote.put(path, self._remote_name(path.name))
+            missing = [name for name in remote_files if name.endswith(".parquet") and not (self.folder / name).exists()]
+            get = self.remote.get
+            # list() waits for all downloads, and raises the error of one that failed.
+            list(self.remote.prefetch_pool.map(lambda name: get(self._remote_name(name), self.folder / name), missing))
+
+    def _remote_name(self, *names: str) -> str:
+        """Return the name in the storage of the folder, or of a file in it."""
         return "/".join(("grids", self.folder.name, *names))
 
-    def _in_storage(self) -> set[str]:
-        """The files that the storage has of this store; none where there is no storage."""
-        return self.remote.names(self._far()) if self.remote is not None else set()
+    def _remote_files(self) -> set[str]:
+        """Return the names of this store's files in the storage; the empty set where there is no storage."""
+        return self.remote.names(self._remote_name()) if self.remote is not None else set()
 
     def fetch(self, shard: Shard) -> None:
-        """Have a shard's grids here, in the place of those used longest ago where there is no room."""
+        """Download a shard's HDF5 file from the storage, if there is one, unless it is intact on this machine.
+
+        The least recently used shards are removed where the cache has no room for it. Raises AttendError where the
+        storage's file is missing or damaged.
+        """
         if self.remote is None:
             return
         if shard.damage() is not None:
             self.remote.make_room(self.folder.parents[1], shard.record.size)
-            name = self._far(_far_name(shard.record))
+            name = self._remote_name(_remote_hdf5_name(shard.record))
             try:
                 self.remote.get(name, shard.path)
             except FileNotFoundError:
-                raise AttendError(f"{self.remote.url}/{name}: is gone, and is not here: {_AGAIN}") from None
+                raise AttendError(
+                    f"{self.remote.url}/{name}: is gone, and this machine has no copy: {_REMEDY}"
+                ) from None
             if shard.damage(verify=True) is not None:
                 shard.path.unlink()
-                raise AttendError(f"{self.remote.url}/{name}: does not match its digest: remove it, and {_AGAIN}")
-        with contextlib.suppress(FileNotFoundError):  # another reader made room
-            os.utime(shard.path)
+                raise AttendError(f"{self.remote.url}/{name}: does not match its digest: remove it, and {_REMEDY}")
+        with contextlib.suppress(FileNotFoundError):  # another process removed it to make room
+            os.utime(shard.path)  # the time of the last use
 
     def shards(self) -> list[Shard]:
-        """The published shards, by number."""
-        return [read_shard(path) for path in sorted(self.folder.glob("shard-*.parquet"), key=_number)]
+        """Return the published shards, ordered by number."""
+        return [read_shard(path) for path in sorted(self.folder.glob("shard-*.parquet"), key=_shard_number)]
 
     def rows(self, without: Collection[int] = ()) -> tuple[dict[str, Row], list[str]]:
-        """Digest -> row over all sound shards, and what is wrong with the others, in words.
+        """Return digest -> row of all intact shards, and a message for each of the others.
 
         without: numbers of shards to leave out.
         """
         rows: dict[str, Row] = {}
         damages = []
-        there = self._in_storage()
+        remote_files = self._remote_files()
         for shard in self.shards():
             if shard.number in without:
                 continue
-            damage = None if _far_name(shard.record) in there else shard.damage()
+            damage = None if _remote_hdf5_name(shard.record) in remote_files else shard.damage()
             if damage is None and shard.identity != self.identity.digest:
                 damage = f"{shard.path}: holds grids of another identity"
             if damage is not None:
@@ -162,19 +180,21 @@ class GridStore:
         return rows, damages
 
     def next_number(self) -> int:
-        return max(map(_number, self.folder.glob("shard-*")), default=-1) + 1
+        """Return the number that follows the highest one in use; 0 in an empty store."""
+        return max(map(_shard_number, self.folder.glob("shard-*")), default=-1) + 1
 
     def write(self, slabs: Sequence[Grids], digests: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Shard:
-        """Publish a shard with the next number; as `draft`. The caller holds the store's lock."""
+        """Write and publish a shard with the next number; arguments as in `draft`. The caller holds the lock."""
         return self.publish(self.draft(slabs, digests, sizes, self.next_number()))
 
     def draft(
         self, slabs: Sequence[Grids], digests: Sequence[str], sizes: Sequence[tuple[int, int]], number: int
     ) -> Draft:
-        """Write a shard's files.
+        """Write a shard's HDF5 file under a temporary name, and upload it where there is a storage.
 
-        slabs: its grids, (n, h, w, C) float16. sizes: (width, height) of the originals. AttendError where the disk has
-        no room; nothing is left behind.
+        slabs: the shard's grids, in parts of float16 (n, h, w, C). digests: the names of the grids. sizes: (width,
+        height) of the originals. number: the shard's number. Raises AttendError where the disk has no room; whatever
+        error is raised, no file is left.
         """
         path = self.folder / f"shard-{number:05d}.h5"
         needed, free = sum(slab.nbytes for slab in slabs), shutil.disk_usage(self.folder).free
@@ -191,31 +211,33 @@ class GridStore:
             index = _index_of(digests, sizes, record, self.identity.digest)
             flush(hdf5)
             if self.remote is not None:
-                self.remote.put(hdf5, self._far(_far_name(record)))
+                self.remote.put(hdf5, self._remote_name(_remote_hdf5_name(record)))
         except BaseException:
             hdf5.unlink(missing_ok=True)
             raise
         return Draft(number, path, hdf5, index, record, list(digests))
 
     def publish(self, draft: Draft) -> Shard:
-        """Make a draft a shard of the store. The caller holds the store's lock.
+        """Publish a draft as a shard of the store. The caller holds the store's lock.
 
-        AttendError where another machine took the number in the storage.
+        Raises AttendError where the shard's number is taken, by this machine or by another one in the storage, and
+        where the draft's HDF5 file is not in this workspace.
         """
         index = draft.path.with_suffix(".parquet")
         if index.exists():
-            raise AttendError(f"{index}: is there already, and is not written over: run again")
-        if not draft.hdf5.exists() and _far_name(draft.record) not in self._in_storage():
+            raise AttendError(f"{index}: exists already, and is not overwritten: run again")
+        if not draft.hdf5.exists() and _remote_hdf5_name(draft.record) not in self._remote_files():
             raise AttendError(
-                f"{draft.hdf5}: was made on a machine that does not have this workspace: give one that all workers see"
+                f"{draft.hdf5}: is missing: the worker that wrote it has another workspace: "
+                "set machine.workspace to a path or URL that all workers can reach"
             )
-        if self.remote is not None and not self.remote.create(draft.index, self._far(index.name)):
+        if self.remote is not None and not self.remote.create(draft.index, self._remote_name(index.name)):
             draft.hdf5.unlink(missing_ok=True)
             raise AttendError(
-                f"{self.remote.url}/{self._far(index.name)}: another machine adds to the same grids: "
+                f"{self.remote.url}/{self._remote_name(index.name)}: another machine adds to the same grids: "
                 "run again when it has finished"
             )
-        if draft.hdf5.exists():  # another machine's is in the storage alone
+        if draft.hdf5.exists():  # the file that another machine wrote is only in the storage
             draft.hdf5.rename(draft.path)
         with write_whole(index) as temporary:
             temporary.write_bytes(draft.index)
@@ -224,40 +246,41 @@ class GridStore:
             self.remote.make_room(self.folder.parents[1], 0)
         return Shard(draft.number, draft.path, self.identity.digest, draft.record, draft.digests)
 
-    def clean(self, read: Collection[Path] = ()) -> list[str]:
-        """Set damaged shards aside and drop what a killed writer left; returns what was wrong.
+    def clean(self, verify: Collection[Path] = ()) -> list[str]:
+        """Set damaged shards aside and remove the files of killed writers; return a message for each damaged shard.
 
-        read: the shards whose digests are checked too. The caller holds the store's lock.
+        verify: paths of the HDF5 files whose SHA-256 is checked too, not only their size. The caller holds the store's
+        lock.
         """
         for path in self.folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
-        for path in self.folder.glob(".*.fetched"):  # readers hold no lock
+        for path in self.folder.glob(".*.fetched"):  # readers hold no lock: a recent file may be a download in progress
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _ABANDONED:
+                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                     path.unlink()
-        there = self._in_storage()
+        remote_files = self._remote_files()
         for path in self.folder.glob("shard-*.h5"):
-            if not path.with_suffix(".parquet").exists():  # killed between its two renames
+            if not path.with_suffix(".parquet").exists():  # its writer was killed between its two renames
                 path.unlink()
-        found = []
+        damages = []
         for index in sorted(self.folder.glob("shard-*.parquet")):
             try:
                 shard = read_shard(index)
-                damage = shard.damage(verify=shard.path in read)
-                if damage is not None and _far_name(shard.record) in there:
+                damage = shard.damage(verify=shard.path in verify)
+                if damage is not None and _remote_hdf5_name(shard.record) in remote_files:
                     shard.path.unlink(missing_ok=True)
-                    continue  # it is fetched again when it is needed
+                    continue  # it is downloaded again when it is needed
             except AttendError as error:
                 damage = str(error)
             if damage is not None:
-                found.append(damage)
+                damages.append(damage)
                 set_aside(index)
-        return found
+        return damages
 
 
 def _write_hdf5(path: Path, slabs: Sequence[Grids], identity: str) -> None:
-    # Contiguous, page-aligned and without time stamps: it can be mapped by offset, and the same grids
-    # give the same bytes.
+    # Contiguous and page-aligned, so that the grids can be mapped by their offset in the file; without time stamps, so
+    # that the same grids give the same bytes.
     with h5py.File(
         path, "w", libver="latest", alignment_threshold=_PAGE, alignment_interval=_PAGE, track_order=False
     ) as file:
@@ -272,7 +295,8 @@ def _write_hdf5(path: Path, slabs: Sequence[Grids], identity: str) -> None:
 
 
 def _index_of(digests: Sequence[str], sizes: Sequence[tuple[int, int]], record: FileRecord, identity: str) -> bytes:
-    told = {"format": FORMAT, "identity": identity, "size": record.size, "sha256": record.sha256}
+    """Return the content of a shard's Parquet file; record: of its HDF5 file. identity: the identity's digest."""
+    metadata = {"format": FORMAT, "identity": identity, "size": record.size, "sha256": record.sha256}
     table = pa.table(
         {
             "digest": list(digests),
@@ -280,55 +304,59 @@ def _index_of(digests: Sequence[str], sizes: Sequence[tuple[int, int]], record: 
             "width": [width for width, _ in sizes],
             "height": [height for _, height in sizes],
         },
-        schema=_INDEX.with_metadata({"attend": canonical(told)}),
+        schema=_INDEX_SCHEMA.with_metadata({"attend": canonical(metadata)}),
     )
     out = pa.BufferOutputStream()
     pq.write_table(table, out)
     return bytes(out.getvalue())
 
 
-def _number(path: Path) -> int:
-    """Of a file of a shard; -1 where its name has none."""
+def _shard_number(path: Path) -> int:
+    """Return the number in the name of a shard's file; -1 where the name has none."""
     number = path.name.removeprefix("shard-").partition(".")[0]
     return int(number) if number.isdigit() else -1
 
 
-def _far_name(record: FileRecord) -> str:
-    """What a shard's HDF5 file is called in the storage."""
+def _remote_hdf5_name(record: FileRecord) -> str:
+    """Return the file name of a shard's HDF5 file in the storage."""
     return f"{record.sha256}.h5"
 
 
 def set_aside(index: Path) -> None:
-    """Rename a shard to `.damaged`, index first: it does not count any more, and is not lost."""
+    """Rename a shard's two files to `.damaged`, index first: it no longer belongs to the store, but is not lost."""
     for path in (index, index.with_suffix(".h5")):
         with contextlib.suppress(FileNotFoundError):
             path.rename(path.with_name(path.name + ".damaged"))
 
 
 def remove_shard(path: Path) -> None:
-    """Remove a shard's two files, index first: without it the other does not count."""
+    """Remove a shard's two files, index first: the HDF5 file alone is not a shard."""
     path.with_suffix(".parquet").unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 
 def read_shard(index: Path) -> Shard:
-    """The shard that a Parquet index describes; AttendError where that file is damaged."""
+    """Return the shard that a Parquet index describes.
+
+    Raises AttendError where the index is damaged or of another format.
+    """
     try:
         table = pq.read_table(index)
-        told: dict[str, Any] = json.loads(table.schema.metadata[b"attend"])
-        if told["format"] != FORMAT:
-            raise AttendError(f"{index}: is of format {told['format']}, this program reads {FORMAT}")
-        record = FileRecord(told["size"], told["sha256"])
+        metadata: dict[str, Any] = json.loads(table.schema.metadata[b"attend"])
+        if metadata["format"] != FORMAT:
+            raise AttendError(f"{index}: has format {metadata['format']}, but this program reads format {FORMAT}")
+        record = FileRecord(metadata["size"], metadata["sha256"])
         path = index.with_suffix(".h5")
-        return Shard(_number(index), path, told["identity"], record, table.column("digest").to_pylist())
+        return Shard(_shard_number(index), path, metadata["identity"], record, table.column("digest").to_pylist())
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
         raise AttendError(f"{index}: is damaged") from None
 
 
 class Mapped(NamedTuple):
-    """A shard's file in memory, where its grids begin in it, and they: (rows, height, width, channels) float16.
+    """A shard's HDF5 file, mapped into memory.
 
-    digests: of its rows, in order.
+    offset: the byte of the file at which the grids begin. grids: float16 (rows, height, width, channels), a view of the
+    mapped file. digests: the names of the rows, in order.
     """
 
     file: mmap.mmap
@@ -338,25 +366,33 @@ class Mapped(NamedTuple):
 
 
 def map_shard(store: GridStore, number: int) -> Mapped:
-    """A shard in memory, fetched where it is not here; AttendError where it is not as recorded."""
+    """Map a shard into memory, after downloading it where it is only in the storage.
+
+    Raises AttendError where it is missing, damaged, or of another identity than the store's.
+    """
     index = store.folder / f"shard-{number:05d}.parquet"
     if not index.exists():
-        raise AttendError(f"{index}: is gone: {_AGAIN}")
+        raise AttendError(f"{index}: is gone: {_REMEDY}")
     shard = read_shard(index)
-    for _ in range(_TRIES):
-        kept = contextlib.nullcontext() if store.remote is None else store.remote.using(shard.path)
-        with kept, contextlib.suppress(FileNotFoundError):  # another process made room meanwhile
+    for _ in range(_FETCH_ATTEMPTS):
+        in_use = contextlib.nullcontext() if store.remote is None else store.remote.protect(shard.path)
+        with in_use, contextlib.suppress(FileNotFoundError):  # another process removed the file to make room
             store.fetch(shard)
-            return _mapped(store, shard)
+            return _map_file(store, shard)
     raise AttendError(f"{shard.path}: is removed as soon as it is fetched: set a larger machine.cache_gib")
 
 
-def _mapped(store: GridStore, shard: Shard) -> Mapped:
+def _map_file(store: GridStore, shard: Shard) -> Mapped:
+    """Map a shard's HDF5 file into memory.
+
+    Raises FileNotFoundError where there is a storage and the file is not on this machine (any more), and AttendError
+    where it is damaged or not of this store.
+    """
     damage = shard.damage()
     if damage is not None:
         if store.remote is not None and not shard.path.exists():
             raise FileNotFoundError
-        raise AttendError(f"{damage}: {_AGAIN}")
+        raise AttendError(f"{damage}: {_REMEDY}")
     with h5py.File(shard.path, "r") as file:
         if file.attrs.get("identity") != store.identity.digest:
             raise AttendError(f"{shard.path}: holds grids of another backbone or transform than the one asked for")
@@ -370,25 +406,27 @@ def _mapped(store: GridStore, shard: Shard) -> Mapped:
     return Mapped(mapped, offset, grids, shard.digests)
 
 
-class hdf5_arrays(contextlib.AbstractContextManager[dict[str, Any]]):  # noqa: N801 -- used as a function
-    """The arrays at the top of an HDF5 file that others wrote, by name, not read yet; OSError where it is none."""
+def hdf5_arrays(path: Path) -> contextlib.AbstractContextManager[dict[str, Any]]:
+    """Open an HDF5 file that another program wrote, as a context with name -> array of its top level, not read yet.
 
-    def __init__(self, path: Path) -> None:
-        self._file = h5py.File(path, "r")
+    Raises OSError, at once and not on entering the context, where it is not an HDF5 file.
+    """
+    file = h5py.File(path, "r")
 
-    def __enter__(self) -> dict[str, Any]:
-        return {name: item for name, item in self._file.items() if isinstance(item, h5py.Dataset)}
+    @contextlib.contextmanager
+    def arrays() -> Iterator[dict[str, Any]]:
+        with file:
+            yield {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
 
-    def __exit__(self, *raised: object) -> None:
-        self._file.close()
+    return arrays()
 
 
 def stores(grids: Path) -> Iterator[GridStore]:
-    """Every store below a folder of grids."""
-    for told in sorted(grids.glob("*/identity.json")):
-        yield GridStore(grids, Identity(**json.loads(told.read_text(encoding="utf-8"))))
+    """Yield every store below a workspace's folder of grids."""
+    for path in sorted(grids.glob("*/identity.json")):
+        yield GridStore(grids, Identity(**json.loads(path.read_text(encoding="utf-8"))))
 
 
-def bytes_in(folder: Path) -> int:
-    """Bytes that the files below a folder take."""
+def folder_size(folder: Path) -> int:
+    """Return the total size in bytes of the files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,6 +1,6 @@
-"""What a view shows of a photograph, and which views may stand for a picture in training.
+"""Views: cropped and mirrored parts of photographs, and which of them may replace a picture in training.
 
-A view is named DIGEST#NUMBER. What it shows is a function of that name and of `views.crop`, `flip` and `seed`.
+A view is named DIGEST#NUMBER. Its pixels are a function of that name and of `views.crop`, `flip` and `seed`.
 """
 
 from __future__ import annotations
@@ -15,49 +15,50 @@ from tasks.config.schema import ViewsConfig
 from tasks.data.captions import CaptionedPicture
 from tasks.grids.reader import GridReader
 
-# A mirrored picture makes a lie of a caption with one of these words.
+# A caption with one of these words is wrong of the mirrored picture.
 SIDED = frozenset({"left", "right", "leftmost", "rightmost", "left-hand", "right-hand", "lefthand", "righthand"})
 
 
 def names_of(digest: str, views: ViewsConfig) -> list[str]:
-    """The names of a picture's views."""
+    """Return the names of a picture's views."""
     return [f"{digest}#{number}" for number in range(1, views.number + 1)]
 
 
 def is_mirrored(name: str, views: ViewsConfig) -> bool:
-    """Whether the view of this name shows its picture mirrored."""
+    """Return whether the view of this name is mirrored: with `views.flip`, those of odd number are."""
     return views.flip and int(name.partition("#")[2]) % 2 == 1
 
 
-def show(name: str, pixels: Tensor, views: ViewsConfig) -> Tensor:
-    """What a view shows of a photograph, uint8 (3, H, W) -> (3, H', W')."""
-    part = cropped(pixels, random.Random(f"{views.seed} {name}"), views.crop)
+def view_pixels(name: str, pixels: Tensor, views: ViewsConfig) -> Tensor:
+    """Return the view of this name of a photograph: uint8 (3, H, W) -> (3, H', W')."""
+    part = random_crop(pixels, random.Random(f"{views.seed} {name}"), views.crop)
     return part.flip(2) if is_mirrored(name, views) else part
 
 
-def cropped(pixels: Tensor, chance: random.Random, least: float) -> Tensor:
-    """A part of a photograph (3, H, W), at random, at least `least` of each side."""
-    height, width = (max(round(side * chance.uniform(least, 1.0)), 1) for side in pixels.shape[1:])
-    top, left = chance.randint(0, pixels.shape[1] - height), chance.randint(0, pixels.shape[2] - width)
+def random_crop(pixels: Tensor, generator: random.Random, minimum: float) -> Tensor:
+    """Return a random part of a photograph (3, H, W); minimum: the least share of each side that is kept."""
+    height, width = (max(round(side * generator.uniform(minimum, 1.0)), 1) for side in pixels.shape[1:])
+    top, left = generator.randint(0, pixels.shape[1] - height), generator.randint(0, pixels.shape[2] - width)
     return pixels[:, top : top + height, left : left + width]
 
 
-def is_sided(picture: CaptionedPicture, vocabulary: Vocabulary) -> bool:
-    """Whether a caption of the picture tells left from right."""
+def mentions_side(picture: CaptionedPicture, vocabulary: Vocabulary) -> bool:
+    """Return whether a caption of the picture has a word of `SIDED`, so that the picture must not be mirrored."""
     return any(not SIDED.isdisjoint(vocabulary.decode(row)) for row in picture.tokens.tolist())
 
 
-def choices(
-    pictures: Sequence[CaptionedPicture], views: ViewsConfig, vocabulary: Vocabulary, there: GridReader
+def grid_names_for_training(
+    pictures: Sequence[CaptionedPicture], views: ViewsConfig, vocabulary: Vocabulary, grids: GridReader
 ) -> dict[str, Sequence[str]]:
-    """Digest -> the names of the grids that may stand for it in training: the picture's own, and its views'.
+    """Return digest -> names of the grids that training may use for the picture: the whole picture's, and its views'.
 
-    there: the grids.
+    Views without a grid in `grids` are left out, and so are mirrored views of a picture whose captions have a word for
+    left or right.
     """
-    found: dict[str, Sequence[str]] = {}
+    names_by_digest: dict[str, Sequence[str]] = {}
     for picture in pictures:
-        names = [name for name in names_of(picture.digest, views) if name in there]
-        if is_sided(picture, vocabulary):
+        names = [name for name in names_of(picture.digest, views) if name in grids]
+        if mentions_side(picture, vocabulary):
             names = [name for name in names if not is_mirrored(name, views)]
-        found[picture.digest] = [picture.digest, *names]
-    return found
+        names_by_digest[picture.digest] = [picture.digest, *names]
+    return names_by_digest

@@ -1,7 +1,7 @@
-"""Stage `views`: the training pictures again, cropped and mirrored -> grids, once a view.
+"""Stage `views`: encode cropped and mirrored views of the training pictures into grids, each view once.
 
-In: the train split's pictures that have a grid. Out: shards in a grid store of the views' own identity, and the same
-files as `extract` writes. More views later leave the earlier ones as they are (see view_crops.py).
+In: the train split's pictures that have a grid. Out: shards in a separate grid store, with the identity of these views,
+and the same files as `extract` writes. Adding views later leaves the earlier ones unchanged (see view_crops.py).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tasks.pipeline.stage import Hooks, Product, Stage, Work
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Views(Stage):
-    """Training photographs, cropped and mirrored -> grids, once a view."""
+    """The stage `views`: cropped and mirrored training photographs -> grids, one per view."""
 
     kind: ClassVar[str] = "views"
     version: ClassVar[int] = 1
 
     grids: GridsConfig
     views: ViewsConfig
-    data: DatasetOptions  # where the photographs are; not in the key
-    whole: Grids  # of the whole pictures
+    data: DatasetOptions  # only locates the photographs, so it is not part of the key
+    whole: Grids  # the stage that extracts the grids of the whole pictures
 
     @property
     def shown(self) -> Product:
-        """What the views show, and how many a picture has."""
+        """Return the product that says which parts the views show, and how many views each picture has."""
         return Product(self, "views")
 
     def sections(self) -> dict[str, Section]:
@@ -47,21 +47,21 @@ class Views(Stage):
         return weight_digests(self.grids, self.machine)
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.data.manifest import GENERATED, files_of, pictures_of
+        from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
         from tasks.grids.index import bring_up_to_date, indexed_digests
-        from tasks.grids.view_crops import names_of, show
+        from tasks.grids.view_crops import names_of, view_pixels
 
         manifest = work.artifacts[self.whole.manifest].path
-        files = files_of(manifest, self.data.image_folder(manifest / GENERATED))
+        files = files_by_digest(manifest, self.data.image_folder(manifest / GENERATED_FOLDER))
         readable = set(indexed_digests(work.artifacts[self.whole]))
-        digests = sorted({picture.digest for picture in pictures_of(manifest, "train")} & readable)
+        digests = sorted({picture.digest for picture in read_pictures(manifest, "train")} & readable)
         wanted = {name: files[digest] for digest in digests for name in names_of(digest, self.views)}
         mirrored = "odd ones mirrored" if self.views.flip else "none mirrored"
-        shown = f"crop {self.views.crop}, {mirrored}, seed {self.views.seed}, version {self.version}"
-        identity = replace(self.whole.identity_in(work), view=shown)
+        view = f"crop {self.views.crop}, {mirrored}, seed {self.views.seed}, version {self.version}"
+        identity = replace(self.whole.identity_in(work), view=view)
         tuned = None if self.whole.tuned is None else work.artifacts[self.whole.tuned]
         outcome = bring_up_to_date(
-            wanted, identity, self.grids, self.machine, tuned, work.out, hooks, partial(show, views=self.views)
+            wanted, identity, self.grids, self.machine, tuned, work.out, hooks, partial(view_pixels, views=self.views)
         )
         return replace(outcome, products={"views": digest_of([outcome.products["grids"], self.views.number])})
 

@@ -1,6 +1,7 @@
-"""Where a backbone's weights come from: torchvision by name, a local file, or a seed. Never a fallback.
+"""Load a backbone's weights: torchvision's or timm's by name, a local file, or random ones by seed. Never a fallback.
 
-`torchvision:IMAGENET1K_V2`, `timm:pretrained`, `random:0`, or the path of a .safetensors, .pth or .pt file.
+`grids.weights` is `torchvision:IMAGENET1K_V2`, `timm:pretrained`, `random:0`, `imported:NAME` for grids that others
+extracted, or the path of a .safetensors, .pth or .pt file.
 """
 
 from __future__ import annotations
@@ -20,27 +21,31 @@ if TYPE_CHECKING:
     from tasks.pipeline.ledger import Artifact
 
 IMPORTED = "imported"  # the backbone of grids that others extracted: see flows/commands/import_grids.py
-TUNED = "backbone.safetensors"  # in a tune artifact: the whole backbone
+TUNED = "backbone.safetensors"  # the file of a `tune` artifact with the weights of the whole backbone
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 
 
 def weight_digests(grids: GridsConfig, machine: MachineConfig) -> dict[str, str]:
-    """What identifies the weights: a file's SHA-256, torchvision's name for them, or the seed."""
+    """Return what identifies the weights, as a stage's inputs: the SHA-256 of a file, or else `grids.weights` itself.
+
+    For imported grids there is also `grids`, a digest of those imported so far. Raises AttendError where
+    `grids.weights` is not valid.
+    """
     weights = grids.weights
     if (grids.backbone == IMPORTED) != weights.startswith("imported:"):
-        raise AttendError("grids: imported grids have backbone=imported and weights=imported:NAME, both or neither")
+        raise AttendError("grids: backbone=imported and weights=imported:NAME belong together: set both or neither")
     if weights.startswith("imported:"):
         return {"weights": weights, "grids": _imported_digest(grids, machine)}
     if weights_file(weights) is None:
-        _check(weights)
+        _checked_seed(weights)
         return {"weights": weights}
     digests = Digests(machine.folder / "digests.sqlite")
-    path = _sound_file(weights)
+    path = _existing_file(weights)
     return {"weights": digests.of([path])[path]}
 
 
 def _imported_digest(grids: GridsConfig, machine: MachineConfig) -> str:
-    """Of what has been imported so far: more grids are a new state of the world."""
+    """Return a digest of the grids imported so far; importing more changes it, so that `extract` runs again."""
     from tasks.grids.identity import identity_of
     from tasks.grids.store import GridStore
     from tasks.pipeline.ledger import digest_of
@@ -55,18 +60,18 @@ def _imported_digest(grids: GridsConfig, machine: MachineConfig) -> str:
 
 
 def load_backbone(grids: GridsConfig, tuned: Artifact | None = None) -> Backbone:
-    """The backbone of the config with its weights, or with those that the stage `tune` made.
+    """Return the config's backbone with the weights of `grids.weights`, or of `tuned`, an artifact of stage `tune`.
 
-    AttendError where they do not fit or cannot be had.
+    Raises AttendError where the weights do not fit the backbone, or cannot be read or downloaded.
     """
     import safetensors.torch
 
     import models.backbones.base as backbones
 
     if grids.backbone == IMPORTED:
-        raise AttendError("grids.backbone: imported grids have no backbone that could make one of a photograph")
+        raise AttendError("grids.backbone: imported grids come without a backbone, so photographs cannot be encoded")
     kind, _, name = grids.weights.partition(":")
-    seed = _check(grids.weights) if kind == "random" else None
+    seed = _checked_seed(grids.weights) if kind == "random" else None
     try:
         backbone = backbones.make(grids.backbone, grids.grid, seed)
     except ValueError as error:
@@ -89,28 +94,31 @@ def load_backbone(grids: GridsConfig, tuned: Artifact | None = None) -> Backbone
     return backbone
 
 
-def _check(weights: str) -> int:
+def _checked_seed(weights: str) -> int:
+    """Return the seed of `random:SEED`, and 0 for other weights. Raises AttendError where the name is not valid."""
     kind, _, rest = weights.partition(":")
     if kind == "random" and not (rest.isascii() and rest.isdecimal()):
         raise AttendError(f"grids.weights: {weights}: a seed is a whole number, as in random:0")
     if kind == "timm" and rest != "pretrained":
-        raise AttendError(f"grids.weights: {weights}: timm's own weights are `timm:pretrained`")
-    if kind == "torchvision" and rest in ("", "DEFAULT"):  # what DEFAULT means changes with torchvision
+        raise AttendError(f"grids.weights: {weights}: the only name for timm's weights is timm:pretrained")
+    if kind == "torchvision" and rest in ("", "DEFAULT"):  # the meaning of DEFAULT changes with torchvision's versions
         raise AttendError(f"grids.weights: {weights}: name the weights, as in torchvision:IMAGENET1K_V1")
     return int(rest) if kind == "random" else 0
 
 
 def weights_file(weights: str) -> Path | None:
-    """The file that `grids.weights` names; None where it names none."""
+    """Return the file that `grids.weights` names; None where it is not a path."""
     named = weights.startswith(("torchvision:", "random:", "timm:", "imported:"))
     return None if named else Path(weights).expanduser()
 
 
-def _sound_file(weights: str) -> Path:
+def _existing_file(weights: str) -> Path:
+    """Return the path of a weights file. Raises AttendError where it has another suffix or does not exist."""
     path = Path(weights).expanduser()
     if path.suffix not in _SUFFIXES:
         raise AttendError(
-            f"grids.weights: {weights}: give torchvision:NAME, random:SEED or a file ending in {', '.join(_SUFFIXES)}"
+            f"grids.weights: {weights}: give torchvision:NAME, timm:pretrained, random:SEED or a file ending in "
+            + ", ".join(_SUFFIXES)
         )
     if not path.is_file():
         raise AttendError(f"grids.weights: {path}: no such file")
@@ -118,11 +126,12 @@ def _sound_file(weights: str) -> Path:
 
 
 def _file_state(weights: str) -> dict[str, Tensor]:
+    """Return the state dict in a weights file. Raises AttendError where it does not contain one."""
     import safetensors
     import safetensors.torch
     import torch
 
-    path = _sound_file(weights)
+    path = _existing_file(weights)
     try:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load_file(path))
@@ -138,6 +147,11 @@ def _file_state(weights: str) -> dict[str, Tensor]:
 
 
 def _torchvision_state(backbone: Backbone, architecture: str, name: str) -> dict[str, Tensor]:
+    """Download the state dict of torchvision's weights `name`.
+
+    Raises AttendError where there are no such weights, where they expect another preprocessing than the backbone has,
+    and where the download fails.
+    """
     from urllib.error import URLError
 
     import torchvision.models
@@ -148,16 +162,17 @@ def _torchvision_state(backbone: Backbone, architecture: str, name: str) -> dict
         raise AttendError(f"grids.weights: torchvision has no weights for {architecture}")
     enum = getattr(torchvision.models, backbone.published)
     if name not in enum.__members__:
-        raise AttendError(f"grids.weights: torchvision:{name}: {architecture} has {', '.join(enum.__members__)}")
-    wanted = enum[name].transforms()
-    statistics = (tuple(wanted.mean), tuple(wanted.std))
-    given = (backbone.declared.statistics, backbone.declared.interpolation)
-    # Torchvision's GoogLeNet turns ImageNet's statistics into those of its weights itself: there they are the weights'.
-    own = (IMAGENET if architecture == "googlenet" else given[0], given[1])
-    if own != (statistics, wanted.interpolation.value):
+        known = ", ".join(enum.__members__)
+        raise AttendError(f"grids.weights: torchvision:{name}: {architecture} has no such weights, but: {known}")
+    transforms = enum[name].transforms()
+    required = ((tuple(transforms.mean), tuple(transforms.std)), transforms.interpolation.value)
+    # Torchvision's GoogLeNet takes pixels normalised by ImageNet's statistics, and converts them itself to the ones
+    # that its weights were trained with, which the backbone declares.
+    statistics = IMAGENET if architecture == "googlenet" else backbone.declared.statistics
+    if (statistics, backbone.declared.interpolation) != required:
         raise AttendError(
             f"grids.weights: torchvision:{name}: expects other statistics or interpolation than "
-            f"{architecture} is given here: take others of its weights"
+            f"{architecture} has here: choose other weights of it"
         )
     try:
         return dict(enum[name].get_state_dict(progress=False, check_hash=True))
@@ -168,16 +183,20 @@ def _torchvision_state(backbone: Backbone, architecture: str, name: str) -> dict
 
 
 def _timm_state(backbone: Backbone, architecture: str) -> dict[str, Tensor]:
+    """Download the state dict of timm's pretrained weights.
+
+    Raises AttendError where the backbone is not timm's or names no tag, and where the download fails.
+    """
     if backbone.published is None or not backbone.published.startswith("timm:"):
-        raise AttendError(f"grids.weights: timm:pretrained is for timm's models, {architecture} is none")
+        raise AttendError(f"grids.weights: timm:pretrained is for timm's models, and {architecture} is not one")
     name = backbone.published.removeprefix("timm:")
-    if "." not in name:  # what a name without a tag means changes with timm
+    if "." not in name:  # the meaning of a name without a tag changes with timm's versions
         raise AttendError(f"grids.backbone: {architecture}: name the weights' tag, as in timm:resnet18.a1_in1k")
     import timm
 
     try:
         return dict(timm.create_model(name, pretrained=True, num_classes=0).state_dict())
-    except Exception as error:  # the hub's client, its HTTP library and the sockets below raise their own
+    except Exception as error:  # the hub's client, its HTTP library and sockets each raise other types
         raise AttendError(
             f"grids.weights: {architecture} cannot be downloaded ({' '.join(str(error).split())[:120]}): "
             "give a local file instead"

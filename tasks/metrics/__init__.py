@@ -1,8 +1,9 @@
-"""Metrics: predictions and references in, named scores out.
+"""Metrics of captions: each takes predictions and references and returns named scores.
 
-A metric is counted picture by picture and then summed, so that any choice of pictures, such as a bootstrap's, is
-scored without counting again. Adding one: a file with the two functions of `Metric`, and a line here. The registry
-imports nothing, so that configs are checked without loading nltk.
+A metric computes statistics for each picture and then scores their sum, so that any selection of pictures, such as a
+bootstrap resample, is scored without computing the statistics again. To add a metric, write a file with the two
+functions of `Metric` and add a line to `METRICS`. This file imports none of the metrics, so that configs are checked
+without loading nltk.
 """
 
 import importlib
@@ -17,11 +18,11 @@ Counts = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Scored:
-    """One held-out picture.
+class ScoredCaption:
+    """A held-out picture's caption and what it is scored against.
 
-    caption: the words predicted. references: the words of each reference. facts: what is known to be true
-    of the picture, where the data set says.
+    caption: the predicted words. references: the words of each reference caption. facts: what is known to be true of
+    the picture; None where the data set records no facts.
     """
 
     caption: list[str]
@@ -30,19 +31,23 @@ class Scored:
 
 
 class Metric(Protocol):
-    """A module of this package."""
+    """The functions that each metric's module in this package defines."""
 
-    def statistics(self, corpus: Sequence[Scored]) -> Counts:
-        """What the metric counts: (pictures, S)."""
+    def statistics(self, corpus: Sequence[ScoredCaption]) -> Counts:
+        """Return S statistics of each picture, float64, shape (pictures, S), that may be summed over pictures."""
         ...
 
     def scores(self, sums: Counts) -> dict[str, Counts]:
-        """Name of a score -> its value, (...), of statistics summed over the pictures, (..., S)."""
+        """Return name of a score -> its values, shape (...), from statistics summed over pictures, shape (..., S)."""
         ...
 
 
 class Member(NamedTuple):
-    """Where a metric is, and the names of the scores it gives. needs_facts: scores `Scored.facts`, not references."""
+    """An entry of `METRICS`.
+
+    module: the name of the metric's module in this package. scores: the names of the scores that it returns.
+    needs_facts: whether it scores captions against `ScoredCaption.facts` and not against the references.
+    """
 
     module: str
     scores: tuple[str, ...]
@@ -59,11 +64,11 @@ METRICS: dict[str, Member] = {
 
 
 def load(name: str) -> Metric:
-    """The metric of this name."""
+    """Import and return the metric called `name`, a key of `METRICS`."""
     return cast(Metric, importlib.import_module(f"tasks.metrics.{METRICS[name].module}"))
 
 
-def measure(name: str, corpus: Sequence[Scored]) -> dict[str, float]:
-    """The scores that the metric of this name gives a corpus."""
+def measure(name: str, corpus: Sequence[ScoredCaption]) -> dict[str, float]:
+    """Return the scores of a corpus by the metric called `name`, by the name of each score."""
     metric = load(name)
     return {score: float(value) for score, value in metric.scores(metric.statistics(corpus).sum(axis=0)).items()}

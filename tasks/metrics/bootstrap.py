@@ -1,4 +1,4 @@
-"""How much of a score is luck of the pictures: the bootstrap over them (Koehn 2004), paired for two models."""
+"""How much a score depends on the choice of pictures: the bootstrap (Koehn 2004), paired for two models."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.metrics import Counts, Metric, Scored
+from tasks.metrics import Counts, Metric, ScoredCaption
 
 ROUNDS = 1000
-LEVEL = 0.95  # of the intervals
-_AT_ONCE = 50  # rounds: their weights are (rounds, pictures) numbers
+LEVEL = 0.95  # confidence level of the intervals
+_ROUNDS_AT_ONCE = 50  # bounds the memory of the resampling weights, an array (rounds, pictures)
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Two models' score on the same pictures.
+class ScoreComparison:
+    """A score of two models on the same pictures.
 
-    interval: of second - first. better: share of the resamples in which the second scores higher.
+    score: the score's name. first, second: its values. interval: the confidence interval of second - first. better: the
+    share of the resamples in which the second model scores higher.
     """
 
     score: str
@@ -29,38 +30,42 @@ class Compared:
 
 
 def resampled(statistics: Counts, rounds: int = ROUNDS, seed: int = 0) -> Counts:
-    """Sums of (pictures, S) over `rounds` draws of as many pictures, with replacement: (rounds, S)."""
+    """Return the sums of statistics, shape (pictures, S), over `rounds` bootstrap resamples, shape (rounds, S).
+
+    Each resample draws as many pictures as there are, with replacement.
+    """
     generator = np.random.default_rng(seed)
     pictures = len(statistics)
-    shares = np.full(pictures, 1 / pictures)
-    parts = [min(_AT_ONCE, rounds - at) for at in range(0, rounds, _AT_ONCE)]
-    return np.concatenate([generator.multinomial(pictures, shares, size=part) @ statistics for part in parts])
+    probabilities = np.full(pictures, 1 / pictures)
+    sizes = [min(_ROUNDS_AT_ONCE, rounds - start) for start in range(0, rounds, _ROUNDS_AT_ONCE)]
+    return np.concatenate([generator.multinomial(pictures, probabilities, size=size) @ statistics for size in sizes])
 
 
 def intervals(metric: Metric, statistics: Counts) -> dict[str, tuple[float, float]]:
-    """Score -> the interval that holds 95 % of its resamples."""
+    """Return name of a score -> the interval (low, high) that holds 95 % of its resampled values."""
     return {name: _interval(values) for name, values in metric.scores(resampled(statistics)).items()}
 
 
-def compare(metric: Metric, first: Sequence[Scored], second: Sequence[Scored]) -> list[Compared]:
-    """Each score of two models whose captions are of the same pictures, in the same order.
+def compare(metric: Metric, first: Sequence[ScoredCaption], second: Sequence[ScoredCaption]) -> list[ScoreComparison]:
+    """Return each score of two models, compared by the paired bootstrap.
 
-    Both are resampled by the same draws, so that what is hard about a picture is hard for both.
+    first, second: captions of the same pictures in the same order. Both are resampled by the same draws, so that a
+    difficult picture counts for both models or for neither.
     """
     statistics = [metric.statistics(corpus) for corpus in (first, second)]
     width = statistics[0].shape[1]
-    drawn = resampled(np.concatenate(statistics, axis=1))
-    ours, theirs = metric.scores(drawn[:, :width]), metric.scores(drawn[:, width:])
-    whole = [metric.scores(counted.sum(axis=0)) for counted in statistics]
+    sums = resampled(np.concatenate(statistics, axis=1))
+    first_resampled, second_resampled = metric.scores(sums[:, :width]), metric.scores(sums[:, width:])
+    first_scores, second_scores = (metric.scores(per_picture.sum(axis=0)) for per_picture in statistics)
     return [
-        Compared(
+        ScoreComparison(
             name,
-            float(whole[0][name]),
-            float(whole[1][name]),
-            _interval(theirs[name] - ours[name]),
-            float(np.mean(theirs[name] > ours[name])),
+            float(first_scores[name]),
+            float(second_scores[name]),
+            _interval(second_resampled[name] - first_resampled[name]),
+            float(np.mean(second_resampled[name] > first_resampled[name])),
         )
-        for name in ours
+        for name in first_resampled
     ]
 
 

@@ -1,8 +1,9 @@
 """`meteor`: METEOR 1.5 (Denkowski and Lavie 2014) with its English parameters, matching words and stems, in percent.
 
-Synonyms and paraphrases need WordNet and a table of 60 MB that METEOR brings with it, and are left out: scores are a
-little lower than the COCO caption toolkit's. Stems are NLTK's Snowball stemmer's. Function words count less; METEOR's
-rule for them is a share of the language above one in a thousand, and the list here is of English.
+Matches of synonyms and paraphrases need WordNet and a 60 MB table that comes with METEOR, and are left out: scores are
+a little lower than the COCO caption toolkit's. NLTK's Snowball stemmer makes the stems. Function words weigh less than
+content words; METEOR defines them as words with a relative frequency above one in a thousand, and the list here is for
+English.
 """
 
 from __future__ import annotations
@@ -13,92 +14,107 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.metrics import Counts, Scored
+from tasks.metrics import Counts, ScoredCaption
 
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
-_EXACT, _STEM = 1.0, 0.6
-_BEAM = 40
+_EXACT, _STEM = 1.0, 0.6  # weights of a match of words, and of stems
+_BEAM = 40  # hypotheses that the search for an alignment keeps
 FUNCTION_WORDS = frozenset(
     """a about after all also an and are as at be because been but by can could did do does for from had has have he
     her him his i if in into is it its just like may more most my new no not of on one only or other our out over said
     she so some such than that the their them then there these they this to two under up us was we were what when which
-    who will with would you your 's n't""".split()  # noqa: SIM905 -- a page of quotes otherwise
+    who will with would you your 's n't""".split()  # noqa: SIM905 -- a list would be a page of quotes
 )
 
 
 class _Alignment(NamedTuple):
-    """A part of an alignment: pairs (caption's place, reference's place, weight)."""
+    """A partial alignment of a caption with a reference: a hypothesis of the beam search.
+
+    pairs: (position in the caption, position in the reference, weight of the match). used: a bit mask of the matched
+    positions of the reference. chunks: the number of runs of pairs that are adjacent in both texts. distance: the sum
+    of the pairs' distances in position.
+    """
 
     pairs: tuple[tuple[int, int, float], ...]
-    used: int  # bits: places of the reference
+    used: int
     chunks: int
     distance: int
 
     @property
     def rank(self) -> tuple[int, int, int]:
+        """Return the sort key: most pairs first, then fewest chunks, then least distance."""
         return (-len(self.pairs), self.chunks, self.distance)
 
 
-def statistics(corpus: Sequence[Scored]) -> Counts:
-    """(pictures, 6), against the best reference each.
+def statistics(corpus: Sequence[ScoredCaption]) -> Counts:
+    """Return the statistics of each picture against the reference that gives the best score, shape (pictures, 6).
 
-    Weighted matches in caption and reference, weighted lengths of both, words matched, and chunks: none for a caption
-    that is its reference.
+    Columns: weighted matches in the caption, the same in the reference, weighted length of the caption, the same of the
+    reference, matched words, and chunks (0 for a caption that matches its reference completely and in order).
     """
-    return np.array([max((_against(item.caption, words) for words in item.references), key=_score) for item in corpus])
+    rows = [max((_pair_statistics(item.caption, words) for words in item.references), key=_score) for item in corpus]
+    return np.array(rows)
 
 
 def scores(sums: Counts) -> dict[str, Counts]:
-    """F of precision and recall, less a penalty for being in many pieces; 0 where no word matches."""
-    ours, true, length, true_length, matches, chunks = np.moveaxis(np.asarray(sums, dtype=np.float64), -1, 0)
-    precision, recall = ours / np.maximum(length, 1e-9), true / np.maximum(true_length, 1e-9)
-    mean = precision * recall / np.maximum((1 - _ALPHA) * recall + _ALPHA * precision, 1e-12)
+    """Return `meteor` in percent: the F-measure of precision and recall, less a penalty for matches in many chunks.
+
+    The score is 0 where no word matches.
+    """
+    columns = np.moveaxis(np.asarray(sums, dtype=np.float64), -1, 0)
+    matched, reference_matched, length, reference_length, matches, chunks = columns
+    precision, recall = matched / np.maximum(length, 1e-9), reference_matched / np.maximum(reference_length, 1e-9)
+    f_mean = precision * recall / np.maximum((1 - _ALPHA) * recall + _ALPHA * precision, 1e-12)
     penalty = _GAMMA * (chunks / np.maximum(matches, 1e-9)) ** _BETA
-    return {"meteor": 100.0 * mean * (1 - np.minimum(penalty, 1.0))}
+    return {"meteor": 100.0 * f_mean * (1 - np.minimum(penalty, 1.0))}
 
 
 def _score(statistics: Counts) -> float:
     return float(scores(statistics)["meteor"])
 
 
-def _against(caption: list[str], reference: list[str]) -> Counts:
-    found = _align(caption, reference)
-    whole = len(found.pairs) == len(caption) == len(reference) and found.chunks == 1
+def _pair_statistics(caption: list[str], reference: list[str]) -> Counts:
+    """Return the statistics of a caption against one reference, shape (6,); the columns are those of `statistics`."""
+    alignment = _align(caption, reference)
+    pairs, chunks = alignment.pairs, alignment.chunks
+    complete = len(pairs) == len(caption) == len(reference) and chunks == 1
     matched = [
-        sum(weight * _weight(caption[place]) for place, _, weight in found.pairs),
-        sum(weight * _weight(reference[place]) for _, place, weight in found.pairs),
+        sum(match * _word_weight(caption[position]) for position, _, match in pairs),
+        sum(match * _word_weight(reference[position]) for _, position, match in pairs),
     ]
-    lengths = [sum(map(_weight, words)) for words in (caption, reference)]
-    return np.array([*matched, *lengths, len(found.pairs), 0 if whole else found.chunks], dtype=np.float64)
+    lengths = [sum(map(_word_weight, words)) for words in (caption, reference)]
+    return np.array([*matched, *lengths, len(pairs), 0 if complete else chunks], dtype=np.float64)
 
 
-def _weight(word: str) -> float:
+def _word_weight(word: str) -> float:
     return 1 - _DELTA if word in FUNCTION_WORDS else _DELTA
 
 
 def _align(caption: list[str], reference: list[str]) -> _Alignment:
-    """The alignment with most words, then fewest chunks, then least distance, among those a beam search keeps."""
+    """Return the alignment with the most pairs, then fewest chunks, then least distance, that a beam search finds."""
     beam = [_Alignment((), 0, 0, 0)]
-    for place, word in enumerate(caption):
-        like = [(other, weight) for other, true in enumerate(reference) if (weight := _likeness(word, true))]
-        longer = list(beam)  # the word stays alone
-        for part in beam:
-            for other, weight in like:
-                if not part.used >> other & 1:
-                    goes_on = bool(part.pairs) and part.pairs[-1][:2] == (place - 1, other - 1)
-                    longer.append(
+    for position, word in enumerate(caption):
+        candidates = [(other, weight) for other, text in enumerate(reference) if (weight := _match_weight(word, text))]
+        hypotheses = list(beam)  # the word may also stay unmatched
+        for hypothesis in beam:
+            for other, weight in candidates:
+                if not hypothesis.used >> other & 1:
+                    pairs = hypothesis.pairs
+                    extends_chunk = bool(pairs) and pairs[-1][:2] == (position - 1, other - 1)
+                    hypotheses.append(
                         _Alignment(
-                            (*part.pairs, (place, other, weight)),
-                            part.used | 1 << other,
-                            part.chunks + (not goes_on),
-                            part.distance + abs(place - other),
+                            (*pairs, (position, other, weight)),
+                            hypothesis.used | 1 << other,
+                            hypothesis.chunks + (not extends_chunk),
+                            hypothesis.distance + abs(position - other),
                         )
                     )
-        beam = sorted(longer, key=lambda part: part.rank)[:_BEAM]
+        beam = sorted(hypotheses, key=lambda hypothesis: hypothesis.rank)[:_BEAM]
     return beam[0]
 
 
-def _likeness(word: str, other: str) -> float:
+def _match_weight(word: str, other: str) -> float:
+    """Return the weight of matching two words: exact, by stem, or 0 where they do not match."""
     return _EXACT if word == other else _STEM if _stem(word) == _stem(other) else 0.0
 
 

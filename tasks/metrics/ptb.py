@@ -1,16 +1,16 @@
-"""Captions cut into words for scoring as the COCO caption toolkit cuts them: Penn Treebank words, lower-cased.
+"""Tokenisation of captions for scoring, as in the COCO caption toolkit: Penn Treebank words in lower case.
 
 The toolkit runs Stanford's PTBTokenizer 3.4.1 and drops punctuation; NLTK's tokenisers differ from it in symbols,
-brackets, abbreviations and quotes. bench/toolkit.py holds this one against it.
+brackets, abbreviations and quotes. bench/toolkit.py compares this tokeniser with the toolkit's.
 """
 
 from __future__ import annotations
 
 import re
 
-# The toolkit drops brackets in capitals only, after lower-casing: they stay there, and so here.
+# Brackets are kept: the toolkit drops them by their names in capitals, but lower-cases the text before it does.
 _DROPPED = frozenset(("''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";", '"'))
-_SPELT = {
+_REPLACEMENTS = {
     "(": "-lrb-",
     ")": "-rrb-",
     "[": "-lsb-",
@@ -21,12 +21,12 @@ _SPELT = {
     "€": "$",
     "£": "#",
 }
-_PLAIN = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": " -- ", "\u2014": " -- "})
+_ASCII = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": " -- ", "\u2014": " -- "})
 _TOKEN = re.compile(
     r"""
       https?://\S+ | [\w.+-]+@[\w-]+(?:\.[\w-]+)+               # addresses
     | [\#@][^\W\d]\w*                                           # tags
-    | -(?:[lr][rsc]b)-                                          # brackets of what was cut before
+    | -(?:[lr][rsc]b)-                                          # brackets in a text that was tokenised before
     | (?:[^\W\d_]\.){2,} | (?<![^\W_])[^\W\d_]\.                # u.s.   a.
     | \b(?:mr|mrs|ms|dr|st|jr|sr|prof|gen|col|capt|lt|sgt|rev|sen|gov|ave|blvd|vs|inc|co|corp|ltd|etc)\.
     | no\.(?=\s*\d)
@@ -45,6 +45,6 @@ _TOKEN = re.compile(
 
 
 def tokenize(text: str) -> list[str]:
-    """The words of a caption, without punctuation."""
-    found = (_SPELT.get(token, token) for token in _TOKEN.findall(text.lower().translate(_PLAIN)))
-    return [token for token in found if token not in _DROPPED]
+    """Return the words of a caption in lower case, without punctuation."""
+    tokens = (_REPLACEMENTS.get(token, token) for token in _TOKEN.findall(text.lower().translate(_ASCII)))
+    return [token for token in tokens if token not in _DROPPED]

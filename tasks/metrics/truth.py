@@ -1,4 +1,4 @@
-"""Share of captions of which every stated fact is true, for data sets that keep their facts (`scenes`)."""
+"""`truth`: the share of captions whose every statement is true, for data sets that record facts (`scenes`)."""
 
 from __future__ import annotations
 
@@ -9,52 +9,56 @@ from typing import Any
 import numpy as np
 
 from tasks.datasets.scenes import COLOURS, SHAPES, SIZES, relations
-from tasks.metrics import Counts, Scored
+from tasks.metrics import Counts, ScoredCaption
 
 _RELATIONS = {("left", "of"): "left of", ("right", "of"): "right of", ("above",): "above", ("below",): "below"}
 _FILLER = {"a", "the", "there", "is", "in", "picture", "of", "and", "are", "shown", "only", "one", "with"}
-Mention = dict[str, str]
+_Mention = dict[str, str]  # attribute (size, colour, shape) -> value, as a caption names an object
 
 
-def statistics(corpus: Sequence[Scored]) -> Counts:
-    """(pictures, 2): whether the caption is true, and 1."""
-    true = [item.facts is not None and is_true(item.caption, item.facts["things"]) for item in corpus]
-    return np.array([[held, 1] for held in true], dtype=np.float64)
+def statistics(corpus: Sequence[ScoredCaption]) -> Counts:
+    """Return whether each picture's caption is true (1 or 0) and the number 1, shape (pictures, 2)."""
+    verdicts = [item.facts is not None and is_true(item.caption, item.facts["things"]) for item in corpus]
+    return np.array([[verdict, 1] for verdict in verdicts], dtype=np.float64)
 
 
 def scores(sums: Counts) -> dict[str, Counts]:
-    """`truth`: percent of captions that state something and state nothing false."""
+    """Return `truth`: the percentage of captions that state something and state nothing false."""
     return {"truth": 100.0 * sums[..., 0] / sums[..., 1]}
 
 
-def is_true(words: list[str], things: list[dict[str, Any]]) -> bool:
-    """Whether the caption names at least one shape and everything it states of the scene holds.
+def is_true(words: list[str], objects: list[dict[str, Any]]) -> bool:
+    """Return whether a caption names at least one shape and everything that it states about the scene is true.
 
-    Each shape named must stand for another thing of the scene. A caption with a word that states
-    something unknown, or with an adjective that belongs to no shape, counts as false.
+    Each shape that the caption names must stand for a different object of the scene. A caption with an unknown word, or
+    with an adjective that belongs to no shape, counts as false.
     """
     parsed = _parse(words)
     if parsed is None:
         return False
-    mentions, links, alone = parsed
-    if not mentions or (alone and len(things) != 1):
+    mentions, links, says_only = parsed
+    if not mentions or (says_only and len(objects) != 1):
         return False
     return any(
-        all(_fits(mention, thing) for mention, thing in zip(mentions, chosen, strict=True))
-        and all(name in relations(chosen[first], chosen[second]) for first, name, second in links)
-        for chosen in itertools.permutations(things, len(mentions))
+        all(_matches(mention, candidate) for mention, candidate in zip(mentions, candidates, strict=True))
+        and all(relation in relations(candidates[first], candidates[second]) for first, relation, second in links)
+        for candidates in itertools.permutations(objects, len(mentions))
     )
 
 
-def _fits(mention: Mention, thing: dict[str, Any]) -> bool:
-    return all(thing[name] == value for name, value in mention.items())
+def _matches(mention: _Mention, candidate: dict[str, Any]) -> bool:
+    return all(candidate[attribute] == value for attribute, value in mention.items())
 
 
-def _parse(words: list[str]) -> tuple[list[Mention], list[tuple[int, str, int]], bool] | None:
-    """(shapes named, (first, relation, second) links, whether `only` was said)."""
-    mentions: list[Mention] = []
+def _parse(words: list[str]) -> tuple[list[_Mention], list[tuple[int, str, int]], bool] | None:
+    """Return what a caption states; None where it cannot be parsed.
+
+    That is: the objects mentioned, the links (first mention, relation, second mention) between them by index, and
+    whether the caption says `only`.
+    """
+    mentions: list[_Mention] = []
     links: list[tuple[int, str, int]] = []
-    adjectives: Mention = {}
+    adjectives: _Mention = {}
     pending, position = None, 0
     words = [word for word in words if word.isalpha()]
     while position < len(words):
@@ -75,12 +79,12 @@ def _parse(words: list[str]) -> tuple[list[Mention], list[tuple[int, str, int]],
                 links.append((len(mentions) - 2, pending, len(mentions) - 1))
                 pending = None
         elif word in COLOURS or word in SIZES:
-            name = "colour" if word in COLOURS else "size"
-            predicate = position > 0 and words[position - 1] == "is"
-            holder = mentions[-1] if predicate and mentions else adjectives
-            if name in holder:
+            attribute = "colour" if word in COLOURS else "size"
+            is_predicate = position > 0 and words[position - 1] == "is"
+            described = mentions[-1] if is_predicate and mentions else adjectives
+            if attribute in described:
                 return None
-            holder[name] = word
+            described[attribute] = word
         elif word not in _FILLER:
             return None
         position += 1

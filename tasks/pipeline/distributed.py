@@ -1,8 +1,8 @@
-"""The processes that train and caption together, where torchrun started several: one leads, the others follow.
+"""The processes that torchrun starts to train and caption together: one leader and its followers.
 
-The leader (rank 0) runs the pipeline. Where it comes to a stage that is shared out, each process runs that stage's
-function on its part of every batch; what the followers write goes to a folder that is thrown away. Alone, a process is
-the leader of nobody, and nothing here does anything.
+The leader (rank 0) runs the pipeline. When it reaches a distributed stage, every process runs that stage's function on
+its share of each batch; what the followers write goes to a temporary folder that is deleted. In a single process,
+which is a leader without followers, nothing here has any effect.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Stage, Work
 from tasks.pipeline.workspace import Workspace
 
-Thing = TypeVar("Thing")
-_PATIENCE = timedelta(days=7)  # followers wait while the leader alone extracts
-_SETTLING = 0.5  # seconds; a thousand times what a thread needs
+Item = TypeVar("Item")
+_TIMEOUT = timedelta(days=7)  # followers wait while the leader alone extracts
+_THREAD_EXIT_SECONDS = 0.5  # a thousand times what a thread needs
 
 
 def rank() -> int:
-    """Of this process: 0 for the leader."""
+    """Return the rank of this process: 0 for the leader."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 def size() -> int:
-    """How many processes work together."""
+    """Return the number of processes that work together."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
-def part(things: Sequence[Thing]) -> Sequence[Thing]:
-    """The share of this process: every `size`-th."""
-    return things[rank() :: size()]
+def share_of(items: Sequence[Item]) -> Sequence[Item]:
+    """Return this process's share of the items: every `size`-th, beginning at its rank."""
+    return items[rank() :: size()]
 
 
-def gathered(things: Sequence[Thing], total: int) -> list[Thing]:
-    """All shares of `total` things put together again, in order, in every process."""
+def all_gather(items: Sequence[Item], total: int) -> list[Item]:
+    """Return all `total` items, put together in order from the shares of all processes, in every process."""
     if size() == 1:
-        return list(things)
-    parts: list[Any] = [None] * size()
-    distributed.all_gather_object(parts, list(things))
-    return [parts[at % size()][at // size()] for at in range(total)]
+        return list(items)
+    shares: list[Any] = [None] * size()
+    distributed.all_gather_object(shares, list(items))
+    return [shares[index % size()][index // size()] for index in range(total)]
 
 
-def summed(values: Sequence[float]) -> list[float]:
-    """Each number summed over all processes, float64."""
+def all_reduce_sum(values: Sequence[float]) -> list[float]:
+    """Return each number summed over all processes, in float64."""
     if size() == 1:
         return list(values)
     total = torch.tensor(values, dtype=torch.float64)
@@ -65,61 +65,64 @@ def summed(values: Sequence[float]) -> list[float]:
     return list(total.tolist())
 
 
-def from_leader(thing: Thing) -> Thing:
-    """What the leader has, in every process; what the others give does not matter."""
+def broadcast_from_leader(value: Item) -> Item:
+    """Return the leader's value in every process; the values that the followers pass are ignored."""
     if size() == 1:
-        return thing
-    box: list[Any] = [thing if rank() == 0 else None]
-    distributed.broadcast_object_list(box, src=0)
-    given: Thing = box[0]
-    return given
+        return value
+    container: list[Any] = [value if rank() == 0 else None]
+    distributed.broadcast_object_list(container, src=0)
+    received: Item = container[0]
+    return received
 
 
 @contextmanager
-def together(device: str) -> Iterator[bool]:
-    """While the block takes, the processes that torchrun started know each other; told whether this one leads.
+def process_group(device: str) -> Iterator[bool]:
+    """Connect the processes that torchrun started for the length of the block; yield whether this one is the leader.
 
-    device: as in the config; each has a GPU of its own unless that is `cpu`. AttendError where they do not find each
-    other.
+    device: as in the config; each process uses a GPU of its own unless it is `cpu`. Raises AttendError if the machine
+    has fewer GPUs than processes, or if the processes cannot connect to each other.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield True
         return
     on_gpu = device != "cpu" and torch.cuda.is_available()
     if on_gpu:
-        number, own = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
-        if own >= number:
-            raise AttendError(f"torchrun: --nproc-per-node is more than the {number} GPUs of this machine")
-        torch.cuda.set_device(own)
+        gpu_count, gpu = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
+        if gpu >= gpu_count:
+            raise AttendError(f"torchrun: --nproc-per-node is more than the {gpu_count} GPUs of this machine")
+        torch.cuda.set_device(gpu)
     try:
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=_PATIENCE)
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:
-        told = str(error).splitlines()[0]
-        raise AttendError(f"the processes of torchrun do not find each other: {told}: start it again") from None
+        reason = str(error).splitlines()[0]
+        raise AttendError(f"torchrun: the processes cannot connect to each other: {reason}: start them again") from None
     try:
         if rank():
             progress.silence()
         yield rank() == 0
     finally:
         distributed.destroy_process_group()
-        # Where DDP was used the group's threads live on until the process ends. One may still be letting go of the
-        # last message, for which it needs the interpreter: were that gone, the process would abort, its work done.
-        time.sleep(_SETTLING)
+        # After DDP was used, the group's threads live until the process ends. One of them may still be releasing the
+        # last message, for which it needs the interpreter: if that were gone, the process would abort after its work.
+        time.sleep(_THREAD_EXIT_SECONDS)
 
 
 def lead(stage: Stage, work: Work, hooks: Hooks) -> Outcome:
-    """Run a stage in all processes at once; return the leader's outcome. Hooks are called by the leader alone."""
-    from_leader((stage, work))
+    """Run a stage in all processes at once and return the leader's outcome. Only the leader calls the hooks."""
+    broadcast_from_leader((stage, work))
     return stage.run(work, hooks)
 
 
-def dismiss() -> None:
-    """The leader has nothing more to do."""
-    from_leader(None)
+def dismiss_followers() -> None:
+    """Let the followers end: the leader has no more stages for them."""
+    broadcast_from_leader(None)
 
 
 def follow() -> None:
-    """Do what the leader begins, until it dismisses its followers; where it ended without a word, it told why."""
+    """Run each stage that the leader begins, until the leader dismisses its followers.
+
+    If the leader ends without dismissing them, exit with status 1 and no message: the leader has reported the error.
+    """
     try:
         _follow()
     except RuntimeError as error:
@@ -129,11 +132,14 @@ def follow() -> None:
 
 
 def _follow() -> None:
-    nothing: Any = None
-    while (begun := from_leader(nothing)) is not None:
-        stage, work = begun
-        workspace = Workspace(stage.machine.folder)  # of object storage, each machine has a cache of its own
-        there = {item: workspace.find(item.kind, made.ledger.key) or made for item, made in work.artifacts.items()}
-        work = replace(work, artifacts=there)
+    ignored: Any = None
+    while (received := broadcast_from_leader(ignored)) is not None:
+        stage, work = received
+        workspace = Workspace(stage.machine.folder)  # with object storage, each machine has its own cache folder
+        local = {
+            upstream: workspace.find(upstream.kind, artifact.ledger.key) or artifact
+            for upstream, artifact in work.artifacts.items()
+        }
+        work = replace(work, artifacts=local)
         with tempfile.TemporaryDirectory(prefix="attend-") as folder:
             stage.run(replace(work, out=Path(folder)), Hooks())

@@ -1,4 +1,4 @@
-"""Content digests of files, remembered by size and modification time so that a second look costs a stat."""
+"""Content digests of files, cached by size and modification time so that a second look-up costs only a stat."""
 
 from __future__ import annotations
 
@@ -14,65 +14,69 @@ from typing import Any
 
 from tasks.common.files import digest_of_file
 from tasks.common.progress import track
-from tasks.datasets.base import Found
+from tasks.datasets.base import PictureFile
 from tasks.pipeline.ledger import digest_of
 
-# A file changed twice within one tick of the clock keeps its modification time: as git does, a digest taken
-# this soon after the last change is not remembered.
+# A file changed twice within one tick of the clock keeps its modification time. As in git, a digest taken this soon
+# after the last change is therefore not cached.
 _SETTLED_SECONDS = 2.0
-_FEW = 1000  # files that are looked up one by one
+_MAX_SINGLE_QUERIES = 1000  # for this many files or more, reading the whole table is faster than a query for each
 
 
 class Digests:
-    """SHA-256 of files, remembered in an sqlite file of the workspace. Losing that file costs time only."""
+    """SHA-256 digests of files, cached in an sqlite file of the workspace. Losing that file costs only time."""
 
-    def __init__(self, remembered: Path) -> None:
-        self._file = remembered
+    def __init__(self, database: Path) -> None:
+        """database: path of the sqlite file; it is made when the first digest is stored."""
+        self._database = database
 
     def of(self, paths: Iterable[Path]) -> dict[Path, str]:
-        """Digest of each path; OSError where one cannot be read."""
-        wanted = list(paths)
-        known = self._known(wanted)
+        """Return the digest of each path. Raises OSError if a file cannot be read."""
+        requested = list(paths)
+        cached = self._cached(requested)
         digests: dict[Path, str] = {}
         unknown: list[tuple[Path, int, int]] = []
-        for path in wanted:
+        for path in requested:
             stat = path.stat()
-            entry = known.get(_text(path))
+            entry = cached.get(_text(path))
             if entry is not None and entry[:2] == (stat.st_size, stat.st_mtime_ns):
                 digests[path] = entry[2]
             else:
                 unknown.append((path, stat.st_size, stat.st_mtime_ns))
         if unknown:
             with ThreadPoolExecutor(8) as pool:
-                found = pool.map(digest_of_file, [path for path, _, _ in unknown])
+                computed = pool.map(digest_of_file, [path for path, _, _ in unknown])
                 if len(unknown) >= 10_000:
-                    found = track(found, total=len(unknown), label="hashing pictures")
-                fresh = dict(zip((path for path, _, _ in unknown), found, strict=True))
-            settled = _settled()
+                    computed = track(computed, total=len(unknown), label="hashing pictures")
+                fresh = dict(zip((path for path, _, _ in unknown), computed, strict=True))
+            settled = _settled_before()
             rows = [(_text(path), size, mtime, fresh[path]) for path, size, mtime in unknown if mtime < settled]
             self._write("insert or replace into digest values (?, ?, ?, ?)", rows)
             digests |= fresh
         return digests
 
-    def of_pictures(self, folder: Path, found: list[Found]) -> str:
-        """One digest of the names and contents of all pictures of a folder, as `find_pictures` found them.
+    def of_pictures(self, folder: Path, pictures: list[PictureFile]) -> str:
+        """Return one digest of the names and contents of all pictures of a folder, as `find_pictures` lists them.
 
-        Remembered by their names, sizes and times together: a second look at 120,000 reads one row.
+        It is cached under their names, sizes and times together: the second look-up of 120,000 pictures reads one row.
         """
-        place = _text(folder)
-        listing = "\0".join(f"{name}\0{size}\0{mtime}" for name, size, mtime in found)
-        told = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()
-        known = self._read("select digest from listing where folder = ? and listing = ?", [(place, told)])
-        if known:
-            return str(known[0][0])
-        digests = self.of(folder / item.name for item in found)
-        digest = digest_of([[item.name, digests[folder / item.name]] for item in found])
-        if all(item.mtime_ns < _settled() for item in found):
-            self._write("insert or replace into listing values (?, ?, ?)", [(place, told, digest)])
+        folder_text = _text(folder)
+        listing = "\0".join(f"{name}\0{size}\0{mtime}" for name, size, mtime in pictures)
+        listing_digest = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()
+        cached = self._read(
+            "select digest from listing where folder = ? and listing = ?", [(folder_text, listing_digest)]
+        )
+        if cached:
+            return str(cached[0][0])
+        digests = self.of(folder / picture.name for picture in pictures)
+        digest = digest_of([[picture.name, digests[folder / picture.name]] for picture in pictures])
+        if all(picture.mtime_ns < _settled_before() for picture in pictures):
+            self._write("insert or replace into listing values (?, ?, ?)", [(folder_text, listing_digest, digest)])
         return digest
 
-    def _known(self, paths: list[Path]) -> dict[str, tuple[int, int, str]]:
-        if len(paths) < _FEW:
+    def _cached(self, paths: list[Path]) -> dict[str, tuple[int, int, str]]:
+        """Return the cached (size, modification time in ns, digest) by path, as `_text` writes it."""
+        if len(paths) < _MAX_SINGLE_QUERIES:
             query = "select path, size, mtime_ns, sha256 from digest where path = ?"
             rows = self._read(query, [(_text(path),) for path in paths])
         else:
@@ -80,22 +84,23 @@ class Digests:
         return {path: (size, mtime, digest) for path, size, mtime, digest in rows}
 
     def _connect(self) -> sqlite3.Connection:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(self._file, timeout=20)
+        self._database.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(self._database, timeout=20)
         connection.execute("create table if not exists digest (path text primary key, size, mtime_ns, sha256)")
         connection.execute("create table if not exists listing (folder text primary key, listing, digest)")
         return connection
 
     def _read(self, query: str, arguments: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        if not self._file.exists():
+        """Run the query once for each tuple of arguments and return all rows; none if the database cannot be read."""
+        if not self._database.exists():
             return []
         try:
             with contextlib.closing(self._connect()) as connection:
-                return [row for given in arguments for row in connection.execute(query, given)]
-        except sqlite3.OperationalError:  # locked, or the folder cannot be written: it still answers, only slower
+                return [row for values in arguments for row in connection.execute(query, values)]
+        except sqlite3.OperationalError:  # locked, or in a read-only folder: digests are computed instead, only slower
             return []
-        except sqlite3.DatabaseError:  # damaged: begin again
-            self._file.unlink(missing_ok=True)
+        except sqlite3.DatabaseError:  # damaged: start with an empty database
+            self._database.unlink(missing_ok=True)
             return []
 
     def _write(self, query: str, rows: list[tuple[Any, ...]]) -> None:
@@ -103,13 +108,14 @@ class Digests:
             with contextlib.closing(self._connect()) as connection, connection:
                 connection.executemany(query, rows)
         except (sqlite3.DatabaseError, OSError):
-            pass  # a read-only workspace still answers, only slower
+            pass  # in a read-only workspace nothing is cached, which is only slower
 
 
 def _text(path: Path) -> str:
-    """A path as sqlite can keep it, whatever bytes it is of."""
+    """Return an absolute path as text that sqlite can store, whatever bytes the path consists of."""
     return os.fsencode(path.absolute()).decode("utf-8", "backslashreplace")
 
 
-def _settled() -> int:
+def _settled_before() -> int:
+    """Return the time (Unix, in ns) before which a modification time is old enough for its digest to be cached."""
     return time.time_ns() - int(_SETTLED_SECONDS * 1e9)

@@ -1,8 +1,8 @@
-"""What a finished stage records of itself, and what a stage function is handed and hands back.
+"""The ledger, which records a finished stage; the artifact that it describes; and the outcome of a stage function.
 
-An artifact is a folder `artifacts/<stage>/<key>` of the workspace. Its `ledger.json` is written last, inside
-a temporary folder that is then renamed into place: no ledger, no artifact. The ledger alone decides what is
-fresh; it needs json and hashlib to be read, nothing of this program.
+An artifact is a folder `artifacts/<stage>/<key>` of the workspace. Its `ledger.json` is written last, inside a
+temporary folder that is then renamed to its final path: a folder without a ledger is no artifact. The ledger alone
+decides what is fresh. Reading it takes only json and hashlib, and no code of this program.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ FORMAT = 1
 
 
 def canonical(value: Any) -> str:
-    """Canonical JSON: sorted keys, no white space, no NaN."""
+    """Return the canonical JSON of a value: keys sorted, without white space. Raises ValueError for NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def digest_of(value: Any) -> str:
-    """SHA-256 (hex) of a value's canonical JSON."""
+    """Return the SHA-256 (hex) of a value's canonical JSON."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Size in bytes and SHA-256 of one file of an artifact."""
+    """The size in bytes and the SHA-256 of one file of an artifact."""
 
     size: int
     sha256: str
@@ -38,11 +38,11 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage function hands back beside the files it wrote.
+    """The result of a stage function, besides the files that it wrote.
 
-    products: name -> content digest; downstream keys are made of these, so that content which comes out the
-    same cuts a wave of staleness off. shared: files outside the artifact that it needs (the grid cache),
-    relative to the workspace.
+    products: name -> content digest. Downstream keys are made of these, so a stage that runs again and produces the
+    same content makes no downstream stage stale. counts, notes: reported to the user. shared: files outside the
+    artifact that it needs (the grid cache), by path relative to the workspace.
     """
 
     products: dict[str, str]
@@ -53,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The record of a finished stage: everything but the files themselves."""
+    """The record of a finished stage: everything except the contents of its files."""
 
     stage: str
     key: str
@@ -70,7 +70,7 @@ class Ledger:
 
     @staticmethod
     def read(folder: Path) -> Ledger | None:
-        """The ledger of an artifact's folder; None where there is none or it is not whole."""
+        """Return the ledger in an artifact's folder; None if it is missing or incomplete."""
         try:
             values = json.loads((folder / LEDGER).read_text(encoding="utf-8"))
             for kind in ("files", "shared"):
@@ -82,7 +82,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A published stage: where its files are and what it records of them."""
+    """The published result of a stage: the folder of its files, and their ledger."""
 
     path: Path
     ledger: Ledger
@@ -92,23 +92,27 @@ class Artifact:
         return self.ledger.products
 
     def files(self, root: Path) -> list[tuple[Path, FileRecord]]:
-        """Every file it needs, its own and those it shares, and what is recorded of each. root: the workspace."""
-        own = [(self.path / name, record) for name, record in self.ledger.files.items()]
-        return own + [(root / name, record) for name, record in self.ledger.shared.items()]
+        """Return the path and the record of every file in the artifact and every shared file that it needs.
+
+        root: the workspace's folder.
+        """
+        files = [(self.path / name, record) for name, record in self.ledger.files.items()]
+        return files + [(root / name, record) for name, record in self.ledger.shared.items()]
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What changed between two stages' parts, a line each: `training.epochs: 5 -> 6`."""
-    before, after = _flat(old), _flat(new)
+    """Return the differences between the parts of two keys of a stage, a line each: `training.epochs: 5 -> 6`."""
+    old_values, new_values = _flatten(old), _flatten(new)
     lines = []
-    for name in sorted(before.keys() | after.keys()):
-        was, now = before.get(name), after.get(name)
-        if was != now:
-            lines.append(f"{name}: {_short(was)} -> {_short(now)}")
+    for name in sorted(old_values.keys() | new_values.keys()):
+        old_value, new_value = old_values.get(name), new_values.get(name)
+        if old_value != new_value:
+            lines.append(f"{name}: {_shorten(old_value)} -> {_shorten(new_value)}")
     return lines
 
 
-def _flat(parts: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested parts of a key as one level of dotted names."""
     flat: dict[str, Any] = {"stage version": parts.get("version")}
     for section, values in parts.get("config", {}).items():
         flat |= {f"{section}.{name}": value for name, value in values.items()}
@@ -117,6 +121,7 @@ def _flat(parts: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
+    """Return a value as text, a SHA-256 digest by its first 12 digits."""
     text = "nothing" if value is None else str(value)
     return text[:12] if len(text) == 64 else text

@@ -1,7 +1,8 @@
-"""What of a run is stale, and why: the one way to plan.
+"""The plan of a run: which stages are stale, and why. Every command plans with this module.
 
-A stage's key is the digest of all it depends on: its version, its config, what comes from outside, and the content of
-what stages before it made. It is fresh where an artifact of that key is there and whole.
+A stage's key is the digest of all that it depends on: its version, its config sections, its inputs from outside the
+workspace, and the content digests of the upstream products. A stage is fresh if the workspace has an undamaged
+artifact of that key.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.common.errors import AttendError, nearest
+from tasks.common.errors import AttendError, suggestion
 from tasks.pipeline.ledger import Artifact, differences, digest_of
 from tasks.pipeline.stage import PROGRESS, Pipeline, Stage
 from tasks.pipeline.workspace import Workspace
 
-Inputs = Mapping[str, Mapping[str, str]]  # name of a stage -> digests of what comes to it from outside
+Inputs = Mapping[str, Mapping[str, str]]  # name of a stage -> digests of its inputs from outside the workspace
 State = Literal["fresh", "stale", "missing", "damaged", "interrupted"]
-Read = Literal["none", "suspects", "all"]  # of which files the digests are read, beside the sizes of all
+Read = Literal["none", "suspects", "all"]  # the files whose digests are checked; all files have their sizes checked
 
 
 @dataclass(frozen=True)
 class Status:
-    """One line of the plan: whether a stage must run, and why."""
+    """One line of the plan: the state of a stage, and why it must run or what its artifact contains."""
 
     stage: Stage
     state: State
@@ -38,18 +39,18 @@ class Status:
 
 
 def up_to(pipeline: Pipeline, name: str) -> Pipeline:
-    """Return the pipeline up to and including the stage so named; AttendError for a name that no stage has."""
+    """Return the pipeline up to and including the stage `name`. Raises AttendError if no stage has that name."""
     names = pipeline.names()
     if name not in names:
-        raise AttendError(f"no such stage {name!r}{nearest(name, names)}")
+        raise AttendError(f"no such stage {name!r}{suggestion(name, names)}")
     return replace(pipeline, stages=pipeline.stages[: names.index(name) + 1])
 
 
 def plan(pipeline: Pipeline, inputs: Inputs | None = None, read: Read = "none") -> list[Status]:
-    """Return the state of every stage, from ledgers, file sizes, and the digests of the files that are to be `read`.
+    """Return the status of every stage, judged by ledgers, file sizes, and the digests of the files chosen by `read`.
 
-    inputs: what `inputs_of` returned when the run began, so that all its stages work on one state of the world.
-    AttendError where a stage needs a split of the data set that has no pictures.
+    inputs: what `inputs_of` returned when the run began, so that all stages see the inputs in the same state; by
+    default they are read now. Raises AttendError if a stage needs a split of the data set that has no pictures.
     """
     inputs = inputs_of(pipeline) if inputs is None else inputs
     statuses: dict[Stage, Status] = {}
@@ -59,7 +60,7 @@ def plan(pipeline: Pipeline, inputs: Inputs | None = None, read: Read = "none") 
 
 
 def inputs_of(pipeline: Pipeline) -> Inputs:
-    """Return the digests of what comes to each stage from outside: photographs, annotation files, weights."""
+    """Return the digests of each stage's inputs from outside the workspace: photographs, annotation files, weights."""
     return {stage.name: stage.inputs() for stage in pipeline.stages}
 
 
@@ -69,51 +70,55 @@ def artifacts_of(statuses: Iterable[Status]) -> dict[Stage, Artifact]:
 
 
 def by_kind(artifacts: Mapping[Stage, Artifact]) -> dict[str, Artifact]:
-    """Return artifacts by the kind of their stage; of two stages of a kind the later one's."""
+    """Return artifacts by the kind of their stage; where two stages share a kind, the later one's."""
     return {stage.kind: artifact for stage, artifact in artifacts.items()}
 
 
 def artifacts(pipeline: Pipeline, inputs: Inputs | None = None) -> dict[str, Artifact]:
-    """Return the fresh artifacts of a pipeline by kind; of two stages of a kind the later one's."""
+    """Return the fresh artifacts of a pipeline by kind; where two stages share a kind, the later one's."""
     return by_kind(artifacts_of(plan(pipeline, inputs)))
 
 
 def artifact(pipeline: Pipeline) -> Artifact:
-    """Return the artifact of a pipeline's last stage; AttendError where that is not fresh."""
-    found = plan(pipeline)[-1].artifact
-    if found is None:
+    """Return the artifact of a pipeline's last stage. Raises AttendError if that stage is not fresh."""
+    last_artifact = plan(pipeline)[-1].artifact
+    if last_artifact is None:
         raise AttendError(f"{pipeline.run}: the stage {pipeline.last.name} is not fresh: run `attend run` first")
-    return found
+    return last_artifact
 
 
 def verify(pipeline: Pipeline) -> list[Status]:
-    """Return the plan with every digest read. What is damaged is remembered, and made again by the next run."""
+    """Return the plan after reading every digest.
+
+    The files of damaged artifacts become suspect, so that the next run finds the damage and makes them again.
+    """
     statuses = plan(pipeline, read="all")
     workspace = pipeline.workspace
     for status in statuses:
-        found = workspace.find(status.stage.kind, status.key) if status.key else None
-        if status.state == "damaged" and found is not None:
-            workspace.suspect(path for path, _ in found.files(workspace.root))
+        artifact = workspace.find(status.stage.kind, status.key) if status.key else None
+        if status.state == "damaged" and artifact is not None:
+            workspace.suspect(path for path, _ in artifact.files(workspace.root))
     return statuses
 
 
 def _status(
     stage: Stage, pipeline: Pipeline, before: Mapping[Stage, Status], inputs: Mapping[str, str], read: Read
 ) -> Status:
+    """Return the status of a stage. before: the statuses of the stages before it, in the pipeline's order."""
     workspace = pipeline.workspace
-    last_key = workspace.recent(pipeline.run).done.get(stage.name)
+    last_key = workspace.last_run(pipeline.run).done.get(stage.name)
     last = workspace.find(stage.kind, last_key) if last_key else None
     config = {name: section.key_part() for name, section in stage.sections().items()}
-    made = artifacts_of(before.values())
-    upstream = _upstream(stage, made, pipeline.run)
-    # In the pipeline's order, not the one in which the stage names its needs.
-    waiting = [item.name for item in before if item in stage.upstream() and item not in made]
-    if waiting:
+    fresh = artifacts_of(before.values())
+    upstream = _upstream_digests(stage, fresh, pipeline.run)
+    # In the pipeline's order, not the order in which the stage lists its needs.
+    not_fresh = [earlier.name for earlier in before if earlier in stage.upstream() and earlier not in fresh]
+    if not_fresh:
+        must_run = f"{' and '.join(not_fresh)} must run first"
         if last is None:
-            return Status(stage, "missing", [f"{' and '.join(waiting)} must run first"])
+            return Status(stage, "missing", [must_run])
         changed = differences({"config": last.ledger.parts["config"]}, {"config": config})
-        after = f"{' and '.join(waiting)} must run first; what comes out the same re-runs nothing"
-        return Status(stage, "stale", [*changed, after])
+        return Status(stage, "stale", [*changed, f"{must_run}; products that come out unchanged cause no re-run"])
 
     parts: dict[str, Any] = {
         "stage": stage.kind,
@@ -123,13 +128,14 @@ def _status(
         "inputs": dict(inputs),
     }
     key = digest_of(parts)
-    return _known(Status(stage, "missing", [], key, parts), workspace, last, read)
+    return _status_by_key(Status(stage, "missing", [], key, parts), workspace, last, read)
 
 
-def _upstream(stage: Stage, artifacts: Mapping[Stage, Artifact], run: str) -> dict[str, str]:
-    """Return the digest of each product that a stage needs, of those made so far.
+def _upstream_digests(stage: Stage, artifacts: Mapping[Stage, Artifact], run: str) -> dict[str, str]:
+    """Return the digest, by label, of each product that a stage needs and whose stage is fresh.
 
-    AttendError for one that will never be there, such as a split without pictures.
+    artifacts: of the fresh stages. run: the name of the run, for messages. Raises AttendError if a fresh stage lacks
+    the product, such as a split without pictures: it will never be made.
     """
     digests: dict[str, str] = {}
     for product in stage.needs():
@@ -142,40 +148,46 @@ def _upstream(stage: Stage, artifacts: Mapping[Stage, Artifact], run: str) -> di
     return digests
 
 
-def _known(status: Status, workspace: Workspace, last: Artifact | None, read: Read) -> Status:
-    """Return the state of a stage whose key is known."""
+def _status_by_key(status: Status, workspace: Workspace, last: Artifact | None, read: Read) -> Status:
+    """Return the status completed with the state of a stage whose key is known, and why.
+
+    last: the artifact of the stage's last run, which may have another key; None if it has not run.
+    """
     stage, key = status.stage, str(status.key)
     artifact = workspace.find(stage.kind, key)
     if artifact is not None:
-        damage = workspace.damage(artifact, _to_read(artifact, workspace, read)) or stage.lost(artifact, workspace)
+        to_read = _files_to_read(artifact, workspace, read)
+        damage = workspace.damage(artifact, to_read) or stage.external_damage(artifact, workspace)
         if damage:
             return replace(status, state="damaged", why=[damage])
-        return replace(status, state="fresh", why=[_counts(artifact)], artifact=artifact)
-    cut_off = workspace.cut_off(stage.kind, key)
+        return replace(status, state="fresh", why=[_describe_counts(artifact)], artifact=artifact)
+    cut_off = workspace.ledger_damage(stage.kind, key)
     if cut_off:
         return replace(status, state="damaged", why=[cut_off])
     partial = workspace.partial(stage.kind, key)
     if partial.exists():
-        return replace(status, state="interrupted", why=[_how_far(partial)])
+        return replace(status, state="interrupted", why=[_progress_of(partial)])
     if last is None:
         return replace(status, why=["has not run yet"])
     return replace(status, state="stale", why=differences(last.ledger.parts, status.parts))
 
 
-def _to_read(artifact: Artifact, workspace: Workspace, read: Read) -> set[Path]:
+def _files_to_read(artifact: Artifact, workspace: Workspace, read: Read) -> set[Path]:
+    """Return the files of an artifact whose digests are to be checked."""
     if read == "none":
         return set()
     files = {path for path, _ in artifact.files(workspace.root)}
     return files if read == "all" else files & workspace.suspects()
 
 
-def _how_far(partial: Path) -> str:
+def _progress_of(partial: Path) -> str:
+    """Return how far an interrupted stage came, in words."""
     try:
         return (partial / PROGRESS).read_text(encoding="utf-8").strip()
     except OSError:
         return "cut off before its first checkpoint"
 
 
-def _counts(artifact: Artifact) -> str:
+def _describe_counts(artifact: Artifact) -> str:
     counts = ", ".join(f"{value:,} {name}" for name, value in artifact.ledger.counts.items() if isinstance(value, int))
     return counts or "nothing changed"

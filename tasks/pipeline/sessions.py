@@ -1,8 +1,8 @@
-"""A run's stay in a workspace: how an orderly end is told from a crash, and what keeps `prune` out meanwhile.
+"""Sessions: the time that a run spends in a workspace. They detect crashed runs and keep `prune` out of active ones.
 
-Every run holds a marker, `locks/sessions/<id>.lock`, and takes it away when it ends, in success or failure. A marker
-that nobody holds is a crash: what was in the workspace then is *suspect*, and its digests are read before it is used
-again (see `Workspace.suspects`).
+Every run holds a marker, `locks/sessions/<id>.lock`, and removes it when it ends, in success or failure. A marker that
+no process holds is left from a crash. The files that were in the workspace then are *suspect*: their digests are read
+before they are used again (see `Workspace.suspects`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tasks.common.files import drop_temporaries, write_atomically
 from tasks.common.progress import say
 from tasks.pipeline.workspace import Workspace
 
-_GATE = "sessions"
+_SESSIONS = "sessions"  # the folder of the markers, and the lock under which they are changed
 
 
 @dataclass(frozen=True)
 class Session:
-    """A run that is going on: what it does, in words, its process and when it began (Unix time)."""
+    """A run in a workspace: a description of what it does, its process id and its start (Unix time)."""
 
     doing: str
     process: int
@@ -36,81 +36,94 @@ class Session:
 
 
 def notice_crashes(workspace: Workspace) -> None:
-    """Make the files of a run that was killed suspect."""
-    if any((workspace.root / "locks" / _GATE).glob("*.lock")):
-        with workspace.lock(_GATE):
-            _notice(workspace)
+    """Mark the published files of the workspace as suspect if a run was killed there."""
+    if any((workspace.root / "locks" / _SESSIONS).glob("*.lock")):
+        with workspace.lock(_SESSIONS):
+            _mark_suspects(workspace)
 
 
 @contextlib.contextmanager
 def session(workspace: Workspace, doing: str) -> Iterator[None]:
-    """Be in the workspace for as long as the block takes. What a crashed run left there becomes suspect."""
-    name = uuid.uuid4().hex
-    folder = _folder(workspace)
-    marker = filelock.FileLock(folder / f"{name}.lock")
-    with workspace.lock(_GATE, doing, "the workspace is being tidied"):
-        _notice(workspace)
+    """Hold a session in the workspace for the length of the block; first mark as suspect what a crashed run left.
+
+    doing: a description of the run, for messages.
+    """
+    session_id = uuid.uuid4().hex
+    folder = _marker_folder(workspace)
+    marker = filelock.FileLock(folder / f"{session_id}.lock")
+    with workspace.lock(_SESSIONS, doing, "the workspace is being tidied"):
+        _mark_suspects(workspace)
         marker.acquire()
-        told = json.dumps({"doing": doing, "process": os.getpid(), "began": time.time()})
-        write_atomically(folder / f"{name}.json", told)
+        description = json.dumps({"doing": doing, "process": os.getpid(), "began": time.time()})
+        write_atomically(folder / f"{session_id}.json", description)
     try:
         yield
     finally:
-        with workspace.lock(_GATE):
-            (folder / f"{name}.json").unlink(missing_ok=True)
+        with workspace.lock(_SESSIONS):
+            (folder / f"{session_id}.json").unlink(missing_ok=True)
             marker.release()
-            (folder / f"{name}.lock").unlink(missing_ok=True)
+            (folder / f"{session_id}.lock").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def alone(workspace: Workspace, doing: str) -> Iterator[None]:
-    """Keep every other run out of the workspace; AttendError where one is in it already."""
-    with workspace.lock(_GATE):
-        running, _ = _look(workspace, forget=False)
+def exclusive_session(workspace: Workspace, doing: str) -> Iterator[None]:
+    """Keep every run out of the workspace for the length of the block. Raises AttendError if one is in it already.
+
+    doing: a description of the block, for messages.
+    """
+    with workspace.lock(_SESSIONS):
+        running, _ = _running_and_crashed(workspace, forget_crashed=False)
         if running:
-            told = "; ".join(f"{item.doing} (process {item.process})" for item in running)
-            raise AttendError(f"{workspace.root}: {doing}: a run is going on: {told}: try again when it has ended")
+            runs = "; ".join(f"{run.doing} (process {run.process})" for run in running)
+            raise AttendError(f"{workspace.root}: {doing}: a run is going on: {runs}: try again when it has ended")
         yield
 
 
-def _notice(workspace: Workspace) -> None:
-    _, crashed = _look(workspace)
+def _mark_suspects(workspace: Workspace) -> None:
+    """Remove the temporary files of crashed runs and mark all published files as suspect; do nothing without a crash.
+
+    The caller holds the lock `sessions`.
+    """
+    _, crashed = _running_and_crashed(workspace, forget_crashed=True)
     if crashed:
         drop_temporaries(
-            (workspace.root, workspace.root / "runs", workspace.root / "runs" / "mlflow", _folder(workspace))
+            (workspace.root, workspace.root / "runs", workspace.root / "runs" / "mlflow", _marker_folder(workspace))
         )
         workspace.suspect(workspace.published())
-        say(f"{crashed[0].doing}: was cut off; what it may have touched is checked before it is used")
+        say(f"{crashed[0].doing}: was cut off; the files that it may have changed are checked before they are used")
 
 
-def _folder(workspace: Workspace) -> Path:
-    folder = workspace.root / "locks" / _GATE
+def _marker_folder(workspace: Workspace) -> Path:
+    folder = workspace.root / "locks" / _SESSIONS
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _look(workspace: Workspace, forget: bool = True) -> tuple[list[Session], list[Session]]:
-    """The sessions that are going on, and those that crashed; these are told once (forget)."""
+def _running_and_crashed(workspace: Workspace, forget_crashed: bool) -> tuple[list[Session], list[Session]]:
+    """Return the running sessions and the crashed ones.
+
+    forget_crashed: remove the markers of the crashed ones, so that they are returned only once.
+    """
     running, crashed = [], []
-    for path in sorted(_folder(workspace).glob("*.lock")):
-        told = path.with_suffix(".json")
-        lock = filelock.FileLock(path)
+    for marker in sorted(_marker_folder(workspace).glob("*.lock")):
+        description = marker.with_suffix(".json")
+        lock = filelock.FileLock(marker)
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            running.append(_read(told))
+            running.append(_read(description))
             continue
-        crashed.append(_read(told))
-        if forget:
-            told.unlink(missing_ok=True)
+        crashed.append(_read(description))
+        if forget_crashed:
+            description.unlink(missing_ok=True)
         lock.release()
-        if forget:
-            path.unlink(missing_ok=True)
+        if forget_crashed:
+            marker.unlink(missing_ok=True)
     return running, crashed
 
 
 def _read(path: Path) -> Session:
     try:
         return Session(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # killed before it was written
+    except (OSError, ValueError, TypeError):  # the run was killed before it wrote its description
         return Session("a run", 0, 0.0)

@@ -1,8 +1,8 @@
-"""Stages as values: what each makes, what its key is made of, and how it runs.
+"""Stages as values: the products of each, the parts of its key, and how it runs.
 
-flows/pipeline.py makes the stages of a config, and hands earlier ones to later ones: that is the pipeline's graph.
-Nothing runs while it is made. A stage gets its config sections and the stages before it as fields, and can depend on
-nothing else. Stage files import nothing heavy at the top, so that `attend status` answers at once.
+flows/pipeline.py makes the stages of a config and passes earlier ones to later ones, which forms the pipeline's graph.
+Nothing runs while the graph is built. A stage has its config sections and the stages before it as fields, and can
+depend on nothing else. Stage files import nothing heavy at the top, so that `attend status` answers at once.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from tasks.config.schema import Config, MachineConfig
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.pipeline.workspace import Workspace
 
-PROGRESS = ".progress.txt"  # in a stage's partial folder: how far it came, in words
+PROGRESS = ".progress.txt"  # in a stage's partial folder: how far the stage came, in words
 
 # (jobs, called with each result): runs the jobs of `extract` elsewhere; see grids/shard_jobs.py
 ShardExecutor = Callable[[Sequence[Any], Callable[[Any], None]], None]
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of the stage so named: what comes before a hyphen, which no kind has."""
+    """Return the kind of a stage from its name: the part before the first hyphen, as no kind contains one."""
     return name.partition("-")[0]
 
 
 def _ignore(*_: Any) -> None:
-    """Take a report that nobody asked for."""
+    """Accept a report and do nothing with it."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """Whom a stage reports to while it runs, and who helps it.
+    """The callbacks to which a running stage reports its progress, and the executor of its jobs.
 
     shards_done: called with (done, total) pictures after each shard of grids. epoch_done: called with each row of a
     training history as it is made; a resumed stage calls it for earlier rows too. executor: makes shards of grids
-    elsewhere; None for this process.
+    elsewhere; None to make them in this process.
     """
 
     shards_done: Callable[[int, int], None] = _ignore
@@ -52,31 +52,32 @@ class Hooks:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Something that a stage makes. Its content digest enters the keys of the stages that use it."""
+    """A named part of what a stage makes. Its content digest is part of the keys of the stages that use it."""
 
     stage: Stage
     name: str
 
     @property
     def label(self) -> str:
-        """Return how keys and messages name it: `extract.identity`."""
+        """Return the name of the product in keys and messages, such as `extract.identity`."""
         return f"{self.stage.kind}.{self.name}"
 
     def digest(self, artifacts: Mapping[Stage, Artifact]) -> str | None:
-        """Return its content digest; None where its stage's artifact does not have it."""
+        """Return the content digest of the product; None if the artifact of its stage does not have it."""
         return artifacts[self.stage].products.get(self.name)
 
     def missing(self, artifact: Artifact) -> str:
-        """Return why an artifact of the stage does not have it, and what to do, as part of a sentence."""
+        """Return why an artifact of the stage lacks the product, and what to do, as part of a sentence."""
         return f"{self.label} is missing in {artifact.path}: remove that folder and run again"
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a running stage gets beside its fields.
+    """The arguments of a running stage, besides its fields.
 
-    key: the stage's. artifacts: of all stages before it, fresh. inputs: digests of what comes from outside, as they
-    are in the key. out: the folder to write to; empty, or as a killed run left it where the stage is resumable.
+    key: the stage's key. artifacts: of all stages before it, fresh. inputs: digests of the inputs from outside the
+    workspace, as they are in the key. out: the folder to write to; it is empty, unless the stage is resumable and a
+    killed run left files in it.
     """
 
     key: str
@@ -86,29 +87,29 @@ class Work:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Give a folder for the length of the block, where `tempfile` puts its files meanwhile too.
+        """Yield a temporary folder for the length of the block; `tempfile` puts its files there meanwhile too.
 
-        It is in the stage's own folder, so that a killed run's gigabytes are removed with that.
+        It lies in the folder `out`, so that the gigabytes that a killed run leaves are removed together with `out`.
         """
-        folder, before = self.out / ".scratch", tempfile.tempdir
+        folder, tempdir_before = self.out / ".scratch", tempfile.tempdir
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         tempfile.tempdir = str(folder)
         try:
             yield folder
         finally:
-            tempfile.tempdir = before
+            tempfile.tempdir = tempdir_before
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Stage(ABC):
-    """One stage of a config's pipeline.
+    """A stage of a config's pipeline.
 
-    kind: names its folder of artifacts and its part in keys. version: raised by hand when what the stage computes
-    changes. resumable: what a killed run left in its folder is kept for the next. distributed: all processes that
-    torchrun started take part (see distributed.py). machine: never part of the key. suffix: of the name, where a
-    pipeline has two stages of a kind.
+    kind: names the folder of its artifacts, and the stage in keys. version: raised by hand when what the stage
+    computes changes. resumable: whether the files that a killed run left in the partial folder are kept for the next
+    run. distributed: whether all processes that torchrun started take part (see distributed.py). machine: never part
+    of the key. suffix: the end of the name, for a pipeline that has two stages of a kind.
     """
 
     kind: ClassVar[str]
@@ -121,48 +122,48 @@ class Stage(ABC):
 
     @property
     def name(self) -> str:
-        """Return what commands and reports call it: unique in a pipeline."""
+        """Return the name of the stage in commands and reports, which is unique in a pipeline."""
         return self.kind + self.suffix
 
     @abstractmethod
     def sections(self) -> dict[str, Section]:
-        """Return the config sections that are in its key, by name."""
+        """Return the config sections that are part of the key, by name."""
 
     @abstractmethod
     def needs(self) -> tuple[Product, ...]:
-        """Return the products of other stages that are in its key."""
+        """Return the products of other stages that are part of the key."""
 
     def inputs(self) -> dict[str, str]:
-        """Return digests of what comes from outside the workspace, for the key."""
+        """Return the digests of the inputs from outside the workspace, which are part of the key."""
         return {}
 
-    def lost(self, artifact: Artifact, workspace: Workspace) -> str | None:
-        """Return what is wrong with what the stage made outside the workspace; None where nothing is."""
+    def external_damage(self, artifact: Artifact, workspace: Workspace) -> str | None:
+        """Return what is wrong with what the stage made outside the workspace; None if nothing is wrong."""
         return None
 
     @abstractmethod
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        """Do the stage's work: write its files to `work.out`, return what it made."""
+        """Run the stage: write its files to `work.out` and return its outcome."""
 
-    def before(self) -> list[Stage]:
-        """Return all stages that it depends on, each after those that it depends on itself."""
-        found: list[Stage] = []
+    def all_upstream(self) -> list[Stage]:
+        """Return all stages on which this one depends, directly or not, each after those on which it depends."""
+        stages: list[Stage] = []
         for product in self.needs():
-            for stage in (*product.stage.before(), product.stage):
-                if stage not in found:
-                    found.append(stage)
-        return found
+            for stage in (*product.stage.all_upstream(), product.stage):
+                if stage not in stages:
+                    stages.append(stage)
+        return stages
 
     def upstream(self) -> list[Stage]:
-        """Return the stages whose products it needs itself."""
+        """Return the stages on which this one depends directly: those whose products it needs."""
         return list(dict.fromkeys(product.stage for product in self.needs()))
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The stages of a config in the order in which they run.
+    """The stages of a config, in the order in which they run.
 
-    run: the name under which the workspace remembers what was done last. root: the workspace's folder.
+    run: the name under which the workspace remembers the keys of the last run. root: the workspace's folder.
     """
 
     run: str
@@ -171,8 +172,8 @@ class Pipeline:
 
     @classmethod
     def ending_in(cls, last: Stage, config: Config) -> Pipeline:
-        """Return the pipeline of a config that ends in a stage, with all that this depends on."""
-        return cls(config.name, config.workspace, (*last.before(), last))
+        """Return the pipeline of a config that ends in the stage `last` and has all stages on which that depends."""
+        return cls(config.name, config.workspace, (*last.all_upstream(), last))
 
     @property
     def workspace(self) -> Workspace:

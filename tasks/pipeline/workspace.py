@@ -1,7 +1,7 @@
-"""The folder of artifacts, grids and locks: finding, checking and publishing what stages made.
+"""The workspace, the folder of artifacts, grids and locks: finding, checking and publishing artifacts.
 
-A workspace in object storage is a folder too, the cache of what lies there: what is not here is fetched, and what is
-published is uploaded, the ledger last.
+A workspace in object storage has a folder too, which is a cache of the storage: artifacts missing in the folder are
+downloaded, and published ones are uploaded, the ledger last.
 """
 
 from __future__ import annotations
@@ -28,32 +28,38 @@ SUSPECTS = "suspects.json"
 
 
 @dataclass(frozen=True)
-class Recent:
-    """What a run of some name did last. done: stage -> key made or found; begun: stage -> key under way since then."""
+class LastRun:
+    """The keys of the stages in the last run of a name.
+
+    done: stage -> key of the fresh artifact, made by the run or found. begun: stage -> key on which the stage has
+    worked since then, without finishing.
+    """
 
     done: dict[str, str] = field(default_factory=dict)
     begun: dict[str, str] = field(default_factory=dict)
 
 
 class Workspace:
-    """The folder in which artifacts, grids, locks and the embedded MLflow store live."""
+    """The folder that contains artifacts, grids, locks and the embedded MLflow store."""
 
     def __init__(self, root: Path) -> None:
-        """root: the folder; of a workspace in object storage, the one that is its cache."""
-        self.root, self.remote = root, Remote.of(root)
+        """root: the folder; for a workspace in object storage, the folder that is its cache."""
+        self.root, self.remote = root, Remote.for_cache(root)
 
     @property
     def grids(self) -> Path:
         return self.root / "grids"
 
     def folder(self, stage: str, key: str) -> Path:
+        """Return the folder of the artifact of a stage, by the stage's kind and key."""
         return self.root / "artifacts" / stage / key[:20]
 
     def partial(self, stage: str, key: str) -> Path:
-        """Where a stage works before it publishes; what a killed run leaves for the next to go on from."""
+        """Return the folder in which a stage works before it publishes; a killed run is resumed from it."""
         return self.root / "artifacts" / stage / f"{key[:20]}.partial"
 
     def find(self, stage: str, key: str) -> Artifact | None:
+        """Return the artifact of a stage by kind and key, downloaded if need be; None if there is none."""
         folder = self.folder(stage, key)
         if self.remote is not None and not folder.exists():
             self._download(self.remote, folder, key)
@@ -61,62 +67,68 @@ class Workspace:
         return Artifact(folder, ledger) if ledger is not None and ledger.key == key else None
 
     def _download(self, remote: Remote, folder: Path, key: str) -> None:
-        """Have an artifact here that is in the storage, if it is."""
-        far = folder.relative_to(self.root).as_posix()
-        told = remote.read(f"{far}/{LEDGER}")
-        if told is None:
+        """Download an artifact from the storage to `folder`; do nothing if the storage has no undamaged copy of it."""
+        remote_folder = folder.relative_to(self.root).as_posix()
+        ledger_bytes = remote.read(f"{remote_folder}/{LEDGER}")
+        if ledger_bytes is None:
             return
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        (partial / LEDGER).write_bytes(told)
+        (partial / LEDGER).write_bytes(ledger_bytes)
         ledger = Ledger.read(partial)
-        if ledger is not None and ledger.key == key and _fetched(remote, far, partial, ledger):
-            with contextlib.suppress(OSError):  # another process has it by now
+        if ledger is not None and ledger.key == key and _download_files(remote, remote_folder, partial, ledger):
+            with contextlib.suppress(OSError):  # another process has downloaded it meanwhile
                 partial.rename(folder)
         shutil.rmtree(partial, ignore_errors=True)
 
-    def _elsewhere(self, folder: Path, key: str) -> Artifact | None:
-        """An artifact as the storage has it, in the place of what is here; None where it has none that is whole."""
+    def _replace_from_storage(self, folder: Path, key: str) -> Artifact | None:
+        """Replace an artifact in `folder`, if any, by the storage's copy, and return that.
+
+        None, with the folder unchanged, if the storage has no undamaged copy.
+        """
         assert self.remote is not None
-        aside = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-        shutil.rmtree(aside, ignore_errors=True)
+        replaced = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+        shutil.rmtree(replaced, ignore_errors=True)
         if folder.exists():
-            folder.rename(aside)
+            folder.rename(replaced)
         self._download(self.remote, folder, key)
         ledger = Ledger.read(folder)
-        if ledger is None and aside.exists():
-            aside.rename(folder)
-        shutil.rmtree(aside, ignore_errors=True)
+        if ledger is None and replaced.exists():
+            replaced.rename(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
         return Artifact(folder, ledger) if ledger is not None else None
 
     def _upload(self, remote: Remote, partial: Path, folder: Path, ledger: Ledger) -> None:
-        far = folder.relative_to(self.root).as_posix()
-        for name in [*ledger.files, LEDGER]:  # the ledger last: without it nothing is there
-            remote.put(partial / name, f"{far}/{name}")
+        """Upload the files in `partial` as the artifact whose local folder will be `folder`."""
+        remote_folder = folder.relative_to(self.root).as_posix()
+        for name in [*ledger.files, LEDGER]:  # the ledger last: files without a ledger are no artifact
+            remote.put(partial / name, f"{remote_folder}/{name}")
 
     def damage(self, artifact: Artifact, read: Collection[Path] = ()) -> str | None:
-        """What is wrong with an artifact's files, in words; None where they are as recorded.
+        """Return what is wrong with an artifact's files, in words; None if they match the ledger.
 
-        Sizes are compared always, digests only of the files named in `read`. What a storage has is fetched anew first.
+        Sizes are always compared, digests only for the files in `read`. With object storage, a damaged artifact is
+        first downloaded again.
         """
-        told = self._damage(artifact, read)
-        if told is not None and self.remote is not None:
-            again = self._elsewhere(artifact.path, artifact.ledger.key)
-            told = self._damage(again, read) if again is not None else told
-        return told
+        damage = self._local_damage(artifact, read)
+        if damage is not None and self.remote is not None:
+            downloaded = self._replace_from_storage(artifact.path, artifact.ledger.key)
+            damage = self._local_damage(downloaded, read) if downloaded is not None else damage
+        return damage
 
-    def _damage(self, artifact: Artifact, read: Collection[Path]) -> str | None:
-        far: dict[str, set[str]] = {}  # folder of grids -> its files in the storage
+    def _local_damage(self, artifact: Artifact, read: Collection[Path]) -> str | None:
+        """Return what is wrong with the files in the local folder; a shard that only the storage has is no damage."""
+        remote_names: dict[str, set[str]] = {}  # folder of grids -> names of its files in the storage
         for path, record in artifact.files(self.root):
             name = path.relative_to(self.root)
             try:
                 size = path.stat().st_size
             except OSError:
                 folder = name.parent.as_posix()
-                if self.remote is not None and folder not in far:
-                    far[folder] = self.remote.names(folder)
-                if f"{record.sha256}.h5" in far.get(folder, ()):
+                if self.remote is not None and folder not in remote_names:
+                    remote_names[folder] = self.remote.names(folder)
+                if f"{record.sha256}.h5" in remote_names.get(folder, ()):
                     continue
                 return f"{name} is gone"
             if size != record.size:
@@ -125,8 +137,8 @@ class Workspace:
                 return f"{name} does not match its digest"
         return None
 
-    def cut_off(self, stage: str, key: str) -> str | None:
-        """What is wrong with the ledger of an artifact whose folder is there; None where there is no such folder."""
+    def ledger_damage(self, stage: str, key: str) -> str | None:
+        """Return what is wrong with the ledger of an artifact; None if the ledger is sound or the folder is missing."""
         folder = self.folder(stage, key)
         if not folder.is_dir() or self.find(stage, key) is not None:
             return None
@@ -134,38 +146,38 @@ class Workspace:
         return f"{name} is {'not whole' if (folder / LEDGER).exists() else 'gone'}"
 
     def suspects(self) -> set[Path]:
-        """The files whose digests are to be read before they are used again (see sessions.py)."""
+        """Return the suspect files: their digests are read before they are used again (see sessions.py)."""
         try:
             names = json.loads((self.root / SUSPECTS).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return set()
-        except ValueError:  # it is written atomically: somebody else's doing
+        except ValueError:  # written atomically, so another program has changed it: suspect every file
             names = [path.relative_to(self.root).as_posix() for path in self.published()]
         return {self.root / name for name in names}
 
     def suspect(self, files: Iterable[Path]) -> None:
-        """Read the digests of these files before they are used again."""
+        """Mark files as suspect: their digests are read before they are used again."""
         with self.lock("suspects"):
             self._write_suspects(self.suspects() | set(files))
 
     def trust(self, files: Iterable[Path]) -> None:
-        """These files were read and found sound, or are gone."""
-        sound = set(files)
-        if self.suspects() & sound:
+        """Unmark suspect files that were read and match their digests, or that no longer exist."""
+        trusted = set(files)
+        if self.suspects() & trusted:
             with self.lock("suspects"):
-                self._write_suspects(self.suspects() - sound)
+                self._write_suspects(self.suspects() - trusted)
 
     def _write_suspects(self, files: set[Path]) -> None:
         names = sorted(path.relative_to(self.root).as_posix() for path in files)
         write_atomically(self.root / SUSPECTS, json.dumps(names, indent=0))
 
     def published(self) -> list[Path]:
-        """Every file that artifacts are made of, and every shard of grids."""
+        """Return every file of every artifact, and every shard of grids, sorted."""
         files = set(self.grids.glob("*/shard-*.h5"))
-        for told in (self.root / "artifacts").glob(f"*/*/{LEDGER}"):
-            ledger = Ledger.read(told.parent)
+        for ledger_path in (self.root / "artifacts").glob(f"*/*/{LEDGER}"):
+            ledger = Ledger.read(ledger_path.parent)
             if ledger is not None:
-                files.update(path for path, _ in Artifact(told.parent, ledger).files(self.root))
+                files.update(path for path, _ in Artifact(ledger_path.parent, ledger).files(self.root))
         return sorted(files)
 
     def publish(
@@ -177,12 +189,14 @@ class Workspace:
         seconds: float,
         made_from: dict[str, str] | None = None,
     ) -> Artifact:
-        """Rename the stage's partial folder into place, its ledger written last inside it.
+        """Write the ledger into the stage's partial folder, rename that to the artifact's folder, return the artifact.
 
-        Files whose names begin with a dot are the stage's own (checkpoints): dropped once all is in place.
+        With object storage, the files are uploaded first, unless the storage has the artifact already: then that one
+        is returned. Files whose names begin with a dot (checkpoints) are no part of the artifact; they are removed
+        after the rename.
         """
         partial, folder = self.partial(stage, key), self.folder(stage, key)
-        (partial / LEDGER).unlink(missing_ok=True)  # of a run whose upload was cut off
+        (partial / LEDGER).unlink(missing_ok=True)  # left by a run whose upload was interrupted
         files = {
             path.relative_to(partial).as_posix(): FileRecord(path.stat().st_size, digest_of_file(path))
             for path in sorted(partial.rglob("*"))
@@ -206,30 +220,33 @@ class Workspace:
                 flush(path)
         write_atomically(partial / LEDGER, json.dumps(asdict(ledger), indent=1, sort_keys=True))
         if self.remote is not None:
-            there = self._elsewhere(folder, key)
-            if there is not None:
+            stored = self._replace_from_storage(folder, key)
+            if stored is not None:
                 shutil.rmtree(partial)
-                return there
+                return stored
             self._upload(self.remote, partial, folder, ledger)
-        if folder.exists():  # damaged, else it would have been found fresh
+        if folder.exists():  # it is damaged: the stage would not have run otherwise
             shutil.rmtree(folder)
         partial.rename(folder)
         flush(folder.parent)
-        for path in folder.glob(".*"):  # what a killed run would have gone on from: not needed any more
+        for path in folder.glob(".*"):  # checkpoints, from which only a killed run would be resumed
             path.unlink()
         return Artifact(folder, ledger)
 
-    def recent(self, run: str) -> Recent:
-        """What the run of this name did last; `status` compares with it, and `prune` keeps it."""
+    def last_run(self, run: str) -> LastRun:
+        """Return the keys of the last run of this name: `status` compares with them, and `prune` keeps their artifacts.
+
+        Empty if there was no such run, or if its record cannot be read.
+        """
         try:
-            return Recent(**json.loads((self.root / "runs" / f"{run}.json").read_text(encoding="utf-8")))
+            return LastRun(**json.loads((self.root / "runs" / f"{run}.json").read_text(encoding="utf-8")))
         except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
-            return Recent()
+            return LastRun()
 
     def remember(self, run: str, stage: str, key: str, done: bool) -> None:
-        """Note the key that a stage of this run works on, or is done with: then it works on nothing else any more."""
+        """Record the key on which a stage of this run works or, if `done`, has finished; it then works on no other."""
         with self.lock(f"run-{run}"):
-            recent = self.recent(run)
+            recent = self.last_run(run)
             before = asdict(recent)
             if done:
                 recent.done[stage] = key
@@ -240,7 +257,7 @@ class Workspace:
                 self._write_recent(run, recent)
 
     def prepare(self) -> None:
-        """Make the workspace, or say in one line why it cannot be written."""
+        """Make the folders of the workspace. Raises AttendError if it cannot be written."""
         try:
             for name in ("artifacts", "grids", "locks", "runs"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
@@ -253,27 +270,28 @@ class Workspace:
                 "give another with machine.workspace=FOLDER"
             ) from None
 
-    def remember_only(self, run: str, stages: Collection[str]) -> None:
-        """This run, come to its end, has these stages and no others any more: what others made it needs no longer."""
+    def forget_other_stages(self, run: str, stages: Collection[str]) -> None:
+        """Forget the keys of all stages but these, which are those of the finished run: it needs no other artifacts."""
         with self.lock(f"run-{run}"):
-            recent = self.recent(run)
-            others = (recent.done.keys() | recent.begun.keys()) - set(stages)
-            for stage in others:
+            recent = self.last_run(run)
+            obsolete = (recent.done.keys() | recent.begun.keys()) - set(stages)
+            for stage in obsolete:
                 recent.done.pop(stage, None)
                 recent.begun.pop(stage, None)
-            if others:
+            if obsolete:
                 self._write_recent(run, recent)
 
-    def _write_recent(self, run: str, recent: Recent) -> None:
+    def _write_recent(self, run: str, recent: LastRun) -> None:
         path = self.root / "runs" / f"{run}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(asdict(recent), indent=1, sort_keys=True))
 
     @contextlib.contextmanager
-    def lock(self, name: str, doing: str | None = None, by: str = "another run is at it") -> Iterator[None]:
-        """Hold the lock `name`, waiting for another process that has it. doing, by: told where that may take long.
+    def lock(self, name: str, doing: str | None = None, by: str = "another run is working on it") -> Iterator[None]:
+        """Hold the lock `name` for the length of the block, after waiting for any other process that holds it.
 
-        The kernel frees it when its holder dies, however it dies.
+        doing, by: what waits, and what it waits for, in a message that is logged if waiting is necessary; without
+        `doing`, no message is logged. The kernel frees the lock when its holder dies, however it dies.
         """
         path = self.root / "locks" / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -289,12 +307,12 @@ class Workspace:
             lock.release()
 
 
-def _fetched(remote: Remote, far: str, folder: Path, ledger: Ledger) -> bool:
-    """Download an artifact's files; whether all are there and as recorded."""
+def _download_files(remote: Remote, remote_folder: str, folder: Path, ledger: Ledger) -> bool:
+    """Download an artifact's files; return whether the storage has all of them and they match the ledger."""
     for name, record in ledger.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         try:
-            remote.get(f"{far}/{name}", folder / name)
+            remote.get(f"{remote_folder}/{name}", folder / name)
         except FileNotFoundError:
             return False
         if digest_of_file(folder / name) != record.sha256:

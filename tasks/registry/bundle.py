@@ -1,4 +1,4 @@
-"""The registered captioner's files: weights, config, vocabulary, and a copy of models/."""
+"""The files of a registered captioner: weights, config, vocabulary, and a copy of models/."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tasks.config.schema import EvaluationConfig, GridsConfig
 from tasks.data.captions import read_vocabulary
 from tasks.grids.weights import load_backbone
 from tasks.pipeline.ledger import digest_of
-from tasks.registry.made_from import MadeFrom
+from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.training.outputs import load_ensemble
 
 CODE = Path(models.__file__).parent
 
 
-def make_captioner(grids: GridsConfig, evaluation: EvaluationConfig, made: MadeFrom) -> Captioner:
-    """The captioner of a config's fresh artifacts, on the CPU."""
-    decoder, shape = load_ensemble(made.decoder.path, evaluation.ensemble)
+def make_captioner(grids: GridsConfig, evaluation: EvaluationConfig, artifacts: CaptionerArtifacts) -> Captioner:
+    """Return the captioner that a config's fresh artifacts make up, on the CPU."""
+    decoder, shape = load_ensemble(artifacts.decoder.path, evaluation.ensemble)
     config = {
         "backbone": {
             "name": grids.backbone,
@@ -33,11 +33,15 @@ def make_captioner(grids: GridsConfig, evaluation: EvaluationConfig, made: MadeF
         "decoder": shape,
         "decoding": evaluation.decoding(),
     }
-    return Captioner(config, read_vocabulary(made.captions.path), load_backbone(grids, made.tuned), decoder)
+    vocabulary = read_vocabulary(artifacts.captions.path)
+    return Captioner(config, vocabulary, load_backbone(grids, artifacts.tuned), decoder)
 
 
 def write_bundle(captioner: Captioner, folder: Path, source: Path = CODE) -> str:
-    """Save the captioner with the code it needs, `source`; returns the digest of all that is in the folder."""
+    """Save a captioner with the code that it needs, and return the digest of all files written to the folder.
+
+    source: the package folder to copy as `models`. bundle.json, with the digest, is written last and is not part of it.
+    """
     captioner.save(folder)
     shutil.copytree(source, folder / "models", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     files = sorted(path for path in folder.rglob("*") if path.is_file())

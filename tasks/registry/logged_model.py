@@ -1,4 +1,4 @@
-"""The captioner as MLflow keeps it: a pyfunc model logged from code, with its signature and its requirements."""
+"""The captioner as an MLflow model: a pyfunc model logged from code, with its signature and its requirements."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _REQUIREMENTS = ("mlflow", "torch", "torchvision", "torchcodec", "safetensors", 
 
 
 def log_model(run_id: str, bundle: Path, libraries: tuple[str, ...] = ()) -> str:
-    """Log the bundle as a pyfunc model, from code, and return its `models:/m-...` address.
+    """Log a bundle in a run as a pyfunc model made from code, and return its `models:/m-...` address.
 
-    libraries: what its backbone needs beside the usual.
+    libraries: the packages that the model's backbone needs in addition to `_REQUIREMENTS`.
     """
     import mlflow
 
@@ -38,14 +38,14 @@ def log_model(run_id: str, bundle: Path, libraries: tuple[str, ...] = ()) -> str
 
 
 def _signature() -> Any:
-    """A column of encoded photographs, and parameters, in; a caption with its details a row out."""
+    """Return the signature: a column of encoded photographs and parameters in; a caption with its details a row out."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import Array, Object, Property
 
     alternative = Object([Property("caption", DataType.string), Property("log_probability", DataType.double)])
-    # 0 stands for "as the model was evaluated".
-    integers, numbers = ("beam_size", "max_length", "n_best"), ("temperature", "top_p")
+    # The default 0 stands for "as the model was evaluated".
+    integers, floats = ("beam_size", "max_length", "n_best"), ("temperature", "top_p")
     return ModelSignature(
         inputs=Schema([ColSpec(DataType.binary, "image")]),
         outputs=Schema(
@@ -61,7 +61,7 @@ def _signature() -> Any:
         params=ParamSchema(
             [
                 *(ParamSpec(name, DataType.long, 0) for name in integers),
-                *(ParamSpec(name, DataType.double, 0.0) for name in numbers),
+                *(ParamSpec(name, DataType.double, 0.0) for name in floats),
                 ParamSpec("return_attention", DataType.boolean, False),
             ]
         ),
@@ -69,44 +69,44 @@ def _signature() -> Any:
 
 
 def example() -> bytes:
-    """A small PNG, which MLflow keeps with the model to show what it takes."""
+    """Return a small PNG, which MLflow stores with the model as an example of its input."""
     file = io.BytesIO()
     Image.linear_gradient("L").resize((32, 32)).convert("RGB").save(file, "PNG")
     return file.getvalue()
 
 
 def drop_unregistered(log: TrainingLog, model: str) -> None:
-    """Delete what a killed registration logged of this run and did not come to register."""
+    """Delete the models that a killed registration logged in this run but did not register."""
     experiment = log.client.get_run(log.run_id).info.experiment_id
     registered = {version.source for version in log.client.search_model_versions(f"name = '{model}'")}
     for logged in log.client.search_logged_models([experiment], f"source_run_id = '{log.run_id}'"):
         if f"models:/{logged.model_id}" not in registered:
             log.client.delete_logged_model(logged.model_id)
-            place = urlsplit(logged.artifact_location)
-            if place.scheme == "file":
-                shutil.rmtree(unquote(place.path), ignore_errors=True)
+            location = urlsplit(logged.artifact_location)
+            if location.scheme == "file":
+                shutil.rmtree(unquote(location.path), ignore_errors=True)
 
 
 def load_model(uri: str) -> Any:
-    """MLflow's model at an address, by its own code; AttendError where the address names none."""
+    """Load the MLflow model at an address with the code saved in it; AttendError where there is no model there."""
     import mlflow
     from mlflow.exceptions import MlflowException
 
     try:
         return mlflow.pyfunc.load_model(uri)
     except (MlflowException, OSError) as error:
-        store, told = without_credentials(mlflow.get_tracking_uri()), " ".join(str(error).split())[:160]
-        raise AttendError(f"{uri}: no such model in {store}: {told}") from None
+        store, reason = without_credentials(mlflow.get_tracking_uri()), " ".join(str(error).split())[:160]
+        raise AttendError(f"{uri}: no such model in {store}: {reason}") from None
 
 
-def captioner_of(model: Any, uri: str) -> Any:
-    """The Captioner within a loaded model; AttendError where it is a model of another kind."""
+def unwrap_captioner(model: Any, uri: str) -> Any:
+    """Return the Captioner in a loaded model; AttendError where the model is not one that attend registered."""
     captioner = getattr(model, "_captioner", None)
     if captioner is None:
-        raise AttendError(f"{uri}: is no captioner that attend registered")
+        raise AttendError(f"{uri}: is not a captioner that attend registered: give the address of one that is")
     return captioner
 
 
 def load_captioner(uri: str) -> Any:
-    """The Captioner of a registered model."""
-    return captioner_of(load_model(uri).unwrap_python_model(), uri)
+    """Load a registered model and return its Captioner; AttendError where there is none at the address."""
+    return unwrap_captioner(load_model(uri).unwrap_python_model(), uri)

@@ -1,4 +1,4 @@
-"""A registered version's card: what it is made of, what it was trained on and scored, and what it says."""
+"""The model card of a registered version: its parts, training data, scores, and samples of its captions."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pyarrow.parquet as pq
 
 from tasks.config.schema import Config, TrainingConfig
 from tasks.evaluation.predictions import PREDICTIONS, read_predictions, score_lines
-from tasks.metrics.bleu import of_one
+from tasks.metrics.bleu import sentence_bleu4
 from tasks.pipeline.ledger import Artifact
-from tasks.registry.made_from import MadeFrom
+from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.training.outputs import HISTORY
 from tasks.training.precision import SHARE, precision_by_epoch
 
 _SAMPLES = 3
 
 
-def card(config: Config, made: MadeFrom, told: dict[str, Any]) -> str:
-    """Return Markdown. told: scores.json."""
+def card(config: Config, artifacts: CaptionerArtifacts, scores: dict[str, Any]) -> str:
+    """Return the model card of a captioner as Markdown. scores: the content of scores.json."""
     data, grids, decoder, training, evaluation = (
         config.data,
         config.grids,
@@ -27,18 +27,18 @@ def card(config: Config, made: MadeFrom, told: dict[str, Any]) -> str:
         config.training,
         config.evaluation,
     )
-    ingested, trained = made.manifest.ledger.counts, made.trained.ledger.counts
+    ingested, trained = artifacts.manifest.ledger.counts, artifacts.trained.ledger.counts
     members = evaluation.ensemble
-    together = f"{members} checkpoints together, " if members > 1 else ""
-    further = (
-        f", then {made.self_critical.ledger.counts['epochs']} epochs rewarded by CIDEr-D"
-        if made.self_critical is not None
+    ensemble = f"{members} checkpoints together, " if members > 1 else ""
+    self_critical = (
+        f", then {artifacts.self_critical.ledger.counts['epochs']} epochs rewarded by CIDEr-D"
+        if artifacts.self_critical is not None
         else ""
     )
-    words = made.captions.ledger.counts
+    vocabulary = artifacts.captions.ledger.counts
     splits = ", ".join(f"{ingested[split]:,} {split}" for split in ("train", "dev", "test") if split in ingested)
-    tuned = ", fine-tuned on these pictures" if made.tuned is not None else ""
-    seen = ", trained on cropped and mirrored views too" if made.views is not None else ""
+    tuned = ", fine-tuned on these pictures" if artifacts.tuned is not None else ""
+    augmented = ", trained on cropped and mirrored views too" if artifacts.views is not None else ""
     lines = [
         f"# {config.registry.model}",
         "",
@@ -47,21 +47,21 @@ def card(config: Config, made: MadeFrom, told: dict[str, Any]) -> str:
         "## Data",
         "",
         f"{ingested['pictures']:,} pictures ({splits}) with {ingested['captions']:,} captions, read as "
-        f"`{data.model_dump()['adapter']}`; a vocabulary of {words['words']:,}. It knows no other words, and says what "
-        "captions like these say.",
+        f"`{data.model_dump()['adapter']}`; a vocabulary of {vocabulary['words']:,}. It knows no other words, "
+        "and says what captions like these say.",
         "",
         "## Model",
         "",
-        f"- backbone: `{grids.backbone}`, {grids.image_size} px ({grids.fit}), {grids.precision}{tuned}{seen}",
-        f"- decoder: {together}`{decoder.name}`, {trained['epochs']} epochs{further}, seed {training.seed}, "
-        f"{_precision(made.trained, training)}",
+        f"- backbone: `{grids.backbone}`, {grids.image_size} px ({grids.fit}), {grids.precision}{tuned}{augmented}",
+        f"- decoder: {ensemble}`{decoder.name}`, {trained['epochs']} epochs{self_critical}, seed {training.seed}, "
+        f"{_precision(artifacts.trained, training)}",
         "",
         "## Scores",
         "",
-        *score_lines(told),
+        *score_lines(scores),
         "",
     ]
-    ranked = sorted(read_predictions(made.scores.path / PREDICTIONS).values(), key=of_one, reverse=True)
+    ranked = sorted(read_predictions(artifacts.scores.path / PREDICTIONS).values(), key=sentence_bleu4, reverse=True)
     for title, chosen in (("good", ranked[:_SAMPLES]), ("bad", ranked[::-1][:_SAMPLES])):
         lines += [f"## Captions: {title}", "", "| it says | a person wrote |", "| --- | --- |"]
         lines += [f"| {_cell(item.caption)} | {_cell(item.references[0])} |" for item in chosen]
@@ -70,10 +70,11 @@ def card(config: Config, made: MadeFrom, told: dict[str, Any]) -> str:
 
 
 def _cell(words: list[str]) -> str:
+    """Return words as the text of a Markdown table's cell."""
     return " ".join(words).replace("|", "\\|")
 
 
 def _precision(trained: Artifact, training: TrainingConfig) -> str:
-    """Return what the training was computed in; an artifact of before that was kept says what was asked for."""
+    """Return the precision of each epoch, as recorded; for an older artifact without a record, the configured one."""
     history = pq.read_table(trained.path / HISTORY).to_pylist()
     return precision_by_epoch(history) if SHARE in history[0] else training.precision

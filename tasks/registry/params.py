@@ -1,4 +1,4 @@
-"""All that made a model, as the parameters of its MLflow run."""
+"""The settings and input files that a model was made with, as the parameters of its MLflow run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from tasks.pipeline.stage import Stage
 from tasks.training.train import Trained
 
 
-def params_of(stage: Stage, inputs: Inputs) -> dict[str, Any]:
-    """Return `section.field` -> value for a training stage and all stages before it, and the files that they read.
+def run_params(stage: Stage, inputs: Inputs) -> dict[str, Any]:
+    """Return `section.field` -> value for a training stage and all stages before it.
 
-    inputs: name of a stage -> digests of what came to it from outside.
+    The digests of the files that they read are there too, as `grids.weights` and `decoder.NAME`. Fields that are None
+    are left out. inputs: name of a stage -> digests of its inputs from outside the workspace.
     """
     params: dict[str, Any] = {}
     files: dict[str, str] = {}
-    for made_by in (*stage.before(), stage):
-        for name, section in made_by.sections().items():
+    for current in (*stage.all_upstream(), stage):
+        for name, section in current.sections().items():
             params |= {f"{name}.{field}": value for field, value in section.key_part().items() if value is not None}
-        given: Mapping[str, str] = inputs.get(made_by.name, {})
-        if isinstance(made_by, Grids):
-            files["grids.weights"] = given["weights"]
-        elif isinstance(made_by, Trained):
-            files |= {f"decoder.{name}": digest for name, digest in given.items()}
+        digests: Mapping[str, str] = inputs.get(current.name, {})
+        if isinstance(current, Grids):
+            files["grids.weights"] = digests["weights"]
+        elif isinstance(current, Trained):
+            files |= {f"decoder.{name}": digest for name, digest in digests.items()}
     return {**params, **files}

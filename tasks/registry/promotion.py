@@ -1,7 +1,7 @@
-"""Who is champion: decided by a paired bootstrap on the same held-out pictures, and taken back again.
+"""Which version is champion: decided by a paired bootstrap on the same held-out pictures, and reverted by a rollback.
 
-The aliases of a registered model are `champion`, `challenger` (the last one refused) and `previous` (whom a rollback
-restores); its tag `attend.champions` keeps all champions, oldest first.
+The aliases of a registered model are `champion`, `challenger` (the last version that was not promoted) and `previous`
+(the version that a rollback restores); its tag `attend.champions` lists all champions, oldest first.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from tasks.common.errors import AttendError
 from tasks.evaluation.predictions import read_predictions
-from tasks.metrics import Scored, load
-from tasks.metrics.bootstrap import LEVEL, Compared, compare
+from tasks.metrics import ScoredCaption, load
+from tasks.metrics.bootstrap import LEVEL, ScoreComparison, compare
 from tasks.registry.tracking import TRAIN_KEY
 from tasks.registry.versions import number, version_with_alias
 
@@ -22,29 +22,34 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-_CHAMPIONS, _DECISION, _ROLLED_BACK = "attend.champions", "attend.decision", "attend.rolled_back"
+_CHAMPIONS, _DECISION, _ROLLED_BACK = "attend.champions", "attend.decision", "attend.was_rolled_back"
 
 
 @dataclass(frozen=True)
-class SideBySide:
-    """Two models on the same pictures: digest -> the captions of both, and their scores."""
+class ModelComparison:
+    """Two models on the same pictures.
 
-    captions: dict[str, tuple[Scored, Scored]]
-    scores: list[Compared]
+    captions: digest of a picture -> the caption and references of the first and of the second model. scores: each score
+    of both models, compared.
+    """
+
+    captions: dict[str, tuple[ScoredCaption, ScoredCaption]]
+    scores: list[ScoreComparison]
 
 
-def side_by_side(first: Path, second: Path, metrics: tuple[str, ...]) -> SideBySide:
-    """Compare two predictions files; AttendError where they have no picture in common."""
-    before, after = read_predictions(first), read_predictions(second)
-    shared = {digest: (item, after[digest]) for digest, item in before.items() if digest in after}
+def side_by_side(first: Path, second: Path, metrics: tuple[str, ...]) -> ModelComparison:
+    """Compare two predictions files on the pictures that both have; AttendError where they have none in common."""
+    first_items, second_items = read_predictions(first), read_predictions(second)
+    shared = {digest: (item, second_items[digest]) for digest, item in first_items.items() if digest in second_items}
     if not shared:
-        raise AttendError(f"{second}: holds none of the pictures of {first}: there is nothing to compare")
-    old, new = zip(*shared.values(), strict=True)
-    return SideBySide(shared, [score for name in metrics for score in compare(load(name), old, new)])
+        raise AttendError(f"{second}: has no picture in common with {first}: compare predictions of the same pictures")
+    first_corpus, second_corpus = zip(*shared.values(), strict=True)
+    scores = [score for name in metrics for score in compare(load(name), first_corpus, second_corpus)]
+    return ModelComparison(shared, scores)
 
 
-def told(compared: Compared) -> str:
-    """The figures of a comparison, in words."""
+def _describe(compared: ScoreComparison) -> str:
+    """Return the numbers of a comparison as a sentence."""
     low, high = compared.interval
     return (
         f"{compared.score} {compared.second:.2f} against {compared.first:.2f}: {compared.second - compared.first:+.2f} "
@@ -53,40 +58,44 @@ def told(compared: Compared) -> str:
 
 
 def promote(
-    client: MlflowClient, version: ModelVersion, champion: ModelVersion, compared: Compared, certainty: float
+    client: MlflowClient, version: ModelVersion, champion: ModelVersion, compared: ScoreComparison, certainty: float
 ) -> tuple[str, str]:
-    """Give the version its alias, and say why: champion where it beats the champion in this share of resamples.
+    """Set the version's alias, and return it with the reason.
 
-    compared: the champion (first) with the version (second).
+    The version becomes champion where its score is higher and it beats the champion in at least the share `certainty`
+    of the resamples; else challenger. compared: the champion (first) with the version (second).
     """
-    name, figures = f"version {version.version}", f"version {champion.version}: {told(compared)}"
+    name, comparison = f"version {version.version}", f"version {champion.version}: {_describe(compared)}"
     if compared.second > compared.first and compared.better >= certainty:
-        return "champion", crown(client, version, f"{name} is champion: it beats {figures}")
-    why = f"{name} is challenger: it does not beat {figures}; {certainty:.1%} are asked for"
+        return "champion", make_champion(client, version, f"{name} is champion: it beats {comparison}")
+    why = f"{name} is challenger: it does not beat {comparison}; {certainty:.1%} is required"
     client.set_registered_model_alias(version.name, "challenger", version.version)
     client.set_model_version_tag(version.name, version.version, _DECISION, why)
     return "challenger", why
 
 
-def rolled_back(client: MlflowClient, version: ModelVersion) -> bool:
-    """Whether a person took the version back, or one of the same training: no schedule makes it champion again."""
+def was_rolled_back(client: MlflowClient, version: ModelVersion) -> bool:
+    """Return whether a person rolled back the version or one of the same training: no schedule promotes it again."""
     return any(_ROLLED_BACK in other.tags for other in _of_same_training(client, version))
 
 
 def _of_same_training(client: MlflowClient, version: ModelVersion) -> list[ModelVersion]:
-    """The version and others of the same weights: new held-out pictures make a version, and train nothing."""
-    others = client.search_model_versions(f"name = '{version.name}'")
-    return [other for other in others if other.tags.get(TRAIN_KEY) == version.tags.get(TRAIN_KEY)]
+    """Return all versions with the same weights, this one included.
+
+    There may be several: new held-out pictures make a new version without training.
+    """
+    versions = client.search_model_versions(f"name = '{version.name}'")
+    return [other for other in versions if other.tags.get(TRAIN_KEY) == version.tags.get(TRAIN_KEY)]
 
 
-def crown(client: MlflowClient, version: ModelVersion, why: str) -> str:
-    """Make the version champion; returns why."""
+def make_champion(client: MlflowClient, version: ModelVersion, why: str) -> str:
+    """Make the version champion, record the reason in its tag, and return that reason."""
     champions = [*(item for item in _champions(client, version.name) if item != number(version)), number(version)]
     for other in _of_same_training(client, version):
         if _ROLLED_BACK in other.tags:
             client.delete_model_version_tag(other.name, other.version, _ROLLED_BACK)
     client.set_model_version_tag(version.name, version.version, _DECISION, why)
-    _reign(client, version.name, champions)
+    _set_champions(client, version.name, champions)
     challenger = version_with_alias(client, version.name, "challenger")
     if challenger is not None and number(challenger) == number(version):
         client.delete_registered_model_alias(version.name, "challenger")
@@ -94,21 +103,29 @@ def crown(client: MlflowClient, version: ModelVersion, why: str) -> str:
 
 
 def roll_back(client: MlflowClient, model: str) -> tuple[str, str]:
-    """Restore the champion before this one; (its version, the version that was rolled back)."""
+    """Restore the previous champion; return its version and the version that was rolled back.
+
+    Raise AttendError where the model has no champion, or no earlier one.
+    """
     champions = _champions(client, model)
     if not champions:
-        raise AttendError(f"{model}: has no champion to roll back from")
+        raise AttendError(f"{model}: has no champion to roll back from: promote a version first")
     if len(champions) == 1:
-        raise AttendError(f"{model}: version {champions[0]} is its first champion: there is none to roll back to")
-    *before, dropped = champions
+        raise AttendError(
+            f"{model}: version {champions[0]} is its first champion: there is no earlier one to roll back to"
+        )
+    *remaining, dropped = champions
     client.set_model_version_tag(model, dropped, _ROLLED_BACK, "true")
-    client.set_model_version_tag(model, dropped, _DECISION, f"rolled back to version {before[-1]}")
-    _reign(client, model, before)
-    return before[-1], dropped
+    client.set_model_version_tag(model, dropped, _DECISION, f"rolled back to version {remaining[-1]}")
+    _set_champions(client, model, remaining)
+    return remaining[-1], dropped
 
 
-def _reign(client: MlflowClient, model: str, champions: list[str]) -> None:
-    """The last of them is champion. The alias comes last: it is what others load by."""
+def _set_champions(client: MlflowClient, model: str, champions: list[str]) -> None:
+    """Record the champions, oldest first, and make the last one champion.
+
+    The alias `champion` is set last, because models are loaded by it.
+    """
     client.set_registered_model_tag(model, _CHAMPIONS, json.dumps(champions))
     if len(champions) > 1:
         client.set_registered_model_alias(model, "previous", champions[-2])
@@ -118,14 +135,14 @@ def _reign(client: MlflowClient, model: str, champions: list[str]) -> None:
 
 
 def _champions(client: MlflowClient, model: str) -> list[str]:
-    """Versions that were champion and are still there, oldest first; the last is champion now."""
+    """Return the versions that were champion and still exist, oldest first; the last one is champion now."""
     registered = client.get_registered_model(model)
     aliases = {alias: str(version) for alias, version in registered.aliases.items()}
-    there = {number(version) for version in client.search_model_versions(f"name = '{model}'")}
-    kept = [version for version in json.loads(registered.tags.get(_CHAMPIONS, "[]")) if version in there]
+    existing = {number(version) for version in client.search_model_versions(f"name = '{model}'")}
+    champions = [version for version in json.loads(registered.tags.get(_CHAMPIONS, "[]")) if version in existing]
     champion = aliases.get("champion")
     if champion is None:
         return []
-    if champion in kept:  # an alias that was moved by other hands is the truth
-        return kept[: kept.index(champion) + 1]
-    return [*kept, champion]
+    if champion in champions:  # the alias decides, also where it was moved outside attend
+        return champions[: champions.index(champion) + 1]
+    return [*champions, champion]

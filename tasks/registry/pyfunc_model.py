@@ -1,7 +1,7 @@
-"""What MLflow runs when a registered captioner is loaded: this file is copied into the model.
+"""The code that MLflow runs when a registered captioner is loaded: this file is copied into the model.
 
-It imports nothing of this project. The bundle beside it carries the captioner's own code; it is loaded under
-a package name made from the bundle's digest, so that two versions in one process each run their own.
+It imports nothing from this project. The bundle beside it contains the captioner's code, which is loaded under a
+package name made from the bundle's digest, so that two versions in one process each run the code they were saved with.
 """
 
 import base64
@@ -17,8 +17,8 @@ import mlflow
 import pandas as pd
 import torch
 
-# Parameter of a request -> field of the search, least and most. 0 stands for "as the model was evaluated": a
-# signature's parameter needs a default of its type.
+# Parameter of a request -> (decoding option, minimum, maximum). A parameter of the signature needs a default of its
+# type, so 0 stands for "as the model was evaluated".
 _PARAMETERS = {
     "beam_size": ("beam", 1, 32),
     "max_length": ("max_length", 1, 100),
@@ -30,7 +30,7 @@ _LOADING = threading.Lock()
 
 
 def load_captioner(bundle, device="cpu"):
-    """The captioner of a bundle's folder and its `admit`, by the code in the bundle."""
+    """Return the captioner in a bundle's folder and its function `admit`, both from the code in the bundle."""
     folder = Path(bundle)
     name = "attend_" + json.loads((folder / "bundle.json").read_text(encoding="utf-8"))["digest"][:20]
     with _LOADING:
@@ -46,7 +46,10 @@ def load_captioner(bundle, device="cpu"):
 
 
 def photographs_of(model_input):
-    """The encoded photographs of whatever MLflow hands over: a frame, a dict or a list; bytes or base64 text."""
+    """Return the encoded photographs, a list of bytes, from any input that MLflow passes on.
+
+    The input is a data frame, a dict or a list; each photograph in it is bytes or base64 text.
+    """
     if isinstance(model_input, pd.DataFrame):
         values = list(model_input["image"] if "image" in model_input else model_input.iloc[:, 0])
     elif isinstance(model_input, dict):
@@ -59,6 +62,7 @@ def photographs_of(model_input):
 
 
 def _photograph(value):
+    """Return one encoded photograph, bytes, from bytes or base64 text; empty for a value of another type."""
     if isinstance(value, dict):
         value = value.get("image")
     if isinstance(value, str):
@@ -75,41 +79,49 @@ def _photograph(value):
 
 
 def decoding_of(params):
-    """The search that a request's parameters ask for, `attention` among it; MlflowException names one out of bounds."""
+    """Return the decoding options, `attention` included, for a request's parameters.
+
+    Raise MlflowException for a parameter that is out of bounds.
+    """
     params = dict(params or {})
     decoding = {"attention": bool(params.get("return_attention"))}
-    for name, (field, least, most) in _PARAMETERS.items():
+    for name, (option, minimum, maximum) in _PARAMETERS.items():
         value = params.get(name) or None
-        if value is not None and not least <= value <= most:
-            raise _refused(f"{name} is {value}: give {least} to {most}, or 0 for the model's own")
-        decoding[field] = value
+        if value is not None and not minimum <= value <= maximum:
+            raise _invalid(f"{name} is {value}: give {minimum} to {maximum}, or 0 for the model's own")
+        decoding[option] = value
     return decoding
 
 
-def _refused(why):
-    return mlflow.exceptions.MlflowException.invalid_parameter_value(why)
+def _invalid(message):
+    """Return the MlflowException for an invalid parameter."""
+    return mlflow.exceptions.MlflowException.invalid_parameter_value(message)
 
 
 class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
-    """A column `image` of encoded photographs in; one caption with its details a row out."""
+    """The pyfunc model: a column `image` of encoded photographs in; one caption with its details a row out."""
 
     def load_context(self, context):
+        """Load the captioner of the bundle, on the GPU where there is one."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self._captioner, self._admit = load_captioner(context.artifacts["bundle"], device)
 
     def predict(self, context, model_input: pd.DataFrame, params=None):
-        """A list of dicts: caption, tokens, log_probability, alternatives, attention, error."""
+        """Return a dict for each photograph: caption, tokens, log_probability, alternatives, attention, error.
+
+        Raise MlflowException for parameters that are invalid or do not go together.
+        """
         photographs = photographs_of(model_input)
         refusals = [self._refusal(photograph) for photograph in photographs]
-        sound = [photograph for photograph, why in zip(photographs, refusals, strict=True) if why is None]
+        admitted = [photograph for photograph, why in zip(photographs, refusals, strict=True) if why is None]
         try:
-            captioned = iter(self._captioner.caption(sound, **decoding_of(params)))
+            captioned = iter(self._captioner.caption(admitted, **decoding_of(params)))
         except ValueError as error:  # parameters that do not go together
-            raise _refused(str(error)) from None
+            raise _invalid(str(error)) from None
         return [_row(next(captioned)) if why is None else _without_caption(why) for why in refusals]
 
     def _refusal(self, photograph):
-        """Why a photograph is not even decoded; None where it may be."""
+        """Return why a photograph must not be decoded; None where it may be."""
         try:
             self._admit(photograph)
         except ValueError as error:
@@ -118,6 +130,7 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
 
 
 def _row(item):
+    """Return the output row of a captioned photograph."""
     if item.error is not None:
         return _without_caption(item.error)
     return {
@@ -131,6 +144,7 @@ def _row(item):
 
 
 def _without_caption(why):
+    """Return the output row of a photograph that has no caption, with the reason."""
     return {
         "caption": "",
         "tokens": [],

@@ -1,7 +1,8 @@
 """Stage `register`: everything -> a version in MLflow's registry, champion or challenger.
 
-In: the decoder, its scores, and what both were made from. Out: the training's run in MLflow with scores, samples and a
-report; a registered version that needs nothing of this repository; and registration.json, which says which it is.
+In: the decoder, its scores, and the artifacts that both were made from. Out: the model's run in MLflow with scores,
+samples and a report; a registered version that needs nothing from this repository; and registration.json, which names
+that version.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from tasks.evaluation.evaluate import Scores
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
 from tasks.pipeline.workspace import Workspace
-from tasks.registry.made_from import MadeFrom
-from tasks.registry.params import params_of
-from tasks.registry.tracking import lost_registration, store_digests
+from tasks.registry.captioner_artifacts import CaptionerArtifacts
+from tasks.registry.params import run_params
+from tasks.registry.tracking import lost_registration, store_inputs
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Registration(Stage):
-    """Everything -> a version in MLflow's registry, champion or challenger."""
+    """The stage that registers a scored captioner as a version in MLflow's registry, champion or challenger."""
 
     kind: ClassVar[str] = "register"
     version: ClassVar[int] = 2
 
-    config: Config  # for the run's parameters and the card; in the key is its registry section
+    config: Config  # for the run's parameters and the model card; only its registry section is in the key
     scores: Scores
 
     def sections(self) -> dict[str, Section]:
@@ -46,17 +47,17 @@ class Registration(Stage):
         )
 
     def inputs(self) -> dict[str, str]:
-        return store_digests()
+        return store_inputs()
 
-    def lost(self, artifact: Artifact, workspace: Workspace) -> str | None:
+    def external_damage(self, artifact: Artifact, workspace: Workspace) -> str | None:
         return lost_registration(artifact, workspace)
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
         from tasks.registry.registration import register_captioner
 
-        made = MadeFrom.of(self.scores, work.artifacts)
+        artifacts = CaptionerArtifacts.of(self.scores, work.artifacts)
         inputs = {stage.name: artifact.ledger.parts["inputs"] for stage, artifact in work.artifacts.items()}
-        return register_captioner(self.config, made, params_of(self.scores.decoder, inputs), work)
+        return register_captioner(self.config, artifacts, run_params(self.scores.decoder, inputs), work)
 
 
 def register(config: Config, scores: Scores) -> Registration:

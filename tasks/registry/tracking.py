@@ -1,6 +1,7 @@
 """MLflow's store: which one it is, whether it answers, and the run that a trained model is logged to.
 
-One run for each trained model, found again by its stage key: a resumed or repeated run logs into the same one.
+Each trained model has one MLflow run, identified by the model's stage key: a resumed or repeated training logs to the
+same run.
 """
 
 from __future__ import annotations
@@ -34,80 +35,88 @@ if TYPE_CHECKING:
 
 TRAIN_KEY = "attend.train_key"
 _EPOCHS = "attend.epochs"
-_AT_ONCE = 100  # parameters that MLflow takes in a request
+_PARAMS_PER_REQUEST = 100  # the most parameters that MLflow accepts in a request
 _EVALUATION = "attend.evaluation"
-MLFLOW_UI = "ATTEND_MLFLOW_UI"  # where the pages of an embedded store are, if a server shows them
+MLFLOW_UI = "ATTEND_MLFLOW_UI"  # address of the server that shows an embedded store, if there is one
 
 
 def tracking_uri(workspace: Path) -> str:
-    """MLFLOW_TRACKING_URI where it is set, else an sqlite store embedded in the workspace."""
+    """Return MLFLOW_TRACKING_URI where it is set, else the address of an sqlite store embedded in the workspace."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace}/mlflow.db"
 
 
-def store_of(workspace: Path) -> str:
-    """`tracking_uri`, to be shown and kept."""
+def shown_tracking_uri(workspace: Path) -> str:
+    """Return `tracking_uri` without credentials, to be shown and stored."""
     return without_credentials(tracking_uri(workspace))
 
 
-def store_digests() -> dict[str, str]:
-    """What a registration depends on beside its model: the store it is in (credentials left out)."""
-    given = os.environ.get("MLFLOW_TRACKING_URI")
-    if not given:
+def store_inputs() -> dict[str, str]:
+    """Return what a registration depends on beside its model: the address of its store, without credentials."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
         return {"MLflow store": "embedded"}
-    return {"MLflow store": without_credentials(given)}
+    return {"MLflow store": without_credentials(uri)}
 
 
 def without_credentials(uri: str) -> str:
-    """A store's address, to be shown."""
+    """Return a store's address without user name, password and query, to be shown."""
     parts = urlsplit(uri)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
-    """What is wrong where the embedded store does not hold the version that `register` made; None if it does."""
-    told = json.loads((artifact.path / "registration.json").read_text(encoding="utf-8"))
+    """Return what is wrong where the embedded store lacks the version that `register` made; None where it has it.
+
+    Return None also where the store is a server's, which is not asked.
+    """
+    registration = json.loads((artifact.path / "registration.json").read_text(encoding="utf-8"))
     database = workspace.root / "mlflow.db"
-    if not told["store"].startswith("sqlite:") or os.environ.get("MLFLOW_TRACKING_URI"):
-        return None  # a server's to say, when it is asked
+    if not registration["store"].startswith("sqlite:") or os.environ.get("MLFLOW_TRACKING_URI"):
+        return None  # the server says so when the version is asked for
     try:
         with contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            # A version that was deleted stays as a row, in a stage of that name.
+            # MLflow keeps the row of a deleted version, in this stage.
             query = (
                 "select 1 from model_versions where name = ? and version = ? and current_stage != 'Deleted_Internal'"
             )
-            found = connection.execute(query, (told["model"], int(told["version"]))).fetchone()
+            row = connection.execute(query, (registration["model"], int(registration["version"]))).fetchone()
     except sqlite3.Error:
-        found = None
-    return None if found else f"{told['uri']} is not in {database.name} any more"
+        row = None
+    return None if row else f"{registration['uri']} is not in {database.name} any more"
 
 
-def registered_as(artifact: Artifact) -> str:
-    """`models:/NAME/VERSION` of what `register` made."""
+def registered_uri(artifact: Artifact) -> str:
+    """Return the address of the version that `register` made, `models:/NAME/VERSION`."""
     return str(json.loads((artifact.path / "registration.json").read_text(encoding="utf-8"))["uri"])
 
 
 def check_store(workspace: Path, must_exist: bool = False) -> None:
-    """Refuse, before any work, a server that does not answer within 5 s; a store that must be there and is not."""
+    """Raise AttendError, before any work is done, where the workspace's MLflow store cannot be used.
+
+    That is: a server does not answer within 5 s; the workspace cannot contain an embedded store or its models; or there
+    is no embedded store and `must_exist` is set.
+    """
     uri = tracking_uri(workspace)
     if uri.startswith(("http://", "https://")):
         _check_server(uri)
-    elif Remote.of(workspace) is not None:
+    elif Remote.for_cache(workspace) is not None:
         raise AttendError(
-            f"{workspace}: is the cache of a workspace in object storage, where no MLflow store can be: "
-            "set MLFLOW_TRACKING_URI to that of a server"
+            f"{workspace}: is the cache of a workspace in object storage, which cannot contain an MLflow store: "
+            "set MLFLOW_TRACKING_URI to the address of an MLflow server"
         )
     elif not os.environ.get("MLFLOW_TRACKING_URI") and set(str(workspace)) & {"?", "%"}:
         raise AttendError(
-            f"{workspace}: MLflow keeps no models below a path with ? or %: give another with machine.workspace=FOLDER"
+            f"{workspace}: MLflow cannot store models below a path with ? or %: give another path with "
+            "machine.workspace=FOLDER"
         )
     elif must_exist and uri.startswith("sqlite:") and not Path(uri.removeprefix("sqlite:///")).is_file():
         raise AttendError(f"{workspace}: no model is registered there: run `attend run` first, or give --workspace")
 
 
 def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
-    """MLflow's client on the right store, which is made if it is the embedded one and not there yet.
+    """Return MLflow's client for the workspace's store; an embedded store that does not exist yet is created.
 
-    must_exist: AttendError where it is not there.
+    must_exist: raise AttendError where it does not exist, and do not create it.
     """
     check_store(workspace, must_exist)
     uri = tracking_uri(workspace)
@@ -122,27 +131,28 @@ def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
     import mlflow
 
     logging.getLogger("mlflow").setLevel(logging.ERROR)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it raises what it logs
-    given = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")}
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the errors that it raises
+    user_set = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")}
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
-    for name, value in given.items():
-        # MLflow writes the address into the environment, where it would pass for one the user gave.
+    for name, value in user_set.items():
+        # MLflow writes the address to the environment, where it would be taken for one that the user set.
         if value is None:
             os.environ.pop(name, None)
     client = mlflow.MlflowClient()
-    # Two processes that make the embedded database at the same moment break each other's migrations.
+    # Two processes that create the embedded database at the same moment break each other's migrations.
     with Workspace(workspace).lock("mlflow-store", "the MLflow store"):
         client.search_experiments(max_results=1)
     return client
 
 
 def _check_server(uri: str) -> None:
+    """Raise AttendError where the MLflow server does not answer within 5 s."""
     shown = without_credentials(uri).rstrip("/")
     try:
         urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5).close()
     except urllib.error.HTTPError:
-        pass  # it answers; whether it lets us in is for the calls to come
+        pass  # it answers; whether it grants access shows in later requests
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise AttendError(
@@ -151,75 +161,80 @@ def _check_server(uri: str) -> None:
         ) from None
 
 
-def run_page(store: str, run_id: str) -> str | None:
-    """The address of a run's page; None for an embedded store that no server shows."""
+def run_page_url(store: str, run_id: str) -> str | None:
+    """Return the address of a run's page; None for an embedded store that no server shows."""
     page = store if store.startswith(("http://", "https://")) else os.environ.get(MLFLOW_UI)
     return f"{without_credentials(page).rstrip('/')}/#/runs/{run_id}" if page else None
 
 
-def experiment_of(client: MlflowClient, workspace: Path, name: str) -> str:
+def get_or_create_experiment(client: MlflowClient, workspace: Path, name: str) -> str:
+    """Return the id of the experiment with this name, which is created where there is none."""
     with Workspace(workspace).lock("mlflow-store", "the MLflow store"):
-        found = client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
+        experiment = client.get_experiment_by_name(name)
+        if experiment is not None:
+            return str(experiment.experiment_id)
         embedded = tracking_uri(workspace).startswith("sqlite:")
         location = (workspace / "mlartifacts" / name).as_uri() if embedded else None
         return str(client.create_experiment(name, artifact_location=location))
 
 
 class TrainingLog:
-    """The MLflow run of one trained model. Epochs logged already are not logged twice."""
+    """The log of one trained model in its MLflow run. No epoch is logged twice."""
 
     def __init__(self, client: MlflowClient, run_id: str) -> None:
         self.client, self.run_id = client, run_id
 
     def epoch(self, row: dict[str, float]) -> None:
-        """Log a row of the training history."""
-        number = int(row["epoch"])
-        if number <= int(self.client.get_run(self.run_id).data.tags.get(_EPOCHS, 0)):
+        """Log a row of the training history, unless its epoch was logged before."""
+        epoch = int(row["epoch"])
+        if epoch <= int(self.client.get_run(self.run_id).data.tags.get(_EPOCHS, 0)):
             return
-        log_scores(self.client, self.run_id, {name: row[name] for name in row if name != "epoch"}, number)
-        self.client.set_tag(self.run_id, _EPOCHS, str(number))
+        log_scores(self.client, self.run_id, {name: row[name] for name in row if name != "epoch"}, epoch)
+        self.client.set_tag(self.run_id, _EPOCHS, str(epoch))
 
-    def epoch_if_it_answers(self, row: dict[str, float]) -> None:
-        """The same while training goes on, which a store out of reach must not stop: `register` logs the row again."""
+    def try_log_epoch(self, row: dict[str, float]) -> None:
+        """Log a row as `epoch` does, but do not stop the training where MLflow fails: `register` logs the row later."""
         from mlflow.exceptions import MlflowException
 
         try:
             self.epoch(row)
         except MlflowException as error:
-            say(f"MLflow did not take epoch {row['epoch']:.0f} ({' '.join(str(error).split())[:120]}); later")
+            reason = " ".join(str(error).split())[:120]
+            say(f"MLflow did not accept epoch {row['epoch']:.0f} ({reason}): `register` will log it later")
 
 
 @contextlib.contextmanager
 def training_log(workspace: Path, model: str, train_key: str, params: dict[str, Any]) -> Iterator[TrainingLog]:
-    """The run of the model with this train key, taken up again or made; its status says how the block ended.
+    """Open the run of the model with this train key, resumed or new; its status says how the block ended.
 
-    Where the process is killed, its note stays, and `close_dead_runs` ends the run in its stead.
+    Where the process is killed, its note stays, and `close_dead_runs` ends the run later.
     """
     client = connect(workspace)
-    experiment = experiment_of(client, workspace, model)
-    with _until_ended(workspace, experiment, TRAIN_KEY, train_key):
-        run_id = _run_of(client, experiment, train_key, model, params)
-        with _ending(client, run_id):
+    experiment = get_or_create_experiment(client, workspace, model)
+    with _exclusive_run(workspace, experiment, TRAIN_KEY, train_key):
+        run_id = _resume_or_create(client, experiment, train_key, model, params)
+        with _terminated(client, run_id):
             yield TrainingLog(client, run_id)
 
 
 @contextlib.contextmanager
-def _until_ended(workspace: Path, experiment: str, tag: str, key: str) -> Iterator[None]:
-    """One process at a time has the run whose tag has this value; a note of it stays if the block does not end well."""
+def _exclusive_run(workspace: Path, experiment: str, tag: str, key: str) -> Iterator[None]:
+    """Hold the lock of the run whose tag has this value, so that one process at a time logs to it.
+
+    A note of the run is written for the block, and stays where the block does not end well.
+    """
     with Workspace(workspace).lock(f"mlflow-{key[:20]}", f"MLflow run {key[:8]}"):
-        note = _notes(workspace) / f"{key[:20]}.json"
+        note = _notes_folder(workspace) / f"{key[:20]}.json"
         note.parent.mkdir(parents=True, exist_ok=True)
-        told = {"tag": tag, "key": key, "experiment": experiment, "uri": store_of(workspace)}
-        write_atomically(note, json.dumps(told))
+        content = {"tag": tag, "key": key, "experiment": experiment, "uri": shown_tracking_uri(workspace)}
+        write_atomically(note, json.dumps(content))
         yield
         note.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def _ending(client: MlflowClient, run_id: str) -> Iterator[None]:
-    """The run's status says how the block ended."""
+def _terminated(client: MlflowClient, run_id: str) -> Iterator[None]:
+    """End a run after the block, with the status FINISHED, FAILED (an exception) or KILLED (an interruption)."""
     status = "KILLED"
     try:
         yield
@@ -231,76 +246,84 @@ def _ending(client: MlflowClient, run_id: str) -> Iterator[None]:
         client.set_terminated(run_id, status)
 
 
-def _run_of(client: MlflowClient, experiment: str, train_key: str, model: str, params: dict[str, Any]) -> str:
-    """The id of the run with this key, taken up again or made."""
+def _resume_or_create(client: MlflowClient, experiment: str, train_key: str, model: str, params: dict[str, Any]) -> str:
+    """Return the id of the run with this train key, resumed or new, with its parameters logged."""
     from mlflow.entities import Param
 
-    found = client.search_runs([experiment], f"tags.`{TRAIN_KEY}` = '{train_key}'", max_results=1)
-    if found:
-        run_id = str(found[0].info.run_id)
+    runs = client.search_runs([experiment], f"tags.`{TRAIN_KEY}` = '{train_key}'", max_results=1)
+    if runs:
+        run_id = str(runs[0].info.run_id)
         client.update_run(run_id, status="RUNNING")
     else:
         run = client.create_run(experiment, tags={TRAIN_KEY: train_key}, run_name=f"{model}-{train_key[:8]}")
         run_id = str(run.info.run_id)
-    logged = client.get_run(run_id).data.params  # a run killed meanwhile logged some of them
+    logged = client.get_run(run_id).data.params  # a killed run may have logged some of them
     new = [Param(key, str(value)) for key, value in params.items() if key not in logged]
-    for at in range(0, len(new), _AT_ONCE):
-        client.log_batch(run_id, params=new[at : at + _AT_ONCE])
+    for start in range(0, len(new), _PARAMS_PER_REQUEST):
+        client.log_batch(run_id, params=new[start : start + _PARAMS_PER_REQUEST])
     return run_id
 
 
 def log_scores(client: MlflowClient, run_id: str, scores: Mapping[str, float], step: int = 0) -> None:
-    """Log metrics of one step, all in one request."""
+    """Log scores as metrics of one step, all in one request."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
     client.log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in scores.items()])
 
 
-def evaluation_with(client: MlflowClient, workspace: Path, model: str, key: str) -> str | None:
-    """The run in which `log_evaluation` kept the files of this key; None where there is none."""
-    experiment = experiment_of(client, workspace, model)
+def find_evaluation_run(client: MlflowClient, workspace: Path, model: str, key: str) -> str | None:
+    """Return the id of the finished run that `log_evaluation` made for this key; None where there is no such run."""
+    experiment = get_or_create_experiment(client, workspace, model)
     query = f"tags.`{_EVALUATION}` = '{key}' and attributes.status = 'FINISHED'"
-    found = client.search_runs([experiment], query, max_results=1)
-    return str(found[0].info.run_id) if found else None
+    runs = client.search_runs([experiment], query, max_results=1)
+    return str(runs[0].info.run_id) if runs else None
 
 
 def log_evaluation(
-    client: MlflowClient, workspace: Path, model: str, name: str, key: str, told: dict[str, Any], files: str
+    client: MlflowClient, workspace: Path, model: str, name: str, key: str, scores: dict[str, Any], folder: str
 ) -> str:
-    """Keep the scores of a registered model and the files they were taken from in a run of their own; its id."""
-    experiment = experiment_of(client, workspace, model)
-    tags = {_EVALUATION: key, "attend.signature": told["signature"]}
-    with _until_ended(workspace, experiment, _EVALUATION, key):
+    """Log the scores of a registered model, and the files that they were computed from, in a new run; return its id.
+
+    name: the run's name. key: the digest that `find_evaluation_run` finds it by. scores: the content of scores.json.
+    folder: the folder that contains the files.
+    """
+    experiment = get_or_create_experiment(client, workspace, model)
+    tags = {_EVALUATION: key, "attend.signature": scores["signature"]}
+    with _exclusive_run(workspace, experiment, _EVALUATION, key):
         run_id = client.create_run(experiment, tags=tags, run_name=name).info.run_id
-        with _ending(client, run_id):
-            log_scores(client, run_id, told["scores"])
-            client.log_artifacts(run_id, files)
+        with _terminated(client, run_id):
+            log_scores(client, run_id, scores["scores"])
+            client.log_artifacts(run_id, folder)
     return str(run_id)
 
 
 def close_dead_runs(workspace: Path) -> None:
-    """Give the MLflow runs whose process was killed the status KILLED; resumed, they run again."""
-    for note in sorted(_notes(workspace).glob("*.json")):
+    """Set the status of MLflow runs whose process was killed to KILLED, until they are resumed."""
+    for note in sorted(_notes_folder(workspace).glob("*.json")):
         lock = Workspace(workspace).root / "locks" / f"mlflow-{note.stem}.lock"
         with contextlib.suppress(filelock.Timeout, FileNotFoundError), filelock.FileLock(lock, timeout=0):
-            told = json.loads(note.read_text(encoding="utf-8"))
-            if told["uri"] != store_of(workspace):
-                continue  # for a run that has that store
+            content = json.loads(note.read_text(encoding="utf-8"))
+            if content["uri"] != shown_tracking_uri(workspace):
+                continue  # left to a process that uses that store
             client = connect(workspace)
-            query = f"tags.`{told['tag']}` = '{told['key']}' and attributes.status = 'RUNNING'"
-            for run in client.search_runs([told["experiment"]], query):
+            query = f"tags.`{content['tag']}` = '{content['key']}' and attributes.status = 'RUNNING'"
+            for run in client.search_runs([content["experiment"]], query):
                 client.set_terminated(run.info.run_id, "KILLED")
                 say(f"MLflow run {run.info.run_name}: was cut off; its status is KILLED until it is resumed")
             note.unlink(missing_ok=True)
 
 
-def _notes(workspace: Path) -> Path:
+def _notes_folder(workspace: Path) -> Path:
+    """Return the folder of the notes about runs that have not ended."""
     return workspace / "runs" / "mlflow"
 
 
 def mlflow_ui(workspace: Path, port: int) -> None:
-    """Run MLflow's own server on the workspace's store until it is stopped."""
+    """Replace this process with MLflow's own server, which shows the workspace's embedded store until it is stopped.
+
+    Raise AttendError where the store is not embedded but a server, or does not exist.
+    """
     if tracking_uri(workspace).startswith(("http://", "https://")):
         raise AttendError(
             f"MLFLOW_TRACKING_URI names a server: its page is at {without_credentials(tracking_uri(workspace))}"
@@ -311,11 +334,14 @@ def mlflow_ui(workspace: Path, port: int) -> None:
 
 
 def ui_command(workspace: Path, port: int) -> list[str]:
-    """The command that shows an embedded store at a port of this machine."""
+    """Return the command that serves the pages of an embedded store at a port of this machine.
+
+    Raise AttendError where MLflow's program is not installed beside this Python.
+    """
     program = Path(sys.executable).with_name("mlflow")
     if not program.exists():
         raise AttendError(
-            f"{program}: MLflow's program is not beside this Python: install `mlflow` in this environment"
+            f"{program}: MLflow's program is not installed beside this Python: install `mlflow` in this environment"
         )
     arguments = ["server", "--backend-store-uri", tracking_uri(workspace), "--host", "127.0.0.1", "--port", str(port)]
     arguments += ["--artifacts-destination", (workspace / "mlartifacts").as_uri(), "--workers", "1"]
@@ -323,7 +349,7 @@ def ui_command(workspace: Path, port: int) -> list[str]:
 
 
 def ui_environment() -> dict[str, str]:
-    """The environment to run `ui_command` in."""
+    """Return the environment variables to run `ui_command` with."""
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     environment.pop("MLFLOW_TRACKING_URI", None)
     return environment

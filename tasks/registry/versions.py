@@ -1,4 +1,4 @@
-"""Registered versions: found by address or alias, and what they were scored on."""
+"""Registered versions: finding them by address or alias, and reading their scores and predictions."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from typing import TYPE_CHECKING, Any
 from tasks.common.errors import AttendError
 from tasks.common.progress import say
 from tasks.evaluation.predictions import PREDICTIONS, read_predictions
-from tasks.evaluation.report import Earlier
+from tasks.evaluation.report import EarlierVersion
 from tasks.registry import tracking
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-EVALUATION = "attend.evaluation"  # tag of a version: the folder of its run with what it was scored by
-_EARLIER = 10
+EVALUATION = "attend.evaluation"  # tag of a version: the folder in its run with its predictions and scores
+_EARLIER_LIMIT = 10  # versions listed in a report
 
 
 def number(version: ModelVersion) -> str:
-    """A version's number, which some of MLflow's calls give as a text and some as an integer."""
+    """Return a version's number as text; some of MLflow's calls give it as text and some as an integer."""
     return str(version.version)
 
 
 def address_of(version: ModelVersion) -> str:
-    """`models:/NAME/VERSION`."""
+    """Return the address of a version, `models:/NAME/VERSION`."""
     return f"models:/{version.name}/{version.version}"
 
 
 def version_with_alias(client: MlflowClient, model: str, alias: str) -> ModelVersion | None:
-    """The version that bears an alias; None where there is none yet."""
+    """Return the version of a model that has an alias; None where no version has it yet."""
     from mlflow.exceptions import MlflowException
 
     try:
         return client.get_model_version_by_alias(model, alias)
     except MlflowException as error:
-        # A missing alias and a missing model are told apart by code, and differently by different stores.
+        # MLflow's stores differ in the code that they give for a missing alias and for a missing model.
         if error.error_code in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
             return None
         raise
 
 
-def version_at(client: MlflowClient, address: str) -> ModelVersion:
-    """The version that `models:/NAME@ALIAS` or `models:/NAME/VERSION` names; AttendError where there is none."""
+def version_of_address(client: MlflowClient, address: str) -> ModelVersion:
+    """Return the version at `models:/NAME@ALIAS` or `models:/NAME/VERSION`; AttendError where there is none."""
     from mlflow.exceptions import MlflowException
 
     path = address.removeprefix("models:/")
-    name, at, alias = path.partition("@")
+    name, separator, alias = path.partition("@")
     try:
-        if at:
+        if separator:
             return client.get_model_version_by_alias(name, alias)
         name, _, version = path.partition("/")
         return client.get_model_version(name, version)
@@ -59,49 +59,65 @@ def version_at(client: MlflowClient, address: str) -> ModelVersion:
 
 
 @dataclass(frozen=True)
-class Registered:
-    """A registered model and who its champion is."""
+class _Registered:
+    """A registered model. champion: the version that is its champion; None where it has none."""
 
     name: str
     champion: str | None
 
 
-def registered_models(client: MlflowClient) -> list[Registered]:
-    """The registered models, newest first."""
-    found = client.search_registered_models(order_by=["last_updated_timestamp DESC"])
-    return [Registered(model.name, client.get_registered_model(model.name).aliases.get("champion")) for model in found]
+def _registered_models(client: MlflowClient) -> list[_Registered]:
+    """Return all registered models, the latest updated first."""
+    models = client.search_registered_models(order_by=["last_updated_timestamp DESC"])
+    return [
+        _Registered(model.name, client.get_registered_model(model.name).aliases.get("champion")) for model in models
+    ]
 
 
-def earlier_versions(client: MlflowClient, model: str, scores: dict[str, Any]) -> list[Earlier]:
-    """The latest versions of a model beside `scores` (of scores.json), newest first."""
-    found = client.search_model_versions(f"name = '{model}'", order_by=["version_number DESC"], max_results=_EARLIER)
-    return [Earlier(str(version.version), scores_of(version), scored_alike(version, scores)) for version in found]
+def earlier_versions(client: MlflowClient, model: str, scores: dict[str, Any]) -> list[EarlierVersion]:
+    """Return the latest versions of a model with their scores, newest first, at most 10.
+
+    scores: the content of scores.json that they are to be listed with.
+    """
+    versions = client.search_model_versions(
+        f"name = '{model}'", order_by=["version_number DESC"], max_results=_EARLIER_LIMIT
+    )
+    return [EarlierVersion(number(version), scores_of(version), _scored_alike(version, scores)) for version in versions]
 
 
 def scores_of(version: ModelVersion) -> dict[str, float]:
-    """What it scored when it was registered."""
+    """Return the scores that a version had when it was registered, by name, in percent."""
     tags = version.tags.items()
     return {name.removeprefix("score."): float(value) for name, value in tags if name.startswith("score.")}
 
 
-def scored_alike(version: ModelVersion, scores: dict[str, Any]) -> bool:
-    """Whether a version was scored on the same pictures with the same settings."""
+def _scored_alike(version: ModelVersion, scores: dict[str, Any]) -> bool:
+    """Return whether a version was scored on the same pictures with the same settings as `scores`."""
     return all(version.tags.get(f"attend.{name}") == scores[name] for name in ("data", "signature"))
 
 
-def version_predictions(client: MlflowClient, version: ModelVersion, folder: Path) -> Path | None:
-    """The captions that a version was scored by, as its run keeps them; None where it does not."""
-    place = version.tags.get(EVALUATION)
-    return None if place is None else kept_predictions(client, str(version.run_id), folder, f"{place}/{PREDICTIONS}")
+def download_version_predictions(client: MlflowClient, version: ModelVersion, folder: Path) -> Path | None:
+    """Download the predictions that a version was scored by into a folder, and return their path.
+
+    Return None where the version's run does not have them.
+    """
+    evaluation = version.tags.get(EVALUATION)
+    if evaluation is None:
+        return None
+    return download_predictions(client, str(version.run_id), folder, f"{evaluation}/{PREDICTIONS}")
 
 
-def kept_predictions(client: MlflowClient, run_id: str, folder: Path, place: str = PREDICTIONS) -> Path | None:
-    """The predictions file that a run keeps; None where it has none, or one of a version that kept no references."""
+def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifact: str = PREDICTIONS) -> Path | None:
+    """Download a run's predictions file into a folder, and return its path.
+
+    artifact: the file's path in the run. Return None where the run has no such file, or one that cannot be read, such
+    as a file without references, from an older version of attend.
+    """
     from mlflow.exceptions import MlflowException
 
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        path = Path(client.download_artifacts(run_id, place, str(folder)))
+        path = Path(client.download_artifacts(run_id, artifact, str(folder)))
         read_predictions(path)
     except (MlflowException, OSError, AttendError):
         return None
@@ -109,23 +125,28 @@ def kept_predictions(client: MlflowClient, run_id: str, folder: Path, place: str
 
 
 def resolve(model: str | None, workspace: Path) -> str:
-    """`models:/NAME/VERSION` of an address; None for the champion registered last. AttendError where there is none."""
+    """Return the address `models:/NAME/VERSION` of a model; AttendError where there is none.
+
+    model: an address in MLflow's registry; None for the champion of the model that was updated last.
+    """
     check_address(model)
     client = tracking.connect(workspace, must_exist=True)
-    return address_of(version_at(client, model or last_champion(client, workspace)))
+    return address_of(version_of_address(client, model or last_champion(client, workspace)))
 
 
 def check_address(model: str | None) -> None:
-    """AttendError where it is none of MLflow's registry."""
+    """Raise AttendError where `model` is given and is not an address in MLflow's registry."""
     if model is not None and not model.startswith("models:/"):
-        raise AttendError(f"--model: {model}: an address reads models:/NAME@ALIAS or models:/NAME/VERSION")
+        raise AttendError(f"--model: {model}: give an address, models:/NAME@ALIAS or models:/NAME/VERSION")
 
 
 def last_champion(client: MlflowClient, workspace: Path) -> str:
-    """`models:/NAME@champion` of the model registered last that has one; AttendError where none has."""
-    found = [item for item in registered_models(client) if item.champion is not None]
-    if not found:
-        raise AttendError(f"{tracking.store_of(workspace)}: no champion is registered yet: run `attend run` first")
-    address = f"models:/{found[0].name}@champion"
+    """Return `models:/NAME@champion` of the model updated last that has a champion; AttendError where none has one."""
+    models = [model for model in _registered_models(client) if model.champion is not None]
+    if not models:
+        raise AttendError(
+            f"{tracking.shown_tracking_uri(workspace)}: no champion is registered yet: run `attend run` first"
+        )
+    address = f"models:/{models[0].name}@champion"
     say(f"model: {address}")
     return address

@@ -1,4 +1,4 @@
-"""Fine-tuning: the backbone's later blocks and the decoder are trained together, from photographs."""
+"""Fine-tuning: train the backbone's later blocks and the decoder together, from photographs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tasks.common.files import digest_of_file
 from tasks.config.devices import device_of
 from tasks.config.schema import GridsConfig, MachineConfig, TuningConfig
 from tasks.data.captions import CaptionedPicture, read_captions, read_vocabulary
-from tasks.data.manifest import Picture, files_of, pictures_of
+from tasks.data.manifest import Picture, files_by_digest, read_pictures
 from tasks.grids.encoding import decoders, read_photograph
 from tasks.grids.index import open_grids
-from tasks.grids.view_crops import cropped, is_sided
+from tasks.grids.view_crops import mentions_side, random_crop
 from tasks.grids.weights import TUNED, load_backbone
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact, Outcome
@@ -38,8 +38,8 @@ from tasks.training.precision import precision_by_epoch, with_precision
 
 
 @dataclass(frozen=True)
-class TuneSources:
-    """What a backbone is fine-tuned by: artifacts of the stages before, and the folder of the photographs."""
+class TuneInputs:
+    """The inputs of fine-tuning: the artifacts of earlier stages, and the folder of the photographs."""
 
     manifest: Artifact
     captions: Artifact
@@ -53,33 +53,34 @@ def fit_backbone(
     tuning: TuningConfig,
     freeze_words: bool,
     machine: MachineConfig,
-    sources: TuneSources,
+    sources: TuneInputs,
     out: Path,
 ) -> Outcome:
-    """Fine-tune the backbone and the decoder together; the product is the digest of the backbone's weights.
+    """Fine-tune the backbone and the decoder together, and write the best backbone and the history to `out`.
 
-    freeze_words: keep the decoder's word embeddings as they are.
+    The outcome's product is the digest of the backbone's weights. freeze_words: do not train the decoder's word
+    embeddings. Raise AttendError where the backbone does not have the block `tuning.first_block`.
     """
     captions, manifest = sources.captions.path, sources.manifest.path
     tuning = with_precision(tuning, device_of(machine), "tuning")
-    frozen = open_grids(sources.grids, machine)
+    frozen_grids = open_grids(sources.grids, machine)
     vocabulary = read_vocabulary(captions)
-    files = files_of(manifest, sources.photographs)
+    files = files_by_digest(manifest, sources.photographs)
     backbone = load_backbone(grids)
-    trained, _ = load_decoder(sources.trained.path)
-    trained.embed.weight.requires_grad_(not freeze_words)
+    decoder, _ = load_decoder(sources.trained.path)
+    decoder.embed.weight.requires_grad_(not freeze_words)
     try:
-        tuned = backbone.unfreeze(tuning.first_block)
+        tuned_weights = backbone.unfreeze(tuning.first_block)
     except ValueError as error:
         raise AttendError(f"tuning.first_block: {grids.backbone} {error}") from None
-    captioned = [p for p in read_captions(captions, "train") if p.digest in frozen]
-    dev = [picture for picture in pictures_of(manifest, "dev") if picture.digest in frozen]
-    rates: dict[float, list[nn.Parameter]] = {tuning.backbone_learning_rate: tuned}
-    rates.setdefault(tuning.learning_rate, []).extend(trained.parameters())
+    captioned = [picture for picture in read_captions(captions, "train") if picture.digest in frozen_grids]
+    dev = [picture for picture in read_pictures(manifest, "dev") if picture.digest in frozen_grids]
+    rates: dict[float, list[nn.Parameter]] = {tuning.backbone_learning_rate: tuned_weights}
+    rates.setdefault(tuning.learning_rate, []).extend(decoder.parameters())
     with decoders(machine) as pool:
         views = Views(grids, backbone.declared.interpolation, files, pool)
         batches = PhotographBatches(captioned, tuning, vocabulary, views)
-        fit = Fit(EndToEnd(backbone, trained), rates, tuning, machine, batches, out, CrossEntropy(tuning), "tune")
+        fit = Fit(EndToEnd(backbone, decoder), rates, tuning, machine, batches, out, CrossEntropy(tuning), "tune")
         fit.run(PhotographDev(dev, vocabulary, machine, views), lambda _: None)
     if processes.rank():
         return Outcome({})
@@ -102,23 +103,25 @@ class Views:
         self._resize = partial(resize, size=grids.image_size, fit=grids.fit, interpolation=interpolation)
 
     def whole(self, digests: Sequence[str]) -> Tensor:
-        """As the extract stage sees them."""
-        return stack(list(self._pool.map(lambda digest: self._resize(self._decoded(digest)), digests)))
+        """Return whole photographs, as the extract stage encodes them."""
+        return stack(list(self._pool.map(lambda digest: self._resize(self._decode(digest)), digests)))
 
     def varied(self, digests: Sequence[str], seeds: Sequence[str], crop: float, mirrored: Sequence[bool]) -> Tensor:
-        """Each cropped at random to at least `crop` of its sides, and mirrored by chance where it may be.
+        """Return photographs cropped at random to at least `crop` of each side, and mirrored with probability 1/2.
 
-        What becomes of a photograph is a function of its seed.
+        Only photographs whose `mirrored` is true may be mirrored. The crop and the mirroring of a photograph are a
+        function of its seed alone.
         """
 
         def view(digest: str, seed: str, may_mirror: bool) -> Tensor:
-            chance = random.Random(seed)
-            made = self._resize(cropped(self._decoded(digest), chance, crop))
-            return made.flip(2) if chance.random() < 0.5 and may_mirror else made
+            generator = random.Random(seed)
+            pixels = self._resize(random_crop(self._decode(digest), generator, crop))
+            return pixels.flip(2) if generator.random() < 0.5 and may_mirror else pixels
 
         return stack(list(self._pool.map(view, digests, seeds, mirrored)))
 
-    def _decoded(self, digest: str) -> Tensor:
+    def _decode(self, digest: str) -> Tensor:
+        """Return the photograph's pixels, uint8 (3, H, W); raise AttendError where it cannot be read or decoded."""
         path = self._files[digest]
         data = read_photograph(digest, path)
         try:
@@ -128,35 +131,38 @@ class Views:
 
 
 class PhotographBatches(Batches):
-    """Batches of varied photographs of the train split."""
+    """Batches of photographs of the train split, cropped and mirrored at random."""
 
     def __init__(
         self, pictures: Sequence[CaptionedPicture], tuning: TuningConfig, vocabulary: Vocabulary, views: Views
     ) -> None:
         super().__init__(pictures, tuning.batch_pictures, tuning.seed)
         self._tuning, self._views = tuning, views
-        self._mirrors = {picture.digest: tuning.flip and not is_sided(picture, vocabulary) for picture in pictures}
+        self._may_mirror = {
+            picture.digest: tuning.flip and not mentions_side(picture, vocabulary) for picture in pictures
+        }
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
         digests = [picture.digest for picture in captioned]
         seeds = [f"{self.seed} {epoch} {digest}" for digest in digests]
-        return self._views.varied(digests, seeds, self._tuning.crop, [self._mirrors[digest] for digest in digests])
+        return self._views.varied(digests, seeds, self._tuning.crop, [self._may_mirror[digest] for digest in digests])
 
 
 class PhotographDev(Dev):
-    """The dev pictures, seen through the backbone as it is by now."""
+    """The dev pictures, encoded by the backbone as it is trained so far."""
 
     def __init__(self, pictures: list[Picture], vocabulary: Vocabulary, machine: MachineConfig, views: Views) -> None:
         super().__init__(pictures, vocabulary, machine)
         self._views = views
 
-    def seen(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
+    def decoder_and_grids(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
         assert isinstance(model, EndToEnd)
         return model.decoder, self._grids(model.backbone)
 
     def _grids(self, backbone: Backbone) -> Iterator[Tensor]:
-        digests, size = [picture.digest for picture in self.own], self.machine.extract_batch
+        """Yield the grids of this process's pictures, (n, h, w, C) float32, in order, a batch at a time."""
+        digests, size = [picture.digest for picture in self.local_pictures], self.machine.extract_batch
         encoder = Encoder(backbone, self._views.precision, next(backbone.parameters()).device)
-        for at in range(0, len(digests), size):
-            pixels = self._views.whole(digests[at : at + size])
+        for start in range(0, len(digests), size):
+            pixels = self._views.whole(digests[start : start + size])
             yield encoder(pixels).float()

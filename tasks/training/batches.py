@@ -1,6 +1,6 @@
-"""Pictures (cached grids, or photographs) + token ids -> batches. One row a picture; its captions share it.
+"""Pictures (cached grids, or photographs) + token ids -> batches, with one row per picture that its captions share.
 
-The order of an epoch is a function of the seed and the epoch alone: a resumed run sees the same batches.
+The order of an epoch is a function of the seed and the epoch's number alone, so a resumed run sees the same batches.
 """
 
 from __future__ import annotations
@@ -28,121 +28,132 @@ from tasks.data.captions import CaptionedPicture
 from tasks.grids.reader import GridReader
 from tasks.pipeline import distributed as processes
 
-_POOL = 16  # blocks that are mixed
-_CAPTIONS = 64  # of a picture in an epoch: a file that a data set has in thousands of copies has thousands
-# Mapped grids are read-only, and nothing here writes to them.
+_POOL_BLOCKS = 16  # blocks whose pictures are shuffled together
+# Per picture and epoch. A file that a data set contains thousands of times has thousands of captions.
+_MAX_CAPTIONS = 64
+# torch warns that mapped grids are read-only; nothing here writes to them.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """N pictures, each with up to R captions.
+    """A batch of N pictures, each with up to R captions.
 
     pictures: grids (N, h, w, C) float32, or photographs (N, 3, S, S) uint8 where the backbone is tuned. tokens
     (N, R, T+1) int64: START, words, END, NULL; a picture with fewer captions than R has rows of NULL. places (N,)
-    int64: of the pictures in the whole batch, of which this may be one process's part. spare: it counts for nothing:
-    the batch had no picture left for this process.
+    int64: the pictures' positions in the whole batch, of which this may be one process's part. spare: true where the
+    whole batch had no picture left for this process; this batch then adds nothing to the loss or the gradient.
     """
 
     pictures: Tensor
     tokens: Tensor
-    places: Tensor
-    spare: bool = False
+    positions: Tensor
+    is_padding: bool = False
 
     @property
     def words(self) -> Tensor:
-        """(N, R, T): what the decoder reads."""
+        """Return the tokens that the decoder reads, (N, R, T) int64."""
         return self.tokens[:, :, :-1]
 
     @property
     def targets(self) -> Tensor:
-        """(N, R, T): the word that follows each word read; NULL where none does."""
+        """Return the token that follows each token read, (N, R, T) int64; NULL where none follows."""
         return self.tokens[:, :, 1:]
 
     @property
     def valid(self) -> Tensor:
-        """(N, R, T) bool: where a target counts."""
+        """Return which targets count, (N, R, T) bool: those that are not NULL."""
         return self.targets != NULL
 
     def to(self, device: torch.device) -> Batch:
-        pictures, tokens = (given.to(device, non_blocking=True) for given in (self.pictures, self.tokens))
+        """Return the batch with its pictures and tokens on the device; places stay where they are."""
+        pictures, tokens = (tensor.to(device, non_blocking=True) for tensor in (self.pictures, self.tokens))
         return replace(self, pictures=pictures, tokens=tokens)
 
     def pieces(self, number: int) -> list[Batch]:
-        """It in `number` pieces, or one a picture where those are fewer."""
+        """Split the batch into `number` pieces, or into one piece per picture where it has fewer pictures."""
         number = min(number, len(self.tokens))
-        cut = zip(*(given.tensor_split(number) for given in (self.pictures, self.tokens, self.places)), strict=True)
-        return [Batch(pictures, tokens, places, self.spare) for pictures, tokens, places in cut]
+        pieces = zip(
+            *(tensor.tensor_split(number) for tensor in (self.pictures, self.tokens, self.positions)), strict=True
+        )
+        return [Batch(pictures, tokens, places, self.is_padding) for pictures, tokens, places in pieces]
 
 
 class Batches(ABC):
-    """The batches of a split's pictures: `size` of them a batch, none with more than `rows` captions.
+    """The batches of a split's pictures: `size` pictures per batch, each with at most `rows` captions.
 
-    Of a picture with more than 64 captions each epoch draws as many. Where several processes train together
-    (distributed.py), each reads its part of every batch.
+    Each epoch draws 64 captions of a picture that has more. Where several processes train together (see
+    distributed.py), each process reads its part of every batch.
     """
 
     def __init__(self, pictures: Sequence[CaptionedPicture], size: int, seed: int) -> None:
         self.captioned = list(pictures)
         self.size, self.seed = size, seed
-        self.rows = min(max((len(picture.tokens) for picture in self.captioned), default=0), _CAPTIONS)
+        self.rows = min(max((len(picture.tokens) for picture in self.captioned), default=0), _MAX_CAPTIONS)
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """Return the number of batches per epoch."""
         return math.ceil(len(self.captioned) / self.size)
 
     @abstractmethod
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
-        """`Batch.pictures` for these pictures, a function of them, the seed and the epoch."""
+        """Return `Batch.pictures` for these pictures: a function of the pictures, the seed and the epoch."""
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The pictures of an epoch in order, by their places: a function of the seed and the epoch."""
+        """Return an epoch's order as indices into `captioned`, (number of pictures,): a function of seed and epoch."""
         return np.random.default_rng((self.seed, epoch)).permutation(len(self.captioned))
 
-    def expect(self, order: npt.NDArray[np.int64], at: int, epoch: int) -> None:  # noqa: B027 -- most do not prepare
-        """Called by the reading thread before it reads the batch that begins at `at` of the epoch's order."""
+    def prefetch(self, order: npt.NDArray[np.int64], start: int, epoch: int) -> None:  # noqa: B027 -- an optional hook
+        """Prepare to read the batch that begins at index `start` of the epoch's order.
+
+        The reading thread calls this before it reads each batch. By default there is nothing to prepare.
+        """
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of epoch `number` from batch `start` on, shuffled; two are read while one is used."""
+        """Yield the shuffled batches of epoch `number`, from batch `start` on; two are read ahead while one is used."""
         order = self.order(number)
-        firsts = iter(range(start * self.size, len(order), self.size))
+        batch_starts = iter(range(start * self.size, len(order), self.size))
         with ThreadPoolExecutor(1) as pool:
-            ahead = deque(pool.submit(self._read, order, at, number) for at in islice(firsts, 2))
+            ahead = deque(pool.submit(self._read, order, first, number) for first in islice(batch_starts, 2))
             while ahead:
                 batch = ahead.popleft().result()
-                ahead.extend(pool.submit(self._read, order, at, number) for at in islice(firsts, 1))
+                ahead.extend(pool.submit(self._read, order, first, number) for first in islice(batch_starts, 1))
                 yield batch
 
-    def _read(self, order: npt.NDArray[np.int64], at: int, epoch: int) -> Batch:
-        self.expect(order, at, epoch)
-        whole = range(len(order[at : at + self.size]))
-        places = processes.part(whole)
-        spare = not places
-        captioned = [self.captioned[order[at + place]] for place in places or whole[:1]]
-        drawn = [self._captions_of(picture, epoch) for picture in captioned]
-        tokens = np.full((len(drawn), max(map(len, drawn)), drawn[0].shape[1]), NULL, dtype=np.int64)
-        for place, rows in enumerate(drawn):
-            tokens[place, : len(rows)] = rows
-        longest = int((tokens != NULL).sum(axis=2).max())
-        told = torch.from_numpy(tokens[:, :, :longest])
-        return Batch(self.pictures_of(captioned, epoch), told, torch.tensor(places or [0]), spare)
+    def _read(self, order: npt.NDArray[np.int64], start: int, epoch: int) -> Batch:
+        """Return this process's part of the batch that begins at index `start` of the epoch's order."""
+        self.prefetch(order, start, epoch)
+        whole_batch = range(len(order[start : start + self.size]))
+        positions = processes.share_of(whole_batch)
+        spare = not positions
+        # A process without a picture of its own reads the first one, so that it takes part in the step all the same.
+        captioned = [self.captioned[order[start + position]] for position in positions or whole_batch[:1]]
+        captions = [self._draw_captions(picture, epoch) for picture in captioned]
+        padded = np.full((len(captions), max(map(len, captions)), captions[0].shape[1]), NULL, dtype=np.int64)
+        for row, rows in enumerate(captions):
+            padded[row, : len(rows)] = rows
+        longest = int((padded != NULL).sum(axis=2).max())
+        tokens = torch.from_numpy(padded[:, :, :longest])
+        return Batch(self.pictures_of(captioned, epoch), tokens, torch.tensor(positions or [0]), spare)
 
-    def _captions_of(self, picture: CaptionedPicture, epoch: int) -> npt.NDArray[np.int32]:
-        """Those of an epoch, (R, T+1), a function of the seed, the epoch and the picture."""
-        if len(picture.tokens) <= _CAPTIONS:
+    def _draw_captions(self, picture: CaptionedPicture, epoch: int) -> npt.NDArray[np.int32]:
+        """Return a picture's captions of an epoch, (R, T+1): a function of the seed, the epoch and the picture."""
+        if len(picture.tokens) <= _MAX_CAPTIONS:
             return picture.tokens
-        chance = random.Random(f"captions {self.seed} {epoch} {picture.digest}")
-        return picture.tokens[sorted(chance.sample(range(len(picture.tokens)), _CAPTIONS))]
+        generator = random.Random(f"captions {self.seed} {epoch} {picture.digest}")
+        return picture.tokens[sorted(generator.sample(range(len(picture.tokens)), _MAX_CAPTIONS))]
 
 
 class GridBatches(Batches):
-    """Batches of cached grids; pictures without one are left out.
+    """Batches of cached grids; pictures without a grid are left out.
 
-    choices: digest -> names of the grids that may stand for a picture; each epoch draws one of them, evenly. Its own
-    grid alone where not given. block: pictures whose digests follow each other are read together, so many at a time;
-    the blocks come at random, and those of a pool of sixteen are mixed. While one pool is used the next is read. None
-    for fully random order. Each addition to the cache lies in the order of its digests, so that a block is a run in
-    each (of views, one a picture is read). The order is one of the pictures, and no other if their grids are moved.
+    choices: digest -> names of the grids that may stand for a picture, of which each epoch draws one with equal
+    probability; without it, a picture is always shown by the grid named by its digest. block: the number of pictures
+    with neighbouring digests that are read together, for caches larger than memory; None for fully random order.
+    Blocks come in random order, and the pictures of a pool of sixteen blocks are shuffled together; while one pool is
+    used, the next is read. Every addition to the cache is stored in the order of its digests, so a block is one
+    contiguous run in each addition (of a picture's views, only the one drawn is read). The order is a function of the
+    pictures' digests, the seed and the epoch, and stays the same when grids are moved within the cache.
     """
 
     def __init__(
@@ -156,57 +167,61 @@ class GridBatches(Batches):
     ) -> None:
         super().__init__([picture for picture in pictures if picture.digest in grids], size, seed)
         self._grids, self._block, self._choices = grids, block, choices
-        self._pool = 0 if block is None else math.ceil(_POOL * block / size) * size  # of whole batches
-        self._asked: tuple[int, int] | None = None  # the pool in use, and how far the next one was asked for
+        # In pictures, rounded up to whole batches.
+        self._pool_size = 0 if block is None else math.ceil(_POOL_BLOCKS * block / size) * size
+        # The number of the pool in use, and how many grids of the next pool were requested from the disk.
+        self._prefetched: tuple[int, int] | None = None
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         if self._block is None:
             return super().order(epoch)
-        chance = np.random.default_rng((self.seed, epoch))
+        generator = np.random.default_rng((self.seed, epoch))
         by_digest = np.argsort([picture.digest for picture in self.captioned])
-        blocks = [by_digest[at : at + self._block] for at in range(0, len(by_digest), self._block)]
-        mixed = np.concatenate([blocks[at] for at in chance.permutation(len(blocks))])
-        firsts = range(0, len(mixed), self._pool)
-        return np.concatenate([chance.permutation(mixed[at : at + self._pool]) for at in firsts])
+        blocks = [by_digest[start : start + self._block] for start in range(0, len(by_digest), self._block)]
+        shuffled = np.concatenate([blocks[index] for index in generator.permutation(len(blocks))])
+        pool_starts = range(0, len(shuffled), self._pool_size)
+        return np.concatenate(
+            [generator.permutation(shuffled[start : start + self._pool_size]) for start in pool_starts]
+        )
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        self._asked = None
+        self._prefetched = None
         yield from super().epoch(number, start)
 
-    def expect(self, order: npt.NDArray[np.int64], at: int, epoch: int) -> None:
-        """Have the next pool read from the disk, piece by piece, while this one is used."""
+    def prefetch(self, order: npt.NDArray[np.int64], start: int, epoch: int) -> None:
+        """Have the next pool's grids read from the disk, a batch's worth at a time, while this pool is used."""
         if self._block is None:
             return
-        pool = at // self._pool
-        if self._asked is None:
-            self._grids.expect(self._pool_of(order, pool, epoch))
-        done = self._asked[1] if self._asked is not None and self._asked[0] == pool else 0
-        until = at % self._pool + self.size
-        self._grids.expect(self._pool_of(order, pool + 1, epoch)[done:until])
-        self._asked = pool, until
+        pool = start // self._pool_size
+        if self._prefetched is None:
+            self._grids.prefetch(self._grid_names(order, pool, epoch))
+        done = self._prefetched[1] if self._prefetched is not None and self._prefetched[0] == pool else 0
+        until = start % self._pool_size + self.size
+        self._grids.prefetch(self._grid_names(order, pool + 1, epoch)[done:until])
+        self._prefetched = pool, until
 
-    def _pool_of(self, order: npt.NDArray[np.int64], pool: int, epoch: int) -> list[str]:
-        """The names of a pool's grids, as they lie in the cache."""
-        places = order[pool * self._pool : (pool + 1) * self._pool]
-        return sorted((self.drawn(self.captioned[place].digest, epoch) for place in places), key=self._grids.row)
+    def _grid_names(self, order: npt.NDArray[np.int64], pool: int, epoch: int) -> list[str]:
+        """Return the names of a pool's grids, in the order in which the cache stores them."""
+        indices = order[pool * self._pool_size : (pool + 1) * self._pool_size]
+        return sorted((self.drawn(self.captioned[index].digest, epoch) for index in indices), key=self._grids.row)
 
     def drawn(self, digest: str, epoch: int) -> str:
-        """The name of the grid that stands for a picture in an epoch: a function of the seed, the epoch and it."""
+        """Return the name of the grid that shows a picture in an epoch: a function of seed, epoch and digest."""
         if self._choices is None:
             return digest
         names = self._choices[digest]
         return names[random.Random(f"{self.seed} {epoch} {digest}").randrange(len(names))]
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
-        return read_floats(self._grids, [self.drawn(picture.digest, epoch) for picture in captioned])
+        return read_as_float32(self._grids, [self.drawn(picture.digest, epoch) for picture in captioned])
 
     @property
     def channels(self) -> int:
-        """C of the grids."""
+        """Return C, the number of channels of a grid."""
         return self._grids.shape[2]
 
     def gram(self) -> Tensor:
-        """The sum of a a^T over all annotation vectors of the split, float64 (C, C)."""
+        """Return the sum of a a^T over all annotation vectors a of the split, float64 (C, C)."""
         digests = [picture.digest for picture in self.captioned]
         total = torch.zeros(self._grids.shape[2], self._grids.shape[2], dtype=torch.float64)
         for _, grid in grids_in_order(digests, self._grids, 64):
@@ -216,50 +231,60 @@ class GridBatches(Batches):
 
 
 class ResidentBatches(GridBatches):
-    """The same batches, of grids that were all brought to a GPU's memory first, float16."""
+    """The batches of `GridBatches`, with all grids copied to a GPU's memory first, as float16."""
 
-    def __init__(self, *given: Any, device: torch.device, **options: Any) -> None:
-        """given, options: as `GridBatches` takes them. Raises AttendError where the device has no room."""
-        super().__init__(*given, **options)
+    def __init__(self, *arguments: Any, device: torch.device, **options: Any) -> None:
+        """Copy all grids to the device; raise AttendError where its memory is too small.
+
+        arguments, options: those of `GridBatches`.
+        """
+        super().__init__(*arguments, **options)
         digests = [picture.digest for picture in self.captioned]
         if self._choices is not None:
             digests = [name for digest in digests for name in self._choices[digest]]
-        self._places = {digest: place for place, digest in enumerate(digests)}
+        self._index = {digest: index for index, digest in enumerate(digests)}
         try:
-            self._all = torch.empty(len(digests), *self._grids.shape, dtype=torch.float16, device=device)
+            self._resident = torch.empty(len(digests), *self._grids.shape, dtype=torch.float16, device=device)
         except torch.OutOfMemoryError:
             size = 2 * len(digests) * math.prod(self._grids.shape) / 2**30
             raise AttendError(
-                f"machine.resident: the grids take {size:.1f} GiB, more than {device} has: set machine.resident=false"
+                f"machine.resident: {device} has no room for {size:.1f} GiB of grids: set machine.resident=false"
             ) from None
-        for at in range(0, len(digests), 64):
-            read = torch.from_numpy(self._grids.read(digests[at : at + 64]))
-            self._all[at : at + len(read)] = read.to(device)
+        for start in range(0, len(digests), 64):
+            grids = torch.from_numpy(self._grids.read(digests[start : start + 64]))
+            self._resident[start : start + len(grids)] = grids.to(device)
 
-    def expect(self, order: npt.NDArray[np.int64], at: int, epoch: int) -> None:
-        """Nothing is read any more."""
+    def prefetch(self, order: npt.NDArray[np.int64], start: int, epoch: int) -> None:
+        """Do nothing: all grids are in memory already."""
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
-        places = torch.tensor([self._places[self.drawn(picture.digest, epoch)] for picture in captioned])
-        return self._all[places.to(self._all.device)].float()
+        indices = torch.tensor([self._index[self.drawn(picture.digest, epoch)] for picture in captioned])
+        return self._resident[indices.to(self._resident.device)].float()
 
 
 def grids_in_order(digests: Sequence[str], grids: GridReader, size: int) -> Iterator[tuple[Sequence[str], Tensor]]:
-    """(digests, grid (n, h, w, C) float32) for `size` pictures at a time, in the order given."""
-    for at in range(0, len(digests), size):
-        part = digests[at : at + size]
-        yield part, read_floats(grids, part)
+    """Yield (digests, grids (n, h, w, C) float32) for `size` pictures at a time, in the order of `digests`."""
+    for start in range(0, len(digests), size):
+        part = digests[start : start + size]
+        yield part, read_as_float32(grids, part)
 
 
-def captioned_at_once(machine: MachineConfig, shape: tuple[int, int, int], rows: int) -> int:
-    """Pictures with grids of this shape and so many hypotheses: more at once are faster, until their memory counts."""
-    # Each position is scored by some 512 numbers a hypothesis: see attention.py.
-    needed = 4 * math.prod(shape) + 4 * 512 * shape[0] * shape[1] * rows
-    return machine.decode_batch or min(max(2**29 // needed, 1), 256)
+def decode_batch_size(machine: MachineConfig, shape: tuple[int, int, int], rows: int) -> int:
+    """Return how many pictures to caption at once, from 1 to 256, so that they take about 512 MiB of memory at most.
+
+    Captioning more pictures at once is faster as long as memory allows. `machine.decode_batch` is returned where it is
+    set. shape: (h, w, C) of a grid. rows: hypotheses per picture.
+    """
+    # float32. Attention computes about 512 numbers per hypothesis and grid position: see attention.py.
+    bytes_per_picture = 4 * math.prod(shape) + 4 * 512 * shape[0] * shape[1] * rows
+    return machine.decode_batch or min(max(2**29 // bytes_per_picture, 1), 256)
 
 
-def read_floats(grids: GridReader, digests: Sequence[str]) -> Tensor:
-    """(n, h, w, C) float32 in the order asked for, each copied and converted at once."""
+def read_as_float32(grids: GridReader, digests: Sequence[str]) -> Tensor:
+    """Return the grids of these digests in their order, (n, h, w, C) float32.
+
+    Each grid is copied and converted in one step, without a copy of all of them in between.
+    """
     out = torch.empty(len(digests), *grids.shape)
     for row, digest in zip(out, digests, strict=True):
         row.copy_(torch.from_numpy(grids.mapped(digest)))

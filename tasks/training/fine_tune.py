@@ -1,8 +1,9 @@
 """Stage `tune`: photographs, captions and a decoder trained on frozen grids -> a fine-tuned backbone.
 
-In: the photographs of the train and dev splits that have a grid, their captions, and the decoder. Both are trained on.
-Out: backbone.safetensors (the whole backbone, best on dev) and history.parquet. The backbone has an identity of its
-own: grids are extracted with it once, and the decoder is trained on those. A killed run resumes as `train` does.
+In: the photographs of the train and dev splits that have a grid, their captions, and the decoder. Training continues
+for the decoder and the backbone's later blocks. Out: backbone.safetensors (the whole backbone, with the weights that
+are best on dev) and history.parquet. The tuned backbone has a new identity: grids are extracted with it once, and a
+decoder is trained on those. A killed run resumes as `train` does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tasks.training.train import Trained
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TunedBackbone(Backbone):
-    """Photographs and captions -> a backbone of a new identity (only where `tuning` is set)."""
+    """The stage `tune`: photographs and captions -> a fine-tuned backbone (only where `tuning` is set)."""
 
     kind: ClassVar[str] = "tune"
     version: ClassVar[int] = 1
@@ -30,8 +31,8 @@ class TunedBackbone(Backbone):
     distributed: ClassVar[bool] = True
 
     tuning: TuningConfig
-    data: DatasetOptions  # where the photographs are; not in the key
-    frozen: Trained  # the decoder to begin with
+    data: DatasetOptions  # says where the photographs are; not part of the key
+    frozen: Trained  # makes the decoder that tuning starts from
 
     def sections(self) -> dict[str, Section]:
         return {"grids": self.frozen.grids.grids, "tuning": self.tuning}
@@ -51,13 +52,13 @@ class TunedBackbone(Backbone):
         return weight_digests(self.frozen.grids.grids, self.machine)
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.data.manifest import GENERATED
-        from tasks.training.backbone import TuneSources, fit_backbone
+        from tasks.data.manifest import GENERATED_FOLDER
+        from tasks.training.backbone import TuneInputs, fit_backbone
 
         captions, grids = self.frozen.captions, self.frozen.grids
         manifest = work.artifacts[captions.manifest]
-        photographs = self.data.image_folder(manifest.path / GENERATED)
-        sources = TuneSources(
+        photographs = self.data.image_folder(manifest.path / GENERATED_FOLDER)
+        sources = TuneInputs(
             manifest, work.artifacts[captions], work.artifacts[grids], work.artifacts[self.frozen], photographs
         )
         freeze_words = self.frozen.decoder.freeze_words
@@ -65,5 +66,5 @@ class TunedBackbone(Backbone):
 
 
 def fine_tune(config: Config, tuning: TuningConfig, frozen: Trained) -> TunedBackbone:
-    """Return the stage that fine-tunes the backbone of the grids that a decoder was trained on."""
+    """Return the stage that fine-tunes the backbone whose grids the decoder of `frozen` was trained on."""
     return TunedBackbone(machine=config.machine, tuning=tuning, data=config.data, frozen=frozen)

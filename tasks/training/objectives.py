@@ -1,4 +1,7 @@
-"""What a training step lowers: cross-entropy by teacher forcing here, CIDEr-D of drawn captions in reinforcement.py."""
+"""Training objectives: the contract, and cross-entropy by teacher forcing.
+
+Self-critical training, by the CIDEr-D of sampled captions, is in reinforcement.py.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from tasks.training.batches import Batch
 
 
 class LossOutput(NamedTuple):
-    """What an objective returns for a batch.
+    """The result of an objective on a batch.
 
-    loss: a scalar to be lowered, with its gradient. total: the sum of what the history reports. number: of the tokens
-    or captions that it is the sum of.
+    loss: the scalar to minimise, differentiable. total: the sum of the metric that the history reports. number: how
+    many tokens or captions `total` is the sum over.
     """
 
     loss: Tensor
@@ -26,7 +29,7 @@ class LossOutput(NamedTuple):
 
 
 class Count(NamedTuple):
-    """What a step's means are taken over."""
+    """The numbers of pictures, captions and tokens that a step's means are taken over."""
 
     pictures: float
     captions: float
@@ -34,9 +37,10 @@ class Count(NamedTuple):
 
 
 class Objective(Protocol):
-    """What a training lowers.
+    """An objective that training minimises.
 
-    metric: column of the history with the mean of `LossOutput.total`. rows: captions a picture; None for the batch's.
+    metric: the column of the history with the mean of `LossOutput.total`. rows: captions per picture that the model is
+    trained on; None where they are the batch's.
     """
 
     metric: str
@@ -45,21 +49,21 @@ class Objective(Protocol):
     def rows(self) -> int | None: ...
 
     def __call__(self, model: Any, batch: Batch, whole: Count, step: int, done: float) -> LossOutput:
-        """The loss of a model in training mode, on a batch; what is random in it follows torch's seed.
+        """Return the loss of a model in training mode on a batch; everything random in it follows torch's seed.
 
-        whole: of all that the step takes, of which the batch may be a part: the parts' losses add up to the step's.
-        step: steps taken before. done: the share of the training that they are.
+        whole: the count of the whole step, of which the batch may be a part: the parts' losses add up to the step's.
+        step: the number of steps taken before. done: these steps as a share of the whole training, from 0 to 1.
         """
         ...
 
 
 def count(batch: Batch) -> Count:
-    """Of a batch, or of a part of one."""
+    """Return the numbers of pictures, captions and tokens of a batch, or of a part of one."""
     return Count(len(batch.tokens), float(batch.valid.any(dim=2).sum()), float(batch.valid.sum()))
 
 
 class CrossEntropy:
-    """Teacher forcing: the cross-entropy in nats a token, and what the config adds to it."""
+    """Teacher forcing: the cross-entropy in nats per token, plus the penalties that the config and the decoder add."""
 
     metric = "loss"
     rows = None
@@ -69,29 +73,30 @@ class CrossEntropy:
 
     def __call__(self, model: Any, batch: Batch, whole: Count, step: int, done: float) -> LossOutput:
         training, words, valid = self.training, batch.words, batch.valid
-        own = count(batch)
-        precise = torch.autocast(words.device.type, torch.bfloat16, enabled=training.precision == "bfloat16")
+        part = count(batch)
+        autocast = torch.autocast(words.device.type, torch.bfloat16, enabled=training.precision == "bfloat16")
         if training.scheduled_sampling:
-            # A context of its own: autocast keeps what it cast, and what it cast without gradients has none.
-            with precise:
-                words = own_words(model, batch, done * training.scheduled_sampling)
-        with precise:
-            logits, read = model(batch.pictures, with_unknown(words, training.unknown_words), valid)
+            # In an autocast context of its own: autocast caches the weights that it casts until the context ends, and
+            # weights cast without gradients would have none in the training pass either.
+            with autocast:
+                words = replace_with_sampled(model, batch, done * training.scheduled_sampling)
+        with autocast:
+            logits, read = model(batch.pictures, replace_with_unknown(words, training.unknown_words), valid)
         targets = batch.targets[valid]
         entropy = cross_entropy(logits, targets, training.label_smoothing)
         loss = entropy
         penalty = model.penalty(read, logits, targets, valid)
         if penalty is not None:
             loss = loss + penalty
-        loss = loss * (own.tokens / whole.tokens)
+        loss = loss * (part.tokens / whole.tokens)
         if training.doubly_stochastic:
-            weight = training.doubly_stochastic * own.captions / whole.captions
+            weight = training.doubly_stochastic * part.captions / whole.captions
             loss = loss + weight * attention_penalty(read.alphas, valid)
-        return LossOutput(loss, float(entropy.detach()) * own.tokens, int(own.tokens))
+        return LossOutput(loss, float(entropy.detach()) * part.tokens, int(part.tokens))
 
 
-def with_unknown(words: Tensor, share: float) -> Tensor:
-    """A share of the words read replaced by UNK, START and NULL left alone."""
+def replace_with_unknown(words: Tensor, share: float) -> Tensor:
+    """Return the words read with a random share of them replaced by UNK; special tokens stay."""
     if not share:
         return words
     chosen = torch.rand(words.shape, device=words.device) < share
@@ -99,27 +104,30 @@ def with_unknown(words: Tensor, share: float) -> Tensor:
 
 
 @torch.no_grad()
-def own_words(model: Any, batch: Batch, share: float) -> Tensor:
-    """A share of the words read replaced by what the model itself would have said there; (N, R, T).
+def replace_with_sampled(model: Any, batch: Batch, share: float) -> Tensor:
+    """Return the words read, (N, R, T), with a random share of them replaced by words that the model samples.
 
-    Scheduled sampling (Bengio et al. 2015), in parallel: drawn from what it says after the true words, in one pass over
-    whole captions (Mihaylova and Martins 2019; Duckworth et al. 2019), not word by word after its own.
+    This is scheduled sampling (Bengio et al. 2015) in parallel: each word is sampled from the model's distribution
+    after the true words, in one pass over whole captions (Mihaylova and Martins 2019; Duckworth et al. 2019), and not
+    word by word after words that the model sampled before. START, END and NULL are not replaced, and no special token
+    is sampled. share: the probability that a word is replaced.
     """
     words, valid = batch.words, batch.valid
     logits, _ = model(batch.pictures, words, valid)
     scores = logits.float()
     scores[:, [NULL, START, END, UNK]] = -torch.inf
-    said = torch.zeros_like(words).masked_scatter(valid, torch.multinomial(scores.softmax(dim=1), 1).squeeze(1))
-    before = torch.nn.functional.pad(said[:, :, :-1], (1, 0))  # what it said is read one place further
-    chosen = (torch.rand(words.shape, device=words.device) < share) & (words > END) & (before > UNK)
-    return torch.where(chosen, before, words)
+    sampled = torch.zeros_like(words).masked_scatter(valid, torch.multinomial(scores.softmax(dim=1), 1).squeeze(1))
+    shifted = torch.nn.functional.pad(sampled[:, :, :-1], (1, 0))  # a word predicted at step t is read at step t + 1
+    replaced = (torch.rand(words.shape, device=words.device) < share) & (words > END) & (shifted > UNK)
+    return torch.where(replaced, shifted, words)
 
 
 def attention_penalty(alphas: Tensor, valid: Tensor) -> Tensor:
-    """The doubly stochastic term of Xu et al. 2015, equation 14: mean over captions of sum_i (1 - sum_t alpha_ti)^2.
+    """Return the doubly stochastic penalty of Xu et al. 2015, equation 14, a scalar without its factor lambda.
 
-    alphas (N, R, T, P), valid (N, R, T). Only valid steps count, and only captions that have any. The sum
-    over positions is a mean here, so that lambda means the same on every grid.
+    It is the mean over captions of sum_i (1 - sum_t alpha_ti)^2, except that the sum over positions i is a mean here,
+    so that lambda means the same on every grid. alphas (N, R, T, P), valid (N, R, T) bool. Only valid steps count, and
+    only captions that have any.
     """
     attended = (alphas * valid.unsqueeze(-1)).sum(dim=2)  # (N, R, P)
     captions = valid.any(dim=2)

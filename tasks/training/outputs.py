@@ -1,4 +1,4 @@
-"""What a training stage leaves behind, read again: the best decoder, or the ensemble of the best epochs."""
+"""The files of a training stage, and how they are read: the best decoder, or the ensemble of the best epochs."""
 
 from __future__ import annotations
 
@@ -13,39 +13,44 @@ from models.decoders.ensemble import Ensemble
 from tasks.common.errors import AttendError
 
 WEIGHTS, LAST, DECODER, HISTORY = "weights.safetensors", "last.safetensors", "decoder.json", "history.parquet"
-NEXT_BEST = "weights-{}.safetensors"  # from 2 on
+NEXT_BEST = "weights-{}.safetensors"  # numbered from 2
 
 
 def load_decoder(folder: Path) -> tuple[Decoder, dict[str, Any]]:
-    """The best decoder of a train artifact, on the CPU in evaluation mode, and its shape."""
+    """Return the best decoder of a train artifact, on the CPU in evaluation mode, and its shape.
+
+    The shape is the contents of decoder.json: the arguments of `make`.
+    """
     shape = json.loads((folder / DECODER).read_text(encoding="utf-8"))
-    return _loaded(shape, folder / WEIGHTS).eval(), shape
+    return _make_with_weights(shape, folder / WEIGHTS).eval(), shape
 
 
 def load_ensemble(folder: Path, members: int) -> tuple[Decoder | Ensemble, dict[str, Any]]:
-    """The ensemble of a train artifact's best `members`, on the CPU in evaluation mode, and its shape; one is itself.
+    """Return the ensemble of a train artifact's best `members`, on the CPU in evaluation mode, and its shape.
 
-    AttendError where it keeps fewer: it stopped before so many epochs.
+    With one member the decoder itself is returned. Raise AttendError where the artifact has fewer weights, because the
+    training stopped early.
     """
     if members == 1:
         return load_decoder(folder)
     shape = json.loads((folder / DECODER).read_text(encoding="utf-8"))
-    kept = kept_weights(folder)
-    if members > len(kept):
+    paths = kept_weights(folder)
+    if members > len(paths):
         raise AttendError(
-            f"evaluation.ensemble: {members} cannot speak together: training ended with {len(kept)} epochs"
+            f"evaluation.ensemble: is {members}, but the training stopped early and kept the weights of {len(paths)} "
+            f"epochs: set it to {len(paths)} or less"
         )
-    together = Ensemble([_loaded(shape, path) for path in kept[:members]])
-    return together.eval(), {**shape, "members": members}
+    ensemble = Ensemble([_make_with_weights(shape, path) for path in paths[:members]])
+    return ensemble.eval(), {**shape, "members": members}
 
 
-def _loaded(shape: dict[str, Any], weights: Path) -> Decoder:
+def _make_with_weights(shape: dict[str, Any], weights: Path) -> Decoder:
     decoder = make(**shape)
     decoder.load_state_dict(safetensors.torch.load_file(weights))
     return decoder
 
 
 def kept_weights(folder: Path) -> list[Path]:
-    """The weights of a train artifact, the best on dev first."""
-    others = sorted(folder.glob(NEXT_BEST.format("*")), key=lambda path: int(path.stem.partition("-")[2]))
-    return [folder / WEIGHTS, *others]
+    """Return the paths of a train artifact's kept weights, the best on dev first."""
+    next_best = sorted(folder.glob(NEXT_BEST.format("*")), key=lambda path: int(path.stem.partition("-")[2]))
+    return [folder / WEIGHTS, *next_best]

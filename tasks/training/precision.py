@@ -1,7 +1,7 @@
 """The precision that a training computes in: as set, or what the device computes natively.
 
-A training that was killed may go on on another processor: its history has, for each epoch, the share of the steps in
-bfloat16.
+A killed training may resume on another processor, with another precision. Its history therefore has, for each epoch,
+the share of the steps that were computed in bfloat16.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ SHARE = "bfloat16_share"  # column of a training's history: the share of an epoc
 def with_precision(training: FitT, device: torch.device, section: str) -> FitT:
     """Return the config with `auto` replaced by what the device computes natively.
 
-    section: the config's name for it. The leader of several processes decides for all of them. Where bfloat16 is asked
-    for and emulated, it stays, and a line says what that costs.
+    section: the name of the config section, for messages. Where several processes train, the leader decides for all.
+    Where the config says bfloat16 and the device only emulates it, it stays so, and a warning says what that costs.
     """
     if training.precision == "auto":
-        return training.model_copy(update={"precision": processes.from_leader(native_precision(device))})
+        return training.model_copy(update={"precision": processes.broadcast_from_leader(native_precision(device))})
     if training.precision == "bfloat16":
         warn_if_emulated(device, section)
     return training
 
 
 def computes_on(config: Config, statuses: Iterable[Status]) -> str | None:
-    """Return what the first stage that trains and is not fresh computes on; None where none is to run.
+    """Return the precision and device of the first stage that is to train; None where every such stage is fresh.
 
-    For the plan: `trains in float32 (auto: this processor only emulates bfloat16) on cpu, 2 threads`.
+    A line for the plan: `trains in float32 (auto: this processor only emulates bfloat16) on cpu, 2 threads`.
     """
     sections = {"train": config.training, "tune": config.tuning, "self_critical": config.self_critical}
     to_run = (sections.get(status.stage.kind) for status in statuses if not status.fresh)
@@ -46,18 +46,18 @@ def computes_on(config: Config, statuses: Iterable[Status]) -> str | None:
     if training is None:
         return None
     device = device_of(config.machine)
-    precision, why = training.precision, "as set"
+    precision, reason = training.precision, "as set"
     if precision == "auto":
         precision = native_precision(device)
-        does = "computes" if precision == "bfloat16" else "only emulates"
-        why = f"auto: this {'GPU' if device.type == 'cuda' else 'processor'} {does} bfloat16"
-    return f"trains in {precision} ({why}) on {device}, {torch.get_num_threads()} threads"
+        support = "computes" if precision == "bfloat16" else "only emulates"
+        reason = f"auto: this {'GPU' if device.type == 'cuda' else 'processor'} {support} bfloat16"
+    return f"trains in {precision} ({reason}) on {device}, {torch.get_num_threads()} threads"
 
 
 def precision_by_epoch(history: Sequence[Mapping[str, float]]) -> str:
     """Return which precision each epoch of a history was computed in: `float32 (epochs 1 to 3), bfloat16 (epoch 4)`.
 
-    One that all epochs share is named alone; an epoch that two processors had parts of is named with both.
+    A precision that all epochs share is named alone. An epoch with steps in both is `float32 and bfloat16`.
     """
     shares = [row[SHARE] for row in history]
     names = ["bfloat16" if share == 1 else "float32" if share == 0 else "float32 and bfloat16" for share in shares]

@@ -1,8 +1,8 @@
-"""Training by rewards: the CIDEr-D of captions that the decoder draws itself.
+"""Training by rewards: the CIDEr-D of captions that the decoder samples.
 
-Self-critical sequence training (Rennie et al. 2017), with the mean reward of a picture's other draws as the baseline
-(Luo 2020, "A Better Variant of Self-Critical Sequence Training"). It writes what `train` writes, and resumes as that
-does; its history tells the mean reward.
+Self-critical sequence training (Rennie et al. 2017), with the mean reward of a picture's other samples as the
+baseline (Luo 2020, "A Better Variant of Self-Critical Sequence Training"). It writes the same files as `train` and
+resumes in the same way; its history has the mean reward.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tasks.data.captions import read_frequencies, read_vocabulary
 from tasks.metrics.consensus import Frequencies, Ids, cider_d
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batch
-from tasks.training.decoder import FitSources, finish, prepare
+from tasks.training.decoder import FitInputs, finish, prepare
 from tasks.training.loop import EpochDone, Fit
 from tasks.training.objectives import Count, LossOutput
 from tasks.training.outputs import load_decoder
@@ -36,21 +36,21 @@ def reinforce_decoder(
     training: SelfCriticalConfig,
     machine: MachineConfig,
     trained: Artifact,
-    sources: FitSources,
+    sources: FitInputs,
     out: Path,
     epoch_done: EpochDone,
 ) -> Outcome:
-    """Train a decoder on, keep the weights that are best on dev, and write them to `out`.
+    """Continue to train a decoder, keep the weights that are best on dev, and write them to `out`.
 
-    freeze_words: keep the word embeddings as they are. trained: the artifact of the stage that made the decoder.
+    freeze_words: do not train the word embeddings. trained: the artifact of the stage that made the decoder.
     """
     training = with_precision(training, device_of(machine), "self_critical")
     decoder, shape = load_decoder(trained.path)
     decoder.embed.weight.requires_grad_(not freeze_words)
     batches, dev = prepare("self_critical", training, machine, sources)
-    tokens = sources.captions.path
-    longest = read_vocabulary(tokens).settings["max_tokens"] + 1
-    objective = SelfCritical(training, read_frequencies(tokens), longest)
+    captions = sources.captions.path
+    max_length = read_vocabulary(captions).settings["max_tokens"] + 1
+    objective = SelfCritical(training, read_frequencies(captions), max_length)
     rates = {training.learning_rate: list(decoder.parameters())}
     fit = Fit(decoder, rates, training, machine, batches, out, objective, "self_critical")
     fit.run(dev, epoch_done)
@@ -58,17 +58,20 @@ def reinforce_decoder(
 
 
 class SelfCritical:
-    """The expected reward's gradient, estimated from drawn captions.
+    """The self-critical objective: the expected reward's gradient, estimated from sampled captions.
 
-    Captions are drawn without dropout, as they will be; the decoder that is to make the better ones likelier has the
-    dropout that it was trained with, or it would learn the training pictures by heart. The loss is a mean over
-    captions, over their greatest length: whatever a caption's own is, its words weigh the same.
+    Captions are sampled without dropout, as at inference. The pass that makes the better ones likelier has the dropout
+    of ordinary training, or the decoder would learn the training pictures by heart. The loss is a mean over captions,
+    divided by the greatest length allowed, so that a word weighs the same in a short caption as in a long one.
     """
 
     metric = "reward"
 
     def __init__(self, config: SelfCriticalConfig, frequencies: Frequencies, max_length: int) -> None:
-        """max_length: words and END of a drawn caption."""
+        """Keep the settings and what rewards are computed from.
+
+        frequencies: the n-grams' document frequencies. max_length: tokens of a sampled caption, END included.
+        """
         self.config, self.frequencies, self.max_length = config, frequencies, max_length
         self.rows = config.samples
 
@@ -76,25 +79,28 @@ class SelfCritical:
         model.eval()
         seed = self.config.seed * 1_000_003 + step
         decoding = Decoding(search="sample", n_best=self.config.samples, max_length=self.max_length, seed=seed)
-        precise = torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
-        with torch.no_grad(), precise:
-            drawn = sample(model, batch.pictures, decoding, batch.places.tolist())
-        tokens = as_tokens(drawn).to(batch.tokens.device)
+        autocast = torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
+        with torch.no_grad(), autocast:
+            sampled = sample(model, batch.pictures, decoding, batch.positions.tolist())
+        tokens = as_tokens(sampled).to(batch.tokens.device)
         rewards = cider_d(_ids(tokens[:, :, 1:]), _ids(batch.targets), self.frequencies)
         advantages = torch.from_numpy(rewards - others_mean(rewards)).to(tokens.device, torch.float32)
         words, targets = tokens[:, :, :-1], tokens[:, :, 1:]
         valid = targets != NULL
         model.train()
-        with precise:
+        with autocast:
             logits, _ = model(batch.pictures, words, valid)
-        likely = log_likelihood(logits, targets[valid])
+        log_likelihoods = log_likelihood(logits, targets[valid])
         weights = advantages.unsqueeze(2).expand(valid.shape)[valid]
-        loss = -(weights * likely).sum() / (whole.pictures * self.config.samples * self.max_length)
+        loss = -(weights * log_likelihoods).sum() / (whole.pictures * self.config.samples * self.max_length)
         return LossOutput(loss, float(rewards.sum()), rewards.size)
 
 
 def as_tokens(drawn: list[list[Caption]]) -> Tensor:
-    """Captions of N pictures, R each -> (N, R, T + 1): START, words, END where it came, NULL."""
+    """Return R captions of each of N pictures as token ids, (N, R, T + 1) int64: START, words, END, NULL.
+
+    END is left out where the caption was cut off at the greatest length.
+    """
     rows = [
         [START, *caption.tokens, *([END] if caption.finished else [])] for captions in drawn for caption in captions
     ]
@@ -104,16 +110,19 @@ def as_tokens(drawn: list[list[Caption]]) -> Tensor:
 
 
 def others_mean(rewards: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """(N, R) -> (N, R): the mean of the picture's other rewards."""
+    """Return, for each reward (N, R), the mean of the same picture's other rewards, (N, R)."""
     return np.asarray((rewards.sum(axis=1, keepdims=True) - rewards) / (rewards.shape[1] - 1))
 
 
 def log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
-    """logits (M, V), targets (M,) -> (M,), float32: by the distribution that captions are drawn from."""
+    """Return the targets' log-probabilities, (M,) float32, under the distribution that captions are sampled from.
+
+    logits (M, V), targets (M,). Captions never contain NULL, START or UNK, so these have probability 0.
+    """
     allowed = logits.float().index_fill(1, torch.tensor(FORBIDDEN, device=logits.device), -torch.inf)
     return -functional.cross_entropy(allowed, targets, reduction="none")
 
 
 def _ids(tokens: Tensor) -> Ids:
-    """Token ids as n-grams are counted: END is a word, what is NULL is none."""
+    """Return token ids as `cider_d` counts n-grams of them: END counts as a word, and NULL becomes -1, no word."""
     return np.asarray(tokens.masked_fill(tokens == NULL, -1).cpu().numpy(), dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Stage `self_critical`: the trained decoder goes on, rewarded by the CIDEr-D of captions that it draws itself.
+"""Stage `self_critical`: the trained decoder is trained further, rewarded by the CIDEr-D of captions that it samples.
 
-In: what `train` reads, that stage's decoder, and the n-grams' document frequencies. Out: what `train` writes; its
-history has the mean reward. A killed run resumes as `train` does.
+In: the inputs of `train`, that stage's decoder, and the n-grams' document frequencies. Out: the same files as `train`
+writes, with the mean reward in the history. A killed run resumes as `train` does.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tasks.training.train import Trained, TrainedDecoder
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SelfCriticallyTrained(TrainedDecoder):
-    """The decoder goes on, rewarded by the CIDEr-D of its own captions (only where `self_critical` is set)."""
+    """The stage `self_critical`: a decoder -> one trained further by rewards (only where `self_critical` is set)."""
 
     kind: ClassVar[str] = "self_critical"
     version: ClassVar[int] = 3
 
     self_critical: SelfCriticalConfig
-    trained: Trained  # the decoder to begin with
+    trained: Trained  # makes the decoder that training starts from
 
     def sections(self) -> dict[str, Section]:
         return {"self_critical": self.self_critical}
@@ -47,7 +47,7 @@ class SelfCriticallyTrained(TrainedDecoder):
 
 
 def self_critical(config: Config, section: SelfCriticalConfig, trained: Trained) -> SelfCriticallyTrained:
-    """Return the stage that trains a decoder on, by rewards."""
+    """Return the stage that trains the decoder of `trained` further, by rewards."""
     return SelfCriticallyTrained(
         machine=config.machine,
         decoder=config.decoder,

@@ -1,8 +1,8 @@
 """Stage `train`: grids and captions -> a decoder's weights, fitted by teacher forcing.
 
 In: the grids of the train and dev splits, the token ids of the train split, dev's captions. Out: weights.safetensors
-(best on dev; the next best, where they are kept, as weights-2.safetensors and so on), last.safetensors, decoder.json
-and history.parquet, a row an epoch. A killed run goes on from its last checkpoint (see loop.py).
+(best on dev; where more are kept, the next best as weights-2.safetensors and so on), last.safetensors, decoder.json,
+and history.parquet with one row per epoch. A killed run resumes from its last checkpoint (see loop.py).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
 
 if TYPE_CHECKING:
-    from tasks.training.decoder import FitSources
+    from tasks.training.decoder import FitInputs
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrainedDecoder(Stage):
-    """A stage that leaves a decoder's weights: fitted to cached grids, watched by dev's free-running scores."""
+    """A stage that trains a decoder on cached grids, and keeps the weights with the best free-running dev scores."""
 
     resumable: ClassVar[bool] = True
     distributed: ClassVar[bool] = True
@@ -37,19 +37,19 @@ class TrainedDecoder(Stage):
 
     @property
     def weights(self) -> Product:
-        """The weights that are kept and the decoder's shape."""
+        """Return the product `weights`: the kept weights and the decoder's shape."""
         return Product(self, "weights")
 
-    def sources(self, work: Work) -> FitSources:
-        """Return the artifacts that the decoder is fitted to and watched by."""
-        from tasks.training.decoder import FitSources
+    def sources(self, work: Work) -> FitInputs:
+        """Return the artifacts that the decoder is trained and validated on."""
+        from tasks.training.decoder import FitInputs
 
         views = None if self.views is None else (self.views.views, work.artifacts[self.views])
         manifest, captions = work.artifacts[self.captions.manifest], work.artifacts[self.captions]
-        return FitSources(manifest, captions, work.artifacts[self.grids], views)
+        return FitInputs(manifest, captions, work.artifacts[self.grids], views)
 
     def fitted_to(self) -> tuple[Product, ...]:
-        """Return the products that every such stage is fitted to and watched by."""
+        """Return the products that every such stage trains and validates on."""
         return (
             self.grids.identity,
             self.grids.failed("train", "dev"),
@@ -62,7 +62,7 @@ class TrainedDecoder(Stage):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trained(TrainedDecoder):
-    """Grids and captions -> a decoder's weights, each epoch logged to MLflow."""
+    """The stage `train`: grids and captions -> a decoder's weights, with each epoch logged to MLflow."""
 
     kind: ClassVar[str] = "train"
     version: ClassVar[int] = 3

@@ -22,8 +22,8 @@ from .deferred_gradients import defer_gradient
 class LSTMState(State):
     """The state of a recurrent cell.
 
-    annotations (N, P, D) and keys (N, P', A). hidden, cell (N, R, H), float32; an RNN leaves `cell` alone. context
-    (N, R, D'), float32: what the last step drew from the grid; zeros before the first. pool (P', P): see attention.py.
+    annotations (N, P, D) and keys (N, P', A). hidden, cell (N, R, H), float32; an RNN does not use `cell`. context
+    (N, R, D'), float32: the context vector of the last step; zeros before the first. pool (P', P): see attention.py.
     """
 
     annotations: Tensor = field(metadata=SAME_FOR_PICTURE)
@@ -49,11 +49,11 @@ class StepWeights:
 class RecurrentDecoder(Decoder):
     """A recurrent cell that may attend to the grid before each word.
 
-    What the families share: one cell over [word, context] and an output (output.py). A family says how the grid becomes
-    annotation vectors, keys and the first state (`init_state`), which layers make queries of a hidden state
-    (`query_layers`), and what context these draw (`attend`). A family without attention has a context of size 0.
+    This class has a cell that reads [word, context], and an output (output.py). A subclass defines how the grid becomes
+    annotation vectors, keys and the first state (`init_state`), which layers compute queries from the hidden state
+    (`query_layers`), and the context that these queries give (`attend`). Without attention, the context has size 0.
 
-    The input weights of the cell are kept in two parts, for words and for context, so that the words' part is one
+    The cell's input weights are stored in two parts, for the word and for the context, so that the words' part is one
     product for a whole caption under teacher forcing.
     """
 
@@ -72,24 +72,26 @@ class RecurrentDecoder(Decoder):
         attention_grid: int | None = None,
         **shared: Any,
     ) -> None:
-        """channels: C of the grid. context: size D' of the context vector. vocabulary: V. shared: of every decoder.
+        """Create the layers.
 
-        output_size: of the `mlp` output. attention_grid: the side of the positions attended, each an average of the
-        grid's by adaptive pooling; None for the grid's own. Raises ValueError where the sizes do not go together.
+        channels: C of the grid. context: size D' of the context vector. vocabulary: V. output_size: of the `mlp`
+        output. attention_grid: the side of the positions attended, each an average of the grid's by adaptive pooling;
+        None for the positions of the grid. shared: options of `Decoder`. Raises ValueError for sizes that do not fit
+        together.
         """
-        read = make_output(output, embedding, hidden, context, output_size, dropout_output)
-        super().__init__(channels, vocabulary, read.width, embedding, **shared)
+        output_layer = make_output(output, embedding, hidden, context, output_size, dropout_output)
+        super().__init__(channels, vocabulary, output_layer.width, embedding, **shared)
         gates = {"rnn": 1, "lstm": 4}[cell]
         self.cell_type, self.attention_grid = cell, attention_grid
         self.first_state = first_state
         self.word_gates = nn.Linear(embedding, gates * hidden)
         self.context_gates = nn.Linear(context, gates * hidden, bias=False) if context else None
         self.hidden_gates = nn.Linear(hidden, gates * hidden, bias=False)
-        self.output = read
+        self.output = output_layer
         self._compiled_step: Callable[..., LSTMState] | None = None
         self._compiled_for = (0, 0)  # pictures and rows
         if cell == "lstm":
-            # Remember by default: the forget gate starts open (Jozefowicz et al. 2015).
+            # The forget gate starts open, so that the cell remembers by default (Jozefowicz et al. 2015).
             with torch.no_grad():
                 self.word_gates.bias[hidden : 2 * hidden] = 1.0
 
@@ -105,14 +107,14 @@ class RecurrentDecoder(Decoder):
         """
 
     def query_layers(self) -> dict[str, nn.Linear]:
-        """Return the layers besides the cell that read the hidden state of the word before, by names of the family."""
+        """Return the layers that compute queries from the previous word's hidden state, by name."""
         return {}
 
     @abstractmethod
     def attend(self, state: LSTMState, queries: Mapping[str, Tensor]) -> LSTMState:
-        """Return the state with the context that its hidden state draws from the grid, and the alphas that weigh it.
+        """Return the state with the context that its hidden state attends to in the grid, and with the alphas.
 
-        queries: what the query layers make of the hidden state, (N, R, A) each.
+        queries: the outputs of the query layers, (N, R, A) each, by the names of `query_layers`.
         """
 
     def cell_step(self, state: LSTMState, gates: Tensor) -> LSTMState:
@@ -127,8 +129,8 @@ class RecurrentDecoder(Decoder):
         return replace(state, hidden=hidden, cell=cell)
 
     def start(self, grid: Tensor) -> LSTMState:
-        side, attended = (grid.shape[1], grid.shape[2]), self.attention_grid
-        pool = None if attended is None or side == (attended, attended) else pooling(side, attended).to(grid.device)
+        sides, attended = (grid.shape[1], grid.shape[2]), self.attention_grid
+        pool = None if attended is None or sides == (attended, attended) else pooling(sides, attended).to(grid.device)
         state = replace(self.init_state(self.annotations_of(grid), pool), pool=pool)
         if self.first_state == "zeros":
             return replace(state, hidden=torch.zeros_like(state.hidden), cell=torch.zeros_like(state.cell))
@@ -144,7 +146,10 @@ class RecurrentDecoder(Decoder):
         return self.logits(words, state.hidden, state.context), state
 
     def logits(self, words: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
-        """words (..., E) just read, hidden (..., H) and context (..., D') after them -> logits (..., V)."""
+        """Return the logits (..., V) of the next word.
+
+        words (..., E): embeddings of the words just read. hidden (..., H), context (..., D'): of the state after them.
+        """
         logits: Tensor = self.head(self.output(words, hidden, context))
         return logits
 
@@ -154,15 +159,15 @@ class RecurrentDecoder(Decoder):
         step = self.joined_step
         if self._compiled_step is not None and words.shape[:2] == self._compiled_for:
             step = self._compiled_step
-        states = LSTMState.stack(self._teacher_forced(state, self.word_gates(embedded), step))
+        states = LSTMState.stack(self._teacher_force(state, self.word_gates(embedded), step))
         return self.logits(embedded[valid], states.hidden[valid], states.context[valid]), states
 
     def for_inference(self) -> InferenceStepper:
         return InferenceStepper(self)
 
     def compile_step(self, pictures: int, rows: int) -> None:
-        """Compile the step for batches of N pictures by R rows; `forward` takes others uncompiled."""
-        # One step, not the loop over words, so that captions may have any length.
+        """Compile the step for batches of N pictures by R rows; `forward` runs other batches uncompiled."""
+        # The step is compiled, not the loop over words, so that captions may have any length.
         self._compiled_step = torch.compile(self.joined_step, dynamic=False)
         self._compiled_for = (pictures, rows)
 
@@ -174,13 +179,13 @@ class RecurrentDecoder(Decoder):
 
     def query_biases(self) -> Tensor:
         """Return the biases of all query layers together, (A,); zeros where a layer has none."""
-        none = self.hidden_gates.weight.new_zeros
+        zeros = self.hidden_gates.weight.new_zeros
         layers = self.query_layers().values()
-        biases = [none(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
-        return torch.cat([none(0), *biases])
+        biases = [zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
+        return torch.cat([zeros(0), *biases])  # zeros(0), because there may be no query layer
 
     def joined_step(self, state: LSTMState, biases: Tensor, word_gates: Tensor, weights: StepWeights) -> LSTMState:
-        """Return the state after a word, as `step` does, with one product for all that reads the hidden state.
+        """Return the state after a word, as `step` does, with one product for all layers that read the hidden state.
 
         biases (..., A): of the query layers. word_gates (N, R, G): the word's part of the gates.
         """
@@ -188,15 +193,15 @@ class RecurrentDecoder(Decoder):
         sizes = [layer.out_features for layer in layers.values()]
         product = functional.linear(state.hidden, weights.hidden)
         queries, hidden_gates = torch.split(product, [sum(sizes), word_gates.shape[-1]], dim=-1)
-        parts = torch.split(queries + biases, sizes, dim=-1) if sizes else ()
-        state = self.attend(state, dict(zip(layers, parts, strict=True)))
+        query_parts = torch.split(queries + biases, sizes, dim=-1) if sizes else ()
+        state = self.attend(state, dict(zip(layers, query_parts, strict=True)))
         gates = word_gates + hidden_gates
         if weights.context is not None:
             gates = gates + functional.linear(state.context, weights.context)
         return self.cell_step(state, gates)
 
-    def _teacher_forced(self, state: LSTMState, word_gates: Tensor, step: Callable[..., LSTMState]) -> list[LSTMState]:
-        """Return the states after each of T true words: those of T calls of `step`, with gradients deferred.
+    def _teacher_force(self, state: LSTMState, word_gates: Tensor, step: Callable[..., LSTMState]) -> list[LSTMState]:
+        """Return the states after each of T true words, by T calls of `step`, with the weights' gradients deferred.
 
         state: before the first word, R rows. word_gates (N, R, T, G): the words' part of the gates.
         """
@@ -209,47 +214,52 @@ class RecurrentDecoder(Decoder):
         if weights.context is not None:
             gates = defer_gradient(gates, weights.context, contexts)
         # Cast once, not at every step.
-        constant = StepWeights(
+        detached = StepWeights(
             weights.hidden.detach().to(dtype), None if weights.context is None else weights.context.detach().to(dtype)
         )
         states = []
-        for bias, gate in zip(biases.unbind(2), gates.unbind(2), strict=True):
+        for step_biases, step_gates in zip(biases.unbind(2), gates.unbind(2), strict=True):
             hiddens.append(state.hidden.detach().to(dtype))
-            state = step(state, bias, gate, constant)
+            state = step(state, step_biases, step_gates, detached)
             contexts.append(state.context.detach().to(dtype))
             states.append(state)
         return states
 
 
 class InferenceStepper:
-    """`start` and `step` of a recurrent decoder in evaluation mode; the weights are those it had when this was made.
+    """A recurrent decoder's `start` and `step` in evaluation mode, with the weights it had when this was created.
 
-    The words' part of the gates is a table (V, G), a row a word; all that reads the hidden state is one product. For
-    one picture the plain decoder is as good: the table costs as much as V steps of one hypothesis.
+    The words' part of the gates is a table (V, G), one row per word, and all layers that read the hidden state are one
+    product. For a single picture it is no faster than the decoder, because the table costs as much as V steps of one
+    hypothesis.
     """
 
     @torch.no_grad()
     def __init__(self, decoder: RecurrentDecoder) -> None:
+        """Compute the table and the joined weights of a decoder in evaluation mode."""
         assert not decoder.training
         self._decoder = decoder
         self._word_gates = decoder.word_gates(decoder.embed.weight)
         self._weights, self._biases = decoder.step_weights(), decoder.query_biases()
 
     def start(self, grid: Tensor) -> LSTMState:
-        """grid (N, h, w, C), floating point -> the state before the first word, R = 1."""
+        """Return the state before the first word, R = 1, for grid (N, h, w, C), floating point."""
         return self._decoder.start(grid)
 
     @torch.no_grad()
     def step(self, state: LSTMState, tokens: Tensor) -> tuple[Tensor, LSTMState]:
-        """tokens (N, R), the words just read -> logits (N, R, V) of the next, and the state after them."""
+        """Return the logits (N, R, V) of the next word, and the state after the words just read, tokens (N, R)."""
         word_gates = functional.embedding(tokens, self._word_gates)
         state = self._decoder.joined_step(state, self._biases, word_gates, self._weights)
         return self._decoder.logits(self._decoder.embed(tokens), state.hidden, state.context), state
 
 
 def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """gates (..., 4H), cell (..., H) -> hidden state and cell, float32: Xu et al. 2015, equations 1 to 3."""
-    # The cell adds up over time: kept in float32 under autocast.
+    """Return the hidden state and the cell, (..., H) each, float32, of an LSTM: Xu et al. 2015, equations 1 to 3.
+
+    gates (..., 4H): input, forget and output gate, then candidate, before their activations. cell (..., H).
+    """
+    # The cell accumulates over time, so it stays in float32 under autocast.
     input_gate, forget_gate, output_gate, candidate = gates.float().chunk(4, dim=-1)
     cell = torch.sigmoid(forget_gate) * cell + torch.sigmoid(input_gate) * torch.tanh(candidate)
     return torch.sigmoid(output_gate) * torch.tanh(cell), cell

@@ -1,4 +1,4 @@
-"""The artifacts that a captioner is made from, each by what it is."""
+"""The artifacts that a captioner is made from, each by its role."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tasks.training.self_critical import SelfCriticallyTrained
 
 
 @dataclass(frozen=True)
-class MadeFrom:
-    """Artifacts of the stages before `register`.
+class CaptionerArtifacts:
+    """The artifacts of the stages before `register`.
 
-    trained: by teacher forcing. decoder: the one that is evaluated and registered: `trained`, or what self-critical
-    training made of it. views, tuned: None where the pipeline has no such stage.
+    trained: the decoder trained by teacher forcing. decoder: the decoder that is evaluated and registered, which is
+    `trained` or what self-critical training made of it. views, tuned: None where the pipeline has no such stage.
     """
 
     manifest: Artifact
@@ -30,11 +30,12 @@ class MadeFrom:
 
     @property
     def self_critical(self) -> Artifact | None:
+        """Return the artifact of self-critical training; None where the pipeline has no such stage."""
         return None if self.decoder is self.trained else self.decoder
 
     @classmethod
-    def of(cls, scores: Scores, artifacts: Mapping[Stage, Artifact]) -> MadeFrom:
-        """Return the artifacts of all that a stage `evaluate` depends on, and its own."""
+    def of(cls, scores: Scores, artifacts: Mapping[Stage, Artifact]) -> CaptionerArtifacts:
+        """Return the artifacts of an `evaluate` stage and of the stages that it depends on."""
         decoder = scores.decoder
         trained = decoder.trained if isinstance(decoder, SelfCriticallyTrained) else decoder
         return cls(

@@ -1,0 +1,138 @@
+"""The pipeline's graph: which stages a config has, in which order, what feeds what, and a stage added from outside."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from flows.pipeline import build_pipeline
+from tasks.common.section import Section
+from tasks.config.schema import Config
+from tasks.evaluation.evaluate import Scores
+from tasks.pipeline import plan as planning
+from tasks.pipeline import run as running
+from tasks.pipeline.ledger import Outcome, digest_of
+from tasks.pipeline.stage import Hooks, Pipeline, Product, Stage, Work
+from tasks.registry.register import Registration
+from tests.support import run_all, small
+
+TUNING = {"epochs": 1, "batch_pictures": 8}
+CRITICAL = {"epochs": 1}
+VIEWS = {"number": 2}
+
+
+@pytest.mark.parametrize(
+    ("sections", "names"),
+    [
+        ({}, "ingest extract tensorise train evaluate register"),
+        ({"views": VIEWS}, "ingest extract views tensorise train evaluate register"),
+        ({"self_critical": CRITICAL}, "ingest extract tensorise train self_critical evaluate register"),
+        (
+            {"tuning": TUNING},
+            "ingest extract-frozen tensorise train-frozen tune extract train evaluate register",
+        ),
+        (
+            {"tuning": TUNING, "views": VIEWS, "self_critical": CRITICAL},
+            "ingest extract-frozen views-frozen tensorise train-frozen tune extract views train self_critical "
+            "evaluate register",
+        ),
+    ],
+    ids=["plain", "views", "self_critical", "tuning", "all"],
+)
+def test_the_stages_of_a_config(tmp_path: Path, sections: dict[str, dict[str, object]], names: str) -> None:
+    assert build_pipeline(small(tmp_path, **sections)).names() == names.split()
+
+
+@pytest.mark.parametrize("sections", [{}, {"tuning": TUNING, "views": VIEWS, "self_critical": CRITICAL}])
+def test_every_stage_comes_after_what_it_needs(tmp_path: Path, sections: dict[str, dict[str, object]]) -> None:
+    pipeline = build_pipeline(small(tmp_path, **sections))
+    for index, stage in enumerate(pipeline.stages):
+        assert set(stage.upstream()) <= set(pipeline.stages[:index])
+    assert len(set(pipeline.names())) == len(pipeline.stages)
+
+
+def test_a_pipeline_survives_pickling(tmp_path: Path) -> None:
+    """Followers of several processes are sent a stage and its artifacts: the same stage must be the same object."""
+    pipeline = build_pipeline(small(tmp_path, tuning=TUNING))
+    stages, by_stage = pickle.loads(pickle.dumps((pipeline.stages, {stage: stage.name for stage in pipeline.stages})))
+    assert [by_stage[stage] for stage in stages] == pipeline.names()
+    assert all(upstream in by_stage for stage in stages for upstream in stage.upstream())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Longest(Stage):
+    """Scores -> the longest caption of the held-out pictures: all that a new stage has to say."""
+
+    kind: ClassVar[str] = "longest"
+    version: ClassVar[int] = 1
+
+    scores: Scores
+    minimum: int = 0
+
+    @property
+    def words(self) -> Product:
+        return Product(self, "words")
+
+    def sections(self) -> dict[str, Section]:
+        return {}
+
+    def needs(self) -> tuple[Product, ...]:
+        return (self.scores.scores,)
+
+    def inputs(self) -> dict[str, str]:
+        return {"minimum": str(self.minimum)}
+
+    def run(self, work: Work, hooks: Hooks) -> Outcome:
+        scores = json.loads((work.artifacts[self.scores].path / "scores.json").read_text(encoding="utf-8"))
+        (work.out / "longest.json").write_text(json.dumps(scores["language"]), encoding="utf-8")
+        return Outcome({"words": digest_of(scores["language"])}, {"captions": scores["pictures"]})
+
+
+def longer(config: Config, minimum: int = 0) -> Pipeline:
+    """A pipeline with one more stage: its line."""
+    registration = build_pipeline(config).last
+    assert isinstance(registration, Registration)
+    return Pipeline.ending_in(Longest(machine=config.machine, scores=registration.scores, minimum=minimum), config)
+
+
+def test_a_stage_is_one_file_and_one_line(finished_copy: Path) -> None:
+    config = small(finished_copy)
+    pipeline = longer(config)
+    assert pipeline.names()[-2:] == ["evaluate", "longest"]
+    assert planning.plan(pipeline)[-1].state == "missing"
+    assert running.run_stage(pipeline, "longest").state == "missing"
+    (made,) = (finished_copy / "artifacts" / "longest").glob("*/longest.json")
+    assert planning.plan(pipeline)[-1].fresh and planning.artifact(pipeline).path == made.parent
+
+    made.unlink()  # damage is seen, and mended
+    assert planning.plan(pipeline)[-1].state == "damaged"
+    running.run_stage(pipeline, "longest")
+    assert made.is_file()
+
+    status = planning.plan(longer(config, minimum=3))[-1]  # and so is a change of what comes from outside
+    assert status.state == "stale" and status.why == ["minimum: 0 -> 3"]
+
+    other = small(finished_copy, evaluation__beam=1)
+    waiting = planning.plan(longer(other))[-1]
+    assert waiting.state == "stale" and "evaluate must run first" in waiting.why[0]
+    run_all(other)
+    assert running.run_stage(longer(other), "longest").key != planning.plan(pipeline)[-1].key
+
+
+def test_a_product_that_is_missing_is_named(finished_copy: Path) -> None:
+    pipeline = longer(small(finished_copy))
+
+    class Needy(Longest):
+        def needs(self) -> tuple[Product, ...]:
+            return (Product(self.scores, "nothing"),)
+
+    last = pipeline.last
+    assert isinstance(last, Longest)
+    needy = replace(pipeline, stages=(*pipeline.stages[:-1], Needy(machine=last.machine, scores=last.scores)))
+    with pytest.raises(Exception, match=r"small: longest cannot run: evaluate\.nothing is missing in .*: remove"):
+        planning.plan(needy)
