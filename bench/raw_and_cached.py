@@ -8,7 +8,6 @@ units of float16's last place, and how close the two captions' log-probabilities
 
 from __future__ import annotations
 
-import json
 import sys
 
 import numpy as np
@@ -21,9 +20,9 @@ from tasks.config.schema import load
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
 from tasks.grids.index import open_grids
 from tasks.pipeline.plan import artifact, artifacts
-from tasks.registry import registration as registry
 from tasks.registry import tracking
 from tasks.registry.logged_model import load_captioner
+from tasks.registry.registration_record import read_registration
 
 PICTURES = 200
 
@@ -31,7 +30,7 @@ PICTURES = 200
 def main() -> None:
     config = load(sys.argv[1], sys.argv[2:])
     found = artifacts(build_pipeline(config))
-    registered = json.loads((artifact(build_pipeline(config)).path / registry.REGISTRATION).read_text(encoding="utf-8"))
+    registered = read_registration(artifact(build_pipeline(config)).path)
     tracking.connect(config.workspace)
     captioner = load_captioner(registered["uri"])
     grids = open_grids(found["extract"], config.machine)

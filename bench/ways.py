@@ -27,8 +27,8 @@ from tasks.config.schema import load
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
 from tasks.evaluation.predictions import PREDICTIONS
 from tasks.pipeline.plan import artifact, artifacts
-from tasks.registry import registration as registry
 from tasks.registry import tracking
+from tasks.registry.registration_record import read_registration
 
 PICTURES = 20
 _HERE = Path(__file__).resolve().parents[1]
@@ -38,7 +38,7 @@ _UV = Path(sys.executable).with_name("uv")
 def main() -> None:
     config = load(sys.argv[1], sys.argv[2:])
     found = artifacts(build_pipeline(config))
-    registered = json.loads((artifact(build_pipeline(config)).path / registry.REGISTRATION).read_text(encoding="utf-8"))
+    registered = read_registration(artifact(build_pipeline(config)).path)
     files = files_by_digest(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED_FOLDER))
     rows = pq.read_table(found["evaluate"].path / PREDICTIONS).to_pylist()[:PICTURES]
     photographs = [files[row["digest"]].read_bytes() for row in rows]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,7 @@ class Captioner:
         return Captioned(texts[0], tokens, captions[0].log_probability, alternatives, attention)
 
 
-def make(shape: dict[str, Any]) -> decoders.Decoder | Ensemble:
+def make(shape: Mapping[str, Any]) -> decoders.Decoder | Ensemble:
     """Return the untrained decoder of a shape, or an ensemble of `members` such decoders if the shape has that key.
 
     shape: the arguments of `decoders.base.make`, and maybe `members`.

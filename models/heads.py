@@ -28,11 +28,6 @@ class FullHead(Head):
             self.weight, self.bias = layer.weight, nn.Parameter(layer.bias.new_zeros(vocabulary))
             self._tied: tuple[nn.Embedding, ...] = ()
             return
-        if embedding.embedding_dim != features:
-            raise ValueError(
-                f"tied weights: the word embeddings are {embedding.embedding_dim} wide and the output layer reads "
-                f"{features}: set decoder.embedding={features}"
-            )
         self.bias = nn.Parameter(embedding.weight.new_zeros(vocabulary))
         # Hidden from torch in a tuple, so that the weights are saved and trained once, as those of the embedding.
         self._tied = (embedding,)
@@ -78,8 +73,7 @@ def make_head(
     """Build the output head of a kind.
 
     features: F. vocabulary: V. bottleneck: the size between the layers of that kind. embedding: the word embeddings to
-    tie the last layer to; None to tie nothing. Raises ValueError for an unknown kind and for weights that cannot be
-    tied.
+    tie the last layer to, see `DecoderOptions`; None to tie nothing. Raises ValueError for an unknown kind.
     """
     if kind == "full":
         return FullHead(features, vocabulary, embedding)
@@ -87,6 +81,4 @@ def make_head(
         return BottleneckHead(features, vocabulary, bottleneck, embedding)
     if kind != "adaptive":
         raise ValueError(f"unknown head {kind!r}; known: full, bottleneck, adaptive")
-    if embedding is not None:
-        raise ValueError("tied weights: an adaptive softmax has no single layer to tie: set head to full or bottleneck")
     return AdaptiveHead(features, vocabulary)

@@ -3,13 +3,146 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypedDict
 
 Attentions = Literal["additive", "dot", "scaled_dot", "general", "scaled_general"]  # see attention.py
 Heads = Literal["full", "bottleneck", "adaptive"]  # see heads.py
 Outputs = Literal["hidden", "deep", "mlp"]  # see output.py
 FirstStates = Literal["grid", "zeros"]  # see decoders/recurrent
 Searches = Literal["beam", "sample"]  # see search.py
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderOptions:
+    """The options of every decoder; ValueError for sizes that do not fit together.
+
+    embedding: size E of the word embeddings. hidden: size H of the hidden state, or of all layers. dropout_*: shares,
+    in training only. bottleneck: size of the `bottleneck` head. tie_weights: whether the head uses the word embeddings
+    as its weights. pca_dim: the channels that annotation vectors are projected to by a fixed basis; None for no
+    projection.
+    """
+
+    embedding: int = 512
+    hidden: int = 512
+    dropout_words: float = 0.0
+    dropout_grid: float = 0.0
+    dropout_channels: float = 0.0
+    dropout_output: float = 0.5
+    head: Heads = "full"
+    bottleneck: int = 256
+    tie_weights: bool = False
+    pca_dim: int | None = None
+
+    @property
+    def features(self) -> int:
+        """Return F, the size that the head reads."""
+        return self.hidden
+
+    def __post_init__(self) -> None:
+        if not self.tie_weights:
+            return
+        if self.head == "adaptive":
+            raise ValueError(
+                "tie_weights: an adaptive softmax has no single layer to tie: set head to full or bottleneck"
+            )
+        size = self.bottleneck if self.head == "bottleneck" else self.features
+        if size != self.embedding:
+            layer = "bottleneck" if self.head == "bottleneck" else "output"
+            raise ValueError(
+                f"tie_weights: embedding has size {self.embedding}, the {layer} has {size}: "
+                f"set decoder.embedding={size}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentOptions(DecoderOptions):
+    """The options of recurrent decoders. output_size: of the `mlp` output."""
+
+    first_state: FirstStates = "grid"
+    output: Outputs = "hidden"
+    output_size: int = 512
+
+    @property
+    def features(self) -> int:
+        return {"hidden": self.hidden, "deep": self.embedding, "mlp": self.output_size}[self.output]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionLSTMOptions(RecurrentOptions):
+    """The options of an LSTM with attention.
+
+    attention_grid: the side of the positions attended, each an average of the grid's by adaptive pooling; None for the
+    grid's own. attention_size: size A of the additive attention's layer.
+    """
+
+    attention_grid: int | None = None
+    attention: Attentions = "scaled_dot"
+    attention_size: int = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowAttendTellOptions(AttentionLSTMOptions):
+    """The options of Show, Attend and Tell. gate: whether the context is scaled by beta (Xu et al. 2015, 4.2.1)."""
+
+    attention: Attentions = "additive"
+    gate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardAttentionOptions(ShowAttendTellOptions):
+    """The options of hard attention (Xu et al. 2015, section 4.1).
+
+    reinforce, entropy: lambda_r and lambda_e of equation 12. baseline_decay: of the moving average of rewards.
+    expected_share: probability with which the soft context replaces a drawn one.
+    """
+
+    reinforce: float = 1.0
+    entropy: float = 0.002
+    baseline_decay: float = 0.9
+    expected_share: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpDownOptions(DecoderOptions):
+    """The options of Up-Down. attention_size: size A of the additive attention's layer."""
+
+    attention_size: int = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerOptions(DecoderOptions):
+    """The options of a Transformer.
+
+    hidden: a multiple of 4 and of `heads`. encoder_layers: over the grid. feed_forward: inner size of the feed-forward
+    networks. dropout_layers: dropout of sublayers' outputs.
+    """
+
+    dropout_output: float = 0.1
+    layers: int = 3
+    heads: int = 8
+    encoder_layers: int = 0
+    feed_forward: int = 2048
+    dropout_layers: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hidden % self.heads or self.hidden % 4:
+            raise ValueError(f"hidden: {self.hidden} is not a multiple of 4 and of decoder.heads={self.heads}")
+
+
+class DecoderSpec(TypedDict):
+    """The arguments of `decoders.base.make`, as decoder.json has them."""
+
+    name: str
+    channels: int
+    vocabulary: int
+    options: dict[str, Any]
+
+
+class EnsembleSpec(DecoderSpec):
+    """What an ensemble is made from. members: the number of its decoders, which are all made alike."""
+
+    members: int
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ from torch.nn import functional
 from models.attention import make_attention
 from models.decoders import DECODERS
 from models.decoders.base import Decoder, make
+from models.options import RecurrentOptions
 from models.search import greedy
 from models.vocabulary import END, NULL, START
 from tasks.training.objectives import attention_penalty
 
 CHANNELS, VOCABULARY, HIDDEN = 6, 12, 8
 ATTENDING = [name for name, member in DECODERS.items() if member.attends]
-RECURRENT = [name for name, member in DECODERS.items() if "first_state" in member.options]
+RECURRENT = [name for name, member in DECODERS.items() if issubclass(member.options, RecurrentOptions)]
 LOOKING = [name for name in RECURRENT if name in ATTENDING]
 # The smallest that has all its parts.
 SMALL: dict[str, dict[str, Any]] = {

@@ -12,6 +12,7 @@ import yaml
 
 from flows.commands.cli import main
 from models.decoders import DECODERS, Member
+from models.options import RecurrentOptions
 from tasks.config.presets import presets
 from tasks.config.schema import load
 from tests.support import artifacts, run_stage, small
@@ -90,9 +91,6 @@ from models.decoders.recurrent import LSTMState, RecurrentDecoder
 class Blind(RecurrentDecoder):
     """Captions without attention."""
 
-    def __init__(self, channels, vocabulary, hidden=16, **options):
-        super().__init__(channels, 0, vocabulary, hidden=hidden, **options)
-
     def init_state(self, annotations, pool):
         hidden = annotations.new_zeros(len(annotations), 1, self.hidden_gates.in_features)
         nothing = hidden[..., :0]
@@ -109,7 +107,7 @@ def test_a_decoder_is_one_file_and_one_line(workspace: Path, tmp_path: Path, mon
     (package / "__init__.py").touch()
     (package / "blind.py").write_text(OUTSIDE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(DECODERS, "blind", Member("elsewhere.blind", "Blind", ("embedding", "hidden"), attends=False))
+    monkeypatch.setitem(DECODERS, "blind", Member("elsewhere.blind", "Blind", RecurrentOptions, attends=False))
     config = small(workspace, decoder={"name": "blind", "embedding": 8, "hidden": 16})
     for stage in ("ingest", "extract", "tensorise", "train", "evaluate"):
         run_stage(config, stage)

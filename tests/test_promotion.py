@@ -18,7 +18,7 @@ from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.evaluation import predictions as evaluation
 from tasks.registry import tracking
-from tasks.registry.registration import REGISTRATION
+from tasks.registry.registration_record import REGISTRATION
 from tasks.registry.versions import scores_of
 from tests.support import artifacts, register_all, small
 from tests.test_cli import attend, refused

@@ -21,8 +21,8 @@ from tasks.data.manifest import GENERATED_FOLDER
 from tasks.evaluation.coco_files import corpus_of
 from tasks.metrics import measure
 from tasks.registry import bundle, tracking
-from tasks.registry import registration as registry
 from tasks.registry.logged_model import load_model, log_model
+from tasks.registry.registration_record import REGISTRATION
 from tests.support import HERE, artifacts, captioner_artifacts, pictures, plan, run_stage, trained
 from tests.support import register_all as run_all
 
@@ -33,7 +33,7 @@ def workspace(registered: Path) -> Path:
 
 
 def told(config: Config) -> dict[str, str]:
-    found: dict[str, str] = json.loads((artifacts(config)["register"].path / registry.REGISTRATION).read_text())
+    found: dict[str, str] = json.loads((artifacts(config)["register"].path / REGISTRATION).read_text())
     return found
 
 
@@ -247,12 +247,15 @@ def test_a_registered_model_is_scored_from_photographs_once(workspace: Path, tmp
     experiment = found.experiment_id
     before = len(client.search_runs([experiment]))
     first = evaluate_registered(config)
-    assert first["scores"] == pytest.approx(told_scores["scores"]) and first["signature"] == told_scores["signature"]
-    assert first["language"] == pytest.approx(told_scores["language"])
+    assert (
+        first.scores["scores"] == pytest.approx(told_scores["scores"])
+        and first.scores["signature"] == told_scores["signature"]
+    )
+    assert first.scores["language"] == pytest.approx(told_scores["language"])
     again = evaluate_registered(config, "models:/small/1", tmp_path / "out")
     exported = corpus_of(tmp_path / "out" / "results.json", tmp_path / "out" / "annotations.json")
-    assert measure("bleu", exported)["bleu4"] == pytest.approx(first["scores"]["bleu4"])
-    assert again["scores"] == pytest.approx(first["scores"])
+    assert measure("bleu", exported)["bleu4"] == pytest.approx(first.scores["scores"]["bleu4"])
+    assert again.scores["scores"] == pytest.approx(first.scores["scores"])
     runs = client.search_runs([experiment])
     assert len(runs) == before + 1 and {run.info.status for run in runs} == {"FINISHED"}
     with pytest.raises(AttendError, match="models:/small/77: no such model"):

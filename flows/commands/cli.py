@@ -165,12 +165,13 @@ def evaluate(
 
     evaluation = evaluate_registered(load(preset, overrides or []), model, results)
     if as_json:
-        print_json(evaluation)
+        print_json({"model": evaluation.model, "run_id": evaluation.run_id, **evaluation.scores})
         return
-    for name, value in evaluation["scores"].items():
-        low, high = evaluation["intervals"][name]
+    record = evaluation.scores
+    for name, value in record["scores"].items():
+        low, high = record["intervals"][name]
         typer.echo(f"{name:<12} {value:.2f}  ({low:.2f} to {high:.2f})")
-    typer.echo(f"{evaluation['model']}: {evaluation['pictures']:,} pictures; {evaluation['signature']}")
+    typer.echo(f"{evaluation.model}: {record['pictures']:,} pictures; {record['signature']}")
 
 
 @app.command()

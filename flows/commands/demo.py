@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from PIL import Image
@@ -13,7 +12,9 @@ from rich.text import Text
 from flows.pipeline import build_pipeline
 from tasks.config.schema import Config
 from tasks.data.manifest import GENERATED_FOLDER, MANIFEST
+from tasks.evaluation.score_record import read_scores
 from tasks.pipeline.plan import artifacts
+from tasks.registry.registration_record import read_registration
 
 _SAMPLES = 3
 _WIDTH = 32  # of a picture on the terminal, in characters
@@ -25,7 +26,7 @@ def show(config: Config) -> None:
 
     results = artifacts(build_pipeline(config))
     console = Console(highlight=False)
-    evaluation = json.loads((results["evaluate"].path / "scores.json").read_text(encoding="utf-8"))
+    evaluation = read_scores(results["evaluate"].path)
     scores = evaluation["scores"]
     console.print(f"\n[bold]Held-out pictures: {evaluation['pictures']}[/], never seen in training, captioned freely")
     console.print("  " + "  ".join(f"BLEU-{n} {scores[f'bleu{n}']:.1f}" for n in range(1, 5)))
@@ -40,7 +41,7 @@ def show(config: Config) -> None:
             console.print(_as_half_blocks(path))
         console.print(f"  [bold]{row['caption']}[/]\n  {_short(path)}\n")
 
-    registration = json.loads((results["register"].path / "registration.json").read_text(encoding="utf-8"))
+    registration = read_registration(results["register"].path)
     option = "" if config.workspace == Path("workspace").absolute() else f" --workspace {_short(config.workspace)}"
     last = _short(manifest / GENERATED_FOLDER / names[predictions[_SAMPLES - 1]["digest"]])
     console.print(

@@ -26,7 +26,6 @@ def score(
 ) -> None:
     """Score captions against references with BLEU, METEOR, ROUGE-L and CIDEr; print intervals and a signature too."""
     from tasks.common.errors import suggestion
-    from tasks.evaluation.caption_statistics import caption_statistics
     from tasks.evaluation.coco_files import corpus_of
     from tasks.evaluation.predictions import score_corpus, score_lines
     from tasks.metrics import METRICS
@@ -37,7 +36,7 @@ def score(
         if name not in known:
             raise AttendError(f"--metrics: unknown metric {name!r}{suggestion(name, known)}")
     corpus = corpus_of(predictions, references)
-    scores = {**score_corpus(corpus, names), "language": caption_statistics(corpus)}
+    scores = score_corpus(corpus, names)
     if as_json:
         print_json(scores)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,14 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from flows.registered.evaluate import RegisteredScores
 from tasks.config.schema import Config
 from tasks.data.manifest import read_pictures
-from tasks.evaluation.predictions import PREDICTIONS, SCORES, score_lines
+from tasks.evaluation.predictions import PREDICTIONS, score_lines
+from tasks.evaluation.score_record import read_scores
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Status
-from tasks.registry.registration import REGISTRATION
+from tasks.registry.registration_record import read_registration
 from tasks.registry.tracking import run_page_url
 
 _SAMPLES = 8
@@ -63,7 +64,7 @@ def show_scores(config: Config, artifacts: dict[str, Artifact]) -> None:
 
     artifacts: those of the run, by kind of stage.
     """
-    scores = json.loads((artifacts["evaluate"].path / SCORES).read_text(encoding="utf-8"))
+    scores = read_scores(artifacts["evaluate"].path)
     lines = [*score_lines(scores), ""]
     lines += ["| picture | says | a person wrote |", "| --- | --- | --- |"]
     pictures = {picture.digest: picture for picture in read_pictures(artifacts["ingest"].path, config.evaluation.split)}
@@ -73,10 +74,12 @@ def show_scores(config: Config, artifacts: dict[str, Artifact]) -> None:
     create_markdown_artifact("\n".join(lines), key="scores", description=f"free-running, {config.evaluation.split}")
 
 
-def show_registered_scores(scores: dict[str, Any]) -> None:
+def show_registered_scores(evaluation: RegisteredScores) -> None:
     """Show the scores that `evaluate_registered` returned."""
-    description = f"{scores['model']}, free-running, from photographs"
-    create_markdown_artifact("\n".join(score_lines(scores)), key="registered-scores", description=description)
+    description = f"{evaluation.model}, free-running, from photographs"
+    create_markdown_artifact(
+        "\n".join(score_lines(evaluation.scores)), key="registered-scores", description=description
+    )
 
 
 def show_registration(artifact: Artifact) -> None:
@@ -84,7 +87,7 @@ def show_registration(artifact: Artifact) -> None:
 
     artifact: that of the register stage.
     """
-    registration = json.loads((artifact.path / REGISTRATION).read_text(encoding="utf-8"))
+    registration = read_registration(artifact.path)
     page = run_page_url(registration["store"], registration["run_id"])
     if page is not None:
         create_link_artifact(page, key="mlflow-run", link_text=registration["uri"], description=registration["why"])

@@ -6,9 +6,9 @@ import tempfile
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from flows.registered.evaluate import evaluate_registered
+from flows.registered.evaluate import RegisteredScores, evaluate_registered
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.metrics import METRICS
@@ -95,10 +95,10 @@ def _registry_lock(workspace: Path, model: str) -> AbstractContextManager[None]:
 
 def _compare(client: MlflowClient, first: ModelVersion, second: ModelVersion, on: Config | None) -> ModelComparison:
     addresses = [address_of(version) for version in (first, second)]
-    evaluations: list[dict[str, Any]] = []
+    evaluations: list[RegisteredScores] = []
     if on is not None:
         evaluations = [evaluate_registered(on, address) for address in addresses]
-        score_names = [set(evaluation["scores"]) for evaluation in evaluations]
+        score_names = [set(evaluation.scores["scores"]) for evaluation in evaluations]
     else:
         if any(first.tags.get(tag) != second.tags.get(tag) for tag in ("attend.data", "attend.signature")):
             raise AttendError(
@@ -112,7 +112,7 @@ def _compare(client: MlflowClient, first: ModelVersion, second: ModelVersion, on
         for index, (address, version) in enumerate(zip(addresses, (first, second), strict=True)):
             folder = Path(scratch) / str(index)
             if on is not None:
-                path = download_predictions(client, evaluations[index]["run_id"], folder)
+                path = download_predictions(client, evaluations[index].run_id, folder)
             else:
                 path = download_version_predictions(client, version, folder)
             if path is None:

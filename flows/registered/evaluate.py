@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,10 @@ from tasks.data.captions import read_vocabulary
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
 from tasks.evaluation.coco_files import export
 from tasks.evaluation.evaluate import Scores
-from tasks.evaluation.predictions import PREDICTIONS, SCORES, captions_in
+from tasks.evaluation.predictions import PREDICTIONS, captions_in
 from tasks.evaluation.report import REPORT, write_report
 from tasks.evaluation.rescore import rescore
+from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores, write_scores
 from tasks.pipeline.ledger import Artifact, digest_of
 from tasks.pipeline.plan import artifacts, inputs_of, up_to
 from tasks.pipeline.run import run_stage
@@ -31,7 +32,16 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 
-def evaluate_registered(config: Config, model: str | None = None, results: Path | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class RegisteredScores:
+    """The scores of a registered model. model: name and version. run_id: of the MLflow run that stores them."""
+
+    model: str
+    run_id: str
+    scores: ScoreRecord
+
+
+def evaluate_registered(config: Config, model: str | None = None, results: Path | None = None) -> RegisteredScores:
     """Score a registered model on `config`'s held-out pictures, and return the scores with the MLflow run's id.
 
     The scores and the captions are stored in an MLflow run. If one has been stored for the same version, pictures and
@@ -64,11 +74,11 @@ def evaluate_registered(config: Config, model: str | None = None, results: Path 
                     client, config.workspace, version.name, f"{name} scored", key, scores, scratch
                 )
         else:
-            scores = json.loads(Path(client.download_artifacts(run_id, SCORES)).read_text(encoding="utf-8"))
+            scores = read_scores(Path(client.download_artifacts(run_id, SCORES)).parent)
         if results is not None:
             predictions = captions_in(Path(client.download_artifacts(run_id, PREDICTIONS)))
             export(predictions, read_pictures(manifest.path, config.evaluation.split), results)
-    return {"model": name, "run_id": run_id, **scores}
+    return RegisteredScores(name, run_id, scores)
 
 
 def _score(
@@ -79,12 +89,12 @@ def _score(
     captions: Artifact,
     client: MlflowClient,
     out: Path,
-) -> dict[str, Any]:
+) -> ScoreRecord:
     """Write predictions, scores and report to the folder `out`, and return the scores."""
     name, vocabulary = f"{version.name} version {version.version}", read_vocabulary(captions.path)
     predictions = out / PREDICTIONS
     scores = rescore(captioner, name, manifest, config.data, vocabulary, config.evaluation, predictions)
-    (out / SCORES).write_text(json.dumps(scores, indent=1, sort_keys=True), encoding="utf-8")
+    write_scores(scores, out)
     write_report(
         out / REPORT,
         f"{name}: {scores['pictures']:,} held-out pictures",

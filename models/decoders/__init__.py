@@ -7,49 +7,38 @@ decoder, so that configs are checked without loading torch.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..options import (
+    AttentionLSTMOptions,
+    DecoderOptions,
+    HardAttentionOptions,
+    RecurrentOptions,
+    ShowAttendTellOptions,
+    TransformerOptions,
+    UpDownOptions,
+)
+
 
 class Member(NamedTuple):
-    """A registry entry: the class of a decoder, and its options besides the sizes of grid and vocabulary.
+    """A registry entry: the class of a decoder and that of its options.
 
-    module: a module of this package, or a full dotted name. name: the class. options: those that a config may set.
-    fixed: options whose values the decoder's name determines. attends: whether it attends to the grid before each word.
+    module: a module of this package, or a full dotted name. name: the class. options: what a config may set, with its
+    defaults. fixed: arguments of the class whose values the decoder's name determines. attends: whether it attends to
+    the grid before each word.
     """
 
     module: str
     name: str
-    options: tuple[str, ...]
+    options: type[DecoderOptions]
     fixed: Mapping[str, Any] = {}
     attends: bool = True
 
 
-_SHARED = (
-    "embedding",
-    "hidden",
-    "dropout_words",
-    "dropout_grid",
-    "dropout_channels",
-    "dropout_output",
-    "head",
-    "bottleneck",
-    "tie_weights",
-    "pca_dim",
-)
-_RECURRENT = (*_SHARED, "first_state", "output", "output_size")
-_ATTENDING = (*_RECURRENT, "attention_grid", "attention", "attention_size")
-_GATED = (*_ATTENDING, "gate")
-
 DECODERS: dict[str, Member] = {
-    "rnn": Member("captioning_rnn", "CaptioningRNN", _RECURRENT, {"cell_type": "rnn"}, attends=False),
-    "lstm": Member("captioning_rnn", "CaptioningRNN", _RECURRENT, {"cell_type": "lstm"}, attends=False),
-    "attention_lstm": Member("captioning_rnn", "CaptioningRNN", _ATTENDING, {"cell_type": "attn"}),
-    "show_attend_tell": Member("show_attend_tell", "ShowAttendTell", _GATED),
-    "hard_attention": Member(
-        "hard_attention", "HardAttention", (*_GATED, "reinforce", "entropy", "baseline_decay", "expected_share")
-    ),
-    "up_down": Member("up_down", "UpDown", (*_SHARED, "attention_size")),
-    "transformer": Member(
-        "transformer",
-        "Transformer",
-        (*_SHARED, "layers", "heads", "encoder_layers", "feed_forward", "dropout_layers"),
-    ),
+    "rnn": Member("captioning_rnn", "CaptioningRNN", RecurrentOptions, {"cell_type": "rnn"}, attends=False),
+    "lstm": Member("captioning_rnn", "CaptioningRNN", RecurrentOptions, {"cell_type": "lstm"}, attends=False),
+    "attention_lstm": Member("captioning_rnn", "CaptioningRNN", AttentionLSTMOptions, {"cell_type": "attn"}),
+    "show_attend_tell": Member("show_attend_tell", "ShowAttendTell", ShowAttendTellOptions),
+    "hard_attention": Member("hard_attention", "HardAttention", HardAttentionOptions),
+    "up_down": Member("up_down", "UpDown", UpDownOptions),
+    "transformer": Member("transformer", "Transformer", TransformerOptions),
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..heads import make_head
-from ..options import Heads
+from ..options import DecoderOptions
 from ..search import Steps
 from ..vocabulary import NULL
 from . import DECODERS
@@ -100,37 +100,23 @@ class Decoder(nn.Module, ABC):
 
     attention_grid: int | None = None
 
-    def __init__(
-        self,
-        channels: int,
-        vocabulary: int,
-        features: int,
-        embedding: int = 512,
-        dropout_words: float = 0.0,
-        dropout_grid: float = 0.0,
-        dropout_channels: float = 0.0,
-        head: Heads = "full",
-        bottleneck: int = 256,
-        tie_weights: bool = False,
-        pca_dim: int | None = None,
-    ) -> None:
-        """Create the layers that all decoders share.
+    def __init__(self, channels: int, vocabulary: int, options: DecoderOptions) -> None:
+        """Create the layers that all decoders share; channels: C of the grid. vocabulary: V.
 
-        channels: C of the grid. vocabulary: V. features: F, the size that the head reads. embedding: the size of the
-        word embeddings. dropout_*: shares, in training only. bottleneck: size of the `bottleneck` head. tie_weights:
-        whether the head uses the word embeddings as its weights. pca_dim: the channels that annotation vectors are
-        projected to by a fixed basis, see `fit_basis`; None for no projection. Raises ValueError for sizes that do not
-        fit together.
+        Raises ValueError for sizes that do not fit together.
         """
         super().__init__()
+        pca_dim = options.pca_dim
         if pca_dim is not None and pca_dim > channels:
             raise ValueError(f"pca_dim: a grid of {channels} channels cannot be reduced to {pca_dim}")
         self.basis: Tensor | None
         self.register_buffer("basis", None if pca_dim is None else torch.eye(channels)[:pca_dim].clone())
-        self.embed = nn.Embedding(vocabulary, embedding, padding_idx=NULL)
-        self.drop_words = nn.Dropout(dropout_words)
-        self.drop_grid = nn.Sequential(nn.Dropout(dropout_grid), ChannelDropout(dropout_channels))
-        self.head = make_head(head, features, vocabulary, bottleneck, self.embed if tie_weights else None)
+        self.embed = nn.Embedding(vocabulary, options.embedding, padding_idx=NULL)
+        self.drop_words = nn.Dropout(options.dropout_words)
+        self.drop_grid = nn.Sequential(nn.Dropout(options.dropout_grid), ChannelDropout(options.dropout_channels))
+        self.head = make_head(
+            options.head, options.features, vocabulary, options.bottleneck, self.embed if options.tie_weights else None
+        )
         nn.init.uniform_(self.embed.weight, -0.1, 0.1)
         with torch.no_grad():
             self.embed.weight[NULL] = 0.0
@@ -197,7 +183,7 @@ class Decoder(nn.Module, ABC):
         self.basis.copy_(leading * signs)
 
 
-def make(name: str, channels: int, vocabulary: int, options: dict[str, Any]) -> Decoder:
+def make(name: str, channels: int, vocabulary: int, options: Mapping[str, Any]) -> Decoder:
     """Return a new decoder `name` for grids of `channels` channels and a vocabulary of `vocabulary` words.
 
     Raises ValueError for sizes that do not fit together.
@@ -205,5 +191,5 @@ def make(name: str, channels: int, vocabulary: int, options: dict[str, Any]) -> 
     member = DECODERS[name]
     module = member.module if "." in member.module else f"{__package__}.{member.module}"
     decoder_class = getattr(importlib.import_module(module), member.name)
-    decoder: Decoder = decoder_class(channels, vocabulary, **member.fixed, **options)
+    decoder: Decoder = decoder_class(channels, vocabulary, member.options(**options), **member.fixed)
     return decoder

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..attention import make_attention, mean, pooled
-from ..options import Attentions
+from ..options import AttentionLSTMOptions, RecurrentOptions
 from .recurrent import LSTMState, RecurrentDecoder
 
 
@@ -25,32 +25,21 @@ class CaptioningRNN(RecurrentDecoder):
     """
 
     def __init__(
-        self,
-        channels: int,
-        vocabulary: int,
-        cell_type: Literal["rnn", "lstm", "attn"],
-        hidden: int = 512,
-        attention: Attentions = "scaled_dot",
-        attention_size: int = 512,
-        pca_dim: int | None = None,
-        **options: Any,
+        self, channels: int, vocabulary: int, options: RecurrentOptions, cell_type: Literal["rnn", "lstm", "attn"]
     ) -> None:
-        """Create the layers.
-
-        channels: C of the grid. attention: of `attn`, over annotation vectors projected to the hidden state's size.
-        attention_size: A, of additive attention. options: of `RecurrentDecoder`.
-        """
-        super().__init__(
-            channels,
-            hidden if cell_type == "attn" else 0,
-            vocabulary,
-            hidden=hidden,
-            cell="rnn" if cell_type == "rnn" else "lstm",
-            pca_dim=pca_dim,
-            **options,
+        """Create the layers; channels: C of the grid. vocabulary: V. options: of `attn`, those of an attention LSTM."""
+        hidden, width = options.hidden, options.pca_dim or channels
+        if isinstance(options, AttentionLSTMOptions):
+            super().__init__(channels, vocabulary, options, context=hidden, attention_grid=options.attention_grid)
+        else:
+            super().__init__(channels, vocabulary, options, cell="rnn" if cell_type == "rnn" else "lstm")
+        self.project = nn.Linear(width, hidden)
+        # Over annotation vectors projected to the hidden state's size.
+        self.attention = (
+            make_attention(options.attention, hidden, hidden, options.attention_size)
+            if isinstance(options, AttentionLSTMOptions)
+            else None
         )
-        self.project = nn.Linear(pca_dim or channels, hidden)
-        self.attention = make_attention(attention, hidden, hidden, attention_size) if cell_type == "attn" else None
 
     def init_state(self, annotations: Tensor, pool: Tensor | None) -> LSTMState:
         if self.attention is None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..options import HardAttentionOptions
 from .recurrent import LSTMState
 from .show_attend_tell import ShowAttendTell
 
@@ -34,24 +34,11 @@ class HardAttention(ShowAttendTell):
     the paper, the position drawn is replaced by its expected value, which gives the soft context.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        vocabulary: int,
-        reinforce: float = 1.0,
-        entropy: float = 0.002,
-        baseline_decay: float = 0.9,
-        expected_share: float = 0.5,
-        **options: Any,
-    ) -> None:
-        """Create the layers.
-
-        reinforce, entropy: lambda_r and lambda_e of equation 12. baseline_decay: of the moving average. expected_share:
-        probability with which the soft context replaces a drawn one. options: of `ShowAttendTell`.
-        """
-        super().__init__(channels, vocabulary, **options)
-        self.reinforce, self.entropy = reinforce, entropy
-        self.baseline_decay, self.expected_share = baseline_decay, expected_share
+    def __init__(self, channels: int, vocabulary: int, options: HardAttentionOptions) -> None:
+        """Create the layers; channels: C of the grid. vocabulary: V."""
+        super().__init__(channels, vocabulary, options)
+        self.reinforce, self.entropy = options.reinforce, options.entropy
+        self.baseline_decay, self.expected_share = options.baseline_decay, options.expected_share
         self.baseline: Tensor
         self.register_buffer("baseline", torch.zeros(()))
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..attention import make_attention, mean, pooled
-from ..options import Attentions
+from ..options import ShowAttendTellOptions
 from .recurrent import LSTMState, RecurrentDecoder
 
 
@@ -20,26 +19,12 @@ class ShowAttendTell(RecurrentDecoder):
     h0 and c0 are perceptrons of the mean annotation vector (section 3.1.2); the gate is that of section 4.2.1.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        vocabulary: int,
-        hidden: int = 512,
-        attention: Attentions = "additive",
-        attention_size: int = 512,
-        gate: bool = True,
-        pca_dim: int | None = None,
-        **options: Any,
-    ) -> None:
-        """Create the layers.
-
-        channels: C of the grid. attention_size: A, of the additive attention's layer. gate: whether the context is
-        scaled by beta. options: of `RecurrentDecoder`.
-        """
-        width = pca_dim or channels
-        super().__init__(channels, width, vocabulary, hidden=hidden, pca_dim=pca_dim, **options)
-        self.attention = make_attention(attention, width, hidden, attention_size)
-        self.gate = nn.Linear(hidden, width) if gate else None
+    def __init__(self, channels: int, vocabulary: int, options: ShowAttendTellOptions) -> None:
+        """Create the layers; channels: C of the grid. vocabulary: V."""
+        width, hidden = options.pca_dim or channels, options.hidden
+        super().__init__(channels, vocabulary, options, context=width, attention_grid=options.attention_grid)
+        self.attention = make_attention(options.attention, width, hidden, options.attention_size)
+        self.gate = nn.Linear(hidden, width) if options.gate else None
         self.first_hidden = nn.Linear(width, hidden)
         self.first_cell = nn.Linear(width, hidden)
 

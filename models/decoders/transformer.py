@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..options import TransformerOptions
 from .base import SAME_FOR_PICTURE, Decoder, State
 
 
@@ -34,41 +35,22 @@ class Transformer(Decoder):
     size. The alphas are the weights of the last layer's attention over the grid, averaged over its heads.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        vocabulary: int,
-        embedding: int = 512,
-        hidden: int = 512,
-        layers: int = 3,
-        heads: int = 8,
-        encoder_layers: int = 0,
-        feed_forward: int = 2048,
-        dropout_layers: float = 0.1,
-        dropout_output: float = 0.1,
-        pca_dim: int | None = None,
-        **shared: Any,
-    ) -> None:
-        """Create the layers.
-
-        channels: C of the grid. hidden: H of all layers, a multiple of 4 and of `heads`; ValueError otherwise.
-        feed_forward: inner size of the feed-forward networks. dropout_layers: dropout of sublayers' outputs. shared:
-        options of `Decoder`.
-        """
-        if hidden % heads or hidden % 4:
-            raise ValueError(f"hidden: {hidden} is not a multiple of 4 and of decoder.heads={heads}")
-        super().__init__(channels, vocabulary, hidden, embedding, pca_dim=pca_dim, **shared)
+    def __init__(self, channels: int, vocabulary: int, options: TransformerOptions) -> None:
+        """Create the layers; channels: C of the grid. vocabulary: V."""
+        super().__init__(channels, vocabulary, options)
+        hidden, embedding, heads = options.hidden, options.embedding, options.heads
+        feed_forward, dropout_layers = options.feed_forward, options.dropout_layers
         self.hidden = hidden
         self.words, self.words_norm = nn.Linear(embedding, hidden), nn.LayerNorm(hidden)
-        self.project, self.project_norm = nn.Linear(pca_dim or channels, hidden), nn.LayerNorm(hidden)
+        self.project, self.project_norm = nn.Linear(options.pca_dim or channels, hidden), nn.LayerNorm(hidden)
         self.encoder: Any = nn.ModuleList(
-            EncoderLayer(hidden, heads, feed_forward, dropout_layers) for _ in range(encoder_layers)
+            EncoderLayer(hidden, heads, feed_forward, dropout_layers) for _ in range(options.encoder_layers)
         )
         self.layers: Any = nn.ModuleList(
-            DecoderLayer(hidden, heads, feed_forward, dropout_layers) for _ in range(layers)
+            DecoderLayer(hidden, heads, feed_forward, dropout_layers) for _ in range(options.layers)
         )
         self.grid_norm, self.norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-        self.drop_layers, self.drop_output = nn.Dropout(dropout_layers), nn.Dropout(dropout_output)
+        self.drop_layers, self.drop_output = nn.Dropout(dropout_layers), nn.Dropout(options.dropout_output)
 
     @property
     def attends(self) -> bool:

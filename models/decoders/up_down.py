@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..attention import AdditiveAttention
+from ..options import UpDownOptions
 from .base import SAME_FOR_PICTURE, Decoder, State
 from .recurrent import lstm_cell
 
@@ -40,30 +40,17 @@ class UpDown(Decoder):
     by a layer with a ReLU. The states of both LSTMs begin at zero.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        vocabulary: int,
-        embedding: int = 512,
-        hidden: int = 512,
-        attention_size: int = 512,
-        dropout_output: float = 0.5,
-        pca_dim: int | None = None,
-        **shared: Any,
-    ) -> None:
-        """Create the layers.
-
-        channels: C of the grid. hidden: H of both LSTMs, and D. attention_size: A, of the additive attention. shared:
-        options of `Decoder`.
-        """
-        super().__init__(channels, vocabulary, hidden, embedding, pca_dim=pca_dim, **shared)
-        self.project = nn.Linear(pca_dim or channels, hidden)
-        self.attention = AdditiveAttention(hidden, hidden, attention_size)
+    def __init__(self, channels: int, vocabulary: int, options: UpDownOptions) -> None:
+        """Create the layers; channels: C of the grid. vocabulary: V."""
+        super().__init__(channels, vocabulary, options)
+        embedding, hidden = options.embedding, options.hidden
+        self.project = nn.Linear(options.pca_dim or channels, hidden)
+        self.attention = AdditiveAttention(hidden, hidden, options.attention_size)
         self.word_gates = nn.Linear(embedding, 4 * hidden)
         self.mean_gates = nn.Linear(hidden, 4 * hidden, bias=False)
         self.attention_gates = nn.Linear(2 * hidden, 4 * hidden, bias=False)
         self.language_gates = nn.Linear(3 * hidden, 4 * hidden)
-        self.drop_output = nn.Dropout(dropout_output)
+        self.drop_output = nn.Dropout(options.dropout_output)
         self._compiled: Callable[[TwoLSTMState, Tensor], TwoLSTMState] | None = None
         with torch.no_grad():
             # The forget gates start open, so that the cells remember by default (Jozefowicz et al. 2015).

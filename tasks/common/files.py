@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -55,3 +56,18 @@ def drop_temporaries(folders: Iterable[Path]) -> None:
                     os.kill(int(path.name.split(".")[-2]), 0)
                 except ProcessLookupError:
                     path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def temporary_files_in(folder: Path) -> Iterator[None]:
+    """Have all of this process's `tempfile` functions write below a folder during the block.
+
+    For libraries whose temporary files are large and cannot be told where to go: a killed process leaves them where
+    they are found and removed.
+    """
+    before = tempfile.tempdir
+    tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before

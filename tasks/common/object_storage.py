@@ -22,13 +22,26 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from tasks.common.errors import AttendError, TransientError
 
 _SETTINGS_FILE = "remote.json"  # in the cache's folder: the URL, and the limit in bytes
 _BUCKET_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})  # makedirs would create a bucket there
 Answer = TypeVar("Answer")
+
+
+_DEFAULT_LIMIT = 100 * 2**30  # bytes
+
+
+class _Settings(NamedTuple):
+    """The contents of a cache's settings file."""
+
+    url: str
+    limit: int
+
+
+_configured: dict[Path, tuple[str, int | None]] = {}  # folder of a cache -> URL and limit, by this process's config
 
 
 class StorageError(TransientError):
@@ -63,12 +76,27 @@ class Remote:
 
     @staticmethod
     def for_cache(root: Path) -> Remote | None:
-        """Return the storage that a workspace's folder is a cache of; None where the folder is the workspace itself."""
-        try:
-            settings = json.loads((root / _SETTINGS_FILE).read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return _remote(settings["url"], settings["limit"])
+        """Return the storage that a workspace's folder is a cache of; None where the folder is the workspace itself.
+
+        It is known from this process's config, or from what `save_settings` wrote for another one.
+        """
+        saved = _saved_settings(root)
+        url, limit = _configured.get(root, (None, None))
+        if url is None:
+            return None if saved is None else _remote(saved.url, saved.limit)
+        if limit is None:
+            limit = saved.limit if saved is not None and saved.url == url else _DEFAULT_LIMIT
+        return _remote(url, limit)
+
+    def save_settings(self, root: Path) -> None:
+        """Write into a cache's folder which storage it is of, for processes that are given the folder alone."""
+        settings = _Settings(self.url, self.limit)
+        if _saved_settings(root) == settings:
+            return
+        root.mkdir(parents=True, exist_ok=True)
+        temporary = root / f".{_SETTINGS_FILE}.{os.getpid()}.tmp"
+        temporary.write_text(json.dumps(settings._asdict()), encoding="utf-8")
+        temporary.replace(root / _SETTINGS_FILE)
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file; None where there is no such file."""
@@ -175,6 +203,22 @@ class Remote:
             raise StorageError(
                 f"{self.url}/{name}: {message}: check that it can be reached and written, and run again"
             ) from None
+
+
+@lru_cache(maxsize=8)
+def set_cache(folder: Path, url: str, limit: int | None) -> None:
+    """Note, in this process alone, that a folder is the cache of the workspace at a URL.
+
+    limit: bytes of grids that the cache may hold; None keeps the limit saved before, or 100 GiB the first time.
+    """
+    _configured[folder] = (url.rstrip("/"), limit)
+
+
+def _saved_settings(root: Path) -> _Settings | None:
+    try:
+        return _Settings(**json.loads((root / _SETTINGS_FILE).read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 @lru_cache(maxsize=8)

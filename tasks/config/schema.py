@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -17,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from models.backbones import BACKBONES, LIBRARIES
 from models.decoders import DECODERS
-from models.options import Attentions, FirstStates, Heads, Outputs, Searches
+from models.options import Attentions, DecoderOptions, Decoding, FirstStates, Heads, Outputs, Searches
 from tasks.common.errors import AttendError, check_known, suggestion
-from tasks.common.object_storage import Remote, tie
+from tasks.common.object_storage import Remote, set_cache
 from tasks.common.section import NotInKey, Section
 from tasks.config.presets import resolve_preset, values_of
 from tasks.config.tokenisers import TOKENISERS
@@ -114,6 +115,10 @@ class CaptionsConfig(Section):
         return self
 
 
+# Fields of the decoder section that are not options of the decoder's class.
+_NOT_OF_THE_CLASS = ("name", "word_vectors", "freeze_words")
+
+
 class DecoderConfig(Section):
     """The architecture of the decoder.
 
@@ -121,8 +126,10 @@ class DecoderConfig(Section):
     """
 
     name: str = Field(description="decoder: a name of models/decoders")
-    embedding: int = Field(512, ge=1, description="size of a word embedding")
-    hidden: int = Field(512, ge=1, description="size of the hidden state; for `transformer`, of all its layers")
+    embedding: int | None = Field(None, ge=1, description="size of a word embedding; default: 512")
+    hidden: int | None = Field(
+        None, ge=1, description="size of the hidden state; for `transformer`, of all its layers; default: 512"
+    )
     attention: Attentions | None = Field(
         None,
         description="how positions are scored against the hidden state; default: `additive`, for `attention_lstm` "
@@ -150,13 +157,15 @@ class DecoderConfig(Section):
         "Xu et al. 2015, equation 7 (`deep`), or by an MLP (`mlp`); default: `hidden`",
     )
     output_size: int | None = Field(None, ge=1, description="size of the `mlp` output's layer; default: 512")
-    head: Heads = Field(
-        "full",
+    head: Heads | None = Field(
+        None,
         description="layers that compute the logits: one linear layer (`full`), two with a narrow one between "
-        "(`bottleneck`), or an adaptive softmax (`adaptive`)",
+        "(`bottleneck`), or an adaptive softmax (`adaptive`); default: `full`",
     )
-    bottleneck: int = Field(256, ge=1, description="size of the `bottleneck` head's narrow layer")
-    tie_weights: bool = Field(False, description="use the word embeddings as the head's weights too")
+    bottleneck: int | None = Field(None, ge=1, description="size of the `bottleneck` head's narrow layer; default: 256")
+    tie_weights: bool | None = Field(
+        None, description="use the word embeddings as the head's weights too; default: false"
+    )
     pca_dim: int | None = Field(
         None,
         ge=1,
@@ -169,11 +178,11 @@ class DecoderConfig(Section):
         "enters the key; default: random embeddings",
     )
     freeze_words: bool = Field(False, description="do not train the word embeddings")
-    dropout_words: float = Field(
-        0.0, ge=0, lt=1, description="share of the word embeddings' values dropped in training"
+    dropout_words: float | None = Field(
+        None, ge=0, lt=1, description="share of the word embeddings' values dropped in training; default: 0"
     )
-    dropout_grid: float = Field(
-        0.0, ge=0, lt=1, description="share of the annotation vectors' values dropped in training"
+    dropout_grid: float | None = Field(
+        None, ge=0, lt=1, description="share of the annotation vectors' values dropped in training; default: 0"
     )
     dropout_channels: float | None = Field(
         None,
@@ -228,42 +237,37 @@ class DecoderConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> DecoderConfig:
         check_known(self.name, "decoder", DECODERS)
+        member = DECODERS[self.name]
+        applicable = {item.name for item in fields(member.options)}
         for name in type(self).model_fields:
-            applies = name in ("name", "word_vectors", "freeze_words") or name in DECODERS[self.name].options
-            if not applies and name in self.model_fields_set and getattr(self, name) is not None:
+            applies = name in _NOT_OF_THE_CLASS or name in applicable
+            if not applies and getattr(self, name) is not None:
                 raise ValueError(f"decoder {self.name} has no `{name}`: leave it out, or set it to null")
-        if self.first_state == "zeros" and not DECODERS[self.name].attends:
+        if self.first_state == "zeros" and not member.attends:
             raise ValueError(
                 f"first_state: decoder {self.name} sees the picture in its first state alone: set first_state to grid"
             )
-        if self.name == "transformer" and (self.hidden % (self.heads or 8) or self.hidden % 4):
-            raise ValueError(f"hidden: {self.hidden} is not a multiple of 4 and of heads={self.heads or 8}")
-        if self.head != "bottleneck" and self.bottleneck != type(self).model_fields["bottleneck"].default:
+        head = self.resolved().head
+        if head != "bottleneck" and self.bottleneck is not None:
             raise ValueError(
-                f"bottleneck: a {self.head} head has no bottleneck: set head to bottleneck, or leave bottleneck out"
+                f"bottleneck: a {head} head has no bottleneck: set head to bottleneck, or leave bottleneck out"
             )
-        if self.tie_weights:
-            self._check_tied()
         return self
 
-    def _check_tied(self) -> None:
-        """Raise ValueError where the head's weights cannot be the word embeddings."""
-        if self.head == "adaptive":
-            raise ValueError(
-                "tie_weights: an adaptive softmax has no single layer to tie: set head to full or bottleneck"
-            )
-        width = {"hidden": self.hidden, "deep": self.embedding, "mlp": self.output_size or 512}[self.output or "hidden"]
-        input_size = self.bottleneck if self.head == "bottleneck" else width
-        if input_size != self.embedding:
-            layer = "bottleneck" if self.head == "bottleneck" else f"{self.output or 'hidden'} output"
-            raise ValueError(
-                f"tie_weights: embedding has size {self.embedding}, the {layer} has {input_size}: make them equal"
-            )
+    def resolved(self) -> DecoderOptions:
+        """Return the options of the decoder's class, with its defaults; ValueError for those that do not fit."""
+        names = {item.name for item in fields(DECODERS[self.name].options)}
+        values = {name: getattr(self, name) for name in type(self).model_fields if name in names}
+        return DECODERS[self.name].options(**{name: value for name, value in values.items() if value is not None})
 
     def options(self) -> dict[str, Any]:
-        """Return the keyword arguments of the decoder's class; those that are None are left to its defaults."""
-        options = {name: getattr(self, name) for name in DECODERS[self.name].options}
-        return {name: value for name, value in options.items() if value is not None}
+        """Return the options of the decoder's class, with its defaults, as plain JSON values."""
+        return asdict(self.resolved())
+
+    def key_part(self) -> dict[str, Any]:
+        """Return the fields on which a key depends, defaults resolved: a default that changes makes training stale."""
+        resolved = {name: value for name, value in self.options().items() if value is not None}
+        return {**super().key_part(), **resolved}
 
 
 class FitConfig(Section):
@@ -374,26 +378,43 @@ class EvaluationConfig(Section):
 
     split: Split = Field("test", description="split whose pictures are captioned and scored")
     search: Searches = Field(
-        "beam", description="how captions are found: by beam search (`beam`), or drawn at random (`sample`)"
+        Decoding.search, description="how captions are found: by beam search (`beam`), or drawn at random (`sample`)"
     )
-    beam: int = Field(3, ge=1, le=64, description="hypotheses of the beam search; 1 is greedy search")
+    beam: int = Field(Decoding.beam, ge=1, le=64, description="hypotheses of the beam search; 1 is greedy search")
     length_normalisation: float = Field(
-        0.0, ge=0, le=2, description="alpha: beam search ranks captions by log-probability / length ** alpha"
+        Decoding.length_normalisation,
+        ge=0,
+        le=2,
+        description="alpha: beam search ranks captions by log-probability / length ** alpha",
     )
     temperature: float = Field(
-        1.0, gt=0, le=10, description="temperature of `sample`: below 1 makes likely words likelier"
+        Decoding.temperature, gt=0, le=10, description="temperature of `sample`: below 1 makes likely words likelier"
     )
-    top_k: int = Field(0, ge=0, description="`sample` draws from this number of likeliest words; 0 for all words")
+    top_k: int = Field(
+        Decoding.top_k, ge=0, description="`sample` draws from this number of likeliest words; 0 for all words"
+    )
     top_p: float = Field(
-        1.0, gt=0, le=1, description="`sample` draws from the likeliest words that together have this probability"
+        Decoding.top_p,
+        gt=0,
+        le=1,
+        description="`sample` draws from the likeliest words that together have this probability",
     )
-    seed: int = Field(0, ge=0, description="seed of `sample`; a picture's captions depend on it and the picture alone")
-    max_length: int = Field(20, ge=1, le=200, description="tokens of a caption at most, the END token included")
-    min_length: int = Field(0, ge=0, le=200, description="words of a caption at least")
+    seed: int = Field(
+        Decoding.seed, ge=0, description="seed of `sample`; a picture's captions depend on it and the picture alone"
+    )
+    max_length: int = Field(
+        Decoding.max_length, ge=1, le=200, description="tokens of a caption at most, the END token included"
+    )
+    min_length: int = Field(Decoding.min_length, ge=0, le=200, description="words of a caption at least")
     no_repeat: int = Field(
-        0, ge=0, le=10, description="size of n-grams that no caption may contain twice; 0 allows repetition"
+        Decoding.no_repeat,
+        ge=0,
+        le=10,
+        description="size of n-grams that no caption may contain twice; 0 allows repetition",
     )
-    n_best: int = Field(1, ge=1, le=64, description="captions kept for each picture: the best one and its alternatives")
+    n_best: int = Field(
+        Decoding.n_best, ge=1, le=64, description="captions kept for each picture: the best one and its alternatives"
+    )
     ensemble: int = Field(
         1,
         ge=1,
@@ -409,12 +430,7 @@ class EvaluationConfig(Section):
     def _check(self) -> EvaluationConfig:
         for name in self.metrics:
             check_known(name, "metric", METRICS)
-        if self.search == "beam" and self.n_best > self.beam:
-            raise ValueError(
-                f"n_best: a beam of {self.beam} cannot give {self.n_best} captions: lower n_best or widen the beam"
-            )
-        if self.min_length >= self.max_length:
-            raise ValueError(f"min_length: {self.min_length} words and END are more than max_length, {self.max_length}")
+        Decoding(**self.decoding())  # its rules stand there
         return self
 
     def decoding(self) -> dict[str, Any]:
@@ -508,7 +524,7 @@ class MachineConfig(Section):
         url = self.workspace.rstrip("/")
         name = f"{url.rpartition('/')[2]}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
         folder = self.cache.expanduser().absolute() / name
-        tie(folder, url, None if self.cache_gib is None else int(self.cache_gib * 2**30))
+        set_cache(folder, url, None if self.cache_gib is None else int(self.cache_gib * 2**30))
         return folder
 
 

@@ -29,6 +29,7 @@ from tasks.config.schema import EvaluationConfig, MachineConfig
 from tasks.data.captions import read_vocabulary
 from tasks.data.manifest import Picture, read_pictures
 from tasks.evaluation.caption_statistics import DESCRIPTIONS, caption_statistics
+from tasks.evaluation.score_record import ScoreRecord, write_scores
 from tasks.grids.index import open_grids
 from tasks.metrics import ScoredCaption, load
 from tasks.metrics.bootstrap import intervals
@@ -38,7 +39,7 @@ from tasks.pipeline.ledger import Artifact, Outcome, digest_of
 from tasks.training.batches import decode_batch_size, grids_in_order
 from tasks.training.outputs import load_ensemble
 
-PREDICTIONS, SCORES = "predictions.parquet", "scores.json"
+PREDICTIONS = "predictions.parquet"
 _SCHEMA = pa.schema(
     [
         ("digest", pa.string()),
@@ -74,7 +75,7 @@ def evaluate_decoder(evaluation: EvaluationConfig, machine: MachineConfig, sourc
     predict(pictures, vocabulary, evaluation, machine, sources, out / PREDICTIONS)
     trained_on = read_pictures(sources.manifest.path, "train")
     scores = score(out / PREDICTIONS, pictures, trained_on, vocabulary, evaluation)
-    (out / SCORES).write_text(json.dumps(scores, indent=1, sort_keys=True), encoding="utf-8")
+    write_scores(scores, out)
     counts: dict[str, int | float] = {"captions": scores["pictures"]}
     counts |= {name: round(value, 2) for name, value in scores["scores"].items()}
     return Outcome(
@@ -176,24 +177,23 @@ def score(
     trained_on: list[Picture],
     vocabulary: Vocabulary,
     evaluation: EvaluationConfig,
-) -> dict[str, Any]:
+) -> ScoreRecord:
     """Score a predictions file, and return the contents of scores.json.
 
-    They are those of `score_corpus`, with `language`: the statistics of caption_statistics.py, and `data`: a digest of
-    the pictures and their references. pictures: of `evaluation.split`. trained_on: of the train split.
+    pictures: of `evaluation.split`. trained_on: of the train split.
     """
     corpus = list(read_predictions(predictions).values())
     training_captions = {" ".join(tokenize(text)) for picture in trained_on for text in picture.captions}
     known_words = None if vocabulary.settings.get("units") == "bpe" else set(vocabulary.words)
-    return {
-        **score_corpus(corpus, evaluation.metrics, f"split:{evaluation.split}", _decoding_signature(evaluation)),
-        "language": caption_statistics(corpus, training_captions, known_words),
-        "data": digest_of([[picture.digest, picture.captions] for picture in pictures]),
-    }
+    settings = (f"split:{evaluation.split}", _decoding_signature(evaluation))
+    record = score_corpus(corpus, evaluation.metrics, *settings)
+    record["language"] = caption_statistics(corpus, training_captions, known_words)
+    record["data"] = digest_of([[picture.digest, picture.captions] for picture in pictures])
+    return record
 
 
-def score_corpus(corpus: Sequence[ScoredCaption], metrics: Sequence[str], *settings: str) -> dict[str, Any]:
-    """Return scores in percent with their 95 % intervals, a signature, and the number of pictures.
+def score_corpus(corpus: Sequence[ScoredCaption], metrics: Sequence[str], *settings: str) -> ScoreRecord:
+    """Score captions against their references, whatever made them.
 
     settings: parts to add to the signature, which names everything that the scores depend on beside the captions.
     """
@@ -214,10 +214,16 @@ def score_corpus(corpus: Sequence[ScoredCaption], metrics: Sequence[str], *setti
         f"nltk:{metadata.version('nltk')}",
         f"attend:{metadata.version('attend')}",
     ]
-    return {"scores": scores, "intervals": score_intervals, "signature": "|".join(signature), "pictures": len(corpus)}
+    return {
+        "scores": scores,
+        "intervals": score_intervals,
+        "signature": "|".join(signature),
+        "pictures": len(corpus),
+        "language": caption_statistics(corpus),
+    }
 
 
-def score_lines(result: dict[str, Any]) -> list[str]:
+def score_lines(result: ScoreRecord) -> list[str]:
     """Return the lines of two Markdown tables, scores and language, from the contents of scores.json.
 
     result: as `score` returns it; without `data`, as the command `score` makes it of files.

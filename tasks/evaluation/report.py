@@ -19,6 +19,7 @@ from PIL import Image
 from models.photographs import decode, seen
 from models.vocabulary import WORD_END
 from tasks.evaluation.predictions import read_predictions
+from tasks.evaluation.score_record import ScoreRecord
 from tasks.grids.encoding import read_photograph
 from tasks.metrics import ScoredCaption
 from tasks.metrics.bleu import sentence_bleu4
@@ -53,7 +54,7 @@ class EarlierVersion:
 def write_report(
     path: Path,
     title: str,
-    result: dict[str, Any],
+    result: ScoreRecord,
     predictions: Path,
     captioner: Any,
     files: Mapping[str, Path],

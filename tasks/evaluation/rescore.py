@@ -13,6 +13,7 @@ from tasks.config.schema import EvaluationConfig
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
 from tasks.datasets.base import DatasetOptions
 from tasks.evaluation.predictions import score, write_predictions
+from tasks.evaluation.score_record import ScoreRecord
 from tasks.grids.encoding import read_photograph
 from tasks.pipeline.ledger import Artifact
 
@@ -28,7 +29,7 @@ def rescore(
     evaluation: EvaluationConfig,
     predictions: Path,
     digests: Sequence[str] | None = None,
-) -> dict[str, Any]:
+) -> ScoreRecord:
     """Caption pictures of `evaluation.split` with a registered model, write the captions, and score the written file.
 
     captioner: as returned by `load_captioner`. name: the model's name, for messages. vocabulary: of the data set, to

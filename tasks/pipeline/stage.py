@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,18 +86,16 @@ class Work:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Yield a temporary folder for the length of the block; `tempfile` puts its files there meanwhile too.
+        """Yield an empty folder that is removed after the block.
 
-        It lies in the folder `out`, so that the gigabytes that a killed run leaves are removed together with `out`.
+        It is inside `out`, so that what a killed run left there is removed with that.
         """
-        folder, tempdir_before = self.out / ".scratch", tempfile.tempdir
+        folder = self.out / ".scratch"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        tempfile.tempdir = str(folder)
         try:
             yield folder
         finally:
-            tempfile.tempdir = tempdir_before
             shutil.rmtree(folder, ignore_errors=True)
 
 

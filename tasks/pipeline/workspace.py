@@ -264,6 +264,8 @@ class Workspace:
             probe = self.root / "locks" / f".probe-{os.getpid()}"
             probe.write_bytes(b"")
             probe.unlink()
+            if self.remote is not None:
+                self.remote.save_settings(self.root)
         except OSError as error:
             raise AttendError(
                 f"{self.root}: the workspace cannot be written ({error.strerror}): "

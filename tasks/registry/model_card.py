@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from importlib import metadata
-from typing import Any
 
 import pyarrow.parquet as pq
 
 from tasks.config.schema import Config, TrainingConfig
 from tasks.evaluation.predictions import PREDICTIONS, read_predictions, score_lines
+from tasks.evaluation.score_record import ScoreRecord
 from tasks.metrics.bleu import sentence_bleu4
 from tasks.pipeline.ledger import Artifact
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
@@ -18,7 +18,7 @@ from tasks.training.precision import SHARE, precision_by_epoch
 _SAMPLES = 3
 
 
-def card(config: Config, artifacts: CaptionerArtifacts, scores: dict[str, Any]) -> str:
+def card(config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> str:
     """Return the model card of a captioner as Markdown. scores: the content of scores.json."""
     data, grids, decoder, training, evaluation = (
         config.data,

@@ -7,19 +7,20 @@ which version is champion.
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
+from tasks.common.files import temporary_files_in
 from tasks.common.progress import say
 from tasks.config.schema import Config, RegistryConfig
 from tasks.data.captions import VOCABULARY, read_vocabulary
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
-from tasks.evaluation.predictions import PREDICTIONS, SCORES, read_predictions
+from tasks.evaluation.predictions import PREDICTIONS, read_predictions
 from tasks.evaluation.report import REPORT, ComparedModel, EarlierVersion, write_report
 from tasks.evaluation.rescore import rescore
+from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
 from tasks.pipeline.ledger import Outcome, digest_of
 from tasks.pipeline.plan import by_kind
 from tasks.pipeline.stage import Work
@@ -29,6 +30,7 @@ from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.logged_model import drop_unregistered, load_captioner, log_model
 from tasks.registry.model_card import card
 from tasks.registry.promotion import ModelComparison, make_champion, promote, side_by_side, was_rolled_back
+from tasks.registry.registration_record import RegistrationRecord, write_registration
 from tasks.registry.tracking import TRAIN_KEY, TrainingLog, log_scores, shown_tracking_uri, training_log
 from tasks.registry.versions import (
     EVALUATION,
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
 
     from models.captioner import Captioner
 
-REGISTRATION = "registration.json"
 _KEY = "attend.key"
 
 
@@ -57,11 +58,12 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
     registered with the same stage key is used again. registration.json in `work.out` names the version and its alias.
     """
     workspace, registry, evaluation = config.workspace, config.registry, config.evaluation
-    scores = json.loads((artifacts.scores.path / SCORES).read_text(encoding="utf-8"))
+    scores = read_scores(artifacts.scores.path)
     with (
         Workspace(workspace).lock(f"registry-{registry.model}", f"registration of {registry.model}"),
         training_log(workspace, registry.model, artifacts.decoder.ledger.key, params) as log,
         work.scratch() as scratch,
+        temporary_files_in(scratch),  # MLflow copies the model there
     ):
         for row in pq.read_table(artifacts.decoder.path / HISTORY).to_pylist():
             log.epoch(row)
@@ -86,16 +88,16 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
             description = card(config, artifacts, scores)
             version = _create_version(log, registry.model, source, work, artifacts, scores, digest, description)
         alias, why = _decide(log.client, registry, version, champion, comparison)
-    registration = {
+    registration: RegistrationRecord = {
         "model": registry.model,
-        "version": version.version,
+        "version": str(version.version),
         "alias": alias,
         "why": why,
         "uri": address_of(version),
         "store": shown_tracking_uri(workspace),
         "run_id": log.run_id,
     }
-    (work.out / REGISTRATION).write_text(json.dumps(registration, indent=1, sort_keys=True), encoding="utf-8")
+    write_registration(registration, work.out)
     return Outcome({"version": digest_of([registry.model, version.version])}, {"version": int(version.version)}, [why])
 
 
@@ -105,7 +107,7 @@ def _version_with_key(client: MlflowClient, model: str, key: str) -> ModelVersio
     return next((version for version in versions if version.tags.get(_KEY) == key), None)
 
 
-def _log_files(log: TrainingLog, artifacts: CaptionerArtifacts, scores: dict[str, Any]) -> None:
+def _log_files(log: TrainingLog, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> None:
     """Log the model's scores, histories, weights, predictions and vocabulary in its run."""
     log_scores(log.client, log.run_id, scores["scores"])
     log.client.set_tag(log.run_id, "attend.signature", scores["signature"])
@@ -127,7 +129,7 @@ def _create_version(
     source: str,
     work: Work,
     artifacts: CaptionerArtifacts,
-    scores: dict[str, Any],
+    scores: ScoreRecord,
     digest: str,
     description: str,
 ) -> ModelVersion:
@@ -164,7 +166,7 @@ def _log_report(
     captioner: Captioner,
     config: Config,
     artifacts: CaptionerArtifacts,
-    scores: dict[str, Any],
+    scores: ScoreRecord,
     rivals: list[ComparedModel],
     earlier: list[EarlierVersion],
     scratch: Path,
@@ -220,7 +222,7 @@ def _decide(
 
 def _predictions_of(
     champion: ModelVersion,
-    scores: dict[str, Any],
+    scores: ScoreRecord,
     config: Config,
     artifacts: CaptionerArtifacts,
     client: MlflowClient,

@@ -27,8 +27,10 @@ from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
 from tasks.common.object_storage import Remote
 from tasks.common.progress import say
+from tasks.evaluation.score_record import ScoreRecord
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.workspace import Workspace
+from tasks.registry.registration_record import read_registration
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -69,7 +71,7 @@ def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
 
     Return None also where the store is a server's, which is not asked.
     """
-    registration = json.loads((artifact.path / "registration.json").read_text(encoding="utf-8"))
+    registration = read_registration(artifact.path)
     database = workspace.root / "mlflow.db"
     if not registration["store"].startswith("sqlite:") or os.environ.get("MLFLOW_TRACKING_URI"):
         return None  # the server says so when the version is asked for
@@ -87,7 +89,7 @@ def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
 
 def registered_uri(artifact: Artifact) -> str:
     """Return the address of the version that `register` made, `models:/NAME/VERSION`."""
-    return str(json.loads((artifact.path / "registration.json").read_text(encoding="utf-8"))["uri"])
+    return str(read_registration(artifact.path)["uri"])
 
 
 def check_store(workspace: Path, must_exist: bool = False) -> None:
@@ -281,7 +283,7 @@ def find_evaluation_run(client: MlflowClient, workspace: Path, model: str, key: 
 
 
 def log_evaluation(
-    client: MlflowClient, workspace: Path, model: str, name: str, key: str, scores: dict[str, Any], folder: str
+    client: MlflowClient, workspace: Path, model: str, name: str, key: str, scores: ScoreRecord, folder: str
 ) -> str:
     """Log the scores of a registered model, and the files that they were computed from, in a new run; return its id.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.common.errors import AttendError
 from tasks.common.progress import say
 from tasks.evaluation.predictions import PREDICTIONS, read_predictions
 from tasks.evaluation.report import EarlierVersion
+from tasks.evaluation.score_record import ScoreRecord
 from tasks.registry import tracking
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _registered_models(client: MlflowClient) -> list[_Registered]:
     ]
 
 
-def earlier_versions(client: MlflowClient, model: str, scores: dict[str, Any]) -> list[EarlierVersion]:
+def earlier_versions(client: MlflowClient, model: str, scores: ScoreRecord) -> list[EarlierVersion]:
     """Return the latest versions of a model with their scores, newest first, at most 10.
 
     scores: the content of scores.json that they are to be listed with.
@@ -91,7 +92,7 @@ def scores_of(version: ModelVersion) -> dict[str, float]:
     return {name.removeprefix("score."): float(value) for name, value in tags if name.startswith("score.")}
 
 
-def _scored_alike(version: ModelVersion, scores: dict[str, Any]) -> bool:
+def _scored_alike(version: ModelVersion, scores: ScoreRecord) -> bool:
     """Return whether a version was scored on the same pictures with the same settings as `scores`."""
     return all(version.tags.get(f"attend.{name}") == scores[name] for name in ("data", "signature"))
 

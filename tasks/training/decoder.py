@@ -9,11 +9,11 @@ import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from models.decoders.base import Decoder, make
+from models.options import DecoderSpec
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
@@ -62,7 +62,7 @@ def fit_decoder(
     vocabulary = sources.vocabulary()
     training = with_precision(training, device_of(machine), "training")
     batches, dev = prepare("train", training, machine, sources)
-    shape = {
+    shape: DecoderSpec = {
         "name": decoder.name,
         "channels": batches.channels,
         "vocabulary": len(vocabulary),
@@ -111,7 +111,7 @@ def prepare(
     return batches, dev
 
 
-def finish(fit: Fit, shape: dict[str, Any], out: Path) -> Outcome:
+def finish(fit: Fit, shape: DecoderSpec, out: Path) -> Outcome:
     """Write the trained decoder to `out`; the outcome's product is the digest of the kept weights and of `shape`.
 
     shape: the arguments of `models.decoders.base.make`. Where several processes train, only the leader writes; the
@@ -130,7 +130,7 @@ def finish(fit: Fit, shape: dict[str, Any], out: Path) -> Outcome:
 
 
 def _initial_decoder(
-    shape: dict[str, Any],
+    shape: DecoderSpec,
     decoder: DecoderConfig,
     training: TrainingConfig,
     batches: GridBatches,

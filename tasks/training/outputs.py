@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 
 from models.decoders.base import Decoder, make
 from models.decoders.ensemble import Ensemble
+from models.options import DecoderSpec, EnsembleSpec
 from tasks.common.errors import AttendError
 
 WEIGHTS, LAST, DECODER, HISTORY = "weights.safetensors", "last.safetensors", "decoder.json", "history.parquet"
 NEXT_BEST = "weights-{}.safetensors"  # numbered from 2
 
 
-def load_decoder(folder: Path) -> tuple[Decoder, dict[str, Any]]:
+def load_decoder(folder: Path) -> tuple[Decoder, DecoderSpec]:
     """Return the best decoder of a train artifact, on the CPU in evaluation mode, and its shape.
 
     The shape is the contents of decoder.json: the arguments of `make`.
     """
-    shape = json.loads((folder / DECODER).read_text(encoding="utf-8"))
+    shape: DecoderSpec = json.loads((folder / DECODER).read_text(encoding="utf-8"))
     return _make_with_weights(shape, folder / WEIGHTS).eval(), shape
 
 
-def load_ensemble(folder: Path, members: int) -> tuple[Decoder | Ensemble, dict[str, Any]]:
+def load_ensemble(folder: Path, members: int) -> tuple[Decoder | Ensemble, DecoderSpec | EnsembleSpec]:
     """Return the ensemble of a train artifact's best `members`, on the CPU in evaluation mode, and its shape.
 
     With one member the decoder itself is returned. Raise AttendError where the artifact has fewer weights, because the
@@ -33,7 +33,7 @@ def load_ensemble(folder: Path, members: int) -> tuple[Decoder | Ensemble, dict[
     """
     if members == 1:
         return load_decoder(folder)
-    shape = json.loads((folder / DECODER).read_text(encoding="utf-8"))
+    shape: DecoderSpec = json.loads((folder / DECODER).read_text(encoding="utf-8"))
     paths = kept_weights(folder)
     if members > len(paths):
         raise AttendError(
@@ -41,10 +41,10 @@ def load_ensemble(folder: Path, members: int) -> tuple[Decoder | Ensemble, dict[
             f"epochs: set it to {len(paths)} or less"
         )
     ensemble = Ensemble([_make_with_weights(shape, path) for path in paths[:members]])
-    return ensemble.eval(), {**shape, "members": members}
+    return ensemble.eval(), EnsembleSpec(**shape, members=members)
 
 
-def _make_with_weights(shape: dict[str, Any], weights: Path) -> Decoder:
+def _make_with_weights(shape: DecoderSpec, weights: Path) -> Decoder:
     decoder = make(**shape)
     decoder.load_state_dict(safetensors.torch.load_file(weights))
     return decoder

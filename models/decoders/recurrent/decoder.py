@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ...attention import pooling
-from ...options import FirstStates, Outputs
+from ...options import RecurrentOptions
 from ...output import make_output
 from ..base import SAME_FOR_ALL, SAME_FOR_PICTURE, Decoder, State
 from .deferred_gradients import defer_gradient
@@ -60,34 +60,28 @@ class RecurrentDecoder(Decoder):
     def __init__(
         self,
         channels: int,
-        context: int,
         vocabulary: int,
-        embedding: int = 512,
-        hidden: int = 512,
+        options: RecurrentOptions,
+        context: int = 0,
         cell: Literal["rnn", "lstm"] = "lstm",
-        dropout_output: float = 0.5,
-        first_state: FirstStates = "grid",
-        output: Outputs = "hidden",
-        output_size: int = 512,
         attention_grid: int | None = None,
-        **shared: Any,
     ) -> None:
         """Create the layers.
 
-        channels: C of the grid. context: size D' of the context vector. vocabulary: V. output_size: of the `mlp`
-        output. attention_grid: the side of the positions attended, each an average of the grid's by adaptive pooling;
-        None for the positions of the grid. shared: options of `Decoder`. Raises ValueError for sizes that do not fit
-        together.
+        channels: C of the grid. vocabulary: V. context: size D' of the context vector; 0 without attention.
+        attention_grid: the side of the positions attended; None for the grid's own.
         """
-        output_layer = make_output(output, embedding, hidden, context, output_size, dropout_output)
-        super().__init__(channels, vocabulary, output_layer.width, embedding, **shared)
+        super().__init__(channels, vocabulary, options)
+        embedding, hidden = options.embedding, options.hidden
         gates = {"rnn": 1, "lstm": 4}[cell]
         self.cell_type, self.attention_grid = cell, attention_grid
-        self.first_state = first_state
+        self.first_state = options.first_state
         self.word_gates = nn.Linear(embedding, gates * hidden)
         self.context_gates = nn.Linear(context, gates * hidden, bias=False) if context else None
         self.hidden_gates = nn.Linear(hidden, gates * hidden, bias=False)
-        self.output = output_layer
+        self.output = make_output(
+            options.output, embedding, hidden, context, options.output_size, options.dropout_output
+        )
         self._compiled_step: Callable[..., LSTMState] | None = None
         self._compiled_for = (0, 0)  # pictures and rows
         if cell == "lstm":

@@ -1,0 +1,54 @@
+"""Rules stand once: what a decoder's options are by default, and what does not go together."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+import pytest
+import yaml
+
+from models.decoders import DECODERS
+from models.options import Decoding
+from tasks.config.schema import DecoderConfig, EvaluationConfig
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_config_that_sets_nothing_has_the_options_defaults(name: str) -> None:
+    assert DecoderConfig(name=name).resolved() == DECODERS[name].options()
+    assert DecoderConfig(name=name).key_part().items() >= {"name": name, "embedding": 512}.items()
+
+
+def test_every_option_can_be_set() -> None:
+    options = {item.name for member in DECODERS.values() for item in fields(member.options)}
+    assert options == set(DecoderConfig.model_fields) - {"name", "word_vectors", "freeze_words"}
+    decoding = {item.name for item in fields(Decoding)}
+    assert decoding == set(EvaluationConfig.model_fields) - {"split", "metrics", "ensemble"}
+    assert Decoding(**EvaluationConfig().decoding()) == Decoding()
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_the_defaults_that_descriptions_name(name: str) -> None:
+    named = 0
+    for option in fields(DECODERS[name].options):
+        description = DecoderConfig.model_fields[option.name].description or ""
+        told = re.search(r"default: (.+)$", description)
+        assert told is not None, option.name
+        general, _, special = told[1].replace("`", "").partition(", for ")
+        other, _, value = special.rpartition(" ")
+        expected = yaml.safe_load(value if other == name else general)
+        if option.default is None:
+            assert isinstance(expected, str)  # a sentence
+        else:
+            assert expected == option.default, option.name
+            named += 1
+    assert named >= 9
+
+
+def test_options_that_clash_are_refused_by_config_and_decoder_alike() -> None:
+    message = r"tie_weights: embedding has size 512, the output has 256: set decoder\.embedding=256"
+    for refuse in (DecoderConfig, lambda name, **options: DECODERS[name].options(**options)):
+        with pytest.raises(ValueError, match=message):
+            refuse(name="lstm", hidden=256, tie_weights=True)
+        with pytest.raises(ValueError, match=r"hidden: 30 is not a multiple of 4 and of decoder\.heads=8"):
+            refuse(name="transformer", hidden=30)
