@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from bench.machine import describe
-from tasks.common import progress
+from tasks.common.progress import silence
 from tasks.config.schema import GridsConfig, MachineConfig
 from tasks.grids.encoding import ExtractionResult
 from tasks.grids.identity import Identity
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     describe()
-    progress.silence()
+    silence()
     print("\n| night | pictures | new | shards | workers lost | leaders lost | encoded again | hours | our s | MiB |")
     print("| --- " * 10 + "|")
     with tempfile.TemporaryDirectory() as folder:

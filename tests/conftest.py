@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tasks.common.cores import available_cores
+from tasks.common.progress import show_log
 from tests.support import register_all, run_all, small, trained
 
+show_log()
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ.pop("ATTEND_WORKSPACE", None)

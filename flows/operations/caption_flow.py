@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefect import flow, get_run_logger
+from prefect import flow
 
 from flows.registered.caption import write_captions_file
-from tasks.common import progress
+from tasks.common.progress import log, show_log
 from tasks.config.schema import MachineConfig
 
 
@@ -18,8 +18,8 @@ def caption_pictures(pictures: str, out: Path, model: str | None = None, beam: i
     pictures: a folder, a pattern, or a Parquet file with a column of encoded pictures. model: `models:/NAME@ALIAS` or
     `models:/NAME/VERSION`; by default the champion registered last. beam: the beam width; by default the model's.
     """
-    with progress.also(get_run_logger().info):
-        workspace = MachineConfig().folder
-        summary = f"{write_captions_file(out.expanduser(), [pictures], model, beam, workspace)}: {out}"
-        progress.say(summary)
+    show_log()
+    workspace = MachineConfig().folder
+    summary = f"{write_captions_file(out.expanduser(), [pictures], model, beam, workspace)}: {out}"
+    log.info(summary)
     return summary

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from prefect import flow, get_run_logger
+from prefect import flow
 
 from flows.operations import reports
 from flows.registered.evaluate import evaluate_registered
-from tasks.common import progress
+from tasks.common.progress import show_log
 from tasks.config.schema import Config
 from tasks.evaluation.score_record import ScoreRecord
 
@@ -14,7 +14,7 @@ from tasks.evaluation.score_record import ScoreRecord
 @flow(name="evaluate", flow_run_name="{config.name}")
 def evaluate(config: Config, model: str | None = None) -> ScoreRecord:
     """Score a registered model (by default the config's champion) on the held-out pictures as they are now."""
-    with progress.also(get_run_logger().info):
-        evaluation = evaluate_registered(config, model)
+    show_log()
+    evaluation = evaluate_registered(config, model)
     reports.show_registered_scores(evaluation)
     return evaluation.scores

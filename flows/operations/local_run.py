@@ -11,7 +11,7 @@ from flows.operations.prefect_settings import apply
 from flows.pipeline import build_pipeline
 from flows.prepare import notice_crashes, prepare
 from tasks.common.errors import AttendError
-from tasks.common.progress import say
+from tasks.common.progress import log
 from tasks.config.schema import Config
 from tasks.pipeline.plan import Status, plan, up_to
 from tasks.pipeline.run import trust_fresh
@@ -77,7 +77,7 @@ def _start_prefect(config: Config, quiet: bool) -> None:
             f"{_MIN_FREE >> 20} MiB to begin: make room and run again; what is done is kept"
         )
     if not quiet:
-        say("starting Prefect's local server")
+        log.info("starting Prefect's local server")
     # Locked because two servers that create the same database at once break each other's migrations.
     with Workspace(config.workspace).lock("prefect", "Prefect's local server"):
         server = start_for_this_process(service.logs_of(config.workspace))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.common.errors import AttendError
-from tasks.common.progress import Stopwatch, lasting, say
+from tasks.common.progress import Stopwatch, lasting, log
 
 LINE_SECONDS = 15.0  # between two progress lines while waiting for a server
 _STOP_SECONDS = 5.0
@@ -47,11 +47,11 @@ def start_for_this_process(logs: Path) -> LocalServer:
     logs: the folder for its log. The server takes seconds to answer: call `wait` before using it.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    log = logs / f"run-server-{os.getpid()}.log"
+    log_file = logs / f"run-server-{os.getpid()}.log"
     # -P and PYTHONPATH, so that a package `flows` in the current folder is not imported in place of this one.
     python_path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     # The port is bound here and handed over, so that no other program can take it in between.
-    with socket.socket() as listener, log.open("wb") as output:
+    with socket.socket() as listener, log_file.open("wb") as output:
         listener.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = subprocess.Popen(
@@ -63,11 +63,11 @@ def start_for_this_process(logs: Path) -> LocalServer:
             start_new_session=True,  # Ctrl-C reaches this process only, which then reports the run's end to the server
             env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PYTHONPATH": python_path},
         )
-    atexit.register(_stop, server, log)  # not before exit: Prefect sends its last logs then
-    return LocalServer(address, server, log)
+    atexit.register(_stop, server, log_file)  # not before exit: Prefect sends its last logs then
+    return LocalServer(address, server, log_file)
 
 
-def _stop(server: subprocess.Popen[bytes], log: Path) -> None:
+def _stop(server: subprocess.Popen[bytes], log_file: Path) -> None:
     """End the server, and remove its log unless it had died before."""
     died = server.poll() is not None
     server.terminate()
@@ -77,10 +77,10 @@ def _stop(server: subprocess.Popen[bytes], log: Path) -> None:
         server.kill()
         server.wait()
     if not died:  # the log of a server that died says why
-        log.unlink(missing_ok=True)
+        log_file.unlink(missing_ok=True)
 
 
-def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path, name: str) -> None:
+def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log_file: Path, name: str) -> None:
     """Wait until `url` answers, and print a progress line every LINE_SECONDS.
 
     name: the server's, for messages. Raises AttendError, with the last lines of the log, where the server's process
@@ -98,11 +98,11 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path, nam
             last_error = error
         if watch.seconds() - reported > LINE_SECONDS:
             reported = watch.seconds()
-            say(f"waiting for {name} to answer: {lasting(reported)} so far ({last_error}); its log is {log}")
+            log.info(f"waiting for {name} to answer: {lasting(reported)} so far ({last_error}); its log is {log_file}")
         time.sleep(0.1)
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [line for line in log_file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     last_lines = " | ".join(line.strip() for line in lines[-_LAST_LINES:]) or "it wrote nothing"
-    raise AttendError(f"{log}: {name} ended with exit code {server.returncode} before it answered: {last_lines}")
+    raise AttendError(f"{log_file}: {name} ended with exit code {server.returncode} before it answered: {last_lines}")
 
 
 def _serve(listener: socket.socket) -> None:

@@ -14,6 +14,9 @@ _SETTINGS = {
     # Leases in memory are lost when the server ends; the next server then marks healthy runs as crashed.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     "PREFECT_CLI_PROMPT": "false",
+    # A flow run's log has the lines of this program's logger; those of threads outside of the run stay on the terminal.
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "attend",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
 # The stages print their progress on the terminal themselves; Prefect's log goes to its API only.
 _QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from prefect import flow, get_run_logger, task
+from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
@@ -20,8 +20,8 @@ from flows.operations import reports
 from flows.operations.cluster import executor_of
 from flows.pipeline import build_pipeline
 from flows.prepare import prepare
-from tasks.common import progress
 from tasks.common.errors import AttendError, is_disk_full
+from tasks.common.progress import log, show_log
 from tasks.config.schema import Config
 from tasks.grids.extract import Grids
 from tasks.grids.views import Views
@@ -49,7 +49,7 @@ def _may_pass(_task: Any, run: Any, state: Any) -> bool:
         return False
     if distributed.size() > 1:  # the other processes are still in the middle of the stage
         return False
-    progress.say(f"{run.name}: {error}: trying again in a moment")
+    log.info(f"{run.name}: {error}: trying again in a moment")
     return True
 
 
@@ -81,7 +81,8 @@ def run_pipeline(config: Config, until: str = "register") -> Any:
         raise AttendError("imported grids have no backbone to caption photographs with: add --until evaluate")
     pipeline = up_to(build_pipeline(config), until)
     prepare(config)
-    with progress.also(get_run_logger().info), session(pipeline.workspace, f"run of {config.name}"):
+    show_log()
+    with session(pipeline.workspace, f"run of {config.name}"):
         inputs = inputs_of(pipeline)  # read once, so that all stages of the run see the same inputs
         before = plan(pipeline, inputs, read="suspects")
         reports.show_plan(before, computes_on(config, before))

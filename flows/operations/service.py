@@ -24,7 +24,7 @@ from flows.operations.prefect_server import LINE_SECONDS, wait_until_healthy
 from flows.operations.prefect_settings import environment
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
-from tasks.common.progress import Stopwatch, lasting, say
+from tasks.common.progress import Stopwatch, lasting, log
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.tracking import MLFLOW_UI, tracking_uri, ui_command, ui_environment
 
@@ -85,16 +85,16 @@ def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
     logs = logs_of(workspace)
     logs.mkdir(parents=True, exist_ok=True)
     arguments = [str(project), str(workspace), str(port), str(mlflow_port)]
-    with (logs / "service.log").open("w") as log:
+    with (logs / "service.log").open("w") as log_file:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", "flows.operations.service", *arguments],
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=log_file,
+            stderr=log_file,
             start_new_session=True,
             cwd=project,
         )
-    say(f"starting Prefect's server, worker and deployments; logs are in {logs}")
+    log.info(f"starting Prefect's server, worker and deployments; logs are in {logs}")
     watch, reported = Stopwatch(), 0.0
     try:
         while supervisor.poll() is None:
@@ -103,7 +103,7 @@ def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
                 return service
             if watch.seconds() - reported > LINE_SECONDS:
                 reported = watch.seconds()
-                say(f"still starting: {lasting(reported)} so far")
+                log.info(f"still starting: {lasting(reported)} so far")
             time.sleep(0.5)
     except BaseException:  # terminated, the supervisor stops what it has started
         supervisor.terminate()
@@ -209,9 +209,15 @@ def _start(
     name: str, command: list[str], env: dict[str, str], workspace: Path, project: Path
 ) -> subprocess.Popen[bytes]:
     """Start a program as the leader of a new process group, with its output appended to `NAME.log`."""
-    with (logs_of(workspace) / f"{name}.log").open("ab") as log:
+    with (logs_of(workspace) / f"{name}.log").open("ab") as log_file:
         return subprocess.Popen(
-            command, cwd=project, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=project,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=log_file,
+            start_new_session=True,
         )
 
 

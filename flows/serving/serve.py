@@ -12,7 +12,7 @@ from flows.serving.app import Server
 from flows.serving.limits import Limits, PatientProtocol, allowed_hosts
 from flows.serving.served import ServedModel
 from tasks.common.errors import AttendError
-from tasks.common.progress import say
+from tasks.common.progress import log
 
 _MAX_HEAD_BYTES = 16 * 1024
 _MAX_CONNECTIONS = 256
@@ -43,7 +43,7 @@ def serve(model: str | None, workspace: Path, host: str, port: int, max_batch: i
         h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
     )
     url_host = f"[{host}]" if ":" in host else host
-    say(f"serving {served.current.uri} at http://{url_host}:{port}")
+    log.info(f"serving {served.current.uri} at http://{url_host}:{port}")
     uvicorn.Server(config).run(sockets=[listener])
 
 

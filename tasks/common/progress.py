@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self, TypeVar
 
 from rich.console import Console
+from rich.highlighter import NullHighlighter
+from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 Item = TypeVar("Item")
 _LINE_SECONDS = 15.0  # between two lines where there is no bar
-_listeners: list[Callable[[str], None]] = []
-_silent = False
+log = logging.getLogger("attend")
+_console = Console(stderr=True)  # one for the bar and the log, so that lines appear above the bar
 
 
 class Bar:
@@ -28,7 +30,7 @@ class Bar:
         self._note = ""
         self._start = self._last_line = time.monotonic()
         self._bar: Progress | None = None
-        if sys.stderr.isatty() and not _silent:
+        if sys.stderr.isatty() and log.isEnabledFor(logging.INFO):
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -36,7 +38,7 @@ class Bar:
                 TextColumn("{task.fields[rate]}"),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[note]}"),
-                console=Console(stderr=True),
+                console=_console,
             )
             self._task = self._bar.add_task(label, total=total, completed=done, note="", rate="")
 
@@ -60,7 +62,7 @@ class Bar:
     def log(self, text: str) -> None:
         """Print a line where there is no bar."""
         if self._bar is None:
-            say(text)
+            log.info(text)
 
     def advance(self, units: int = 1) -> None:
         """Count units as done, and show it."""
@@ -79,7 +81,7 @@ class Bar:
         self._last_line = time.monotonic()
         seconds_left = (self._total - self._done) / max(self._rate(), 1e-6)
         note = f", {self._note}" if self._note else ""
-        say(
+        log.info(
             f"{self._label}: {self._done:,}/{self._total:,} {self._unit}, {self._rate():.1f}/s, "
             f"{seconds_left:.0f} s left{note}"
         )
@@ -101,32 +103,34 @@ def lasting(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
 
 
-def say(text: str) -> None:
-    """Print a line on standard error, and pass it to the listeners; nothing once `silence` was called.
+class _PlainLines(logging.Handler):
+    """Writes lines to standard error as it is at that moment, which tests and notebooks replace."""
 
-    Standard output is left to the results of commands.
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+def show_log() -> None:
+    """Show the program's log on standard error: by rich on a terminal, as plain lines elsewhere.
+
+    Standard output is left to the results of commands. Prefect has the log by its own setting
+    (PREFECT_LOGGING_EXTRA_LOGGERS).
     """
-    if _silent:
+    if any(isinstance(handler, RichHandler | _PlainLines) for handler in log.handlers):
         return
-    print(text, file=sys.stderr, flush=True)
-    for listener in _listeners:
-        listener(text)
+    handler: logging.Handler = _PlainLines()
+    if sys.stderr.isatty():
+        handler = RichHandler(
+            console=_console, show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter()
+        )
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 def silence() -> None:
     """Show nothing in this process from now on, because another process reports the same work."""
-    global _silent  # noqa: PLW0603 -- one for the process, like the listeners
-    _silent = True
-
-
-@contextmanager
-def also(listener: Callable[[str], None]) -> Iterator[None]:
-    """Pass every line of `say` to this listener too during the block, such as the log of a scheduled run."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
+    log.setLevel(logging.CRITICAL + 1)
 
 
 class Stopwatch:

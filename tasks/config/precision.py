@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from tasks.common.progress import say
+from tasks.common.progress import log
 
 Precision = Literal["float32", "bfloat16"]
 # bfloat16 takes half of float32's time where it is native, and at least twice its time where it is emulated.
@@ -34,7 +34,7 @@ def warn_if_emulated(device: torch.device, section: str) -> None:
     """
     cost = bfloat16_cost(device)
     if cost >= _COST_IF_EMULATED:
-        say(
+        log.info(
             f"{section}.precision: bfloat16 is emulated here: its matrix products take {cost:.1f} times as long as "
             f"float32's; set {section}.precision=float32"
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.common.errors import AttendError
-from tasks.common.progress import say
+from tasks.common.progress import log
 from tasks.config.schema import DecoderConfig, MachineConfig
 from tasks.pipeline.file_digests import Digests
 
@@ -71,7 +71,7 @@ def load_word_vectors(path: Path, vocabulary: Vocabulary, embeddings: Tensor) ->
         raise AttendError(
             f"{path}: holds no word of the vocabulary: check that it is lower-case and in the captions' language"
         )
-    say(f"train: {loaded:,} of {len(vocabulary.words):,} words start from vectors in {path.name}")
+    log.info(f"train: {loaded:,} of {len(vocabulary.words):,} words start from vectors in {path.name}")
 
 
 def _width(path: Path) -> int:

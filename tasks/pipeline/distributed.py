@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
-from tasks.common import progress
 from tasks.common.errors import AttendError
+from tasks.common.progress import silence
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Stage, Work
 from tasks.pipeline.workspace import Workspace
@@ -98,7 +98,7 @@ def process_group(device: str) -> Iterator[bool]:
         raise AttendError(f"torchrun: the processes cannot connect to each other: {reason}: start them again") from None
     try:
         if rank():
-            progress.silence()
+            silence()
         yield rank() == 0
     finally:
         distributed.destroy_process_group()

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 
 from tasks.common.errors import AttendError, is_disk_full
-from tasks.common.progress import Stopwatch, lasting, say
+from tasks.common.progress import Stopwatch, lasting, log
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Inputs, Status, artifacts_of, inputs_of, plan, up_to
 from tasks.pipeline.stage import Hooks, Pipeline, Stage, Work
@@ -73,7 +73,7 @@ def _run(workspace: Workspace, status: Status, artifacts: Mapping[Stage, Artifac
             ) from None
         raise
     for note in outcome.notes:
-        say(f"{stage.name}: {note}")
+        log.info(f"{stage.name}: {note}")
 
 
 def savings_message(before: list[Status], made: Mapping[str, Artifact]) -> str:

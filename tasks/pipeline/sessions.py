@@ -20,7 +20,7 @@ import filelock
 
 from tasks.common.errors import AttendError
 from tasks.common.files import drop_temporaries, write_atomically
-from tasks.common.progress import say
+from tasks.common.progress import log
 from tasks.pipeline.workspace import Workspace
 
 _SESSIONS = "sessions"  # the folder of the markers, and the lock under which they are changed
@@ -90,7 +90,9 @@ def _mark_suspects(workspace: Workspace) -> None:
             (workspace.root, workspace.root / "runs", workspace.root / "runs" / "mlflow", _marker_folder(workspace))
         )
         workspace.suspect(workspace.published())
-        say(f"{crashed[0].doing}: was cut off; the files that it may have changed are checked before they are used")
+        log.info(
+            f"{crashed[0].doing}: was cut off; the files that it may have changed are checked before they are used"
+        )
 
 
 def _marker_folder(workspace: Workspace) -> Path:

@@ -21,7 +21,7 @@ import filelock
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file, flush, write_atomically
 from tasks.common.object_storage import Remote
-from tasks.common.progress import say
+from tasks.common.progress import log
 from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, Ledger, Outcome
 
 SUSPECTS = "suspects.json"
@@ -301,7 +301,7 @@ class Workspace:
         try:
             lock.acquire(timeout=-1 if doing is None else 0)
         except filelock.Timeout:
-            say(f"{doing}: {by}; waiting until that has finished")
+            log.info(f"{doing}: {by}; waiting until that has finished")
             lock.acquire()
         try:
             yield

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from tasks.common.files import temporary_files_in
-from tasks.common.progress import say
+from tasks.common.progress import log
 from tasks.config.schema import Config, RegistryConfig
 from tasks.data.captions import VOCABULARY, read_vocabulary
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
@@ -241,7 +241,7 @@ def _predictions_of(
             return stored
 
     name = f"{champion.name} version {champion.version}"
-    say(f"register: {name} was scored on other pictures or settings; scoring it on these")
+    log.info(f"register: {name} was scored on other pictures or settings; scoring it on these")
     captioner = load_captioner(address_of(champion))
     predictions = scratch / "champion.parquet"
     rescore(

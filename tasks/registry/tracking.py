@@ -26,7 +26,7 @@ import filelock
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
 from tasks.common.object_storage import Remote
-from tasks.common.progress import say
+from tasks.common.progress import log
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.workspace import Workspace
@@ -202,7 +202,7 @@ class TrainingLog:
             self.epoch(row)
         except MlflowException as error:
             reason = " ".join(str(error).split())[:120]
-            say(f"MLflow did not accept epoch {row['epoch']:.0f} ({reason}): `register` will log it later")
+            log.info(f"MLflow did not accept epoch {row['epoch']:.0f} ({reason}): `register` will log it later")
 
 
 @contextlib.contextmanager
@@ -312,7 +312,7 @@ def close_dead_runs(workspace: Path) -> None:
             query = f"tags.`{content['tag']}` = '{content['key']}' and attributes.status = 'RUNNING'"
             for run in client.search_runs([content["experiment"]], query):
                 client.set_terminated(run.info.run_id, "KILLED")
-                say(f"MLflow run {run.info.run_name}: was cut off; its status is KILLED until it is resumed")
+                log.info(f"MLflow run {run.info.run_name}: was cut off; its status is KILLED until it is resumed")
             note.unlink(missing_ok=True)
 
 

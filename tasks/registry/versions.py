@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.common.errors import AttendError
-from tasks.common.progress import say
+from tasks.common.progress import log
 from tasks.evaluation.predictions import PREDICTIONS, read_predictions
 from tasks.evaluation.report import EarlierVersion
 from tasks.evaluation.score_record import ScoreRecord
@@ -149,5 +149,5 @@ def last_champion(client: MlflowClient, workspace: Path) -> str:
             f"{tracking.shown_tracking_uri(workspace)}: no champion is registered yet: run `attend run` first"
         )
     address = f"models:/{models[0].name}@champion"
-    say(f"model: {address}")
+    log.info(f"model: {address}")
     return address

@@ -29,7 +29,7 @@ from models.search import greedy
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.files import flush
-from tasks.common.progress import Bar, Stopwatch, say
+from tasks.common.progress import Bar, Stopwatch, log
 from tasks.config.devices import check_compiler, device_of
 from tasks.config.schema import FitConfig, GridTrainingConfig, MachineConfig
 from tasks.data.manifest import Picture
@@ -180,7 +180,7 @@ class Fit:
             self.checkpoint()
             self._remove_other_weights()
             metric = self.objective.metric
-            say(
+            log.info(
                 f"{self.name}: epoch {epoch + 1}/{self.training.epochs}  {metric} {row[metric]:.3f}  "
                 f"dev BLEU-4 {row['dev_bleu4']:.2f}, CIDEr {row['dev_cider']:.2f} (greedy)  {row['seconds']:.0f} s"
             )
@@ -351,7 +351,7 @@ class Fit:
         rows = [{**row, SHARE: row.get(SHARE, default_share)} for row in state["history"]]
         default_sums = {"bfloat16": int(default_share) * (state["step"] - len(rows) * len(self.batches))}
         self.step, self.sums, self.history = state["step"], Sums(**{**default_sums, **state["sums"]}), rows
-        say(f"{self.name}: resumes at step {self.step:,} of {self.steps:,}")
+        log.info(f"{self.name}: resumes at step {self.step:,} of {self.steps:,}")
 
     def write(self) -> None:
         """Write the finished artifact's weights and history. The checkpoint stays until they are published."""

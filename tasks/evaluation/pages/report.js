@@ -39,7 +39,7 @@
   at("language").textContent = data.language;
   at("how").textContent = data.attends
     ? "Pass over a word, or reach it with the Tab key, to see where the model looked for it."
-    : "This decoder is told of the picture once: there are no attention maps.";
+    : "This decoder gets the picture in its first state alone: there are no attention maps.";
 
   const decoded = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
