@@ -36,7 +36,7 @@ check: $(READY)  ## lint, format and types
 
 bench: $(READY)  ## the speed benches: half an hour on an idle machine; reading.py needs disk for more than its memory
 	@for name in training_step beam_search extraction status reading threads; do \
-	  echo "== bench/$$name.py"; $(BIN)/python -m bench.$$name || exit 1; done
+	  echo "== bench/speed/$$name.py"; $(BIN)/python -m bench.speed.$$name || exit 1; done
 
 lock: $(READY)  ## resolve requirements.lock anew
 	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url \

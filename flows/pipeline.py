@@ -1,6 +1,7 @@
 """The whole pipeline in order, from photographs and captions to a registered captioner.
 
-Each line creates a stage and passes it the stages that it depends on. Nothing runs here and nothing heavy is imported:
+Each line creates a stage and passes it the stages that it depends on. Stages run in the order of what they need
+(`Stage.needs`), which is that of the lines. Nothing runs here and nothing heavy is imported:
 tasks/pipeline/plan.py finds out which of these stages are stale, and flows/operations/run_flow.py has Prefect run them.
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 
-from bench.cluster import config_of, dask_workers, extract, kill_after, shards
+from bench.soak.cluster import config_of, dask_workers, extract, kill_after, shards
 from flows.operations import cluster
 from models.backbones.base import make as make_backbone
 from tasks.common.errors import AttendError

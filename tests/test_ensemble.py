@@ -15,7 +15,7 @@ from models.options import Decoding
 from models.search import beam_search
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
-from tasks.evaluation.predictions import PREDICTIONS
+from tasks.evaluation.caption_and_score import PREDICTIONS
 from tasks.grids.index import open_grids
 from tasks.registry.bundle import make_captioner, write_bundle
 from tasks.training import outputs as trained

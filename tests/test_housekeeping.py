@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from flows.commands import housekeeping
-from flows.commands.housekeeping import Item, compact, prune, usage
+from flows.commands import cache_contents as housekeeping
+from flows.commands.cache_contents import Item, compact, prune, usage
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.grids.index import open_grids
@@ -85,7 +85,9 @@ def grids_of(config: Config) -> dict[str, npt.NDArray[np.float16]]:
     return {digest: reader.read([digest])[0].copy() for digest in reader._rows}
 
 
-@pytest.mark.parametrize("place", ["flows.commands.housekeeping.reindex", "flows.commands.housekeeping.remove_shard"])
+@pytest.mark.parametrize(
+    "place", ["flows.commands.cache_contents.reindex", "flows.commands.cache_contents.remove_shard"]
+)
 def test_a_killed_compaction_loses_nothing(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     config = with_fewer_pictures(workspace, 30)
     before = grids_of(config)

@@ -45,7 +45,7 @@ def test_an_empty_caption_scores_nothing_and_breaks_nothing() -> None:
             assert all(value == 0.0 for value in measure(name, items).values())
 
 
-# What the COCO caption toolkit (pycocoevalcap 1.2) gives for these, see bench/toolkit.py; but 0 is 0 for BLEU.
+# What the COCO caption toolkit (pycocoevalcap 1.2) gives for these, see bench/quality/toolkit.py; but 0 is 0 for BLEU.
 THREE = [
     ["a dog runs across the green grass", "the brown dog is running"],
     ["two children play with a ball", "kids play football in a park"],

@@ -21,7 +21,7 @@ from models.decoders.base import make
 from models.vocabulary import NULL
 from tasks.config.schema import Config, TrainingConfig
 from tasks.data.manifest import read_pictures
-from tasks.evaluation.predictions import PREDICTIONS
+from tasks.evaluation.caption_and_score import PREDICTIONS
 from tasks.pipeline import distributed as processes
 from tasks.training.batches import Batch
 from tasks.training.loop import _LossModule, _synchronised

@@ -16,7 +16,7 @@ from flows.registered import compare as comparison
 from flows.registered.compare import compare_versions, force_champion, promote_version, roll_back
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
-from tasks.evaluation import predictions as evaluation
+from tasks.evaluation import caption_and_score as evaluation
 from tasks.registry import tracking
 from tasks.registry.registration_record import REGISTRATION
 from tasks.registry.versions import scores_of

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.data.manifest import read_pictures
+from tasks.evaluation.caption_and_score import PREDICTIONS, captions_in
 from tasks.evaluation.caption_statistics import caption_statistics
 from tasks.evaluation.coco_files import corpus_of, export, image_ids, read_references, read_results
-from tasks.evaluation.predictions import PREDICTIONS, captions_in
 from tasks.metrics import ScoredCaption
 from tests.support import artifacts, small
 from tests.test_cli import Capture, attend, refused

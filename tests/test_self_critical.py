@@ -19,13 +19,13 @@ from models.search import Caption
 from models.vocabulary import END, NULL, START
 from tasks.common.errors import AttendError
 from tasks.config.schema import SelfCriticalConfig
-from tasks.data.captions import read_captions, read_frequencies
+from tasks.data.token_ids import read_captions, read_frequencies
 from tasks.metrics.consensus import Frequencies, Ids, cider, cider_d
 from tasks.training import loop as fitting
 from tasks.training import outputs as trained
 from tasks.training.batches import Batch
 from tasks.training.objectives import count
-from tasks.training.reinforcement import SelfCritical, as_tokens, log_likelihood, others_mean
+from tasks.training.reinforce_decoder import SelfCritical, as_tokens, log_likelihood, others_mean
 from tests.support import artifacts, names_of, plan, run_stage, small
 
 Words = list[int]
@@ -200,7 +200,7 @@ def test_word_vectors_that_are_frozen_stay_so(workspace: Path) -> None:
 def test_training_that_diverges_is_told_and_keeps_nothing(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reward alone would not tell: a decoder of no numbers says nothing, which is worth 0."""
     config = small(workspace, self_critical=CRITICAL)
-    monkeypatch.setattr("tasks.training.reinforcement.log_likelihood", lambda logits, _: logits[:, 0] * torch.nan)
+    monkeypatch.setattr("tasks.training.reinforce_decoder.log_likelihood", lambda logits, _: logits[:, 0] * torch.nan)
     with pytest.raises(
         AttendError, match=r"self_critical: the loss is nan at step \d: lower self_critical.learning_rate"
     ):

@@ -175,8 +175,8 @@ def test_what_is_trusted_is_not_read_again(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_killed_at_random_instants_it_ends_as_if_left_alone() -> None:
-    """Three kills of the whole process group; by hand, `python bench/kills.py` does a hundred."""
-    bench = Path(__file__).resolve().parents[1] / "bench" / "kills.py"
+    """Three kills of the whole process group; by hand, `python bench/soak/kills.py` does a hundred."""
+    bench = Path(__file__).resolve().parents[1] / "bench" / "soak" / "kills.py"
     done = subprocess.run(
         [sys.executable, bench, "--kills", "3", "--seed", "7"], capture_output=True, text=True, check=False
     )

@@ -18,10 +18,10 @@ from models.vocabulary import END, NULL, START, UNK
 from tasks.common.errors import AttendError, TransientError
 from tasks.common.files import digest_of_file
 from tasks.config.schema import CaptionsConfig, Config
-from tasks.data.captions import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
+from tasks.data.token_ids import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
 from tasks.data.tokenisers import tokeniser
-from tasks.evaluation.predictions import ScoreInputs, predict, score
+from tasks.evaluation.caption_and_score import ScoreInputs, predict, score
 from tasks.grids.index import open_grids
 from tasks.grids.reader import GridReader
 from tasks.metrics import ScoredCaption, measure

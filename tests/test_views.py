@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from flows.commands.housekeeping import compact, usage
+from flows.commands.cache_contents import compact, usage
 from models.backbones.encoder import Encoder
 from models.photographs import decode, resize, stack
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config, ViewsConfig
-from tasks.data.captions import CaptionedPicture, read_captions, read_vocabulary
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
+from tasks.data.token_ids import CaptionedPicture, read_captions, read_vocabulary
 from tasks.grids import view_crops
 from tasks.grids.index import open_grids
 from tasks.grids.weights import load_backbone

@@ -1,4 +1,7 @@
-"""`attend cache`: list, measure, prune, compact, verify and import what a workspace holds."""
+"""`attend cache`: list, measure, prune, compact, verify and import what a workspace holds.
+
+What is needed, and what may be removed, is decided in cache_contents.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from flows.commands.options import Json, WorkspaceOption, print_json
 from tasks.common.errors import AttendError
 
 if TYPE_CHECKING:
-    from flows.commands.housekeeping import Item
+    from flows.commands.cache_contents import Item
     from tasks.pipeline.workspace import Workspace
 
 app = typer.Typer(help="List, check and clean up the grid cache and the artifacts.", no_args_is_help=True)
@@ -44,7 +47,7 @@ def cache_list(workspace: WorkspaceOption = Path("workspace"), as_json: Json = F
 @app.command("usage")
 def cache_usage(workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
     """Show how much space each item takes, and which runs and registered models need it."""
-    from flows.commands.housekeeping import usage
+    from flows.commands.cache_contents import usage
     from tasks.grids.store import folder_size
 
     opened = _open_workspace(workspace)
@@ -72,7 +75,7 @@ def cache_prune(
     yes: Annotated[bool, typer.Option("--yes", help="remove the items; without this they are only listed")] = False,
 ) -> None:
     """List what no run and no registered model needs; remove it with --yes."""
-    from flows.commands import housekeeping
+    from flows.commands import cache_contents as housekeeping
     from tasks.pipeline.sessions import exclusive_session
 
     opened = _open_workspace(workspace)
@@ -90,7 +93,7 @@ def cache_prune(
 @app.command("compact")
 def cache_compact(workspace: WorkspaceOption = Path("workspace")) -> None:
     """Rewrite the shards that hold grids which nobody needs any more, without those grids."""
-    from flows.commands.housekeeping import compact
+    from flows.commands.cache_contents import compact
     from tasks.config.schema import MachineConfig
     from tasks.pipeline.sessions import exclusive_session
 

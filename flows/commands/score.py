@@ -26,8 +26,8 @@ def score(
 ) -> None:
     """Score captions against references with BLEU, METEOR, ROUGE-L and CIDEr; print intervals and a signature too."""
     from tasks.common.errors import suggestion
+    from tasks.evaluation.caption_and_score import score_corpus, score_lines
     from tasks.evaluation.coco_files import corpus_of
-    from tasks.evaluation.predictions import score_corpus, score_lines
     from tasks.metrics import METRICS
 
     names = tuple(name.strip() for name in metrics.split(","))

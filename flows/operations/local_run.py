@@ -9,7 +9,7 @@ from flows.operations import service
 from flows.operations.prefect_server import start_for_this_process
 from flows.operations.prefect_settings import apply
 from flows.pipeline import build_pipeline
-from flows.prepare import notice_crashes, prepare
+from flows.startup_checks import notice_crashes, prepare
 from tasks.common.errors import AttendError
 from tasks.common.progress import log
 from tasks.config.schema import Config

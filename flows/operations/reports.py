@@ -19,7 +19,7 @@ from prefect.artifacts import (
 from flows.registered.evaluate import RegisteredScores
 from tasks.config.schema import Config
 from tasks.data.manifest import read_pictures
-from tasks.evaluation.predictions import PREDICTIONS, score_lines
+from tasks.evaluation.caption_and_score import PREDICTIONS, score_lines
 from tasks.evaluation.score_record import read_scores
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Status

@@ -19,7 +19,7 @@ from prefect.states import Completed
 from flows.operations import reports
 from flows.operations.cluster import executor_of
 from flows.pipeline import build_pipeline
-from flows.prepare import prepare
+from flows.startup_checks import prepare
 from tasks.common.errors import AttendError, is_disk_full
 from tasks.common.progress import log, show_log
 from tasks.config.schema import Config

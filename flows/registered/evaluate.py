@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.pipeline import build_pipeline
-from flows.prepare import prepare
+from flows.startup_checks import prepare
 from tasks.config.schema import Config
-from tasks.data.captions import read_vocabulary
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
+from tasks.data.token_ids import read_vocabulary
+from tasks.evaluation.caption_and_score import PREDICTIONS, captions_in
 from tasks.evaluation.coco_files import export
 from tasks.evaluation.evaluate import Scores
-from tasks.evaluation.predictions import PREDICTIONS, captions_in
 from tasks.evaluation.report import REPORT, write_report
 from tasks.evaluation.rescore import rescore
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores, write_scores

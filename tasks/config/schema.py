@@ -122,7 +122,8 @@ _NOT_OF_THE_CLASS = ("name", "word_vectors", "freeze_words")
 class DecoderConfig(Section):
     """The architecture of the decoder.
 
-    A field that is None takes the decoder's default, which its description states, or does not apply to the decoder.
+    The options of each decoder, with their defaults and the rules between them, are in models/options.py. A field that
+    is None takes the default there, which its description states, or does not apply to the decoder.
     """
 
     name: str = Field(description="decoder: a name of models/decoders")

@@ -48,7 +48,7 @@ class Captions(Stage):
         return (self.manifest.captions,)
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.data.captions import write_captions
+        from tasks.data.token_ids import write_captions
 
         return write_captions(self.captions, work.artifacts[self.manifest], work.out)
 

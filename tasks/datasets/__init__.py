@@ -10,11 +10,11 @@ from pydantic import Field
 from tasks.datasets.base import DatasetOptions
 from tasks.datasets.coco import Coco
 from tasks.datasets.coco_pt import CocoPt
+from tasks.datasets.flickr_tokens import Flickr8k, Flickr30k
 from tasks.datasets.huggingface import HuggingFace
 from tasks.datasets.karpathy import Karpathy
 from tasks.datasets.scenes import Scenes
 from tasks.datasets.table import Jsonl, Table
-from tasks.datasets.tokens import Flickr8k, Flickr30k
 from tasks.datasets.webdataset import WebDataset
 
 Dataset = Annotated[

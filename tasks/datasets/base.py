@@ -1,4 +1,7 @@
-"""The base class of the adapters, which turn a data set's files into rows of picture, captions and split."""
+"""The base class of the adapters, which turn a data set's files into rows of picture, captions and split.
+
+An adapter is registered by its name in `Dataset`, in this folder's `__init__.py`.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 from tasks.common.errors import AttendError
 from tasks.data.manifest import Picture
 from tasks.datasets.documents import parse_json, read_json, require_field, require_objects
-from tasks.evaluation.predictions import read_predictions
+from tasks.evaluation.caption_and_score import read_predictions
 from tasks.metrics import ScoredCaption
 from tasks.metrics.ptb import tokenize
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from models.photographs import decode, seen
 from models.vocabulary import WORD_END
-from tasks.evaluation.predictions import read_predictions
+from tasks.evaluation.caption_and_score import read_predictions
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.grids.encoding import read_photograph
 from tasks.metrics import ScoredCaption

@@ -12,7 +12,7 @@ from tasks.common.progress import Bar
 from tasks.config.schema import EvaluationConfig
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
 from tasks.datasets.base import DatasetOptions
-from tasks.evaluation.predictions import score, write_predictions
+from tasks.evaluation.caption_and_score import score, write_predictions
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.grids.encoding import read_photograph
 from tasks.pipeline.ledger import Artifact

@@ -1,7 +1,7 @@
 """Tokenisation of captions for scoring, as in the COCO caption toolkit: Penn Treebank words in lower case.
 
 The toolkit runs Stanford's PTBTokenizer 3.4.1 and drops punctuation; NLTK's tokenisers differ from it in symbols,
-brackets, abbreviations and quotes. bench/toolkit.py compares this tokeniser with the toolkit's.
+brackets, abbreviations and quotes. bench/quality/toolkit.py compares this tokeniser with the toolkit's.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from importlib import metadata
 import pyarrow.parquet as pq
 
 from tasks.config.schema import Config, TrainingConfig
-from tasks.evaluation.predictions import PREDICTIONS, read_predictions, score_lines
+from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions, score_lines
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.metrics.bleu import sentence_bleu4
 from tasks.pipeline.ledger import Artifact

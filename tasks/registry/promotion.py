@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.common.errors import AttendError
-from tasks.evaluation.predictions import read_predictions
+from tasks.evaluation.caption_and_score import read_predictions
 from tasks.metrics import ScoredCaption, load
 from tasks.metrics.bootstrap import LEVEL, ScoreComparison, compare
 from tasks.registry.tracking import TRAIN_KEY

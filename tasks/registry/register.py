@@ -53,7 +53,7 @@ class Registration(Stage):
         return lost_registration(artifact, workspace)
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.registry.registration import register_captioner
+        from tasks.registry.register_captioner import register_captioner
 
         artifacts = CaptionerArtifacts.of(self.scores, work.artifacts)
         inputs = {stage.name: artifact.ledger.parts["inputs"] for stage, artifact in work.artifacts.items()}

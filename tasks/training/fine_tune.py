@@ -53,7 +53,7 @@ class TunedBackbone(Backbone):
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
         from tasks.data.manifest import GENERATED_FOLDER
-        from tasks.training.backbone import TuneInputs, fit_backbone
+        from tasks.training.fit_backbone import TuneInputs, fit_backbone
 
         captions, grids = self.frozen.captions, self.frozen.grids
         manifest = work.artifacts[captions.manifest]

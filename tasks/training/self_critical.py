@@ -33,7 +33,7 @@ class SelfCriticallyTrained(TrainedDecoder):
         return (*self.fitted_to(), self.captions.frequencies, self.trained.weights)
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.training.reinforcement import reinforce_decoder
+        from tasks.training.reinforce_decoder import reinforce_decoder
 
         return reinforce_decoder(
             self.decoder.freeze_words,

@@ -20,7 +20,7 @@ from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
 
 if TYPE_CHECKING:
-    from tasks.training.decoder import FitInputs
+    from tasks.training.fit_decoder import FitInputs
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,7 +42,7 @@ class TrainedDecoder(Stage):
 
     def sources(self, work: Work) -> FitInputs:
         """Return the artifacts that the decoder is trained and validated on."""
-        from tasks.training.decoder import FitInputs
+        from tasks.training.fit_decoder import FitInputs
 
         views = None if self.views is None else (self.views.views, work.artifacts[self.views])
         manifest, captions = work.artifacts[self.captions.manifest], work.artifacts[self.captions]
@@ -79,7 +79,7 @@ class Trained(TrainedDecoder):
         return vector_digests(self.decoder, self.machine)
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.training.decoder import fit_decoder
+        from tasks.training.fit_decoder import fit_decoder
 
         sources = self.sources(work)
         return fit_decoder(self.decoder, self.training, self.machine, sources, work.out, hooks.epoch_done)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ...attention import pooling
 from ...options import RecurrentOptions
-from ...output import make_output
+from ...output_features import make_output
 from ..base import SAME_FOR_ALL, SAME_FOR_PICTURE, Decoder, State
 from .deferred_gradients import defer_gradient
 

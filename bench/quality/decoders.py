@@ -1,0 +1,94 @@
+"""Every known decoder on the same grids, in one table: parameters, epochs, minutes, dev BLEU greedy and by beam 5.
+
+    python -m bench.quality.decoders DATA WEIGHTS [--side 7|14] [--epochs N] [--workspace FOLDER] [PRESET ...]
+
+DATA is Flickr8k's folder, WEIGHTS MobileNetV2's weights: its grids stand in for each system's own backbone, and all
+are trained alike. What has run already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import safetensors
+
+from bench.machine import describe
+from flows.pipeline import build_pipeline
+from tasks.config.schema import Config, load, validate
+from tasks.pipeline.plan import artifacts, up_to
+from tasks.pipeline.run import run_stage
+from tasks.training.outputs import HISTORY, WEIGHTS
+
+PRESETS = ("rnn", "lstm", "regnet_attention", "captionnet", "googlenet", "show_attend_tell", "hard_attention")
+BUFFERS = ("basis", "baseline")
+PIXELS = {7: 224, 14: 417}
+HEADER = "| decoder | preset | grid | parameters | epochs | minutes | greedy: BLEU-1..4 | beam 5: BLEU-1..4 |"
+
+
+def main() -> None:
+    given = _arguments()
+    describe()
+    print()
+    print(HEADER)
+    print("| --- " * 8 + "|")
+    for preset in given.presets:
+        print(_row(preset, given), flush=True)
+
+
+def _arguments() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("presets", nargs="*", default=PRESETS)
+    parser.add_argument("--side", type=int, choices=PIXELS, default=7)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--workspace", type=Path, default=Path("workspace"))
+    return parser.parse_intermixed_args()
+
+
+def _config(preset: str, given: Any, beam: int) -> Config:
+    """The preset's decoder on the common grids, trained as all the others."""
+    decoder = load(preset, ["data={adapter: scenes}"]).decoder.model_dump(mode="json")
+    regularised = {"dropout_words": 0.3, "dropout_grid": 0.3, "dropout_output": 0.5}
+    values = {
+        "name": f"bench-{preset}",
+        "data": {"adapter": "flickr8k", "path": str(given.data)},
+        "grids": {"backbone": "mobilenet_v2", "weights": str(given.weights), "image_size": PIXELS[given.side]},
+        "decoder": {**{name: value for name, value in decoder.items() if value is not None}, **regularised},
+        "training": {
+            "epochs": given.epochs,
+            "label_smoothing": 0.1,
+            "unknown_words": 0.1,
+            "averaging": 0.999,
+        },
+        "evaluation": {"split": "dev", "beam": beam},
+        "machine": {"workspace": str(given.workspace)},
+    }
+    return validate(values, preset)
+
+
+def _row(preset: str, given: Any) -> str:
+    scores = []
+    for beam in (1, 5):
+        config = _config(preset, given, beam)
+        for stage in ("ingest", "extract", "tensorise", "train", "evaluate"):
+            run_stage(build_pipeline(config), stage)
+        found = artifacts(up_to(build_pipeline(config), "evaluate"))
+        told = json.loads((found["evaluate"].path / "scores.json").read_text(encoding="utf-8"))["scores"]
+        scores.append(" ".join(f"{told[f'bleu{n}']:.1f}" for n in (1, 2, 3, 4)))
+    history = pq.read_table(found["train"].path / HISTORY).to_pylist()
+    minutes = sum(row["seconds"] for row in history) / 60
+    with safetensors.safe_open(found["train"].path / WEIGHTS, "pt") as weights:
+        learnt = [name for name in weights.keys() if name not in BUFFERS]  # noqa: SIM118
+        parameters = sum(math.prod(weights.get_slice(name).get_shape()) for name in learnt)
+    cells = [config.decoder.name, preset, f"{given.side}x{given.side}", f"{parameters / 1e6:.1f} M", str(len(history))]
+    return "| " + " | ".join([*cells, f"{minutes:.0f}", *scores]) + " |"
+
+
+if __name__ == "__main__":
+    main()

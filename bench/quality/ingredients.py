@@ -1,0 +1,130 @@
+"""What each ingredient of training and search adds, in one table: dev BLEU-4, METEOR, CIDEr and minutes.
+
+    python -m bench.quality.ingredients DATA WEIGHTS [--workspace FOLDER] [--seeds 0 1] [ROW ...]
+
+DATA is Flickr8k's folder, WEIGHTS MobileNetV2's weights. A row keeps what the rows before it switched on, but for those
+marked `alone`, which nothing follows. What has run already is not run again, and a killed run goes on where it stood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+
+from bench.machine import describe
+from flows.pipeline import build_pipeline
+from tasks.config.schema import Config, validate
+from tasks.pipeline.ledger import Artifact
+from tasks.pipeline.plan import artifacts, up_to
+from tasks.pipeline.run import run_stage
+from tasks.training.outputs import HISTORY
+
+Settings = dict[str, dict[str, Any]]
+
+
+class Row(NamedTuple):
+    """name: of the ingredient. settings: section -> fields that it sets. alone: whether later rows go without it."""
+
+    name: str
+    settings: Settings
+    alone: bool = False
+
+
+PLAIN: Settings = {
+    "grids": {"backbone": "mobilenet_v2", "image_size": 224},
+    "decoder": {"name": "show_attend_tell", "output": "deep", "pca_dim": 512, "tie_weights": True},
+    "training": {"epochs": 6, "select": "cider"},
+    "evaluation": {"split": "dev", "beam": 5},
+}
+ROWS = (
+    Row("plain", {}),
+    Row("captions of up to 20 tokens", {"captions": {"max_tokens": 20}}),
+    Row("label smoothing 0.1", {"training": {"label_smoothing": 0.1}}),
+    Row("dropout 0.3 on words and grid", {"decoder": {"dropout_words": 0.3, "dropout_grid": 0.3}}),
+    Row("a tenth of the words unknown", {"training": {"unknown_words": 0.1}}),
+    Row("averaged weights", {"training": {"averaging": 0.999}}),
+    Row("scheduled sampling to 0.25", {"training": {"scheduled_sampling": 0.25}}, alone=True),
+    Row("14x14 at 417 px", {"grids": {"image_size": 417}}, alone=True),
+    Row("7x7 at 417 px", {"grids": {"image_size": 417, "grid": 7}}),
+    Row("four views", {"views": {"number": 4}}),
+    Row("length normalisation 0.7", {"evaluation": {"length_normalisation": 0.7}}),
+    Row("no trigram twice", {"evaluation": {"no_repeat": 3}}),
+    Row("three checkpoints together", {"training": {"keep": 3}, "evaluation": {"ensemble": 3}}, alone=True),
+    Row("Up-Down instead", {"decoder": {"name": "up_down", "output": None}}, alone=True),
+    Row("Transformer instead", {"decoder": {"name": "transformer", "output": None, "layers": 2}}, alone=True),
+)
+
+
+def main() -> None:
+    given = _arguments()
+    describe()
+    print("\n| ingredient | seed | BLEU-4 | METEOR | ROUGE-L | CIDEr | words | minutes |")
+    print("| --- " * 8 + "|")
+    for row, settings in chained(ROWS):
+        if not given.rows or row.name in given.rows:
+            for seed in given.seeds:
+                print(_line(row.name, seed, _config(settings, seed, given)), flush=True)
+
+
+def chained(rows: tuple[Row, ...]) -> list[tuple[Row, Settings]]:
+    """Each row with all that is switched on in it."""
+    found, kept = [], PLAIN
+    for row in rows:
+        settings = _over(kept, row.settings)
+        found.append((row, settings))
+        kept = kept if row.alone else settings
+    return found
+
+
+def _over(under: Settings, over: Settings) -> Settings:
+    merged = {name: {**under.get(name, {}), **over.get(name, {})} for name in {**under, **over}}
+    return {name: {key: value for key, value in fields.items() if value is not None} for name, fields in merged.items()}
+
+
+def _arguments() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("rows", nargs="*")
+    parser.add_argument("--workspace", type=Path, default=Path("workspace"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--threads", type=int, default=0)
+    given = parser.parse_intermixed_args()
+    unknown = set(given.rows) - {row.name for row in ROWS}
+    if unknown:
+        parser.error(f"no such row: {', '.join(sorted(unknown))}; there are: {', '.join(row.name for row in ROWS)}")
+    return given
+
+
+def _config(settings: Settings, seed: int, given: Any) -> Config:
+    own: Settings = {
+        "data": {"adapter": "flickr8k", "path": str(given.data)},
+        "grids": {"weights": str(given.weights)},
+        "training": {"seed": seed},
+        "machine": {"workspace": str(given.workspace), "threads": given.threads},
+    }
+    return validate({"name": "ingredients", **_over(settings, own)}, "ingredients")
+
+
+def _line(name: str, seed: int, config: Config) -> str:
+    pipeline = up_to(build_pipeline(config), "evaluate")
+    for stage in pipeline.names():
+        run_stage(pipeline, stage)
+    found = artifacts(pipeline)
+    told = json.loads((found["evaluate"].path / "scores.json").read_text(encoding="utf-8"))
+    scores = [f"{told['scores'][score]:.1f}" for score in ("bleu4", "meteor", "rouge_l", "cider")]
+    minutes = sum(_minutes(found[kind]) for kind in ("train", "self_critical", "tune") if kind in found)
+    return f"| {name} | {seed} | {' | '.join(scores)} | {told['language']['words']:.1f} | {minutes:.0f} |"
+
+
+def _minutes(trained: Artifact) -> float:
+    seconds: float = sum(row["seconds"] for row in pq.read_table(trained.path / HISTORY).to_pylist())
+    return seconds / 60
+
+
+if __name__ == "__main__":
+    main()

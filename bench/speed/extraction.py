@@ -1,0 +1,244 @@
+"""JPEG files -> grids in HDF5, against the plain loop, the bound of the machine, and the forward pass alone.
+
+    python -m bench.speed.extraction [--pictures FOLDER] [ROW ...]
+
+The plain loop is the textbook form: Pillow and torchvision's transforms in a DataLoader, the eager network, rows put
+into an HDF5 file. The bound is 1 / (1 / forward + 1 / decode), both measured here over the same pictures with all
+cores. All forms take turns; the fastest of their rounds counts. Without --pictures, photographs of 500 x 375 px are
+made: noise with the spectrum of natural pictures, some 60 KB each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from bench.machine import describe, peak_memory, precisions, timed
+from models.backbones.base import Backbone, make
+from models.backbones.encoder import Encoder
+from models.photographs import IMAGENET, decode, resize, stack
+from tasks.config.precision import Precision
+from tasks.config.schema import GridsConfig, MachineConfig
+from tasks.grids.encoding import decoders, extract_grids
+from tasks.grids.identity import identity_of
+from tasks.grids.reader import GridReader
+from tasks.grids.store import GridStore
+
+
+@dataclass(frozen=True)
+class Row:
+    """A backbone at a size, how many pictures are taken, and the goals: ratios to the plain loop."""
+
+    backbone: str
+    size: int
+    pictures: int
+    goals: tuple[float, float] | None = None
+
+
+ROWS = {
+    "regnet": Row("regnet_x_400mf", 112, 1536, (1.8, 3.0)),
+    "mobilenet": Row("mobilenet_v2", 224, 1024, (1.8, 3.0)),
+    "resnet101": Row("resnet101", 256, 96),
+}
+
+
+def main() -> None:
+    given = _arguments()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = given.pictures or _make_photographs(Path(scratch), max(ROWS[name].pictures for name in given.rows))
+        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
+        wanted = [(hashlib.sha256(path.read_bytes()).hexdigest(), path) for path in files]
+        if given.memory:
+            print(_memory(wanted, given.memory, Path(scratch)))
+            return
+        describe()
+        print(f"{len(files)} pictures of {sum(path.stat().st_size for path in files) / len(files) / 1024:.0f} KB")
+        print("\n| backbone | form | pictures/s | ratio | goal | of the bound | of the forward pass |")
+        print("| --- " * 7 + "|")
+        for name in given.rows:
+            _compare(ROWS[name], wanted[: ROWS[name].pictures], given, Path(scratch))
+        if not given.without_memory:
+            for count in (1_000, 20_000):
+                print(f"peak memory, {count:,} pictures: {_memory_of(count, folder):,.0f} MiB")
+
+
+def _arguments() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("rows", nargs="*", metavar="ROW", default=list(ROWS), help=", ".join(ROWS))
+    parser.add_argument("--pictures", type=Path, help="a folder of JPEG files")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--compile", action="store_true", help="machine.compile")
+    parser.add_argument("--without-memory", action="store_true", help="leave out the rows of peak memory")
+    parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _make_photographs(folder: Path, count: int) -> Path:
+    """Octaves of noise, each twice as fine and half as strong."""
+    generator = np.random.default_rng(0)
+    for number in range(count):
+        total = np.full((375, 500, 3), 128.0)
+        for octave in range(8):
+            noise = generator.normal(size=(3 << octave, 4 << octave, 3)) * 90 / 1.7**octave
+            scaled = [Image.fromarray(noise[..., c].astype(np.float32)).resize((500, 375)) for c in range(3)]
+            total += np.stack([np.asarray(channel) for channel in scaled], axis=-1)
+        Image.fromarray(total.clip(0, 255).astype(np.uint8)).save(folder / f"{number:05d}.jpg", quality=93)
+    return folder
+
+
+class Files(Dataset[Tensor]):
+    """As tutorials write it."""
+
+    def __init__(self, files: list[Path], size: int) -> None:
+        steps = [transforms.Resize((size, size)), transforms.ToTensor(), transforms.Normalize(*IMAGENET)]
+        self.files, self.transform = files, transforms.Compose(steps)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, place: int) -> Tensor:
+        pixels: Tensor = self.transform(Image.open(self.files[place]).convert("RGB"))
+        return pixels
+
+
+def _network(name: str) -> Backbone:
+    """Random weights, their batch norms damped: as tame as trained networks are, where one pixel's step is no storm."""
+    backbone = make(name, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for norm in (module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)):
+            assert norm.running_var is not None and norm.running_mean is not None
+            norm.running_var.uniform_(0.5, 2.0, generator=generator)
+            norm.running_mean.normal_(std=0.1, generator=generator)
+            norm.weight.uniform_(0.2, 0.6, generator=generator)
+            norm.bias.normal_(std=0.1, generator=generator)
+    return backbone
+
+
+def _plain(backbone: Backbone, files: list[Path], size: int, out: Path) -> None:
+    loader = DataLoader(Files(files, size), batch_size=32, num_workers=torch.get_num_threads())
+    with h5py.File(out, "w") as file, torch.no_grad():
+        rows = None
+        done = 0
+        for photographs in loader:
+            grid = backbone(photographs).numpy()
+            if rows is None:
+                rows = file.create_dataset("grid", (len(files), *grid.shape[1:]), "float16")
+            rows[done : done + len(grid)] = grid
+            done += len(grid)
+
+
+class Pipeline:
+    """`tasks.grids.encoding` over the pictures, into a store of its own each time."""
+
+    def __init__(self, row: Row, precision: Any, compiled: bool, scratch: Path) -> None:
+        self.grids = GridsConfig(
+            backbone=row.backbone, weights="random:0", image_size=row.size, precision=precision, grid=None
+        )
+        self.machine = MachineConfig(device="cpu")
+        batch = self.machine.extract_batch if compiled else None
+        self.encoder = Encoder(_network(row.backbone), precision, compile_for=batch)
+        self.scratch = scratch
+
+    def run(self, wanted: list[tuple[str, Path]]) -> GridStore:
+        store = GridStore(Path(tempfile.mkdtemp(dir=self.scratch)), identity_of(self.grids, "random:0"))
+        store.open()
+        extract_grids(store.write, self.encoder, self.grids, self.machine, wanted, lambda *_: None)
+        return store
+
+    def decode(self, wanted: list[tuple[str, Path]]) -> list[Tensor]:
+        """Reading, decoding and resizing alone."""
+        size = self.grids.image_size
+        with decoders(self.machine) as pool:
+            return list(pool.map(lambda item: resize(decode(item[1].read_bytes()), size, "squash"), wanted))
+
+    def forward(self, pixels: list[Tensor]) -> None:
+        """The forward pass alone."""
+        step = self.machine.extract_batch
+        for at in range(0, len(pixels), step):
+            self.encoder(stack(pixels[at : at + step]))
+
+
+def _compare(row: Row, wanted: list[tuple[str, Path]], given: Any, scratch: Path) -> None:
+    backbone = _network(row.backbone)
+    pipelines = {precision: Pipeline(row, precision, given.compile, scratch) for precision in precisions()}
+    files = [path for _, path in wanted]
+    out = scratch / "plain.h5"
+    pixels = pipelines["float32"].decode(wanted)
+    best: dict[str, float] = {}
+    for _ in range(given.rounds):
+        timed(best, "plain", lambda: _plain(backbone, files, row.size, out))
+        timed(best, "decode", lambda: pipelines["float32"].decode(wanted))
+        for precision, pipeline in pipelines.items():
+            timed(best, f"forward {precision}", lambda pipeline=pipeline: pipeline.forward(pixels))  # type: ignore[misc]
+            timed(best, precision, lambda pipeline=pipeline: pipeline.run(wanted))  # type: ignore[misc]
+    _check(out, pipelines, wanted)
+    rates = {form: len(wanted) / seconds for form, seconds in best.items()}
+    _tell(row, "plain loop", rates["plain"])
+    _tell(row, "decode alone", rates["decode"])
+    for place, precision in enumerate(precisions()):
+        rate, forward = rates[precision], rates[f"forward {precision}"]
+        bound = 1 / (1 / forward + 1 / rates["decode"])
+        goal = f"{row.goals[place]}" if row.goals else ""
+        _tell(row, f"forward alone, {precision}", forward)
+        _tell(
+            row, precision, rate, f"{rate / rates['plain']:.1f}", goal, f"{rate / bound:.0%}", f"{rate / forward:.0%}"
+        )
+
+
+def _tell(row: Row, form: str, rate: float, *cells: str) -> None:
+    cells = cells or ("", "", "", "")
+    print("| " + " | ".join([f"{row.backbone}, {row.size} px", form, f"{rate:,.1f}", *cells]) + " |", flush=True)
+
+
+def _check(out: Path, pipelines: Mapping[Precision, Pipeline], wanted: list[tuple[str, Path]]) -> None:
+    """SystemExit where the pipeline's grids are not the plain loop's."""
+    with h5py.File(out, "r") as file:
+        plain = file["grid"][:].astype(np.float32)
+    for precision, pipeline in pipelines.items():
+        store = pipeline.run(wanted)
+        ours = GridReader(store, store.rows()[0]).read([digest for digest, _ in wanted]).astype(np.float32)
+        error = float(np.linalg.norm(ours - plain) / np.linalg.norm(plain))
+        print(f"{precision}: its grids differ from the plain loop's by {error:.1e}", flush=True)
+        if error > (1e-2 if precision == "float32" else 1e-1):
+            raise SystemExit(f"{precision}: these are not the plain loop's grids")
+
+
+def _memory_of(count: int, folder: Path) -> float:
+    """`_memory` in a process of its own."""
+    command = [
+        sys.executable,
+        "-m",
+        "bench.speed.extraction",
+        "regnet",
+        "--memory",
+        str(count),
+        "--pictures",
+        str(folder),
+    ]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _memory(wanted: list[tuple[str, Path]], count: int, scratch: Path) -> float:
+    """MiB at the most that `count` pictures need beyond the encoder."""
+    pipeline = Pipeline(ROWS["regnet"], "float32", False, scratch)
+    return peak_memory(lambda: pipeline.run([wanted[place % len(wanted)] for place in range(count)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""Captions of held-out pictures, decoded free-running, and their scores, computed from the file of captions.
+
+predictions.parquet: digest, caption, tokens, log_probability, finished, alternatives (the next best captions), and the
+truth that they are scored against: references (cut into words, see metrics/ptb.py) and facts (JSON or null).
+scores.json: the scores in percent with their intervals, the statistics of the captions' language, and a signature of
+the settings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from models.captioner import key_of_digest
+from models.options import Decoding
+from models.search import Caption, decode
+from models.vocabulary import Vocabulary
+from tasks.common.errors import AttendError
+from tasks.common.progress import Bar
+from tasks.config.devices import device_of
+from tasks.config.schema import EvaluationConfig, MachineConfig
+from tasks.data.manifest import Picture, read_pictures
+from tasks.data.token_ids import read_vocabulary
+from tasks.evaluation.caption_statistics import DESCRIPTIONS, caption_statistics
+from tasks.evaluation.score_record import ScoreRecord, write_scores
+from tasks.grids.index import open_grids
+from tasks.metrics import ScoredCaption, load
+from tasks.metrics.bootstrap import intervals
+from tasks.metrics.ptb import tokenize
+from tasks.pipeline import distributed as processes
+from tasks.pipeline.ledger import Artifact, Outcome, digest_of
+from tasks.training.batches import decode_batch_size, grids_in_order
+from tasks.training.outputs import load_ensemble
+
+PREDICTIONS = "predictions.parquet"
+_SCHEMA = pa.schema(
+    [
+        ("digest", pa.string()),
+        ("caption", pa.string()),
+        ("tokens", pa.list_(pa.int32())),
+        ("log_probability", pa.float64()),
+        ("finished", pa.bool_()),
+        ("alternatives", pa.list_(pa.string())),
+        ("references", pa.list_(pa.string())),
+        ("facts", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class ScoreInputs:
+    """The inputs of an evaluation: the artifacts of the earlier stages and of the decoder's stage."""
+
+    manifest: Artifact
+    captions: Artifact
+    grids: Artifact
+    decoder: Artifact
+
+
+def evaluate_decoder(evaluation: EvaluationConfig, machine: MachineConfig, sources: ScoreInputs, out: Path) -> Outcome:
+    """Caption the pictures of `evaluation.split`, and score the captions against all references of each picture.
+
+    Write predictions.parquet and scores.json to `out`. The outcome's products are digests of the scores and of the
+    decoding settings.
+    """
+    vocabulary = read_vocabulary(sources.captions.path)
+    pictures = read_pictures(sources.manifest.path, evaluation.split)
+    predict(pictures, vocabulary, evaluation, machine, sources, out / PREDICTIONS)
+    trained_on = read_pictures(sources.manifest.path, "train")
+    scores = score(out / PREDICTIONS, pictures, trained_on, vocabulary, evaluation)
+    write_scores(scores, out)
+    counts: dict[str, int | float] = {"captions": scores["pictures"]}
+    counts |= {name: round(value, 2) for name, value in scores["scores"].items()}
+    return Outcome(
+        {"scores": digest_of(scores), "decoding": digest_of([evaluation.decoding(), evaluation.ensemble])}, counts
+    )
+
+
+def predict(
+    pictures: list[Picture],
+    vocabulary: Vocabulary,
+    evaluation: EvaluationConfig,
+    machine: MachineConfig,
+    sources: ScoreInputs,
+    path: Path,
+) -> None:
+    """Write the captions of all pictures that have a grid to a Parquet file.
+
+    Always in float32, because reported scores come from these captions. Raise AttendError where no picture has a grid.
+    """
+    device = device_of(machine)
+    grids = open_grids(sources.grids, machine)
+    decoder, _ = load_ensemble(sources.decoder.path, evaluation.ensemble)
+    inference_decoder = decoder.to(device).for_inference()
+    digests = [picture.digest for picture in pictures if picture.digest in grids]
+    if not digests:
+        raise AttendError(f"evaluate: no picture of the split {evaluation.split!r} could be read")
+    local_rows: list[dict[str, Any]] = []
+    local_digests = processes.share_of(digests)
+    decoding = Decoding(**evaluation.decoding())
+    label = f"captions, beam {decoding.beam}" if decoding.search == "beam" else "captions, sampled"
+    with Bar(len(local_digests), label, "pictures") as bar:
+        size = decode_batch_size(machine, grids.shape, decoding.beam if decoding.search == "beam" else decoding.n_best)
+        for part, grid in grids_in_order(local_digests, grids, size):
+            keys = [key_of_digest(digest) for digest in part]
+            captioned = decode(inference_decoder, grid.to(device), decoding, keys)
+            local_rows += [_row(digest, captions, vocabulary) for digest, captions in zip(part, captioned, strict=True)]
+            bar.advance(len(part))
+    rows = processes.all_gather(local_rows, len(digests))
+    write_predictions(rows, pictures, path)
+
+
+def write_predictions(rows: list[dict[str, Any]], pictures: list[Picture], path: Path) -> None:
+    """Write captions to a Parquet file, with the references and facts that they are scored against.
+
+    rows: digest, caption, and any of the other columns; columns that a row lacks become null. pictures: where
+    references and facts are taken from.
+    """
+    by_digest = {picture.digest: picture for picture in pictures}
+    for row in rows:
+        picture = by_digest[row["digest"]]
+        row["references"] = [" ".join(tokenize(text)) for text in picture.captions]
+        row["facts"] = json.dumps(picture.facts) if picture.facts is not None else None
+    pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), path)
+
+
+def read_predictions(path: Path) -> dict[str, ScoredCaption]:
+    """Read a predictions file: digest -> caption, references and facts, in the order of the file.
+
+    Raise AttendError where the file is not Parquet, or lacks references, as those of older versions do.
+    """
+    try:
+        columns = pq.read_schema(path).names
+    except (OSError, pa.ArrowInvalid) as error:
+        raise AttendError(f"{path}: cannot be read as Parquet: {' '.join(str(error).split())}") from None
+    if not {"digest", "caption", "references", "facts"} <= set(columns):
+        raise AttendError(f"{path}: has no references: it is not a predictions.parquet, or an older version wrote it")
+    return {
+        row["digest"]: ScoredCaption(
+            tokenize(row["caption"]),
+            [text.split() for text in row["references"]],
+            json.loads(row["facts"]) if row["facts"] is not None else None,
+        )
+        for row in pq.read_table(path, columns=["digest", "caption", "references", "facts"]).to_pylist()
+    }
+
+
+def captions_in(path: Path) -> dict[str, str]:
+    """Read the captions of a predictions file: digest -> caption."""
+    table = pq.read_table(path, columns=["digest", "caption"])
+    return dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def _row(digest: str, captions: list[Caption], vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the row of predictions.parquet, without references and facts, of a picture's captions, best first."""
+    texts = [" ".join(vocabulary.decode(caption.tokens)) for caption in captions]
+    return {
+        "digest": digest,
+        "caption": texts[0],
+        "tokens": captions[0].tokens,
+        "log_probability": captions[0].log_probability,
+        "finished": captions[0].finished,
+        "alternatives": texts[1:],
+    }
+
+
+def score(
+    predictions: Path,
+    pictures: list[Picture],
+    trained_on: list[Picture],
+    vocabulary: Vocabulary,
+    evaluation: EvaluationConfig,
+) -> ScoreRecord:
+    """Score a predictions file, and return the contents of scores.json.
+
+    pictures: of `evaluation.split`. trained_on: of the train split.
+    """
+    corpus = list(read_predictions(predictions).values())
+    training_captions = {" ".join(tokenize(text)) for picture in trained_on for text in picture.captions}
+    known_words = None if vocabulary.settings.get("units") == "bpe" else set(vocabulary.words)
+    settings = (f"split:{evaluation.split}", _decoding_signature(evaluation))
+    record = score_corpus(corpus, evaluation.metrics, *settings)
+    record["language"] = caption_statistics(corpus, training_captions, known_words)
+    record["data"] = digest_of([[picture.digest, picture.captions] for picture in pictures])
+    return record
+
+
+def score_corpus(corpus: Sequence[ScoredCaption], metrics: Sequence[str], *settings: str) -> ScoreRecord:
+    """Score captions against their references, whatever made them.
+
+    settings: parts to add to the signature, which names everything that the scores depend on beside the captions.
+    """
+    scores: dict[str, float] = {}
+    score_intervals: dict[str, list[float]] = {}
+    for name in metrics:
+        metric = load(name)
+        statistics = metric.statistics(corpus)
+        scores |= {score: float(value) for score, value in metric.scores(statistics.sum(axis=0)).items()}
+        score_intervals |= {score: list(interval) for score, interval in intervals(metric, statistics).items()}
+    counts = {len(item.references) for item in corpus}
+    per_picture = str(counts.pop()) if len(counts) == 1 else f"{min(counts)}-{max(counts)}"
+    signature = [
+        f"pictures:{len(corpus)}",
+        f"references:{per_picture}",
+        "tokeniser:ptb",
+        *settings,
+        f"nltk:{metadata.version('nltk')}",
+        f"attend:{metadata.version('attend')}",
+    ]
+    return {
+        "scores": scores,
+        "intervals": score_intervals,
+        "signature": "|".join(signature),
+        "pictures": len(corpus),
+        "language": caption_statistics(corpus),
+    }
+
+
+def score_lines(result: ScoreRecord) -> list[str]:
+    """Return the lines of two Markdown tables, scores and language, from the contents of scores.json.
+
+    result: as `score` returns it; without `data`, as the command `score` makes it of files.
+    """
+    lines = ["| score | % | 95 % interval |", "| --- | --- | --- |"]
+    for name, value in result["scores"].items():
+        low, high = result["intervals"][name]
+        lines.append(f"| {name} | {value:.2f} | {low:.2f} to {high:.2f} |")
+    lines += ["", "| captions | |", "| --- | --- |"]
+    lines += [f"| {DESCRIPTIONS[name]} | {_formatted(name, value)} |" for name, value in result["language"].items()]
+    signature = result["signature"].replace("|", ", ")
+    subject = "held-out pictures, captioned free-running" if "data" in result else "pictures"
+    return [*lines, "", f"{result['pictures']:,} {subject}; `{signature}`."]
+
+
+def _formatted(name: str, value: float) -> str:
+    """Return a statistic of `DESCRIPTIONS` as text: counts as numbers, shares in percent."""
+    if name == "vocabulary":
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if name.endswith("words") else f"{value:.1%}"
+
+
+def _decoding_signature(evaluation: EvaluationConfig) -> str:
+    """Return the decoding settings for the signature: only those that the chosen search uses."""
+    settings = evaluation.decoding()
+    names = {
+        "beam": ("beam", "length_normalisation"),
+        "sample": ("search", "temperature", "top_k", "top_p", "seed", "n_best"),
+    }[evaluation.search]
+    rules = [name for name in ("min_length", "no_repeat") if settings[name]]
+    return "|".join(f"{name}:{settings[name]}" for name in (*names, "max_length", *rules))

@@ -1,0 +1,257 @@
+"""Registration of a trained model: its run in MLflow, its version, and whether that version is champion.
+
+A registered version is a self-contained bundle (see bundle.py) with a model card and a report. promotion.py decides
+which version is champion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+
+from tasks.common.files import temporary_files_in
+from tasks.common.progress import log
+from tasks.config.schema import Config, RegistryConfig
+from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
+from tasks.data.token_ids import VOCABULARY, read_vocabulary
+from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
+from tasks.evaluation.report import REPORT, ComparedModel, EarlierVersion, write_report
+from tasks.evaluation.rescore import rescore
+from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
+from tasks.pipeline.ledger import Outcome, digest_of
+from tasks.pipeline.plan import by_kind
+from tasks.pipeline.stage import Work
+from tasks.pipeline.workspace import Workspace
+from tasks.registry.bundle import make_captioner, write_bundle
+from tasks.registry.captioner_artifacts import CaptionerArtifacts
+from tasks.registry.logged_model import drop_unregistered, load_captioner, log_model
+from tasks.registry.model_card import card
+from tasks.registry.promotion import ModelComparison, make_champion, promote, side_by_side, was_rolled_back
+from tasks.registry.registration_record import RegistrationRecord, write_registration
+from tasks.registry.tracking import TRAIN_KEY, TrainingLog, log_scores, shown_tracking_uri, training_log
+from tasks.registry.versions import (
+    EVALUATION,
+    address_of,
+    download_version_predictions,
+    earlier_versions,
+    number,
+    version_with_alias,
+)
+from tasks.training.outputs import HISTORY, LAST, kept_weights
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+    from models.captioner import Captioner
+
+_KEY = "attend.key"
+
+
+def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: dict[str, Any], work: Work) -> Outcome:
+    """Log the trained model with its history, scores and samples, register it, and decide whether it is champion.
+
+    artifacts: what the captioner is made from. params: the parameters of the model's run in MLflow. A version that was
+    registered with the same stage key is used again. registration.json in `work.out` names the version and its alias.
+    """
+    workspace, registry, evaluation = config.workspace, config.registry, config.evaluation
+    scores = read_scores(artifacts.scores.path)
+    with (
+        Workspace(workspace).lock(f"registry-{registry.model}", f"registration of {registry.model}"),
+        training_log(workspace, registry.model, artifacts.decoder.ledger.key, params) as log,
+        work.scratch() as scratch,
+        temporary_files_in(scratch),  # MLflow copies the model there
+    ):
+        for row in pq.read_table(artifacts.decoder.path / HISTORY).to_pylist():
+            log.epoch(row)
+        version = _version_with_key(log.client, registry.model, work.key)
+        champion = version_with_alias(log.client, registry.model, "champion")
+        comparison = None
+        if champion is not None and (version is None or number(champion) != number(version)):
+            champion_predictions = _predictions_of(champion, scores, config, artifacts, log.client, scratch)
+            comparison = side_by_side(champion_predictions, artifacts.scores.path / PREDICTIONS, evaluation.metrics)
+        if version is None:
+            captioner = make_captioner(config.grids, evaluation, artifacts)
+            digest = write_bundle(captioner, scratch / "bundle")
+            _log_files(log, artifacts, scores)
+            rivals = (
+                [] if champion is None or comparison is None else [ComparedModel(_label(champion), comparison.scores)]
+            )
+            earlier = earlier_versions(log.client, registry.model, scores)
+            _log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
+            drop_unregistered(log, registry.model)
+            libraries = ("timm",) if config.grids.backbone.startswith("timm:") else ()
+            source = log_model(log.run_id, scratch / "bundle", libraries)
+            description = card(config, artifacts, scores)
+            version = _create_version(log, registry.model, source, work, artifacts, scores, digest, description)
+        alias, why = _decide(log.client, registry, version, champion, comparison)
+    registration: RegistrationRecord = {
+        "model": registry.model,
+        "version": str(version.version),
+        "alias": alias,
+        "why": why,
+        "uri": address_of(version),
+        "store": shown_tracking_uri(workspace),
+        "run_id": log.run_id,
+    }
+    write_registration(registration, work.out)
+    return Outcome({"version": digest_of([registry.model, version.version])}, {"version": int(version.version)}, [why])
+
+
+def _version_with_key(client: MlflowClient, model: str, key: str) -> ModelVersion | None:
+    """Return the version that was registered with a stage key; None where no version was."""
+    versions = client.search_model_versions(f"name = '{model}'")
+    return next((version for version in versions if version.tags.get(_KEY) == key), None)
+
+
+def _log_files(log: TrainingLog, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> None:
+    """Log the model's scores, histories, weights, predictions and vocabulary in its run."""
+    log_scores(log.client, log.run_id, scores["scores"])
+    log.client.set_tag(log.run_id, "attend.signature", scores["signature"])
+    evaluation = _evaluation_folder(artifacts)
+    decoder = artifacts.decoder.path
+    files = [(decoder / HISTORY, "")]
+    files += [(path, "checkpoints") for path in (*kept_weights(decoder), decoder / LAST)]
+    files += [(artifacts.scores.path / PREDICTIONS, evaluation), (artifacts.scores.path / SCORES, evaluation)]
+    files.append((artifacts.captions.path / VOCABULARY, ""))
+    if artifacts.tuned is not None:
+        files.append((artifacts.tuned.path / HISTORY, "tune"))
+    for path, folder in files:
+        log.client.log_artifact(log.run_id, str(path), folder or None)
+
+
+def _create_version(
+    log: TrainingLog,
+    model: str,
+    source: str,
+    work: Work,
+    artifacts: CaptionerArtifacts,
+    scores: ScoreRecord,
+    digest: str,
+    description: str,
+) -> ModelVersion:
+    """Create the version of a logged model, with tags for its scores and all that it was made from.
+
+    source: the address of the logged model. digest: of its bundle. description: its model card.
+    """
+    from mlflow.exceptions import MlflowException
+
+    with contextlib.suppress(MlflowException):  # the registered model exists already
+        log.client.create_registered_model(model)
+    tags = {
+        _KEY: work.key,
+        TRAIN_KEY: artifacts.decoder.ledger.key,
+        "attend.bundle": digest,
+        "attend.data": scores["data"],
+        "attend.signature": scores["signature"],
+        EVALUATION: _evaluation_folder(artifacts),
+        **{f"score.{name}": repr(value) for name, value in scores["scores"].items()},
+        **{f"attend.made_from.{stage}": artifact.ledger.key for stage, artifact in by_kind(work.artifacts).items()},
+    }
+    return log.client.create_model_version(
+        model,
+        source,
+        log.run_id,
+        tags=tags,
+        description=description,
+        model_id=source.removeprefix("models:/"),
+    )
+
+
+def _log_report(
+    log: TrainingLog,
+    captioner: Captioner,
+    config: Config,
+    artifacts: CaptionerArtifacts,
+    scores: ScoreRecord,
+    rivals: list[ComparedModel],
+    earlier: list[EarlierVersion],
+    scratch: Path,
+) -> None:
+    """Write the evaluation's report and log it in the model's run."""
+    manifest = artifacts.manifest.path
+    write_report(
+        scratch / REPORT,
+        f"{log.client.get_run(log.run_id).info.run_name}: {scores['pictures']:,} held-out pictures",
+        scores,
+        artifacts.scores.path / PREDICTIONS,
+        captioner,
+        files_by_digest(manifest, config.data.image_folder(manifest / GENERATED_FOLDER)),
+        config.evaluation.decoding(),
+        pq.read_table(artifacts.decoder.path / HISTORY).to_pylist(),
+        rivals,
+        earlier,
+    )
+    log.client.log_artifact(log.run_id, str(scratch / REPORT), _evaluation_folder(artifacts))
+
+
+def _evaluation_folder(artifacts: CaptionerArtifacts) -> str:
+    """Return the folder of this evaluation in the run: a trained model has one run for all settings of evaluation."""
+    return f"evaluation-{artifacts.scores.ledger.key[:12]}"
+
+
+def _label(version: ModelVersion) -> str:
+    """Return how messages name a version."""
+    return f"version {version.version}"
+
+
+def _decide(
+    client: MlflowClient,
+    registry: RegistryConfig,
+    version: ModelVersion,
+    champion: ModelVersion | None,
+    comparison: ModelComparison | None,
+) -> tuple[str, str]:
+    """Decide whether a version becomes champion; return its alias and the reason.
+
+    comparison: the champion (first) and the version (second); None where the version is the champion, or the first.
+    """
+    if champion is None:
+        return "champion", make_champion(client, version, f"{_label(version)} is champion: the first")
+    if comparison is None:
+        return "champion", f"{_label(version)} is champion"
+    if was_rolled_back(client, version):
+        why = f"{_label(version)} was champion and was rolled back: `attend promote` makes it champion again"
+        return "challenger", why
+    compared = next(item for item in comparison.scores if item.score == registry.promote_on)
+    return promote(client, version, champion, compared, registry.certainty)
+
+
+def _predictions_of(
+    champion: ModelVersion,
+    scores: ScoreRecord,
+    config: Config,
+    artifacts: CaptionerArtifacts,
+    client: MlflowClient,
+    scratch: Path,
+) -> Path:
+    """Return the path of the champion's predictions on the same pictures with the same settings as `scores`.
+
+    They come from the champion's run where it has them; else the champion captions the pictures now.
+    """
+    if (
+        champion.tags.get("attend.data") == scores["data"]
+        and champion.tags.get("attend.signature") == scores["signature"]
+    ):
+        stored = download_version_predictions(client, champion, scratch / "kept")
+        if stored is not None:
+            return stored
+
+    name = f"{champion.name} version {champion.version}"
+    log.info(f"register: {name} was scored on other pictures or settings; scoring it on these")
+    captioner = load_captioner(address_of(champion))
+    predictions = scratch / "champion.parquet"
+    rescore(
+        captioner,
+        name,
+        artifacts.manifest,
+        config.data,
+        read_vocabulary(artifacts.captions.path),
+        config.evaluation,
+        predictions,
+        list(read_predictions(artifacts.scores.path / PREDICTIONS)),
+    )
+    return predictions

@@ -1,0 +1,168 @@
+"""Fine-tuning: train the backbone's later blocks and the decoder together, from photographs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import safetensors.torch
+from torch import Tensor, nn
+
+from models.backbones.base import Backbone
+from models.backbones.encoder import Encoder
+from models.decoders.base import Decoder
+from models.end_to_end import EndToEnd
+from models.photographs import Interpolation, decode, resize, stack
+from models.vocabulary import Vocabulary
+from tasks.common.errors import AttendError
+from tasks.common.files import digest_of_file
+from tasks.config.devices import device_of
+from tasks.config.schema import GridsConfig, MachineConfig, TuningConfig
+from tasks.data.manifest import Picture, files_by_digest, read_pictures
+from tasks.data.token_ids import CaptionedPicture, read_captions, read_vocabulary
+from tasks.grids.encoding import decoders, read_photograph
+from tasks.grids.index import open_grids
+from tasks.grids.view_crops import mentions_side, random_crop
+from tasks.grids.weights import TUNED, load_backbone
+from tasks.pipeline import distributed as processes
+from tasks.pipeline.ledger import Artifact, Outcome
+from tasks.training.batches import Batches
+from tasks.training.loop import Dev, Fit
+from tasks.training.objectives import CrossEntropy
+from tasks.training.outputs import load_decoder
+from tasks.training.precision import precision_by_epoch, with_precision
+
+
+@dataclass(frozen=True)
+class TuneInputs:
+    """The inputs of fine-tuning: the artifacts of earlier stages, and the folder of the photographs."""
+
+    manifest: Artifact
+    captions: Artifact
+    grids: Artifact
+    trained: Artifact
+    photographs: Path
+
+
+def fit_backbone(
+    grids: GridsConfig,
+    tuning: TuningConfig,
+    freeze_words: bool,
+    machine: MachineConfig,
+    sources: TuneInputs,
+    out: Path,
+) -> Outcome:
+    """Fine-tune the backbone and the decoder together, and write the best backbone and the history to `out`.
+
+    The outcome's product is the digest of the backbone's weights. freeze_words: do not train the decoder's word
+    embeddings. Raise AttendError where the backbone does not have the block `tuning.first_block`.
+    """
+    captions, manifest = sources.captions.path, sources.manifest.path
+    tuning = with_precision(tuning, device_of(machine), "tuning")
+    frozen_grids = open_grids(sources.grids, machine)
+    vocabulary = read_vocabulary(captions)
+    files = files_by_digest(manifest, sources.photographs)
+    backbone = load_backbone(grids)
+    decoder, _ = load_decoder(sources.trained.path)
+    decoder.embed.weight.requires_grad_(not freeze_words)
+    try:
+        tuned_weights = backbone.unfreeze(tuning.first_block)
+    except ValueError as error:
+        raise AttendError(f"tuning.first_block: {grids.backbone} {error}") from None
+    captioned = [picture for picture in read_captions(captions, "train") if picture.digest in frozen_grids]
+    dev = [picture for picture in read_pictures(manifest, "dev") if picture.digest in frozen_grids]
+    rates: dict[float, list[nn.Parameter]] = {tuning.backbone_learning_rate: tuned_weights}
+    rates.setdefault(tuning.learning_rate, []).extend(decoder.parameters())
+    with decoders(machine) as pool:
+        views = Views(grids, backbone.declared.interpolation, files, pool)
+        batches = PhotographBatches(captioned, tuning, vocabulary, views)
+        fit = Fit(EndToEnd(backbone, decoder), rates, tuning, machine, batches, out, CrossEntropy(tuning), "tune")
+        fit.run(PhotographDev(dev, vocabulary, machine, views), lambda _: None)
+    if processes.rank():
+        return Outcome({})
+    fit.write_history()
+    best = {name.removeprefix("backbone."): value for name, value in fit.best().items() if name.startswith("backbone.")}
+    safetensors.torch.save_file(best, out / TUNED)
+    score = max(row[fit.selected] for row in fit.history)
+    counts: dict[str, int | float] = {"epochs": len(fit.history), fit.selected: round(score, 3)}
+    notes = [f"computed in {precision_by_epoch(fit.history)}"]
+    return Outcome({"backbone": digest_of_file(out / TUNED)}, counts, notes)
+
+
+class Views:
+    """Photographs as uint8 tensors (N, 3, S, S), decoded by a pool of threads: whole, or cropped and mirrored."""
+
+    def __init__(
+        self, grids: GridsConfig, interpolation: Interpolation, files: dict[str, Path], pool: ThreadPoolExecutor
+    ) -> None:
+        self._files, self._pool, self.precision = files, pool, grids.precision
+        self._resize = partial(resize, size=grids.image_size, fit=grids.fit, interpolation=interpolation)
+
+    def whole(self, digests: Sequence[str]) -> Tensor:
+        """Return whole photographs, as the extract stage encodes them."""
+        return stack(list(self._pool.map(lambda digest: self._resize(self._decode(digest)), digests)))
+
+    def varied(self, digests: Sequence[str], seeds: Sequence[str], crop: float, mirrored: Sequence[bool]) -> Tensor:
+        """Return photographs cropped at random to at least `crop` of each side, and mirrored with probability 1/2.
+
+        Only photographs whose `mirrored` is true may be mirrored. The crop and the mirroring of a photograph are a
+        function of its seed alone.
+        """
+
+        def view(digest: str, seed: str, may_mirror: bool) -> Tensor:
+            generator = random.Random(seed)
+            pixels = self._resize(random_crop(self._decode(digest), generator, crop))
+            return pixels.flip(2) if generator.random() < 0.5 and may_mirror else pixels
+
+        return stack(list(self._pool.map(view, digests, seeds, mirrored)))
+
+    def _decode(self, digest: str) -> Tensor:
+        """Return the photograph's pixels, uint8 (3, H, W); raise AttendError where it cannot be read or decoded."""
+        path = self._files[digest]
+        data = read_photograph(digest, path)
+        try:
+            return decode(data)
+        except ValueError as error:
+            raise AttendError(f"{path}: {error}") from None
+
+
+class PhotographBatches(Batches):
+    """Batches of photographs of the train split, cropped and mirrored at random."""
+
+    def __init__(
+        self, pictures: Sequence[CaptionedPicture], tuning: TuningConfig, vocabulary: Vocabulary, views: Views
+    ) -> None:
+        super().__init__(pictures, tuning.batch_pictures, tuning.seed)
+        self._tuning, self._views = tuning, views
+        self._may_mirror = {
+            picture.digest: tuning.flip and not mentions_side(picture, vocabulary) for picture in pictures
+        }
+
+    def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
+        digests = [picture.digest for picture in captioned]
+        seeds = [f"{self.seed} {epoch} {digest}" for digest in digests]
+        return self._views.varied(digests, seeds, self._tuning.crop, [self._may_mirror[digest] for digest in digests])
+
+
+class PhotographDev(Dev):
+    """The dev pictures, encoded by the backbone as it is trained so far."""
+
+    def __init__(self, pictures: list[Picture], vocabulary: Vocabulary, machine: MachineConfig, views: Views) -> None:
+        super().__init__(pictures, vocabulary, machine)
+        self._views = views
+
+    def decoder_and_grids(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
+        assert isinstance(model, EndToEnd)
+        return model.decoder, self._grids(model.backbone)
+
+    def _grids(self, backbone: Backbone) -> Iterator[Tensor]:
+        """Yield the grids of this process's pictures, (n, h, w, C) float32, in order, a batch at a time."""
+        digests, size = [picture.digest for picture in self.local_pictures], self.machine.extract_batch
+        encoder = Encoder(backbone, self._views.precision, next(backbone.parameters()).device)
+        for start in range(0, len(digests), size):
+            pixels = self._views.whole(digests[start : start + size])
+            yield encoder(pixels).float()

@@ -1,0 +1,154 @@
+"""Fitting a decoder to the cached grids: the code that stages `train` and `self_critical` share.
+
+The files written are listed in train.py. How a killed run resumes is described in loop.py.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from models.decoders.base import Decoder, make
+from models.options import DecoderSpec
+from models.vocabulary import Vocabulary
+from tasks.common.errors import AttendError
+from tasks.common.files import digest_of_file
+from tasks.config.devices import device_of
+from tasks.config.schema import DecoderConfig, GridTrainingConfig, MachineConfig, TrainingConfig, ViewsConfig
+from tasks.data.manifest import read_pictures
+from tasks.data.token_ids import read_captions, read_vocabulary
+from tasks.data.word_vectors import load_word_vectors
+from tasks.grids.index import open_grids
+from tasks.grids.view_crops import grid_names_for_training
+from tasks.pipeline import distributed as processes
+from tasks.pipeline.ledger import Artifact, Outcome, digest_of
+from tasks.training.batches import GridBatches, ResidentBatches
+from tasks.training.loop import DEV_SCORES, EpochDone, Fit, GridDev
+from tasks.training.objectives import CrossEntropy
+from tasks.training.outputs import DECODER, kept_weights
+from tasks.training.precision import precision_by_epoch, with_precision
+
+
+@dataclass(frozen=True)
+class FitInputs:
+    """The inputs that a decoder is trained and validated on: the artifacts of earlier stages.
+
+    views: the config section and the artifact of the views of training pictures; None where none are made.
+    """
+
+    manifest: Artifact
+    captions: Artifact
+    grids: Artifact
+    views: tuple[ViewsConfig, Artifact] | None
+
+    def vocabulary(self) -> Vocabulary:
+        """Read the vocabulary from the captions' artifact."""
+        return read_vocabulary(self.captions.path)
+
+
+def fit_decoder(
+    decoder: DecoderConfig,
+    training: TrainingConfig,
+    machine: MachineConfig,
+    sources: FitInputs,
+    out: Path,
+    epoch_done: EpochDone,
+) -> Outcome:
+    """Train a decoder, keep the weights with the best free-running dev score, and write them to `out`."""
+    vocabulary = sources.vocabulary()
+    training = with_precision(training, device_of(machine), "training")
+    batches, dev = prepare("train", training, machine, sources)
+    shape: DecoderSpec = {
+        "name": decoder.name,
+        "channels": batches.channels,
+        "vocabulary": len(vocabulary),
+        "options": decoder.options(),
+    }
+    initial = _initial_decoder(shape, decoder, training, batches, vocabulary)
+    rates = {training.learning_rate: list(initial.parameters())}
+    fit = Fit(initial, rates, training, machine, batches, out, CrossEntropy(training))
+    fit.run(dev, epoch_done)
+    return finish(fit, shape, out)
+
+
+def prepare(
+    stage: str, training: GridTrainingConfig, machine: MachineConfig, sources: FitInputs
+) -> tuple[GridBatches, GridDev]:
+    """Return the batches of the train split, with its pictures' views where there are any, and the dev pictures.
+
+    stage: the stage's kind, for messages. training: the stage's config section, with its precision decided. Raise
+    AttendError where the grids exceed the local cache and would be read in random order, or where no picture of the
+    train or dev split has a grid.
+    """
+    grids, vocabulary = open_grids(sources.grids, machine), sources.vocabulary()
+    pictures = read_captions(sources.captions.path, "train")
+    device = device_of(machine)
+    # On a CPU the files are mapped, and the system keeps as much of them in memory as fits.
+    resident = machine.resident and device.type != "cpu"
+    batches_class = partial(ResidentBatches, device=device) if resident else GridBatches
+    train_grids, view_choices = grids, None
+    if sources.views is not None:
+        views, views_artifact = sources.views
+        train_grids = grids.merged_with(open_grids(views_artifact, machine))
+        view_choices = grid_names_for_training(pictures, views, vocabulary, train_grids)
+    cache_limit = train_grids.limit
+    if training.block is None and cache_limit is not None and not resident and train_grids.size > cache_limit:
+        section = "training" if stage == "train" else stage
+        raise AttendError(
+            f"{stage}: the grids take {train_grids.size / 2**30:.1f} GiB, but this machine's cache holds "
+            f"{cache_limit / 2**30:.1f}: set {section}.block=64, so that grids are read in long runs, or a larger "
+            "machine.cache_gib"
+        )
+    batches = batches_class(pictures, train_grids, training.batch_pictures, training.seed, training.block, view_choices)
+    dev_pictures = read_pictures(sources.manifest.path, "dev")
+    dev = GridDev(dev_pictures, grids, vocabulary, machine)
+    if not batches.captioned or not dev.pictures:
+        raise AttendError(f"{stage}: no picture of the train or dev split could be read: see extract's failed.parquet")
+    return batches, dev
+
+
+def finish(fit: Fit, shape: DecoderSpec, out: Path) -> Outcome:
+    """Write the trained decoder to `out`; the outcome's product is the digest of the kept weights and of `shape`.
+
+    shape: the arguments of `models.decoders.base.make`. Where several processes train, only the leader writes; the
+    others return an empty outcome.
+    """
+    if processes.rank():
+        return Outcome({})
+    (out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
+    fit.write()
+    best = fit.history[fit.ranking()[0]]
+    counts: dict[str, int | float] = {"epochs": len(fit.history)}
+    counts |= {name: round(best[name], 3) for name in DEV_SCORES}
+    digests = [digest_of_file(path) for path in kept_weights(out)]
+    notes = [f"computed in {precision_by_epoch(fit.history)}"]
+    return Outcome({"weights": digest_of([digests, shape])}, counts, notes)
+
+
+def _initial_decoder(
+    shape: DecoderSpec,
+    decoder: DecoderConfig,
+    training: TrainingConfig,
+    batches: GridBatches,
+    vocabulary: Vocabulary,
+) -> Decoder:
+    """Return the untrained decoder: a function of its config, the seed, the train split and the word vectors' file.
+
+    Raise AttendError where the decoder does not take the options.
+    """
+    torch.manual_seed(training.seed)
+    try:
+        initial = make(**shape)
+    except ValueError as error:
+        raise AttendError(f"decoder: {error}") from None
+    if decoder.pca_dim is not None:
+        initial.fit_basis(batches.gram())
+    if decoder.word_vectors is not None:
+        with torch.no_grad():
+            load_word_vectors(decoder.word_vectors, vocabulary, initial.embed.weight)
+    initial.embed.weight.requires_grad_(not decoder.freeze_words)
+    return initial

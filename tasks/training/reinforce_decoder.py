@@ -1,0 +1,128 @@
+"""Training by rewards: the CIDEr-D of captions that the decoder samples.
+
+Self-critical sequence training (Rennie et al. 2017), with the mean reward of a picture's other samples as the
+baseline (Luo 2020, "A Better Variant of Self-Critical Sequence Training"). It writes the same files as `train` and
+resumes in the same way; its history has the mean reward.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models.options import Decoding
+from models.search import FORBIDDEN, Caption, sample
+from models.vocabulary import END, NULL, START
+from tasks.config.devices import device_of
+from tasks.config.schema import MachineConfig, SelfCriticalConfig
+from tasks.data.token_ids import read_frequencies, read_vocabulary
+from tasks.metrics.consensus import Frequencies, Ids, cider_d
+from tasks.pipeline.ledger import Artifact, Outcome
+from tasks.training.batches import Batch
+from tasks.training.fit_decoder import FitInputs, finish, prepare
+from tasks.training.loop import EpochDone, Fit
+from tasks.training.objectives import Count, LossOutput
+from tasks.training.outputs import load_decoder
+from tasks.training.precision import with_precision
+
+
+def reinforce_decoder(
+    freeze_words: bool,
+    training: SelfCriticalConfig,
+    machine: MachineConfig,
+    trained: Artifact,
+    sources: FitInputs,
+    out: Path,
+    epoch_done: EpochDone,
+) -> Outcome:
+    """Continue to train a decoder, keep the weights that are best on dev, and write them to `out`.
+
+    freeze_words: do not train the word embeddings. trained: the artifact of the stage that made the decoder.
+    """
+    training = with_precision(training, device_of(machine), "self_critical")
+    decoder, shape = load_decoder(trained.path)
+    decoder.embed.weight.requires_grad_(not freeze_words)
+    batches, dev = prepare("self_critical", training, machine, sources)
+    captions = sources.captions.path
+    max_length = read_vocabulary(captions).settings["max_tokens"] + 1
+    objective = SelfCritical(training, read_frequencies(captions), max_length)
+    rates = {training.learning_rate: list(decoder.parameters())}
+    fit = Fit(decoder, rates, training, machine, batches, out, objective, "self_critical")
+    fit.run(dev, epoch_done)
+    return finish(fit, shape, out)
+
+
+class SelfCritical:
+    """The self-critical objective: the expected reward's gradient, estimated from sampled captions.
+
+    Captions are sampled without dropout, as at inference. The pass that makes the better ones likelier has the dropout
+    of ordinary training, or the decoder would learn the training pictures by heart. The loss is a mean over captions,
+    divided by the greatest length allowed, so that a word weighs the same in a short caption as in a long one.
+    """
+
+    metric = "reward"
+
+    def __init__(self, config: SelfCriticalConfig, frequencies: Frequencies, max_length: int) -> None:
+        """Keep the settings and what rewards are computed from.
+
+        frequencies: the n-grams' document frequencies. max_length: tokens of a sampled caption, END included.
+        """
+        self.config, self.frequencies, self.max_length = config, frequencies, max_length
+        self.rows = config.samples
+
+    def __call__(self, model: Any, batch: Batch, whole: Count, step: int, done: float) -> LossOutput:
+        model.eval()
+        seed = self.config.seed * 1_000_003 + step
+        decoding = Decoding(search="sample", n_best=self.config.samples, max_length=self.max_length, seed=seed)
+        autocast = torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
+        with torch.no_grad(), autocast:
+            sampled = sample(model, batch.pictures, decoding, batch.positions.tolist())
+        tokens = as_tokens(sampled).to(batch.tokens.device)
+        rewards = cider_d(_ids(tokens[:, :, 1:]), _ids(batch.targets), self.frequencies)
+        advantages = torch.from_numpy(rewards - others_mean(rewards)).to(tokens.device, torch.float32)
+        words, targets = tokens[:, :, :-1], tokens[:, :, 1:]
+        valid = targets != NULL
+        model.train()
+        with autocast:
+            logits, _ = model(batch.pictures, words, valid)
+        log_likelihoods = log_likelihood(logits, targets[valid])
+        weights = advantages.unsqueeze(2).expand(valid.shape)[valid]
+        loss = -(weights * log_likelihoods).sum() / (whole.pictures * self.config.samples * self.max_length)
+        return LossOutput(loss, float(rewards.sum()), rewards.size)
+
+
+def as_tokens(drawn: list[list[Caption]]) -> Tensor:
+    """Return R captions of each of N pictures as token ids, (N, R, T + 1) int64: START, words, END, NULL.
+
+    END is left out where the caption was cut off at the greatest length.
+    """
+    rows = [
+        [START, *caption.tokens, *([END] if caption.finished else [])] for captions in drawn for caption in captions
+    ]
+    longest = max(map(len, rows))
+    flat = torch.tensor([row + [NULL] * (longest - len(row)) for row in rows])
+    return flat.view(len(drawn), -1, longest)
+
+
+def others_mean(rewards: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return, for each reward (N, R), the mean of the same picture's other rewards, (N, R)."""
+    return np.asarray((rewards.sum(axis=1, keepdims=True) - rewards) / (rewards.shape[1] - 1))
+
+
+def log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the targets' log-probabilities, (M,) float32, under the distribution that captions are sampled from.
+
+    logits (M, V), targets (M,). Captions never contain NULL, START or UNK, so these have probability 0.
+    """
+    allowed = logits.float().index_fill(1, torch.tensor(FORBIDDEN, device=logits.device), -torch.inf)
+    return -functional.cross_entropy(allowed, targets, reduction="none")
+
+
+def _ids(tokens: Tensor) -> Ids:
+    """Return token ids as `cider_d` counts n-grams of them: END counts as a word, and NULL becomes -1, no word."""
+    return np.asarray(tokens.masked_fill(tokens == NULL, -1).cpu().numpy(), dtype=np.int64)
