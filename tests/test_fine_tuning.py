@@ -135,13 +135,13 @@ def test_a_photograph_that_goes_while_tuning_is_told(finished: Path) -> None:
 
 def test_frozen_words_stay_frozen_while_tuning(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    made = fitting.Fit.__init__
+    made = fitting.TrainingLoop.__init__
 
     def spying(self: Any, model: Any, *rest: Any) -> None:
         seen.append(getattr(model, "decoder", model).embed.weight.requires_grad)
         made(self, model, *rest)
 
-    monkeypatch.setattr(fitting.Fit, "__init__", spying)
+    monkeypatch.setattr(fitting.TrainingLoop, "__init__", spying)
     workspace = tmp_path / "workspace"
     shutil.copytree(finished, workspace)
     run(tuned_config(workspace, decoder__freeze_words=True), "tune")
@@ -192,7 +192,7 @@ def test_resumed_tuning_is_uninterrupted_tuning(
     shutil.copytree(finished, workspace)
     shutil.rmtree(workspace / "artifacts" / "tune")
     config = tuned_config(workspace, machine__checkpoint_seconds=0)
-    learn, steps = fitting.Fit.learn, 0
+    learn, steps = fitting.TrainingLoop.learn, 0
 
     def dying(self: Any, batch: Any) -> Any:
         nonlocal steps
@@ -201,10 +201,10 @@ def test_resumed_tuning_is_uninterrupted_tuning(
             raise KilledError
         return learn(self, batch)
 
-    monkeypatch.setattr(fitting.Fit, "learn", dying)
+    monkeypatch.setattr(fitting.TrainingLoop, "learn", dying)
     with pytest.raises(KilledError):
         run_stage(config, "tune")
-    monkeypatch.setattr(fitting.Fit, "learn", learn)
+    monkeypatch.setattr(fitting.TrainingLoop, "learn", learn)
     run_stage(config, "tune")
     whole, cut = (artifacts(tuned_config(place))["tune"] for place in (finished, workspace))
     assert whole.products == cut.products

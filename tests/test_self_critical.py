@@ -172,7 +172,7 @@ def test_resumed_is_uninterrupted(workspace: Path, tmp_path: Path, monkeypatch: 
 
     run(configured(workspace))
     steps = [0]
-    learn = fitting.Fit.learn
+    learn = fitting.TrainingLoop.learn
 
     def killed(fit: Any, batch: Batch) -> Any:
         steps[0] += fit.name == "self_critical"
@@ -180,12 +180,18 @@ def test_resumed_is_uninterrupted(workspace: Path, tmp_path: Path, monkeypatch: 
             raise KeyboardInterrupt
         return learn(fit, batch)
 
-    monkeypatch.setattr(fitting.Fit, "learn", killed)
+    monkeypatch.setattr(fitting.TrainingLoop, "learn", killed)
     with pytest.raises(KeyboardInterrupt):
         run(configured(tmp_path / "other"))
     assert plan(configured(tmp_path / "other"), "self_critical")[-1].state == "interrupted"
     run(configured(tmp_path / "other"))
     assert history(tmp_path / "other") == history(workspace)
+    whole, resumed = (
+        artifacts(configured(place), "self_critical")["self_critical"] for place in (workspace, tmp_path / "other")
+    )
+    assert resumed.products == whole.products  # the digest of the weights
+    for name in (trained.WEIGHTS, trained.LAST):
+        assert (resumed.path / name).read_bytes() == (whole.path / name).read_bytes()
 
 
 def test_word_vectors_that_are_frozen_stay_so(workspace: Path) -> None:

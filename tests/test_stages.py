@@ -239,21 +239,21 @@ def test_a_killed_training_goes_on_with_the_same_curve(
         shutil.copytree(finished, workspace)
     run_stage(small(whole, **settings), "train")
 
-    learn = fitting.Fit.learn
+    learn = fitting.TrainingLoop.learn
     left = [steps]
 
-    def dies(fit: fitting.Fit, batch: object) -> tuple[float, int]:
+    def dies(fit: fitting.TrainingLoop, batch: object) -> tuple[float, int]:
         if left[0] == 0:
             raise Killed
         left[0] -= 1
         return learn(fit, batch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fitting.Fit, "learn", dies)
+    monkeypatch.setattr(fitting.TrainingLoop, "learn", dies)
     with pytest.raises(Killed):
         run_stage(small(cut, **settings), "train")
     status = states(small(cut, **settings))["train"]
     assert status.state == "interrupted" and f"step {steps} of 14" in status.why[0]
-    monkeypatch.setattr(fitting.Fit, "learn", learn)
+    monkeypatch.setattr(fitting.TrainingLoop, "learn", learn)
     run_stage(small(cut, **settings), "train")
 
     one, two = (artifacts(small(workspace, **settings))["train"] for workspace in (whole, cut))
@@ -398,7 +398,7 @@ def test_killed_between_writing_and_publishing_loses_no_step(workspace: Path, mo
     with pytest.raises(Killed):
         run_stage(config, "train")
     monkeypatch.setattr(Workspace, "publish", publish)
-    monkeypatch.setattr(fitting.Fit, "learn", dies)  # no step may be taken again
+    monkeypatch.setattr(fitting.TrainingLoop, "learn", dies)  # no step may be taken again
     run_stage(config, "train")
     found = artifacts(config)["train"]
     assert sorted(path.name for path in found.path.iterdir()) == sorted([*found.ledger.files, "ledger.json"])

@@ -28,7 +28,7 @@ from models.decoders.base import make
 from models.vocabulary import START
 from tasks.config.schema import MachineConfig, TrainingConfig
 from tasks.training.batches import Batch
-from tasks.training.loop import Fit
+from tasks.training.loop import TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
 
 RATE = 1e-4
@@ -103,12 +103,12 @@ class Problem:
         precision: Any = form.partition(",")[0]
         training = TrainingConfig(learning_rate=RATE, warmup_steps=0, precision=precision)
         machine = MachineConfig(device="cpu", compile=form.endswith(COMPILED))
-        weights, batches = {RATE: list(self.decoder.parameters())}, _Batches(self.row.pictures)
+        groups, batches = [WeightGroup(RATE, self.decoder.parameters())], _Batches(self.row.pictures)
         out, objective = Path(tempfile.mkdtemp()), CrossEntropy(training)
-        fit = Fit(self.decoder, weights, training, machine, batches, out, objective)  # type: ignore[arg-type]
+        loop = TrainingLoop(self.decoder, groups, training, machine, batches, out, objective)  # type: ignore[arg-type]
 
         def step() -> float:
-            loss, tokens = fit.learn(self.batch)
+            loss, tokens = loop.learn(self.batch)
             return loss / tokens
 
         return step

@@ -33,7 +33,7 @@ from tasks.pipeline.plan import artifacts, up_to
 from tasks.pipeline.run import run_stage
 from tasks.training.batches import Batches
 from tasks.training.fit_backbone import Views
-from tasks.training.loop import Dev, Fit
+from tasks.training.loop import Dev, TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
 from tasks.training.outputs import HISTORY
 
@@ -151,8 +151,10 @@ def _in_the_loop(config: Config, out: Path) -> tuple[float, list[float]]:
         dev = LoopDev(read_pictures(manifest, "dev"), vocabulary, config.machine, photographs=photographs)
         torch.manual_seed(config.training.seed)
         decoder = make(config.decoder.name, 1280, len(vocabulary), config.decoder.options())
-        rates = {config.training.learning_rate: list(decoder.parameters())}
-        fit = Fit(decoder, rates, config.training, config.machine, batches, out, CrossEntropy(config.training))
+        groups = [WeightGroup(config.training.learning_rate, decoder.parameters())]
+        fit = TrainingLoop(
+            decoder, groups, config.training, config.machine, batches, out, CrossEntropy(config.training)
+        )
         fit.run(dev, lambda _: None)
     return time.perf_counter() - began, [row["loss"] for row in fit.history]
 

@@ -83,18 +83,21 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
     products["splits"] = digest_of([[split, products[split]] for split in present])
     for split in ("train", "dev"):
         if split not in present:
-            raise AttendError(f"{data.path}: the split {split!r} is empty: {_how_to_fill(rows, data)}")
+            raise AttendError(f"{data.path}: the split {split!r} is empty: {_how_to_fill(split, rows, data)}")
     counts: dict[str, int | float] = {"pictures": len({record["digest"] for record in records})}
     counts["captions"] = sum(len(row.captions) for row in rows)
     counts |= {split: len(content[split]) for split in present}
     return Outcome(products, counts, notes)
 
 
-def _how_to_fill(rows: list[Row], data: DatasetOptions) -> str:
+def _how_to_fill(split: str, rows: list[Row], data: DatasetOptions) -> str:
     """Return what to do about an empty split, as part of a message."""
     if any(row.split for row in rows):
         return "give it pictures in the data set's split files or column"
-    return f"raise data.dev_share (now {data.dev_share}) or add pictures (the data set has {len(rows)})"
+    change = f"raise data.dev_share (now {data.dev_share})"
+    if split == "train":
+        change = f"lower data.dev_share and data.test_share (now {data.dev_share} and {data.test_share})"
+    return f"{change} or add pictures (the data set has {len(rows)})"
 
 
 def _uncached_digests(paths: list[Path]) -> dict[Path, str]:

@@ -31,7 +31,7 @@ from tasks.grids.weights import TUNED, load_backbone
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batches
-from tasks.training.loop import Dev, Fit
+from tasks.training.loop import Dev, TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
 from tasks.training.outputs import load_decoder
 from tasks.training.precision import precision_by_epoch, with_precision
@@ -75,12 +75,16 @@ def fit_backbone(
         raise AttendError(f"tuning.first_block: {grids.backbone} {error}") from None
     captioned = [picture for picture in read_captions(captions, "train") if picture.digest in frozen_grids]
     dev = [picture for picture in read_pictures(manifest, "dev") if picture.digest in frozen_grids]
-    rates: dict[float, list[nn.Parameter]] = {tuning.backbone_learning_rate: tuned_weights}
-    rates.setdefault(tuning.learning_rate, []).extend(decoder.parameters())
+    groups = [
+        WeightGroup(tuning.backbone_learning_rate, tuned_weights),
+        WeightGroup(tuning.learning_rate, decoder.parameters()),
+    ]
     with decoders(machine) as pool:
         views = Views(grids, backbone.declared.interpolation, files, pool)
         batches = PhotographBatches(captioned, tuning, vocabulary, views)
-        fit = Fit(EndToEnd(backbone, decoder), rates, tuning, machine, batches, out, CrossEntropy(tuning), "tune")
+        fit = TrainingLoop(
+            EndToEnd(backbone, decoder), groups, tuning, machine, batches, out, CrossEntropy(tuning), "tune"
+        )
         fit.run(PhotographDev(dev, vocabulary, machine, views), lambda _: None)
     if processes.rank():
         return Outcome({})

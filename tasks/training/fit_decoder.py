@@ -27,7 +27,7 @@ from tasks.grids.view_crops import grid_names_for_training
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact, Outcome, digest_of
 from tasks.training.batches import GridBatches, ResidentBatches
-from tasks.training.loop import DEV_SCORES, EpochDone, Fit, GridDev
+from tasks.training.loop import DEV_SCORES, EpochDone, GridDev, TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
 from tasks.training.outputs import DECODER, kept_weights
 from tasks.training.precision import precision_by_epoch, with_precision
@@ -69,8 +69,8 @@ def fit_decoder(
         "options": decoder.options(),
     }
     initial = _initial_decoder(shape, decoder, training, batches, vocabulary)
-    rates = {training.learning_rate: list(initial.parameters())}
-    fit = Fit(initial, rates, training, machine, batches, out, CrossEntropy(training))
+    groups = [WeightGroup(training.learning_rate, initial.parameters())]
+    fit = TrainingLoop(initial, groups, training, machine, batches, out, CrossEntropy(training))
     fit.run(dev, epoch_done)
     return finish(fit, shape, out)
 
@@ -111,7 +111,7 @@ def prepare(
     return batches, dev
 
 
-def finish(fit: Fit, shape: DecoderSpec, out: Path) -> Outcome:
+def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path) -> Outcome:
     """Write the trained decoder to `out`; the outcome's product is the digest of the kept weights and of `shape`.
 
     shape: the arguments of `models.decoders.base.make`. Where several processes train, only the leader writes; the

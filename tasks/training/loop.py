@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -108,13 +108,20 @@ class Sums:
     bfloat16: int = 0  # steps computed in bfloat16
 
 
-class Fit:
+class WeightGroup(NamedTuple):
+    """Weights that are trained at one learning rate; learning_rate: at its peak."""
+
+    learning_rate: float
+    weights: Iterable[nn.Parameter]
+
+
+class TrainingLoop:
     """A training: its loop, and all state that it carries from step to step."""
 
     def __init__(
         self,
         model: nn.Module,
-        rates: dict[float, list[nn.Parameter]],
+        groups: Sequence[WeightGroup],
         training: FitConfig,
         machine: MachineConfig,
         batches: Batches,
@@ -124,8 +131,8 @@ class Fit:
     ) -> None:
         """Prepare the training, and resume it from the checkpoint in `out` where there is one.
 
-        model: a Decoder or an EndToEnd. rates: peak learning rate -> the weights that are trained with it. training:
-        its precision must be decided, not `auto` (see precision.py). name: the stage's kind.
+        model: a Decoder or an EndToEnd. groups: the weights that are trained, and how fast. training: its precision
+        must be decided, not `auto` (see precision.py). name: the stage's kind.
         """
         assert training.precision != "auto"
         self.name, self.training, self.machine, self.batches, self.out = name, training, machine, batches, out
@@ -141,10 +148,15 @@ class Fit:
         loss_module = _LossModule(self.model, objective)
         self.loss_module: Any = loss_module if processes.size() == 1 else _synchronised(loss_module)
         self.average = _copy_weights(self.model.state_dict()) if training.averaging else None
-        trainable = {rate: [weight for weight in weights if weight.requires_grad] for rate, weights in rates.items()}
-        groups = [{"params": weights, "peak": rate} for rate, weights in trainable.items() if weights]
+        trainable = [
+            {"params": [weight for weight in group.weights if weight.requires_grad], "peak": group.learning_rate}
+            for group in groups
+        ]
         self.optimiser = torch.optim.AdamW(
-            groups, training.learning_rate, weight_decay=training.weight_decay, fused=True
+            [group for group in trainable if group["params"]],
+            training.learning_rate,
+            weight_decay=training.weight_decay,
+            fused=True,
         )
         self.step = 0
         self.sums = Sums()

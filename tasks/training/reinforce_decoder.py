@@ -25,7 +25,7 @@ from tasks.metrics.consensus import Frequencies, Ids, cider_d
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batch
 from tasks.training.fit_decoder import FitInputs, finish, prepare
-from tasks.training.loop import EpochDone, Fit
+from tasks.training.loop import EpochDone, TrainingLoop, WeightGroup
 from tasks.training.objectives import Count, LossOutput
 from tasks.training.outputs import load_decoder
 from tasks.training.precision import with_precision
@@ -51,8 +51,8 @@ def reinforce_decoder(
     captions = sources.captions.path
     max_length = read_vocabulary(captions).settings["max_tokens"] + 1
     objective = SelfCritical(training, read_frequencies(captions), max_length)
-    rates = {training.learning_rate: list(decoder.parameters())}
-    fit = Fit(decoder, rates, training, machine, batches, out, objective, "self_critical")
+    groups = [WeightGroup(training.learning_rate, decoder.parameters())]
+    fit = TrainingLoop(decoder, groups, training, machine, batches, out, objective, "self_critical")
     fit.run(dev, epoch_done)
     return finish(fit, shape, out)
 
