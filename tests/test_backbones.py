@@ -28,7 +28,8 @@ from models.backbones.base import make
 from models.backbones.encoder import Encoder, Precision
 from models.photographs import normalise
 from tasks.common.errors import AttendError
-from tasks.config.schema import Config, GridsConfig
+from tasks.config.schema import Config
+from tasks.config.stages import GridsConfig
 from tasks.grids.weights import load_backbone, weight_digests
 from tests.support import run_stage, small
 

@@ -14,7 +14,7 @@ from bench.soak.cluster import config_of, dask_workers, extract, kill_after, sha
 from flows.operations import cluster
 from models.backbones.base import make as make_backbone
 from tasks.common.errors import AttendError
-from tasks.config.schema import MachineConfig
+from tasks.config.machine import MachineConfig
 from tasks.grids.shard_jobs import Publish, ShardJob, ShardResult, make_shard
 from tests.support import artifacts, pictures, run_all, run_stage, small
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasks.common.cores import available_cores
-from tasks.config.schema import MachineConfig
+from tasks.config.machine import MachineConfig
 from tasks.grids.encoding import decoders
 
 SAYS = "import tasks, torch; print(torch.get_num_threads())"

@@ -9,7 +9,7 @@ import torch
 
 from models.decoders.base import make
 from models.vocabulary import NULL, START, UNK
-from tasks.config.schema import TrainingConfig
+from tasks.config.training import TrainingConfig
 from tasks.training.batches import Batch
 from tasks.training.objectives import CrossEntropy, count, replace_with_sampled, replace_with_unknown
 from tasks.training.outputs import HISTORY

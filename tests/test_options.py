@@ -10,7 +10,8 @@ import yaml
 
 from models.decoders import DECODERS
 from models.options import Decoding
-from tasks.config.schema import DecoderConfig, EvaluationConfig
+from tasks.config.decoder import DecoderConfig
+from tasks.config.stages import EvaluationConfig
 
 
 @pytest.mark.parametrize("name", DECODERS)

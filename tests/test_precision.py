@@ -10,7 +10,7 @@ import torch
 
 from tasks.config import precision
 from tasks.config.precision import native_precision
-from tasks.config.schema import TrainingConfig
+from tasks.config.training import TrainingConfig
 from tasks.training.precision import SHARE, computes_on, precision_by_epoch, with_precision
 from tests.support import artifacts, plan, run_all, run_stage, small
 

@@ -19,7 +19,8 @@ from torch.multiprocessing.spawn import spawn
 from models.decoders import DECODERS
 from models.decoders.base import make
 from models.vocabulary import NULL
-from tasks.config.schema import Config, TrainingConfig
+from tasks.config.schema import Config
+from tasks.config.training import TrainingConfig
 from tasks.data.manifest import read_pictures
 from tasks.evaluation.caption_and_score import PREDICTIONS
 from tasks.pipeline import distributed as processes

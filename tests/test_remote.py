@@ -13,7 +13,8 @@ import pytest
 
 from tasks.common.errors import AttendError
 from tasks.common.object_storage import Remote, StorageError
-from tasks.config.schema import Config, MachineConfig
+from tasks.config.machine import MachineConfig
+from tasks.config.schema import Config
 from tasks.data.manifest import read_pictures
 from tasks.grids.index import open_grids, read_identity
 from tasks.grids.reader import GridReader

@@ -17,7 +17,8 @@ from models.search import greedy
 from models.vocabulary import END, NULL, START, UNK
 from tasks.common.errors import AttendError, TransientError
 from tasks.common.files import digest_of_file
-from tasks.config.schema import CaptionsConfig, Config
+from tasks.config.schema import Config
+from tasks.config.stages import CaptionsConfig
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
 from tasks.data.token_ids import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
 from tasks.data.tokenisers import tokeniser

@@ -14,7 +14,8 @@ from models.backbones.encoder import Encoder
 from models.photographs import decode, resize, stack
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
-from tasks.config.schema import Config, ViewsConfig
+from tasks.config.schema import Config
+from tasks.config.stages import ViewsConfig
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
 from tasks.data.token_ids import CaptionedPicture, read_captions, read_vocabulary
 from tasks.grids import view_crops

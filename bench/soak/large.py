@@ -22,7 +22,7 @@ import torch
 from bench.machine import describe
 from bench.speed.reading import BYTES, LARGE, batches_of, drop, in_order, shown_tracking_uri
 from models.decoders.base import make
-from tasks.config.schema import TrainingConfig
+from tasks.config.training import TrainingConfig
 from tasks.training.batches import GridBatches
 from tasks.training.objectives import CrossEntropy, count
 

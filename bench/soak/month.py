@@ -29,7 +29,8 @@ import pyarrow.parquet as pq
 
 from bench.machine import describe
 from tasks.common.progress import silence
-from tasks.config.schema import GridsConfig, MachineConfig
+from tasks.config.machine import MachineConfig
+from tasks.config.stages import GridsConfig
 from tasks.grids.encoding import ExtractionResult
 from tasks.grids.identity import Identity
 from tasks.grids.index import INDEX, bring_up_to_date

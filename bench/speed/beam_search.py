@@ -22,7 +22,7 @@ from models.decoders.base import Decoder, make
 from models.options import Decoding
 from models.search import beam_search
 from models.vocabulary import END, NULL, START
-from tasks.config.schema import MachineConfig
+from tasks.config.machine import MachineConfig
 from tasks.training.batches import decode_batch_size
 
 PICTURES, ALONE = 512, 32

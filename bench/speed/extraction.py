@@ -32,8 +32,9 @@ from bench.machine import describe, peak_memory, precisions, timed
 from models.backbones.base import Backbone, make
 from models.backbones.encoder import Encoder
 from models.photographs import IMAGENET, decode, resize, stack
+from tasks.config.machine import MachineConfig
 from tasks.config.precision import Precision
-from tasks.config.schema import GridsConfig, MachineConfig
+from tasks.config.stages import GridsConfig
 from tasks.grids.encoding import decoders, extract_grids
 from tasks.grids.identity import identity_of
 from tasks.grids.reader import GridReader

@@ -20,7 +20,7 @@ from models.decoders.base import make
 from models.options import Decoding
 from models.search import sample
 from models.vocabulary import END, NULL, START
-from tasks.config.schema import SelfCriticalConfig
+from tasks.config.training import SelfCriticalConfig
 from tasks.metrics.consensus import Frequencies, Ids, cider_d
 from tasks.training.batches import Batch
 from tasks.training.objectives import count

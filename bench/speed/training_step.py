@@ -26,7 +26,8 @@ from bench.machine import describe, peak_memory, precisions
 from bench.speed.textbook import Textbook
 from models.decoders.base import make
 from models.vocabulary import START
-from tasks.config.schema import MachineConfig, TrainingConfig
+from tasks.config.machine import MachineConfig
+from tasks.config.training import TrainingConfig
 from tasks.training.batches import Batch
 from tasks.training.loop import TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy

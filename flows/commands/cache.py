@@ -94,7 +94,7 @@ def cache_prune(
 def cache_compact(workspace: WorkspaceOption = Path("workspace")) -> None:
     """Rewrite the shards that hold grids which nobody needs any more, without those grids."""
     from flows.commands.cache_contents import compact
-    from tasks.config.schema import MachineConfig
+    from tasks.config.machine import MachineConfig
     from tasks.pipeline.sessions import exclusive_session
 
     opened = _open_workspace(workspace)

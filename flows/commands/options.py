@@ -22,7 +22,7 @@ def _folder(value: str) -> Path:
     """Return a workspace's folder; for a URL of object storage, the folder of its local cache."""
     if "://" not in str(value):
         return Path(value)
-    from tasks.config.schema import MachineConfig
+    from tasks.config.machine import MachineConfig
 
     return MachineConfig(workspace=value).folder
 

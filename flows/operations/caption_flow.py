@@ -8,7 +8,7 @@ from prefect import flow
 
 from flows.registered.caption import write_captions_file
 from tasks.common.progress import log, show_log
-from tasks.config.schema import MachineConfig
+from tasks.config.machine import MachineConfig
 
 
 @flow(name="caption")

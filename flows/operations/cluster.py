@@ -13,7 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.common.errors import AttendError, TransientError
-from tasks.config.schema import MachineConfig
+from tasks.config.machine import MachineConfig
 from tasks.grids.shard_jobs import Publish, ShardExecutor, ShardJob, ShardResult, make_shard
 
 _ANSWER_SECONDS = 20.0  # how long a scheduler may take to answer

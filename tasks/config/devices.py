@@ -6,7 +6,7 @@ import shutil
 import torch
 
 from tasks.common.errors import AttendError
-from tasks.config.schema import MachineConfig
+from tasks.config.machine import MachineConfig
 
 
 def check_compiler() -> None:

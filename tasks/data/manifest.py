@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError
-from tasks.config.schema import MachineConfig
+from tasks.config.machine import MachineConfig
 from tasks.data.sources import digests_of
 from tasks.datasets.base import PICTURE_SUFFIXES, DatasetOptions, Row, picture_files
 from tasks.pipeline.file_digests import Digests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.config.schema import MachineConfig
+from tasks.config.machine import MachineConfig
 from tasks.datasets.base import DatasetOptions, find_pictures
 from tasks.pipeline.file_digests import Digests
 from tasks.pipeline.ledger import digest_of

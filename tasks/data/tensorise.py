@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tasks.common.section import Section
-from tasks.config.schema import CaptionsConfig, Config
+from tasks.config.schema import Config
+from tasks.config.stages import CaptionsConfig
 from tasks.data.ingest import Manifest
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work

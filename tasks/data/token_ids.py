@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.vocabulary import NULL, SPECIAL, Vocabulary
-from tasks.config.schema import CaptionsConfig
+from tasks.config.stages import CaptionsConfig
 from tasks.data.manifest import read_pictures
 from tasks.data.tokenisers import BytePairs, tokeniser
 from tasks.metrics.consensus import ORDERS, Frequencies

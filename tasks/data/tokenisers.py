@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 
 from models.vocabulary import SPECIAL, UNK, WORD_END
-from tasks.config.schema import CaptionsConfig
+from tasks.config.stages import CaptionsConfig
 from tasks.config.tokenisers import TOKENISERS
 
 Tokeniser = Callable[[str], list[str]]

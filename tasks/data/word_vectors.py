@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from tasks.common.errors import AttendError
 from tasks.common.progress import log
-from tasks.config.schema import DecoderConfig, MachineConfig
+from tasks.config.decoder import DecoderConfig
+from tasks.config.machine import MachineConfig
 from tasks.pipeline.file_digests import Digests
 
 if TYPE_CHECKING:

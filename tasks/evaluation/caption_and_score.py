@@ -25,7 +25,8 @@ from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.progress import Bar
 from tasks.config.devices import device_of
-from tasks.config.schema import EvaluationConfig, MachineConfig
+from tasks.config.machine import MachineConfig
+from tasks.config.stages import EvaluationConfig
 from tasks.data.manifest import Picture, read_pictures
 from tasks.data.token_ids import read_vocabulary
 from tasks.evaluation.caption_statistics import DESCRIPTIONS, caption_statistics

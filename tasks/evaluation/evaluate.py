@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tasks.common.section import Section
-from tasks.config.schema import Config, EvaluationConfig
+from tasks.config.schema import Config
+from tasks.config.stages import EvaluationConfig
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
 from tasks.training.train import TrainedDecoder

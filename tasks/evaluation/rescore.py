@@ -9,7 +9,7 @@ from typing import Any
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.progress import Bar
-from tasks.config.schema import EvaluationConfig
+from tasks.config.stages import EvaluationConfig
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
 from tasks.datasets.base import DatasetOptions
 from tasks.evaluation.caption_and_score import score, write_predictions

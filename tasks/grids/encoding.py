@@ -27,7 +27,8 @@ from models.photographs import Fit, Interpolation, decode, resize, stack
 from tasks.common.cores import available_cores
 from tasks.common.errors import AttendError, TransientError
 from tasks.common.progress import Bar, Stopwatch
-from tasks.config.schema import GridsConfig, MachineConfig
+from tasks.config.machine import MachineConfig
+from tasks.config.stages import GridsConfig
 from tasks.grids.failures import FailedPhotograph
 from tasks.grids.store import Draft, Grids, Shard
 

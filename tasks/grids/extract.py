@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tasks.common.section import Section
-from tasks.config.schema import Config, GridsConfig
+from tasks.config.schema import Config
+from tasks.config.stages import GridsConfig
 from tasks.data.ingest import Manifest
 from tasks.datasets.base import DatasetOptions
 from tasks.grids.identity import EXTRACT_VERSION, Identity, identity_of

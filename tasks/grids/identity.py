@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.config.schema import GridsConfig
+from tasks.config.stages import GridsConfig
 from tasks.pipeline.ledger import digest_of
 
 FORMAT = 1  # version of the shards' file format

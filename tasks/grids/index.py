@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError
-from tasks.config.schema import GridsConfig, MachineConfig
+from tasks.config.machine import MachineConfig
+from tasks.config.stages import GridsConfig
 from tasks.grids.encoding import ExtractionResult, View
 from tasks.grids.failures import FAILED, FailedPhotograph, digest_of_failed, write_failures
 from tasks.grids.identity import Identity

@@ -16,8 +16,9 @@ from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
 from tasks.common.progress import Bar
 from tasks.config.devices import check_compiler, device_of
+from tasks.config.machine import MachineConfig
 from tasks.config.precision import warn_if_emulated
-from tasks.config.schema import GridsConfig, MachineConfig
+from tasks.config.stages import GridsConfig
 from tasks.grids.encoding import ExtractionResult, ShardsDone, View, extract_grids
 from tasks.grids.identity import Identity
 from tasks.grids.store import Draft, Grids, GridStore

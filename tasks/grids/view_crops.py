@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from models.vocabulary import Vocabulary
-from tasks.config.schema import ViewsConfig
+from tasks.config.stages import ViewsConfig
 from tasks.data.token_ids import CaptionedPicture
 from tasks.grids.reader import GridReader
 

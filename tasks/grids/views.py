@@ -11,7 +11,8 @@ from functools import partial
 from typing import ClassVar
 
 from tasks.common.section import Section
-from tasks.config.schema import Config, GridsConfig, ViewsConfig
+from tasks.config.schema import Config
+from tasks.config.stages import GridsConfig, ViewsConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.grids.extract import Grids
 from tasks.grids.weights import weight_digests

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.common.errors import AttendError
-from tasks.config.schema import GridsConfig, MachineConfig
+from tasks.config.machine import MachineConfig
+from tasks.config.stages import GridsConfig
 from tasks.pipeline.file_digests import Digests
 
 if TYPE_CHECKING:

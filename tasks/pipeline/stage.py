@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tasks.common.section import Section
-from tasks.config.schema import Config, MachineConfig
+from tasks.config.machine import MachineConfig
+from tasks.config.schema import Config
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.pipeline.workspace import Workspace
 

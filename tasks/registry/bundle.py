@@ -9,7 +9,7 @@ from pathlib import Path
 import models
 from models.captioner import Captioner
 from tasks.common.files import digest_of_file
-from tasks.config.schema import EvaluationConfig, GridsConfig
+from tasks.config.stages import EvaluationConfig, GridsConfig
 from tasks.data.token_ids import read_vocabulary
 from tasks.grids.weights import load_backbone
 from tasks.pipeline.ledger import digest_of

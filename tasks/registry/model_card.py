@@ -6,7 +6,8 @@ from importlib import metadata
 
 import pyarrow.parquet as pq
 
-from tasks.config.schema import Config, TrainingConfig
+from tasks.config.schema import Config
+from tasks.config.training import TrainingConfig
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions, score_lines
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.metrics.bleu import sentence_bleu4

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 
 from tasks.common.files import temporary_files_in
 from tasks.common.progress import log
-from tasks.config.schema import Config, RegistryConfig
+from tasks.config.schema import Config
+from tasks.config.stages import RegistryConfig
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
 from tasks.data.token_ids import VOCABULARY, read_vocabulary
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from models.vocabulary import NULL
 from tasks.common.errors import AttendError
-from tasks.config.schema import MachineConfig
+from tasks.config.machine import MachineConfig
 from tasks.data.token_ids import CaptionedPicture
 from tasks.grids.reader import GridReader
 from tasks.pipeline import distributed as processes

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tasks.common.section import Section
-from tasks.config.schema import Config, TuningConfig
+from tasks.config.schema import Config
+from tasks.config.training import TuningConfig
 from tasks.datasets.base import DatasetOptions
 from tasks.grids.extract import Backbone
 from tasks.grids.weights import weight_digests

@@ -21,7 +21,9 @@ from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
 from tasks.config.devices import device_of
-from tasks.config.schema import GridsConfig, MachineConfig, TuningConfig
+from tasks.config.machine import MachineConfig
+from tasks.config.stages import GridsConfig
+from tasks.config.training import TuningConfig
 from tasks.data.manifest import Picture, files_by_digest, read_pictures
 from tasks.data.token_ids import CaptionedPicture, read_captions, read_vocabulary
 from tasks.grids.encoding import decoders, read_photograph

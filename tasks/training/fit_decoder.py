@@ -17,8 +17,11 @@ from models.options import DecoderSpec
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
+from tasks.config.decoder import DecoderConfig
 from tasks.config.devices import device_of
-from tasks.config.schema import DecoderConfig, GridTrainingConfig, MachineConfig, TrainingConfig, ViewsConfig
+from tasks.config.machine import MachineConfig
+from tasks.config.stages import ViewsConfig
+from tasks.config.training import GridTrainingConfig, TrainingConfig
 from tasks.data.manifest import read_pictures
 from tasks.data.token_ids import read_captions, read_vocabulary
 from tasks.data.word_vectors import load_word_vectors

@@ -31,7 +31,8 @@ from tasks.common.errors import AttendError
 from tasks.common.files import flush
 from tasks.common.progress import Bar, Stopwatch, log
 from tasks.config.devices import check_compiler, device_of
-from tasks.config.schema import FitConfig, GridTrainingConfig, MachineConfig
+from tasks.config.machine import MachineConfig
+from tasks.config.training import FitConfig, GridTrainingConfig
 from tasks.data.manifest import Picture
 from tasks.grids.reader import GridReader
 from tasks.metrics import ScoredCaption, measure

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.cross_entropy import cross_entropy
 from models.vocabulary import END, NULL, START, UNK
-from tasks.config.schema import CrossEntropyConfig
+from tasks.config.training import CrossEntropyConfig
 from tasks.training.batches import Batch
 
 

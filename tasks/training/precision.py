@@ -14,7 +14,8 @@ import torch
 
 from tasks.config.devices import device_of
 from tasks.config.precision import native_precision, warn_if_emulated
-from tasks.config.schema import Config, FitConfig
+from tasks.config.schema import Config
+from tasks.config.training import FitConfig
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.plan import Status
 

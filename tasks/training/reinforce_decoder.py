@@ -19,7 +19,8 @@ from models.options import Decoding
 from models.search import FORBIDDEN, Caption, sample
 from models.vocabulary import END, NULL, START
 from tasks.config.devices import device_of
-from tasks.config.schema import MachineConfig, SelfCriticalConfig
+from tasks.config.machine import MachineConfig
+from tasks.config.training import SelfCriticalConfig
 from tasks.data.token_ids import read_frequencies, read_vocabulary
 from tasks.metrics.consensus import Frequencies, Ids, cider_d
 from tasks.pipeline.ledger import Artifact, Outcome

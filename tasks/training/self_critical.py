@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tasks.common.section import Section
-from tasks.config.schema import Config, SelfCriticalConfig
+from tasks.config.schema import Config
+from tasks.config.training import SelfCriticalConfig
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Work
 from tasks.training.train import Trained, TrainedDecoder

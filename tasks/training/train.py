@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from tasks.common.section import Section
-from tasks.config.schema import Config, DecoderConfig, TrainingConfig
+from tasks.config.decoder import DecoderConfig
+from tasks.config.schema import Config
+from tasks.config.training import TrainingConfig
 from tasks.data.tensorise import Captions
 from tasks.data.word_vectors import vector_digests
 from tasks.grids.extract import Grids

@@ -1,0 +1,169 @@
+"""The config section of the decoder."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from models.decoders import DECODERS
+from models.options import Attentions, DecoderOptions, FirstStates, Heads, Outputs
+from tasks.common.errors import check_known
+from tasks.common.section import NotInKey, Section
+
+# Fields of the decoder section that are not options of the decoder's class.
+_NOT_OF_THE_CLASS = ("name", "word_vectors", "freeze_words")
+
+
+class DecoderConfig(Section):
+    """The architecture of the decoder.
+
+    The options of each decoder, with their defaults and the rules between them, are in models/options.py. A field that
+    is None takes the default there, which its description states, or does not apply to the decoder.
+    """
+
+    name: str = Field(description="decoder: a name of models/decoders")
+    embedding: int | None = Field(None, ge=1, description="size of a word embedding; default: 512")
+    hidden: int | None = Field(
+        None, ge=1, description="size of the hidden state; for `transformer`, of all its layers; default: 512"
+    )
+    attention: Attentions | None = Field(
+        None,
+        description="how positions are scored against the hidden state; default: `additive`, for `attention_lstm` "
+        "`scaled_dot`",
+    )
+    attention_size: int | None = Field(
+        None, ge=1, description="size of the hidden layer of additive attention; default: 512"
+    )
+    attention_grid: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="positions per side that are attended to, average-pooled from the stored grid by the decoder; "
+        "default: those of the stored grid",
+    )
+    gate: bool | None = Field(
+        None, description="scale the context by a gate, beta (Xu et al. 2015, section 4.2.1); default: true"
+    )
+    first_state: FirstStates | None = Field(
+        None, description="first state of the recurrent cell: computed from the `grid`, or `zeros`; default: `grid`"
+    )
+    output: Outputs | None = Field(
+        None,
+        description="what the head reads: the hidden state (`hidden`), hidden state, context and word combined as in "
+        "Xu et al. 2015, equation 7 (`deep`), or by an MLP (`mlp`); default: `hidden`",
+    )
+    output_size: int | None = Field(None, ge=1, description="size of the `mlp` output's layer; default: 512")
+    head: Heads | None = Field(
+        None,
+        description="layers that compute the logits: one linear layer (`full`), two with a narrow one between "
+        "(`bottleneck`), or an adaptive softmax (`adaptive`); default: `full`",
+    )
+    bottleneck: int | None = Field(None, ge=1, description="size of the `bottleneck` head's narrow layer; default: 256")
+    tie_weights: bool | None = Field(
+        None, description="use the word embeddings as the head's weights too; default: false"
+    )
+    pca_dim: int | None = Field(
+        None,
+        ge=1,
+        description="channels to which annotation vectors are projected by a PCA of the train split's grids; "
+        "default: no projection",
+    )
+    word_vectors: Annotated[Path | None, NotInKey()] = Field(
+        None,
+        description="file of word vectors in GloVe's text format from which the word embeddings start; its digest "
+        "enters the key; default: random embeddings",
+    )
+    freeze_words: bool = Field(False, description="do not train the word embeddings")
+    dropout_words: float | None = Field(
+        None, ge=0, lt=1, description="share of the word embeddings' values dropped in training; default: 0"
+    )
+    dropout_grid: float | None = Field(
+        None, ge=0, lt=1, description="share of the annotation vectors' values dropped in training; default: 0"
+    )
+    dropout_channels: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="share of the grid's channels dropped in training, each at all positions at once; default: 0",
+    )
+    dropout_output: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="share of the values dropped before the output layer in training; default: 0.5, for `transformer` "
+        "0.1",
+    )
+    layers: int | None = Field(None, ge=1, le=24, description="decoder layers of `transformer`; default: 3")
+    heads: int | None = Field(None, ge=1, le=64, description="attention heads of `transformer`; default: 8")
+    encoder_layers: int | None = Field(
+        None,
+        ge=0,
+        le=24,
+        description="self-attention layers over the grid, before the decoder layers of `transformer`; default: 0",
+    )
+    feed_forward: int | None = Field(
+        None, ge=1, description="inner size of the feed-forward networks of `transformer`; default: 2048"
+    )
+    dropout_layers: float | None = Field(
+        None, ge=0, lt=1, description="share of the values dropped in the layers of `transformer`; default: 0.1"
+    )
+    reinforce: float | None = Field(
+        None,
+        ge=0,
+        description="weight lambda_r of the REINFORCE term of `hard_attention` (Xu et al. 2015, section 4.1); "
+        "default: 1.0",
+    )
+    entropy: float | None = Field(
+        None,
+        ge=0,
+        description="weight lambda_e of the alphas' entropy for `hard_attention` (Xu et al. 2015, section 4.1); "
+        "default: 0.002",
+    )
+    baseline_decay: float | None = Field(
+        None, ge=0, lt=1, description="decay of the moving-average baseline of `hard_attention`; default: 0.9"
+    )
+    expected_share: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of the training pictures for which `hard_attention` uses the soft, expected context instead "
+        "of a drawn position; default: 0.5",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> DecoderConfig:
+        check_known(self.name, "decoder", DECODERS)
+        member = DECODERS[self.name]
+        applicable = {item.name for item in fields(member.options)}
+        for name in type(self).model_fields:
+            applies = name in _NOT_OF_THE_CLASS or name in applicable
+            if not applies and getattr(self, name) is not None:
+                raise ValueError(f"decoder {self.name} has no `{name}`: leave it out, or set it to null")
+        if self.first_state == "zeros" and not member.attends:
+            raise ValueError(
+                f"first_state: decoder {self.name} sees the picture in its first state alone: set first_state to grid"
+            )
+        head = self.resolved().head
+        if head != "bottleneck" and self.bottleneck is not None:
+            raise ValueError(
+                f"bottleneck: a {head} head has no bottleneck: set head to bottleneck, or leave bottleneck out"
+            )
+        return self
+
+    def resolved(self) -> DecoderOptions:
+        """Return the options of the decoder's class, with its defaults; ValueError for those that do not fit."""
+        names = {item.name for item in fields(DECODERS[self.name].options)}
+        values = {name: getattr(self, name) for name in type(self).model_fields if name in names}
+        return DECODERS[self.name].options(**{name: value for name, value in values.items() if value is not None})
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the decoder's class, with its defaults, as plain JSON values."""
+        return asdict(self.resolved())
+
+    def key_part(self) -> dict[str, Any]:
+        """Return the fields on which a key depends, defaults resolved: a default that changes makes training stale."""
+        resolved = {name: value for name, value in self.options().items() if value is not None}
+        return {**super().key_part(), **resolved}

@@ -1,0 +1,87 @@
+"""The config section of this machine, which is part of no key."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.common.object_storage import Remote, set_cache
+from tasks.common.section import Section
+
+
+class MachineConfig(Section):
+    """The settings of this machine. They never enter a key, because they change no result."""
+
+    workspace: str = Field(
+        default_factory=lambda: os.environ.get("ATTEND_WORKSPACE", "workspace"),
+        description="folder in which everything is kept, or its URL in object storage (s3://bucket/name); default: "
+        "ATTEND_WORKSPACE, else ./workspace",
+    )
+    cache: Path = Field(
+        default_factory=lambda: Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "attend",
+        description="folder for local copies of what is used from workspaces in object storage; default: attend in "
+        "XDG_CACHE_HOME, else in ~/.cache",
+    )
+    cache_gib: float | None = Field(
+        None, gt=0, description="GiB of grids that the cache may hold; default: the value set last, 100 at first"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="device that computes; `auto`: a GPU where torch can use one, else the CPU"
+    )
+    threads: int = Field(
+        0,
+        ge=0,
+        description="threads that compute; 0 for torch's choice within CPU affinity and the container's quota",
+    )
+    decode_workers: int = Field(
+        0, ge=0, description="threads that decode pictures; 0 for machine.threads or, where that is 0, one per core"
+    )
+    dask: str | None = Field(
+        None,
+        pattern=r"^[a-z]+://",
+        description="address of a Dask scheduler whose workers extract the grids; default: this process does",
+    )
+    dask_resources: dict[str, float] = Field(
+        {},
+        description="resources of a Dask worker that the making of a shard occupies, as named by its --resources: "
+        "{GPU: 1}",
+    )
+    extract_batch: int = Field(64, ge=1, description="pictures that extraction decodes, then encodes, at once")
+    decode_batch: int = Field(
+        0, ge=0, description="pictures captioned at once; 0 for as many as 512 MiB of memory hold, 256 at most"
+    )
+    shard_rows: int = Field(512, ge=1, description="pictures per shard of grids")
+    resident: bool = Field(False, description="keep the grids used in training in the GPU's memory")
+    checkpoint_seconds: float = Field(120.0, ge=0, description="seconds between two checkpoints of a training")
+    accumulate: int = Field(
+        1, ge=1, description="parts in which a training step takes its pictures, one after another, to save memory"
+    )
+    compile: bool = Field(
+        False,
+        description="compile the backbone for extraction and the decoder's training step: takes seconds, which long "
+        "runs regain",
+    )
+
+    @property
+    def address(self) -> str:
+        """Return the workspace's URL or absolute path, which is the same from every folder."""
+        if "://" in self.workspace:
+            return self.workspace
+        folder = Path(self.workspace).expanduser().absolute()
+        remote = Remote.for_cache(folder)  # the config may name the folder that is the cache of a URL
+        return str(folder) if remote is None else remote.url
+
+    @property
+    def folder(self) -> Path:
+        """Return the workspace's folder; for a workspace in object storage, the folder that is its cache."""
+        if "://" not in self.workspace:
+            return Path(self.workspace).expanduser().absolute()
+        url = self.workspace.rstrip("/")
+        name = f"{url.rpartition('/')[2]}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
+        folder = self.cache.expanduser().absolute() / name
+        set_cache(folder, url, None if self.cache_gib is None else int(self.cache_gib * 2**30))
+        return folder

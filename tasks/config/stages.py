@@ -1,0 +1,182 @@
+"""The config sections of the stages that do not train: grids, views, captions, evaluation and registry."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from models.backbones import BACKBONES, LIBRARIES
+from models.options import Decoding, Searches
+from tasks.common.errors import check_known
+from tasks.common.section import NotInKey, Section
+from tasks.config.tokenisers import TOKENISERS
+from tasks.metrics import METRICS
+
+Split = Literal["train", "dev", "test"]
+
+
+class GridsConfig(Section):
+    """The backbone, and the grid that it makes of a photograph (stage `extract`)."""
+
+    backbone: str = Field(
+        description="backbone: a name of models/backbones, `torchvision:MODEL`, `timm:MODEL`, or `imported` for grids "
+        "that others extracted"
+    )
+    weights: Annotated[str, NotInKey()] = Field(
+        description="weights of the backbone: `torchvision:NAME`, `timm:pretrained`, a .safetensors or .pth file, "
+        "`random:SEED`, or `imported:NAME`; their digest enters the key"
+    )
+    image_size: int = Field(
+        ge=32, le=2048, description="side, in pixels, of the square to which a photograph is resized"
+    )
+    fit: Literal["squash", "crop"] = Field(
+        "squash",
+        description="how a photograph becomes square: `squash` scales each side by itself, `crop` keeps proportions "
+        "and cuts out the middle",
+    )
+    grid: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="positions per side to which the grid is average-pooled; default: the backbone's own grid",
+    )
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="precision of the backbone's computation")
+    max_failed: Annotated[float, NotInKey()] = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="largest share of unreadable pictures, from 0 to 1: the stage fails where there are more",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> GridsConfig:
+        library, colon, name = self.backbone.partition(":")
+        if self.backbone == "imported" and (self.grid is not None or self.precision != "float32"):
+            raise ValueError("grid and precision cannot be set for imported grids, which are used as they are")
+        if self.backbone != "imported" and not (colon and name and library in LIBRARIES):
+            check_known(self.backbone, "backbone", BACKBONES)
+        return self
+
+
+class ViewsConfig(Section):
+    """Other views of the training pictures, cropped and mirrored, extracted once as well (stage `views`)."""
+
+    number: int = Field(
+        4,
+        ge=1,
+        le=64,
+        description="views of a picture besides the whole picture; every epoch draws one of all these at random",
+    )
+    crop: float = Field(
+        0.85,
+        gt=0,
+        le=1,
+        description="smallest share, up to 1, of a photograph's height and of its width that a view shows",
+    )
+    flip: bool = Field(
+        True,
+        description="mirror every other view; for a picture whose captions mention left or right, mirrored views are "
+        "not used",
+    )
+    seed: int = Field(0, description="seed of the random crops")
+
+
+class CaptionsConfig(Section):
+    """How captions become token ids (stage `tensorise`)."""
+
+    tokeniser: str = Field("treebank", description="NLTK tokeniser that splits captions into words")
+    units: Literal["words", "bpe"] = Field(
+        "words", description="tokens: whole words (`words`), or byte pairs within words (`bpe`)"
+    )
+    merges: int = Field(4000, ge=1, description="size of the byte-pair vocabulary, learnt from the train split")
+    min_count: int = Field(
+        5, ge=1, description="occurrences in the train split that a word, or byte pair, needs to be in the vocabulary"
+    )
+    max_tokens: int = Field(15, ge=1, le=200, description="longer captions are cut to this number of tokens")
+
+    @model_validator(mode="after")
+    def _check(self) -> CaptionsConfig:
+        check_known(self.tokeniser, "tokeniser", TOKENISERS)
+        return self
+
+
+class EvaluationConfig(Section):
+    """How held-out pictures are captioned and scored (stage `evaluate`)."""
+
+    split: Split = Field("test", description="split whose pictures are captioned and scored")
+    search: Searches = Field(
+        Decoding.search, description="how captions are found: by beam search (`beam`), or drawn at random (`sample`)"
+    )
+    beam: int = Field(Decoding.beam, ge=1, le=64, description="hypotheses of the beam search; 1 is greedy search")
+    length_normalisation: float = Field(
+        Decoding.length_normalisation,
+        ge=0,
+        le=2,
+        description="alpha: beam search ranks captions by log-probability / length ** alpha",
+    )
+    temperature: float = Field(
+        Decoding.temperature, gt=0, le=10, description="temperature of `sample`: below 1 makes likely words likelier"
+    )
+    top_k: int = Field(
+        Decoding.top_k, ge=0, description="`sample` draws from this number of likeliest words; 0 for all words"
+    )
+    top_p: float = Field(
+        Decoding.top_p,
+        gt=0,
+        le=1,
+        description="`sample` draws from the likeliest words that together have this probability",
+    )
+    seed: int = Field(
+        Decoding.seed, ge=0, description="seed of `sample`; a picture's captions depend on it and the picture alone"
+    )
+    max_length: int = Field(
+        Decoding.max_length, ge=1, le=200, description="tokens of a caption at most, the END token included"
+    )
+    min_length: int = Field(Decoding.min_length, ge=0, le=200, description="words of a caption at least")
+    no_repeat: int = Field(
+        Decoding.no_repeat,
+        ge=0,
+        le=10,
+        description="size of n-grams that no caption may contain twice; 0 allows repetition",
+    )
+    n_best: int = Field(
+        Decoding.n_best, ge=1, le=64, description="captions kept for each picture: the best one and its alternatives"
+    )
+    ensemble: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="number of kept epochs, the best ones, whose word probabilities are averaged; see `keep` of "
+        "training and self_critical",
+    )
+    metrics: tuple[str, ...] = Field(
+        ("bleu", "meteor", "rouge", "cider"), min_length=1, description="metrics that score the captions"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> EvaluationConfig:
+        for name in self.metrics:
+            check_known(name, "metric", METRICS)
+        Decoding(**self.decoding())  # its rules stand there
+        return self
+
+    def decoding(self) -> dict[str, Any]:
+        """Return the fields of models.options.Decoding."""
+        return self.model_dump(exclude={"split", "metrics", "ensemble"})
+
+
+class RegistryConfig(Section):
+    """The name of the registered model, and when a new version becomes champion (stage `register`)."""
+
+    model: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="name of the registered model; default: the run's name"
+    )
+    promote_on: str = Field("bleu4", description="score of evaluation.metrics by which versions are compared")
+    certainty: float = Field(
+        0.95,
+        ge=0.5,
+        lt=1,
+        description="share of a paired bootstrap's resamples in which a version must score higher than the champion to "
+        "replace it",
+    )

@@ -1,0 +1,112 @@
+"""The config sections of the stages that train: `training`, `tuning` and `self_critical`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.common.section import Section
+
+
+class FitConfig(Section):
+    """The settings that all training stages share."""
+
+    epochs: int = Field(20, ge=1, description="epochs at most; see `patience`")
+    batch_pictures: int = Field(16, ge=1, description="pictures per training step, each with all its captions")
+    learning_rate: float = Field(8e-4, gt=0, description="learning rate at its peak; it falls to 0 along a cosine")
+    warmup_steps: int = Field(100, ge=0, description="steps in which the learning rate rises linearly to its peak")
+    weight_decay: float = Field(
+        0.0, ge=0, description="weight decay, decoupled from the gradient (Loshchilov and Hutter 2019)"
+    )
+    clip_norm: float = Field(5.0, gt=0, description="norm to which a larger gradient is scaled down")
+    averaging: float = Field(
+        0.0, ge=0, lt=1, description="decay of the moving average of the weights that is validated and kept; 0 for none"
+    )
+    select: Literal["bleu4", "cider"] = Field(
+        "bleu4", description="score of greedy captions of the dev pictures by which the best epochs are chosen"
+    )
+    patience: int = Field(5, ge=1, description="epochs without a better dev score after which training stops")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="precision of the computation; `auto`: bfloat16 where the device has it in hardware, else float32",
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of all that is random in the stage")
+
+
+class CrossEntropyConfig(FitConfig):
+    """The settings of training by teacher forcing."""
+
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="share of the target probability that is spread over all words"
+    )
+    unknown_words: float = Field(0.0, ge=0, lt=1, description="share of the input words replaced by UNK")
+    scheduled_sampling: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the input words replaced by words drawn from the model at the end of training; it grows "
+        "linearly from 0",
+    )
+    doubly_stochastic: float = Field(
+        0.0, ge=0, description="weight lambda of the doubly stochastic term of Xu et al. 2015, equation 14"
+    )
+
+
+class GridTrainingConfig(FitConfig):
+    """The settings of training a decoder on the cached grids."""
+
+    keep: int = Field(
+        1, ge=1, le=16, description="epochs whose weights are kept, those best on dev; several make an ensemble"
+    )
+    block: int | None = Field(
+        None,
+        ge=1,
+        description="for caches larger than memory: pictures that lie side by side are read in blocks of this number, "
+        "and the pictures of sixteen blocks are shuffled together; default: a fully random order",
+    )
+
+
+class TrainingConfig(CrossEntropyConfig, GridTrainingConfig):
+    """How the decoder is trained on the cached grids by teacher forcing (stage `train`)."""
+
+
+class TuningConfig(CrossEntropyConfig):
+    """How the backbone is fine-tuned, with the decoder that was trained on its frozen grids (stage `tune`)."""
+
+    epochs: int = Field(5, ge=1, description="epochs at most; see `patience`")
+    learning_rate: float = Field(1e-4, gt=0, description="learning rate of the decoder at its peak")
+    backbone_learning_rate: float = Field(
+        2e-5, gt=0, description="learning rate, at its peak, of the backbone's blocks that are fine-tuned"
+    )
+    first_block: int = Field(
+        2,
+        ge=1,
+        le=8,
+        description="number, from 1, of the first of the backbone's blocks to fine-tune; all later ones are too",
+    )
+    crop: float = Field(
+        0.85,
+        gt=0,
+        le=1,
+        description="smallest share, up to 1, of a photograph's height and of its width that a random crop keeps",
+    )
+    flip: bool = Field(
+        True, description="mirror half of the photographs, but none whose captions mention left or right"
+    )
+
+
+class SelfCriticalConfig(GridTrainingConfig):
+    """How the trained decoder is trained further, rewarded by the CIDEr-D of its captions (stage `self_critical`)."""
+
+    epochs: int = Field(10, ge=1, description="epochs at most; see `patience`")
+    learning_rate: float = Field(5e-5, gt=0, description="learning rate at its peak; it falls to 0 along a cosine")
+    select: Literal["bleu4", "cider"] = Field(
+        "cider", description="score of greedy captions of the dev pictures by which the best epochs are chosen"
+    )
+    samples: int = Field(
+        5,
+        ge=2,
+        le=64,
+        description="captions drawn for each picture; the baseline of each one's reward is the mean of the others'",
+    )
