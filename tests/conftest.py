@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.common.cores import available_cores
-from tasks.common.progress import show_log
+from tasks.common.log import show_log
 from tests.support import register_all, run_all, small, trained
 
 show_log()

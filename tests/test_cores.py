@@ -71,3 +71,21 @@ def test_torch_takes_the_cores_of_this_process_unless_told_otherwise() -> None:
 def test_decoding_takes_as_many_threads_as_computing() -> None:
     assert decoders(MachineConfig(threads=3))._max_workers == 3
     assert decoders(MachineConfig(threads=3, decode_workers=2))._max_workers == 2
+
+
+def test_compiled_kernels_are_kept_by_instruction_set() -> None:
+    """One that was compiled for AVX2 corrupts memory where weights are laid out for AVX-512."""
+    asked = (
+        "import os; from tasks.config.devices import prepare_compiler; prepare_compiler(); "
+        "print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    )
+    hidden = ("TORCHINDUCTOR_CACHE_DIR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+    plain = {name: value for name, value in os.environ.items() if name not in hidden}
+
+    def folder(**more: str) -> str:
+        command = [sys.executable, "-c", asked]
+        return subprocess.run(command, env=plain | more, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert folder() == folder()
+    assert len({folder(), folder(ATEN_CPU_CAPABILITY="default"), folder(ONEDNN_MAX_CPU_ISA="SSE41")}) == 3
+    assert folder(TORCHINDUCTOR_CACHE_DIR="/mine") == "/mine"

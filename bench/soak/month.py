@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from bench.machine import describe
-from tasks.common.progress import silence
+from tasks.common.log import silence
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import GridsConfig
 from tasks.grids.encoding import ExtractionResult

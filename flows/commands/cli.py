@@ -316,7 +316,7 @@ def _as_json(item: Status) -> dict[str, Any]:
 
 def main() -> None:
     """Run `attend`. A user's mistake ends in one line and exit code 1, a bug in its traceback."""
-    from tasks.common.progress import show_log
+    from tasks.common.log import show_log
 
     show_log()
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from prefect import flow
 
 from flows.registered.caption import write_captions_file
-from tasks.common.progress import log, show_log
+from tasks.common.log import log, show_log
 from tasks.config.machine import MachineConfig
 
 

@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.operations import reports
 from flows.registered.evaluate import evaluate_registered
-from tasks.common.progress import show_log
+from tasks.common.log import show_log
 from tasks.config.schema import Config
 from tasks.evaluation.score_record import ScoreRecord
 

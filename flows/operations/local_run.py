@@ -11,7 +11,7 @@ from flows.operations.prefect_settings import apply
 from flows.pipeline import build_pipeline
 from flows.startup_checks import notice_crashes, prepare
 from tasks.common.errors import AttendError
-from tasks.common.progress import log
+from tasks.common.log import log
 from tasks.config.schema import Config
 from tasks.pipeline.plan import Status, plan, up_to
 from tasks.pipeline.run import trust_fresh

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.common.errors import AttendError
-from tasks.common.progress import Stopwatch, lasting, log
+from tasks.common.log import log
+from tasks.common.progress import Stopwatch, lasting
 
 LINE_SECONDS = 15.0  # between two progress lines while waiting for a server
 _STOP_SECONDS = 5.0

@@ -21,7 +21,7 @@ from flows.operations.cluster import executor_of
 from flows.pipeline import build_pipeline
 from flows.startup_checks import prepare
 from tasks.common.errors import AttendError, is_disk_full
-from tasks.common.progress import log, show_log
+from tasks.common.log import log, show_log
 from tasks.config.schema import Config
 from tasks.grids.extract import Grids
 from tasks.grids.views import Views

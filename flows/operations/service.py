@@ -24,7 +24,8 @@ from flows.operations.prefect_server import LINE_SECONDS, wait_until_healthy
 from flows.operations.prefect_settings import environment
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
-from tasks.common.progress import Stopwatch, lasting, log
+from tasks.common.log import log
+from tasks.common.progress import Stopwatch, lasting
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.tracking import MLFLOW_UI, tracking_uri, ui_command, ui_environment
 

@@ -12,7 +12,7 @@ from flows.serving.app import Server
 from flows.serving.limits import Limits, PatientProtocol, allowed_hosts
 from flows.serving.served import ServedModel
 from tasks.common.errors import AttendError
-from tasks.common.progress import log
+from tasks.common.log import log
 
 _MAX_HEAD_BYTES = 16 * 1024
 _MAX_CONNECTIONS = 256

@@ -9,15 +9,12 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self, TypeVar
 
-from rich.console import Console
-from rich.highlighter import NullHighlighter
-from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tasks.common.log import log, terminal
 
 Item = TypeVar("Item")
 _LINE_SECONDS = 15.0  # between two lines where there is no bar
-log = logging.getLogger("attend")
-_console = Console(stderr=True)  # one for the bar and the log, so that lines appear above the bar
 
 
 class Bar:
@@ -38,7 +35,7 @@ class Bar:
                 TextColumn("{task.fields[rate]}"),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[note]}"),
-                console=_console,
+                console=terminal(),
             )
             self._task = self._bar.add_task(label, total=total, completed=done, note="", rate="")
 
@@ -101,36 +98,6 @@ def lasting(seconds: float) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
-
-
-class _PlainLines(logging.Handler):
-    """Writes lines to standard error as it is at that moment, which tests and notebooks replace."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)
-
-
-def show_log() -> None:
-    """Show the program's log on standard error: by rich on a terminal, as plain lines elsewhere.
-
-    Standard output is left to the results of commands. Prefect has the log by its own setting
-    (PREFECT_LOGGING_EXTRA_LOGGERS).
-    """
-    if any(isinstance(handler, RichHandler | _PlainLines) for handler in log.handlers):
-        return
-    handler: logging.Handler = _PlainLines()
-    if sys.stderr.isatty():
-        handler = RichHandler(
-            console=_console, show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter()
-        )
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-
-
-def silence() -> None:
-    """Show nothing in this process from now on, because another process reports the same work."""
-    log.setLevel(logging.CRITICAL + 1)
 
 
 class Stopwatch:

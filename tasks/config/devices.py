@@ -1,7 +1,10 @@
 """The device that this machine computes on, and the compiler that torch.compile needs."""
 
+import getpass
 import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import torch
 
@@ -9,13 +12,21 @@ from tasks.common.errors import AttendError
 from tasks.config.machine import MachineConfig
 
 
-def check_compiler() -> None:
-    """Raise AttendError where torch.compile would find no C++ compiler."""
+def prepare_compiler() -> None:
+    """Make torch.compile ready for this processor; AttendError where it would find no C++ compiler.
+
+    Compiled kernels are kept on disk in a folder for each instruction set: torch's own folder is one for all, and a
+    kernel that was compiled for AVX2 corrupts memory where oneDNN lays weights out for AVX-512. A folder that
+    TORCHINDUCTOR_CACHE_DIR names is left alone.
+    """
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise AttendError(
             f"machine.compile: there is no C++ compiler {compiler}: install one, or set machine.compile=false"
         )
+    instructions = (torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA", ""))
+    name = "_".join(part for part in ("torchinductor", getpass.getuser(), *instructions) if part)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / name))
 
 
 def device_of(machine: MachineConfig) -> torch.device:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from tasks.common.progress import log
+from tasks.common.log import log
 
 Precision = Literal["float32", "bfloat16"]
 # bfloat16 takes half of float32's time where it is native, and at least twice its time where it is emulated.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.common.errors import AttendError
-from tasks.common.progress import log
+from tasks.common.log import log
 from tasks.config.decoder import DecoderConfig
 from tasks.config.machine import MachineConfig
 from tasks.pipeline.file_digests import Digests

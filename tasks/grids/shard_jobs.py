@@ -15,7 +15,7 @@ from models.backbones.encoder import Encoder
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
 from tasks.common.progress import Bar
-from tasks.config.devices import check_compiler, device_of
+from tasks.config.devices import device_of, prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.precision import warn_if_emulated
 from tasks.config.stages import GridsConfig
@@ -150,7 +150,7 @@ def encoder_of(grids: GridsConfig, machine: MachineConfig, tuned: Artifact | Non
     Raises AttendError where the backbone cannot encode pictures of `grids.image_size`.
     """
     if machine.compile:
-        check_compiler()
+        prepare_compiler()
     backbone, device = load_backbone(grids, tuned), device_of(machine)
     if grids.precision == "bfloat16":
         warn_if_emulated(device, "grids")

@@ -22,7 +22,7 @@ import torch
 from torch import distributed
 
 from tasks.common.errors import AttendError
-from tasks.common.progress import silence
+from tasks.common.log import silence
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Stage, Work
 from tasks.pipeline.workspace import Workspace

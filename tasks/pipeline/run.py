@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Iterable, Mapping
 
 from tasks.common.errors import AttendError, is_disk_full
-from tasks.common.progress import Stopwatch, lasting, log
+from tasks.common.log import log
+from tasks.common.progress import Stopwatch, lasting
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Inputs, Status, artifacts_of, inputs_of, plan, up_to
 from tasks.pipeline.stage import Hooks, Pipeline, Stage, Work

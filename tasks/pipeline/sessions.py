@@ -20,7 +20,7 @@ import filelock
 
 from tasks.common.errors import AttendError
 from tasks.common.files import drop_temporaries, write_atomically
-from tasks.common.progress import log
+from tasks.common.log import log
 from tasks.pipeline.workspace import Workspace
 
 _SESSIONS = "sessions"  # the folder of the markers, and the lock under which they are changed

@@ -20,8 +20,8 @@ import filelock
 
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file, flush, write_atomically
+from tasks.common.log import log
 from tasks.common.object_storage import Remote
-from tasks.common.progress import log
 from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, Ledger, Outcome
 
 SUSPECTS = "suspects.json"

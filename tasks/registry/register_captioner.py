@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from tasks.common.files import temporary_files_in
-from tasks.common.progress import log
+from tasks.common.log import log
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest

@@ -25,8 +25,8 @@ import filelock
 
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
+from tasks.common.log import log
 from tasks.common.object_storage import Remote
-from tasks.common.progress import log
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.workspace import Workspace

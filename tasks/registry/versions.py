@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.common.errors import AttendError
-from tasks.common.progress import log
+from tasks.common.log import log
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
 from tasks.evaluation.report import EarlierVersion
 from tasks.evaluation.score_record import ScoreRecord

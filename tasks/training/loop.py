@@ -29,8 +29,9 @@ from models.search import greedy
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.files import flush
-from tasks.common.progress import Bar, Stopwatch, log
-from tasks.config.devices import check_compiler, device_of
+from tasks.common.log import log
+from tasks.common.progress import Bar, Stopwatch
+from tasks.config.devices import device_of, prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.training import FitConfig, GridTrainingConfig
 from tasks.data.manifest import Picture
@@ -142,7 +143,7 @@ class TrainingLoop:
         self.device = device_of(machine)
         self.model: Any = model.to(self.device)
         if machine.compile:
-            check_compiler()
+            prepare_compiler()
             decoder: Any = model if isinstance(model, Decoder) else self.model.decoder
             pictures_at_once = math.ceil(batches.size / processes.size() / machine.accumulate)
             decoder.compile_step(pictures_at_once, objective.rows or batches.rows)
