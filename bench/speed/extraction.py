@@ -32,6 +32,7 @@ from bench.machine import describe, peak_memory, precisions, timed
 from models.backbones.base import Backbone, make
 from models.backbones.encoder import Encoder
 from models.photographs import IMAGENET, decode, resize, stack
+from tasks.config.devices import prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.precision import Precision
 from tasks.config.stages import GridsConfig
@@ -152,6 +153,8 @@ class Pipeline:
             backbone=row.backbone, weights="random:0", image_size=row.size, precision=precision, grid=None
         )
         self.machine = MachineConfig(device="cpu")
+        if compiled:
+            prepare_compiler()
         batch = self.machine.extract_batch if compiled else None
         self.encoder = Encoder(_network(row.backbone), precision, compile_for=batch)
         self.scratch = scratch
