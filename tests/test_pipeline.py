@@ -124,6 +124,17 @@ def test_a_stage_is_one_file_and_one_line(finished_copy: Path) -> None:
     assert running.run_stage(longer(other), "longest").key != planning.plan(pipeline)[-1].key
 
 
+def test_running_a_part_of_a_pipeline_forgets_nothing_of_the_rest(finished_copy: Path) -> None:
+    """What a run did last is what `prune` keeps and `status` compares with."""
+    config = small(finished_copy)
+    whole = build_pipeline(config)
+    before = whole.workspace.last_run(config.name).done
+    assert set(before) == set(whole.names()) - {"register"}
+    for name in ("ingest", "extract"):
+        running.run_stage(planning.up_to(whole, name), name)
+        assert whole.workspace.last_run(config.name).done == before
+
+
 def test_a_product_that_is_missing_is_named(finished_copy: Path) -> None:
     pipeline = longer(small(finished_copy))
 

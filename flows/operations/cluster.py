@@ -13,6 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.common.errors import AttendError, TransientError
+from tasks.common.log import show_log
 from tasks.config.machine import MachineConfig
 from tasks.grids.shard_jobs import Publish, ShardExecutor, ShardJob, ShardResult, make_shard
 
@@ -26,6 +27,7 @@ def make_shard_task(job: ShardJob) -> ShardResult:
 
     Dask runs the task again on another worker where its worker is lost.
     """
+    show_log()
     return make_shard(job)
 
 

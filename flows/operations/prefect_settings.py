@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+_LOGGERS = "PREFECT_LOGGING_EXTRA_LOGGERS"
 _SETTINGS = {
     # Send no usage data to anyone, unless the user asks for it.
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -15,7 +16,7 @@ _SETTINGS = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     "PREFECT_CLI_PROMPT": "false",
     # A flow run's log has the lines of this program's logger; those of threads outside of the run stay on the terminal.
-    "PREFECT_LOGGING_EXTRA_LOGGERS": "attend",
+    _LOGGERS: "attend",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
 # The stages print their progress on the terminal themselves; Prefect's log goes to its API only.
@@ -24,7 +25,10 @@ _QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
 
 def environment(workspace: Path) -> dict[str, str]:
     """Return this process's environment with the settings for a server and its worker, with files in the workspace."""
-    return {"PREFECT_HOME": str(workspace / "prefect"), **_SETTINGS, **os.environ}
+    settings = {"PREFECT_HOME": str(workspace / "prefect"), **_SETTINGS, **os.environ}
+    loggers = [name for name in settings[_LOGGERS].split(",") if name]
+    settings[_LOGGERS] = ",".join(dict.fromkeys([*loggers, "attend"]))
+    return settings
 
 
 def apply(workspace: Path) -> None:

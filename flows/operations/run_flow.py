@@ -79,9 +79,9 @@ def run_pipeline(config: Config, until: str = "register") -> Any:
     """
     if until == "register" and config.grids.backbone == IMPORTED:  # refused before hours of training, not after
         raise AttendError("imported grids have no backbone to caption photographs with: add --until evaluate")
+    show_log()
     pipeline = up_to(build_pipeline(config), until)
     prepare(config)
-    show_log()
     with session(pipeline.workspace, f"run of {config.name}"):
         inputs = inputs_of(pipeline)  # read once, so that all stages of the run see the same inputs
         before = plan(pipeline, inputs, read="suspects")

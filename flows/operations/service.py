@@ -24,7 +24,7 @@ from flows.operations.prefect_server import LINE_SECONDS, wait_until_healthy
 from flows.operations.prefect_settings import environment
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
-from tasks.common.log import log
+from tasks.common.log import log, show_log
 from tasks.common.progress import Stopwatch, lasting
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.tracking import MLFLOW_UI, tracking_uri, ui_command, ui_environment
@@ -284,6 +284,7 @@ def logs_of(workspace: Path) -> Path:
 
 
 if __name__ == "__main__":
+    show_log()
     try:
         supervise(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     except AttendError as error:

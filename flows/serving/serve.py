@@ -17,6 +17,7 @@ from tasks.common.log import log
 _MAX_HEAD_BYTES = 16 * 1024
 _MAX_CONNECTIONS = 256
 _CLIENT_TIMEOUT_MS = 60_000
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def serve(model: str | None, workspace: Path, host: str, port: int, max_batch: int, refresh: float) -> None:
@@ -26,8 +27,13 @@ def serve(model: str | None, workspace: Path, host: str, port: int, max_batch: i
     pictures in a batch. refresh: seconds between two checks of the alias. Raises AttendError where it cannot listen.
     """
     listener = _listen(host, port)  # before the model is loaded, which takes seconds
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
-    logging.getLogger("attend.serve").setLevel(logging.INFO)
+    logging.basicConfig(format=_LOG_FORMAT, level=logging.WARNING)
+    requests = logging.getLogger("attend.serve")  # of its own format, not that of the command line
+    requests.setLevel(logging.INFO)
+    requests.propagate = False
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    requests.addHandler(handler)
     served = ServedModel(model, workspace, refresh)
     app = Server(served, Limits(), max_batch, allowed_hosts(host)).app()
     config = uvicorn.Config(

@@ -205,13 +205,15 @@ class Remote:
             ) from None
 
 
-@lru_cache(maxsize=8)
 def set_cache(folder: Path, url: str, limit: int | None) -> None:
     """Note, in this process alone, that a folder is the cache of the workspace at a URL.
 
-    limit: bytes of grids that the cache may hold; None keeps the limit saved before, or 100 GiB the first time.
+    limit: bytes of grids that the cache may hold; None keeps the limit set or saved before, or 100 GiB the first time.
     """
-    _configured[folder] = (url.rstrip("/"), limit)
+    url = url.rstrip("/")
+    if limit is None and folder in _configured and _configured[folder][0] == url:
+        return  # a limit that was set in this process stays
+    _configured[folder] = (url, limit)
 
 
 def _saved_settings(root: Path) -> _Settings | None:
@@ -219,23 +221,6 @@ def _saved_settings(root: Path) -> _Settings | None:
         return _Settings(**json.loads((root / _SETTINGS_FILE).read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-@lru_cache(maxsize=8)
-def tie(folder: Path, url: str, limit: int | None) -> None:
-    """Make a folder the cache of the workspace at a URL.
-
-    limit: bytes of grids that the cache may hold; None keeps the limit set before, or sets 100 GiB the first time.
-    """
-    if limit is None:
-        existing = Remote.for_cache(folder)
-        if existing is not None and existing.url == url:
-            return
-        limit = 100 * 2**30
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f".{_SETTINGS_FILE}.{os.getpid()}.tmp").open("w", encoding="utf-8") as file:
-        json.dump({"url": url, "limit": limit}, file)
-    Path(file.name).replace(folder / _SETTINGS_FILE)
 
 
 @lru_cache(maxsize=8)

@@ -147,7 +147,7 @@ class DecoderConfig(Section):
                 f"first_state: decoder {self.name} sees the picture in its first state alone: set first_state to grid"
             )
         head = self.resolved().head
-        if head != "bottleneck" and self.bottleneck is not None:
+        if head != "bottleneck" and self.bottleneck not in (None, DecoderOptions.bottleneck):
             raise ValueError(
                 f"bottleneck: a {head} head has no bottleneck: set head to bottleneck, or leave bottleneck out"
             )

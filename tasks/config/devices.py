@@ -1,6 +1,5 @@
 """The device that this machine computes on, and the compiler that torch.compile needs."""
 
-import getpass
 import os
 import shutil
 import tempfile
@@ -25,7 +24,7 @@ def prepare_compiler() -> None:
             f"machine.compile: there is no C++ compiler {compiler}: install one, or set machine.compile=false"
         )
     instructions = (torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA", ""))
-    name = "_".join(part for part in ("torchinductor", getpass.getuser(), *instructions) if part)
+    name = "_".join(part for part in ("torchinductor", str(os.getuid()), *instructions) if part)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / name))
 
 

@@ -35,8 +35,8 @@ def run_stage(pipeline: Pipeline, name: str, inputs: Inputs | None = None, hooks
     if workspace.suspects():
         trust_fresh(plan(wanted, inputs)[-1:], workspace)
     workspace.remember(pipeline.run, name, status.key, done=True)
-    if name == pipeline.last.name:
-        workspace.forget_other_stages(pipeline.run, pipeline.names())
+    if name == pipeline.all_names[-1]:
+        workspace.forget_other_stages(pipeline.run, pipeline.all_names)
     return status
 
 

@@ -72,6 +72,7 @@ class Workspace:
         ledger_bytes = remote.read(f"{remote_folder}/{LEDGER}")
         if ledger_bytes is None:
             return
+        remote.save_settings(self.root)
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
