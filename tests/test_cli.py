@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -258,6 +261,26 @@ def program(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([attend, *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
 
 
+def check_prefect(database: Path) -> None:
+    """The run's graph has the pipeline's edges, and its log the lines of the program."""
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        tasks = dict(connection.execute("select name, id from task_run").fetchall())
+        rows = connection.execute("select name, task_inputs from task_run").fetchall()
+        lines = [message for (message,) in connection.execute("select message from log where name = 'attend'")]
+    names = {str(uuid.UUID(identifier)): name for name, identifier in tasks.items()}
+    upstream = {name: {names[item["id"]] for item in json.loads(inputs).get("wait_for", [])} for name, inputs in rows}
+    assert upstream == {
+        "ingest": set(),
+        "extract": {"ingest"},
+        "tensorise": {"ingest"},
+        "train": {"ingest", "extract", "tensorise"},
+        "evaluate": {"ingest", "extract", "tensorise", "train"},
+        "register": {"extract", "tensorise", "train", "evaluate"},
+    }
+    assert any(line.startswith("train: epoch 1/4") for line in lines)
+    assert "register: version 1 is champion: the first" in lines
+
+
 def test_the_whole_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """`attend run` through Prefect and MLflow, then again, then a caption: as a person would.
 
@@ -270,6 +293,7 @@ def test_the_whole_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "register: version 1 is champion" in first.stderr
     assert "trains in float32 (as set) on cpu, 1 threads" in first.stdout
     assert "Traceback" not in first.stderr
+    check_prefect(tmp_path / "workspace" / "prefect" / "prefect.db")
     code, out, err = attend(monkeypatch, capsys, "run", path)
     assert code == 0 and "nothing to do: every stage is fresh" in out and out.count("fresh ") == 6
     assert "Prefect" not in err
