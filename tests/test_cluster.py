@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 
 from bench.soak.cluster import config_of, dask_workers, extract, kill_after, shards
-from flows.operations import cluster
+from flows.operations import dask_shards as cluster
 from models.backbones.base import make as make_backbone
 from tasks.common.errors import AttendError
 from tasks.config.machine import MachineConfig

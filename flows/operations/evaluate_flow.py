@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.operations import reports
+from flows.operations import prefect_reports as reports
 from flows.registered.evaluate import evaluate_registered
 from tasks.common.log import show_log
 from tasks.config.schema import Config

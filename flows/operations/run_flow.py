@@ -16,8 +16,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.operations import reports
-from flows.operations.cluster import executor_of
+from flows.operations import prefect_reports as reports
+from flows.operations.dask_shards import executor_of
 from flows.pipeline import build_pipeline
 from flows.startup_checks import prepare
 from tasks.common.errors import AttendError, is_disk_full

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from tasks.datasets.base import DatasetOptions
 from tasks.datasets.coco import Coco
-from tasks.datasets.coco_pt import CocoPt
+from tasks.datasets.coco_tensor_file import CocoPt
 from tasks.datasets.flickr_tokens import Flickr8k, Flickr30k
 from tasks.datasets.huggingface import HuggingFace
 from tasks.datasets.karpathy import Karpathy
