@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 
 from bench.soak.cluster import config_of, dask_workers, extract, kill_after, shards
-from flows.operations import dask_shards as cluster
+from flows.operations import dask_shards
 from models.backbones.base import make as make_backbone
 from tasks.common.errors import AttendError
 from tasks.config.machine import MachineConfig
@@ -108,10 +108,10 @@ def test_weights_are_those_of_the_leader_or_are_refused(workspace: Path, monkeyp
 
 
 def test_what_is_no_scheduler_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(dask_shards, "_ANSWER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for address in (f"tcp://127.0.0.1:{silent.getsockname()[1]}", "tls://127.0.0.1:1", "nothing://127.0.0.1:1"):
-            spread = cluster.executor_of(MachineConfig(dask=address))
+            spread = dask_shards.executor_of(MachineConfig(dask=address))
             assert spread is not None
             with pytest.raises(AttendError, match=f"{address} does not answer .*: start its scheduler"):
                 spread([], print)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.operations import prefect_reports as reports
+from flows.operations import prefect_reports
 from flows.registered.evaluate import evaluate_registered
 from tasks.common.log import show_log
 from tasks.config.schema import Config
@@ -16,5 +16,5 @@ def evaluate(config: Config, model: str | None = None) -> ScoreRecord:
     """Score a registered model (by default the config's champion) on the held-out pictures as they are now."""
     show_log()
     evaluation = evaluate_registered(config, model)
-    reports.show_registered_scores(evaluation)
+    prefect_reports.show_registered_scores(evaluation)
     return evaluation.scores

@@ -16,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.operations import prefect_reports as reports
+from flows.operations import prefect_reports
 from flows.operations.dask_shards import executor_of
 from flows.pipeline import build_pipeline
 from flows.startup_checks import prepare
@@ -85,7 +85,7 @@ def run_pipeline(config: Config, until: str = "register") -> Any:
     with session(pipeline.workspace, f"run of {config.name}"):
         inputs = inputs_of(pipeline)  # read once, so that all stages of the run see the same inputs
         before = plan(pipeline, inputs, read="suspects")
-        reports.show_plan(before, computes_on(config, before))
+        prefect_reports.show_plan(before, computes_on(config, before))
         states: dict[Stage, State[Any]] = {}
         for stage in pipeline.stages:
             stage_task = run_task.with_options(
@@ -97,9 +97,9 @@ def run_pipeline(config: Config, until: str = "register") -> Any:
             plan(pipeline, inputs)  # refuses a split without pictures before hours of work
         results = artifacts(pipeline, inputs)
         if "evaluate" in results:
-            reports.show_scores(config, results)
+            prefect_reports.show_scores(config, results)
         if "register" in results:
-            reports.show_registration(results["register"])
+            prefect_reports.show_registration(results["register"])
     if all(status.fresh for status in before):
         return Completed(
             name="Cached", message=f"nothing to do: every stage is fresh; {savings_message(before, results)}"
@@ -113,7 +113,7 @@ def _hooks(stage: Stage, config: Config, inputs: Inputs) -> Iterator[Hooks]:
     hooks = Hooks()
     if isinstance(stage, Grids | Views):
         what = "grids" if isinstance(stage, Grids) else "views"
-        hooks = replace(hooks, shards_done=reports.show_progress(what), executor=executor_of(config.machine))
+        hooks = replace(hooks, shards_done=prefect_reports.show_progress(what), executor=executor_of(config.machine))
     if not isinstance(stage, TrainedDecoder):
         yield hooks
         return
