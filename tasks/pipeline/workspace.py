@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -216,9 +217,9 @@ class Workspace:
             versions={name: metadata.version(name) for name in ("attend", "torch", "torchvision")},
             made_from=made_from or {},
         )
-        for path in partial.rglob("*"):
-            if path.is_file():
-                flush(path)
+        # Side by side: the disk takes many small files, such as generated pictures, several times as fast.
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(flush, [path for path in partial.rglob("*") if path.is_file()]))
         write_atomically(partial / LEDGER, json.dumps(asdict(ledger), indent=1, sort_keys=True))
         if self.remote is not None:
             stored = self._replace_from_storage(folder, key)
