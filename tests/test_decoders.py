@@ -15,6 +15,7 @@ from models.decoders.base import Decoder, make
 from models.options import RecurrentOptions
 from models.search import greedy
 from models.vocabulary import END, NULL, START
+from tasks.config.devices import prepare_compiler
 from tasks.training.objectives import attention_penalty
 
 CHANNELS, VOCABULARY, HIDDEN = 6, 12, 8
@@ -156,6 +157,7 @@ def test_a_compiled_step_is_the_step(name: str) -> None:
     words, valid = tokens[:, :, :-1], tokens[:, :, 1:] != NULL
     logits, read = decoder(grid, words, valid)
     plain = gradients(decoder, logits, read.alphas, tokens)
+    prepare_compiler()
     decoder.compile_step(2, 3)
     logits, read = decoder(grid, words, valid)
     torch.testing.assert_close(gradients(decoder, logits, read.alphas, tokens), plain, rtol=1e-4, atol=1e-6)

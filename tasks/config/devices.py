@@ -14,9 +14,9 @@ from tasks.config.machine import MachineConfig
 def prepare_compiler() -> None:
     """Make torch.compile ready for this processor; AttendError where it would find no C++ compiler.
 
-    Compiled kernels are kept on disk in a folder for each instruction set: torch's own folder is one for all, and a
-    kernel that was compiled for AVX2 corrupts memory where oneDNN lays weights out for AVX-512. A folder that
-    TORCHINDUCTOR_CACHE_DIR names is left alone.
+    Compiled kernels are kept on disk in a folder for each instruction set. Torch's own folder is one for all, and a
+    kernel that was compiled for one gives wrong numbers on another, or corrupts memory where oneDNN lays weights out
+    otherwise. A folder that TORCHINDUCTOR_CACHE_DIR names is left alone.
     """
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
