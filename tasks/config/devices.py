@@ -2,10 +2,9 @@
 
 import os
 import shutil
-import tempfile
-from pathlib import Path
 
 import torch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from tasks.common.errors import AttendError
 from tasks.config.machine import MachineConfig
@@ -23,9 +22,10 @@ def prepare_compiler() -> None:
         raise AttendError(
             f"machine.compile: there is no C++ compiler {compiler}: install one, or set machine.compile=false"
         )
-    instructions = (torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA", ""))
-    name = "_".join(part for part in ("torchinductor", str(os.getuid()), *instructions) if part)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / name))
+    own = default_cache_dir()  # torch writes it into the environment when torchvision is imported
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", own) == own:
+        instructions = (torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA", ""))
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = "_".join(part for part in (own, *instructions) if part)
 
 
 def device_of(machine: MachineConfig) -> torch.device:
