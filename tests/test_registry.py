@@ -271,14 +271,16 @@ def test_predictions_file_is_plain_parquet(workspace: Path) -> None:
 @pytest.mark.slow
 def test_every_way_out_of_the_registry_says_the_same(workspace: Path, tmp_path: Path) -> None:
     """In fresh environments: one of the model's own requirements, one of this project's wheel."""
-    done = bench("ways", written(tmp_path, trained(workspace)))
+    done = bench("conformance.interfaces", written(tmp_path, trained(workspace)))
     assert done.count("| 6 of 6 |") == 5  # as many as its test split has
 
 
 @pytest.mark.slow
 def test_hostile_requests_are_borne(workspace: Path) -> None:
     folder = str(pictures(workspace)[0].parent)
-    assert "every good request answered as when alone" in bench("hostile", str(workspace), folder, "--requests", "200")
+    assert "every good request answered as when alone" in bench(
+        "soak.hostile", str(workspace), folder, "--requests", "200"
+    )
 
 
 def written(tmp_path: Path, config: Config) -> str:
