@@ -140,7 +140,7 @@ class DecoderSpec(TypedDict):
 
 
 class EnsembleSpec(DecoderSpec):
-    """What an ensemble is made from. members: the number of its decoders, which are all made alike."""
+    """The arguments of an ensemble's decoders, which are all made alike. members: the number of them."""
 
     members: int
 

@@ -112,7 +112,7 @@ def test_the_encoder_computes_what_the_backbone_does(name: str) -> None:
         assert grid.isfinite().all()
         error = float((grid.float() - true).norm() / true.norm())
         assert error < most, (precision, error)  # float16 alone makes 3e-4 of it
-        left = [module for module in encoder._backbone.modules() if isinstance(module, nn.BatchNorm2d)]
+        left = [module for module in encoder.backbone.modules() if isinstance(module, nn.BatchNorm2d)]
         assert not left or name in ("tiny", "timm:resnet18")  # tiny's comes after a pooling
     assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
 
@@ -124,14 +124,14 @@ def test_a_compiled_encoder_is_the_encoder(precision: Precision) -> None:
     backbone = make("tiny", seed=0)
     pixels = torch.randint(0, 255, (7, 3, 64, 64), dtype=torch.uint8)
     plain, encoder = Encoder(backbone, precision)(pixels), Encoder(backbone, precision, compile_for=7)
-    compiled, sizes = encoder._compiled, []
+    compiled, sizes = encoder.compiled, []
     assert compiled is not None
 
     def noted(inputs: torch.Tensor) -> torch.Tensor:
         sizes.append(len(inputs))
         return compiled(inputs)
 
-    encoder._compiled = noted
+    encoder.compiled = noted
     torch.testing.assert_close(encoder(pixels).float(), plain.float(), rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(encoder(pixels[:3]).float(), plain[:3].float(), rtol=2e-2, atol=2e-2)
     assert sizes == [7]  # the others went uncompiled

@@ -42,13 +42,13 @@ def test_an_epoch_has_each_picture_once_and_its_own_grid(tmp_path: Path, block: 
     order = batches.order(0)
     assert sorted(order) == list(range(PICTURES))
     for grid, place in zip(read, order, strict=True):
-        assert np.array_equal(grid, batches._grids.read([batches.captioned[place].digest])[0])
+        assert np.array_equal(grid, batches.grids.read([batches.captioned[place].digest])[0])
 
 
 @pytest.mark.parametrize("block", [None, 3])
 def test_resident_grids_make_the_same_batches(tmp_path: Path, block: int | None) -> None:
     batches = batches_of(tmp_path, block)
-    resident = ResidentBatches(batches.captioned, batches._grids, 4, 0, block, device=torch.device("cpu"))
+    resident = ResidentBatches(batches.captioned, batches.grids, 4, 0, block, device=torch.device("cpu"))
     for one, other in zip(batches.epoch(3), resident.epoch(3), strict=True):
         assert torch.equal(one.pictures, other.pictures) and torch.equal(one.tokens, other.tokens)
 
@@ -77,7 +77,7 @@ def test_the_order_is_of_the_seed_and_the_epoch(tmp_path: Path, block: int | Non
 def test_a_pool_is_of_whole_blocks_and_mixed(tmp_path: Path) -> None:
     batches = batches_of(tmp_path, 2)
     order = batches.order(0)[:32]
-    rows = sorted(batches._grids.row(batches.captioned[place].digest) for place in order)
+    rows = sorted(batches.grids.row(batches.captioned[place].digest) for place in order)
     assert all(rows[at].row // 2 == rows[at + 1].row // 2 for at in range(0, 32, 2))
     near = sum(abs(int(one) - int(two)) == 1 for one, two in itertools.pairwise(order))
     assert near < 8  # neighbours come apart
@@ -92,14 +92,14 @@ def test_what_is_expected_is_what_comes(
     batches = batches_of(tmp_path, 1, size=size)
     asked: set[str] = set()
     reads = []
-    mapped = batches._grids.mapped
-    monkeypatch.setattr(batches._grids, "prefetch", asked.update)
+    mapped = batches.grids.mapped
+    monkeypatch.setattr(batches.grids, "prefetch", asked.update)
 
     def noted(digest: str) -> Any:
         reads.append((digest, set(asked)))
         return mapped(digest)
 
-    monkeypatch.setattr(batches._grids, "mapped", noted)
+    monkeypatch.setattr(batches.grids, "mapped", noted)
     list(batches.epoch(0, start))
     assert len(reads) == PICTURES - start * size
     for place, (_, before) in enumerate(reads, start * size):
@@ -122,7 +122,7 @@ def test_of_very_many_captions_each_epoch_draws_some(tmp_path: Path) -> None:
     captioned = [
         CaptionedPicture(item.digest, many if at == 7 else item.tokens) for at, item in enumerate(batches.captioned)
     ]
-    batches, again = (GridBatches(captioned, batches._grids, 4, 0) for _ in range(2))
+    batches, again = (GridBatches(captioned, batches.grids, 4, 0) for _ in range(2))
     epochs = [[batch.tokens for batch in batches.epoch(number)] for number in range(2)]
     drawn = [{int(word) for tokens in epoch for word in tokens[:, :, 1].flatten() if word > 4} for epoch in epochs]
     assert batches.rows == 64 and all(60 <= len(words) <= 64 for words in drawn) and drawn[0] != drawn[1]

@@ -129,7 +129,7 @@ def test_what_a_failed_run_captioned_is_kept(registered: Path, tmp_path: Path, m
     folder, out = folder_of(registered, tmp_path / "folder", 12), tmp_path / "captions.parquet"
     monkeypatch.setattr("flows.registered.pictures._BATCH", 4)
     asked: list[int] = []
-    real = caption._caption_batch
+    real = caption.caption_batch
 
     def failing(captioner, batch, beam, attention=False):  # type: ignore[no-untyped-def]
         asked.append(len(batch))
@@ -137,7 +137,7 @@ def test_what_a_failed_run_captioned_is_kept(registered: Path, tmp_path: Path, m
             raise KeyboardInterrupt
         return real(captioner, batch, beam, attention)
 
-    monkeypatch.setattr(caption, "_caption_batch", failing)
+    monkeypatch.setattr(caption, "caption_batch", failing)
     with pytest.raises(KeyboardInterrupt):
         write_captions_file(out, [str(folder)], None, None, registered)
     assert not out.exists() and asked == [4, 4, 4]

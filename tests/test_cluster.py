@@ -91,10 +91,10 @@ def test_weights_are_those_of_the_leader_or_are_refused(workspace: Path, monkeyp
 
     def elsewhere(jobs: Sequence[ShardJob], publish: Publish) -> None:
         monkeypatch.setenv("HOME", str(homes[1]))
-        monkeypatch.setattr("tasks.grids.shard_jobs._encoders", {})
+        monkeypatch.setattr("tasks.grids.shard_jobs.loaded_encoders", {})
         backwards_and_twice(jobs[:2], publish)
         shutil.copy(homes[1] / "tiny.safetensors", homes[0])
-        monkeypatch.setattr("tasks.grids.shard_jobs._encoders", {})
+        monkeypatch.setattr("tasks.grids.shard_jobs.loaded_encoders", {})
         make_shard(jobs[2])
 
     run_stage(config, "ingest")

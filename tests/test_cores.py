@@ -14,7 +14,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from tasks.common.cores import available_cores
 from tasks.config.devices import prepare_compiler
 from tasks.config.machine import MachineConfig
-from tasks.grids.encoding import decoders
+from tasks.grids.encoding import decoder_count
 
 SAYS = "import tasks, torch; print(torch.get_num_threads())"
 
@@ -72,8 +72,8 @@ def test_torch_takes_the_cores_of_this_process_unless_told_otherwise() -> None:
 
 
 def test_decoding_takes_as_many_threads_as_computing() -> None:
-    assert decoders(MachineConfig(threads=3))._max_workers == 3
-    assert decoders(MachineConfig(threads=3, decode_workers=2))._max_workers == 2
+    assert decoder_count(MachineConfig(threads=3)) == 3
+    assert decoder_count(MachineConfig(threads=3, decode_workers=2)) == 2
 
 
 def test_compiled_kernels_are_kept_by_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,9 @@ from PIL import Image
 from models.vocabulary import SPECIAL
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
-from tasks.data.manifest import hashed_split, read_pictures, write_manifest
+from tasks.data.manifest import read_pictures, write_manifest
 from tasks.data.sources import digests_of
+from tasks.data.splits import hashed_split
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import Row, find_pictures
 from tests.support import artifacts, run_stage, small

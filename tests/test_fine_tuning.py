@@ -22,7 +22,7 @@ from models.end_to_end import EndToEnd
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
-from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
+from tasks.data.manifest import files_by_digest
 from tasks.data.token_ids import CaptionedPicture
 from tasks.grids.encoding import decoders
 from tasks.grids.index import open_grids
@@ -69,7 +69,7 @@ def test_grids_of_the_tuned_backbone_are_what_it_makes_of_the_photographs(finish
     found = artifacts(config)
     backbone = make("tiny")
     backbone.load_state_dict(safetensors.torch.load_file(found["tune"].path / "backbone.safetensors"))
-    files = files_by_digest(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED_FOLDER))
+    files = files_by_digest(found["ingest"].path, config.data)
     digests = sorted(files)[:5]
     with decoders(config.machine) as pool:
         views = fine_tuning.Views(config.grids, "bilinear", files, pool)
@@ -172,7 +172,7 @@ def test_a_caption_that_tells_left_from_right_keeps_its_picture_from_the_mirror(
 def test_views_vary_by_epoch_and_are_a_function_of_the_seed(finished: Path) -> None:
     config = tuned_config(finished)
     found = artifacts(config)
-    files = files_by_digest(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED_FOLDER))
+    files = files_by_digest(found["ingest"].path, config.data)
     digests = sorted(files)[:3]
     with decoders(config.machine) as pool:
         views = fine_tuning.Views(config.grids, "bilinear", files, pool)

@@ -13,7 +13,7 @@ from flows.commands import cache_contents as housekeeping
 from flows.commands.cache_contents import Item, compact, prune, usage
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
-from tasks.grids.index import open_grids
+from tasks.grids.index import indexed_digests, open_grids
 from tasks.pipeline.workspace import Workspace
 from tests.support import artifacts, register_all, run_all, run_stage, small
 from tests.test_stages import Killed
@@ -81,8 +81,9 @@ def test_grids_of_pictures_that_are_gone_are_pruned_and_compacted(workspace: Wor
 
 
 def grids_of(config: Config) -> dict[str, npt.NDArray[np.float16]]:
-    reader = open_grids(artifacts(config)["extract"], config.machine)
-    return {digest: reader.read([digest])[0].copy() for digest in reader._rows}
+    extracted = artifacts(config)["extract"]
+    reader = open_grids(extracted, config.machine)
+    return {digest: reader.read([digest])[0].copy() for digest in indexed_digests(extracted)}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_every_option_can_be_set() -> None:
     assert options == set(DecoderConfig.model_fields) - {"name", "word_vectors", "freeze_words"}
     decoding = {item.name for item in fields(Decoding)}
     assert decoding == set(EvaluationConfig.model_fields) - {"split", "metrics", "ensemble"}
-    assert Decoding(**EvaluationConfig().decoding()) == Decoding()
+    assert EvaluationConfig().decoding() == Decoding()
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -20,6 +20,7 @@ from flows.serving.app import Server
 from flows.serving.limits import Limits
 from flows.serving.served import ServedModel
 from tasks.evaluation.report import REPORT
+from tasks.registry.logged_model import unwrap_captioner
 from tests.support import pictures
 from tests.test_serving import free_port
 
@@ -33,7 +34,7 @@ DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 @pytest.fixture(scope="module")
 def address(registered: Path) -> Iterator[str]:
     served, port = ServedModel(None, registered, 3600), free_port()
-    attention = served.current.model._captioner.decoder.attention
+    attention = unwrap_captioner(served.current.model, served.current.uri).decoder.attention
     attention.query.weight.data *= 100  # it looks everywhere alike, of 2 x 2 positions: sharper, the words differ
     app = Server(served, Limits(), 32, {"127.0.0.1"}).app()
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))

@@ -25,7 +25,7 @@ from tasks.data.manifest import read_pictures
 from tasks.evaluation.caption_and_score import PREDICTIONS
 from tasks.pipeline import distributed as processes
 from tasks.training.batches import Batch
-from tasks.training.loop import _LossModule, _synchronised
+from tasks.training.loop import LossModule, synchronised
 from tasks.training.objectives import CrossEntropy, count
 from tasks.training.outputs import HISTORY, WEIGHTS
 from tests.support import artifacts, plan, run_stage, small
@@ -177,7 +177,7 @@ def test_every_decoder_shares_its_gradient(name: str, tmp_path: Path) -> None:
     store = distributed.FileStore(str(tmp_path / "store"), 1)  # type: ignore[attr-defined]
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        module = _synchronised(_LossModule(decoder, CrossEntropy(TrainingConfig())))
+        module = synchronised(LossModule(decoder, CrossEntropy(TrainingConfig())))
         for step in range(3):
             module(batch, count(batch), step, 0.0).loss.backward()
     finally:

@@ -38,7 +38,7 @@ def test_flickr8k_as_published(tmp_path: Path) -> None:
     assert reader.shape == (7, 7, 1280)
     assert len(read_pictures(found["ingest"].path, "train")) == 80
     assert found["extract"].ledger.counts["failed"] == 0
-    digests = list(files_by_digest(found["ingest"].path, folder / "images"))
+    digests = list(files_by_digest(found["ingest"].path, config.data))
     values = reader.read(digests).astype("float32")
     # ReLU6 is the last layer: its range, and neither all zeros nor all ones, tell that the weights fit.
     assert values.min() >= 0 and values.max() <= 6 and 0.01 < (values > 0).mean() < 0.9

@@ -28,7 +28,7 @@ from starlette.testclient import TestClient
 
 from flows.registered.compare import force_champion
 from flows.serving.app import Server
-from flows.serving.batching import Batcher
+from flows.serving.batching import Batcher, CaptionRow, Params, failed
 from flows.serving.limits import Limits, RefusedError, allowed_hosts
 from flows.serving.served import ServedModel
 from tasks.registry import tracking
@@ -199,41 +199,46 @@ def test_what_else_is_answered(client: TestClient, registered: Path) -> None:
 
 def test_pictures_that_wait_are_captioned_together_and_faults_stay_alone() -> None:
     sizes: list[int] = []
-    free = threading.Event()
+    begun, free = threading.Event(), threading.Event()
 
-    def predict(batch: list[bytes], params: dict[str, Any]) -> list[dict[str, Any]]:
+    async def until_waiting(number: int) -> None:
+        while len(batcher) != number:
+            await asyncio.sleep(0.01)
+
+    def predict(batch: list[bytes], params: Params) -> list[CaptionRow]:
+        begun.set()
         free.wait(10)
         if params.get("wrong"):
             raise RefusedError(400, "beam and temperature do not go together")
         if b"poison" in batch:
             raise RuntimeError("a bug")
-        return [{"caption": item.decode(), "error": None} for item in batch]
+        return [{**failed(""), "caption": item.decode(), "error": None} for item in batch]
 
     batcher = Batcher(predict, 4, 20, sizes.append)
 
     async def ask() -> list[Any]:
         first = asyncio.ensure_future(batcher.caption([b"first"], {}))
-        await asyncio.sleep(0.05)  # the model is at it: what comes now waits
+        await asyncio.to_thread(begun.wait)  # the model is captioning: what comes now waits
         others = [batcher.caption([f"{at}".encode()], {}) for at in range(6)]
         others += [batcher.caption([b"a", b"poison", b"b"], {"beam": 2}), batcher.caption([b"c"], {"wrong": 1})]
         waiting = [asyncio.ensure_future(other) for other in others]
         given_up = asyncio.ensure_future(batcher.caption([b"given up"], {}))
-        await asyncio.sleep(0.05)
+        await until_waiting(11)
         given_up.cancel()
-        await asyncio.sleep(0.05)
+        with contextlib.suppress(asyncio.CancelledError):
+            await given_up
         with pytest.raises(RefusedError, match="busy"):
             await batcher.caption([b"x"] * 15, {})
         free.set()
         return list(await asyncio.gather(first, *waiting, return_exceptions=True))
 
     short = Batcher(lambda *_: [], 4, 20)
-    assert "could not be captioned" in asyncio.run(short.caption([b"x"], {}))[0]["error"] and short.alive
+    assert "could not be captioned" in str(asyncio.run(short.caption([b"x"], {}))[0]["error"]) and short.alive
     answers = asyncio.run(ask())
     batcher.close()
     assert [answer[0]["caption"] for answer in answers[:7]] == ["first", "0", "1", "2", "3", "4", "5"]
-    assert [row["caption"] for row in answers[7]] == ["a", "", "b"] and "could not be captioned" in answers[7][1][
-        "error"
-    ]
+    assert [row["caption"] for row in answers[7]] == ["a", "", "b"]
+    assert "could not be captioned" in answers[7][1]["error"]
     assert isinstance(answers[8], RefusedError) and answers[8].why == "beam and temperature do not go together"
     assert sizes == [1, 4, 2, 3, 1]
 
@@ -385,6 +390,13 @@ def test_on_loopback_only_its_own_names_are_answered(host: str, answered: set[st
     assert allowed_hosts(host) == answered
 
 
+def wait_for_more(answers: list[int]) -> None:
+    """Wait until twenty more requests were answered."""
+    before, end = len(answers), time.monotonic() + 60
+    while len(answers) < before + 20 and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 @pytest.mark.slow
 def test_no_request_is_dropped_while_the_champion_changes(tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
@@ -406,14 +418,14 @@ def test_no_request_is_dropped_while_the_champion_changes(tmp_path: Path) -> Non
         askers = [threading.Thread(target=ask) for _ in range(4)]
         for asker in askers:
             asker.start()
-        time.sleep(1)
+        wait_for_more(answers)
         force_champion(workspace, "models:/small/2")
         begun = time.monotonic()
         while versions[-1:] != ["2"] and time.monotonic() - begun < 60:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/model", timeout=60) as told:
                 versions.append(json.load(told)["version"])
             time.sleep(0.1)
-        time.sleep(1)
+        wait_for_more(answers)
         ends.set()
         for asker in askers:
             asker.join()

@@ -213,7 +213,7 @@ def test_cached_grids_are_those_of_the_raw_pictures(workspace: Path) -> None:
     run_all(config)
     found = artifacts(config)
     captioner = make_captioner(config.grids, config.evaluation, captioner_artifacts(config))
-    files = files_by_digest(found["ingest"].path, found["ingest"].path / GENERATED_FOLDER)
+    files = files_by_digest(found["ingest"].path, config.data)
     rows = pq.read_table(found["evaluate"].path / "predictions.parquet").to_pylist()
     captioned = captioner.caption([files[row["digest"]].read_bytes() for row in rows])
     assert [item.caption for item in captioned] == [row["caption"] for row in rows]
@@ -455,7 +455,7 @@ def test_a_full_disk_is_told_whoever_finds_it(workspace: Path, monkeypatch: pyte
     def full(*_: object) -> None:
         raise RuntimeError(words)
 
-    monkeypatch.setattr(fitting, "_save_weights", full)
+    monkeypatch.setattr(fitting, "save_weights", full)
     config = small(workspace, training__seed=3)
     with pytest.raises(AttendError, match=r"the disk is full \(train\): make room and run again"):
         run_stage(config, "train")

@@ -16,10 +16,10 @@ from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.config.stages import ViewsConfig
-from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
+from tasks.data.manifest import files_by_digest
 from tasks.data.token_ids import CaptionedPicture, read_captions, read_vocabulary
 from tasks.grids import view_crops
-from tasks.grids.index import open_grids
+from tasks.grids.index import indexed_digests, open_grids
 from tasks.grids.weights import load_backbone
 from tasks.pipeline.workspace import Workspace
 from tasks.training.batches import GridBatches
@@ -40,7 +40,7 @@ def test_a_cached_view_is_the_part_of_the_photograph_encoded(workspace: Path) ->
     run(config, "views")
     made = artifacts(config, "views")
     manifest = made["ingest"].path
-    files = files_by_digest(manifest, config.data.image_folder(manifest / GENERATED_FOLDER))
+    files = files_by_digest(manifest, config.data)
     cached, whole = open_grids(made["views"], config.machine), open_grids(made["extract"], config.machine)
     assert config.views is not None
     backbone = load_backbone(config.grids)
@@ -105,8 +105,8 @@ def test_more_views_extract_only_what_is_new_and_unneeded_ones_go(workspace: Pat
     assert [run_stage(again, stage).state for stage in ("ingest", "extract", "views")] == ["fresh"] * 3
     shards = [item for item in usage(Workspace(workspace)) if item.path.suffix == ".h5"]
     assert any(not item.needed_by for item in shards)
-    before = open_grids(artifacts(again, "views")["views"], again.machine)
-    names = list(before._rows)
+    views = artifacts(again, "views")["views"]
+    before, names = open_grids(views, again.machine), indexed_digests(views)
     kept = {name: before.mapped(name).copy() for name in names}
     compact(Workspace(workspace), 16)
     after = open_grids(artifacts(again, "views")["views"], again.machine)

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from bench.speed.serving import running
 from flows.pipeline import build_pipeline
 from tasks.config.schema import load
-from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
+from tasks.data.manifest import files_by_digest
 from tasks.evaluation.caption_and_score import PREDICTIONS
 from tasks.pipeline.plan import artifact, artifacts
 from tasks.registry import tracking
@@ -39,7 +39,7 @@ def main() -> None:
     config = load(sys.argv[1], sys.argv[2:])
     found = artifacts(build_pipeline(config))
     registered = read_registration(artifact(build_pipeline(config)).path)
-    files = files_by_digest(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED_FOLDER))
+    files = files_by_digest(found["ingest"].path, config.data)
     rows = pq.read_table(found["evaluate"].path / PREDICTIONS).to_pylist()[:PICTURES]
     photographs = [files[row["digest"]].read_bytes() for row in rows]
     expected = [row["caption"] for row in rows]

@@ -17,7 +17,7 @@ import torch
 from flows.pipeline import build_pipeline
 from models.captioner import key_of_digest
 from tasks.config.schema import load
-from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
+from tasks.data.manifest import files_by_digest
 from tasks.grids.index import open_grids
 from tasks.pipeline.plan import artifact, artifacts
 from tasks.registry import tracking
@@ -34,7 +34,7 @@ def main() -> None:
     tracking.connect(config.workspace)
     captioner = load_captioner(registered["uri"])
     grids = open_grids(found["extract"], config.machine)
-    files = files_by_digest(found["ingest"].path, config.data.image_folder(found["ingest"].path / GENERATED_FOLDER))
+    files = files_by_digest(found["ingest"].path, config.data)
     rows = pq.read_table(found["evaluate"].path / "predictions.parquet").column("digest").to_pylist()
     digests = rows[:PICTURES]
 

@@ -136,7 +136,7 @@ def _copy(batches: GridBatches, number: int) -> float:
     order = batches.order(number)
     began = time.perf_counter()
     for at in range(0, len(order), BATCH):
-        batches._grids.read([batches.captioned[place].digest for place in order[at : at + BATCH]])
+        batches.grids.read([batches.captioned[place].digest for place in order[at : at + BATCH]])
     return time.perf_counter() - began
 
 

@@ -25,7 +25,7 @@ from flows.pipeline import build_pipeline
 from models.backbones.encoder import Encoder
 from models.decoders.base import Decoder, make
 from tasks.config.schema import Config, validate
-from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
+from tasks.data.manifest import files_by_digest, read_pictures
 from tasks.data.token_ids import CaptionedPicture, read_captions, read_vocabulary
 from tasks.grids.encoding import decoders
 from tasks.grids.weights import load_backbone
@@ -142,9 +142,7 @@ def _in_the_loop(config: Config, out: Path) -> tuple[float, list[float]]:
     vocabulary = read_vocabulary(tokens)
     encoder = Encoder(load_backbone(config.grids), config.grids.precision)
     with decoders(config.machine) as pool:
-        photographs = Photographs(
-            config, files_by_digest(manifest, config.data.image_folder(manifest / GENERATED_FOLDER)), encoder, pool
-        )
+        photographs = Photographs(config, files_by_digest(manifest, config.data), encoder, pool)
         batches = LoopBatches(
             read_captions(tokens, "train"), config.training.batch_pictures, config.training.seed, photographs
         )

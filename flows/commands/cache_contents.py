@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError, suggestion
-from tasks.grids.index import INDEX, read_identity, reindex
+from tasks.grids.index import indexed_digests, read_identity, reindex
 from tasks.grids.reader import GridReader
 from tasks.grids.store import Grids, GridStore, Row, folder_size, remove_shard, stores
 from tasks.pipeline.ledger import Artifact, Ledger
@@ -92,14 +92,14 @@ def compact(workspace: Workspace, shard_rows: int) -> tuple[int, int]:
     before = after = 0
     for store in stores(workspace.grids):
         store.clean(workspace.suspects())
-        live = {digest for artifact, _ in _indexes(workspace, store, needed) for digest in _digests(artifact)}
+        live = {digest for artifact, _ in _indexes(workspace, store, needed) for digest in indexed_digests(artifact)}
         shards = store.shards()
         before += len(shards)
         old = _rewrite(store, live, shard_rows)
         if old:
             rows, _ = store.rows(without=old)
             for artifact, _ in _indexes(workspace, store, None):
-                if all(digest in rows for digest in _digests(artifact)):
+                if all(digest in rows for digest in indexed_digests(artifact)):
                     reindex(workspace, artifact, store, rows)
             for shard in shards:
                 if shard.number in old:
@@ -208,7 +208,7 @@ def _grid_items(workspace: Workspace, needed: dict[Path, set[str]], runs: dict[s
     for store in stores(workspace.grids):
         users_of_grid: dict[str, set[str]] = defaultdict(set)
         for artifact, users in _indexes(workspace, store, needed):
-            for digest in _digests(artifact):
+            for digest in indexed_digests(artifact):
                 users_of_grid[digest] |= users
         for shard in store.shards():
             live = [users_of_grid[digest] for digest in shard.digests if digest in users_of_grid]
@@ -230,9 +230,3 @@ def _indexes(
     for artifact in (artifact for kind in _INDEXED for artifact in _artifacts_of_kind(workspace, kind)):
         if read_identity(artifact) == store.identity and (needed is None or needed.get(artifact.path)):
             yield artifact, set() if needed is None else needed[artifact.path]
-
-
-def _digests(artifact: Artifact) -> list[str]:
-    """Return the digests of the pictures in an artifact's index."""
-    digests: list[str] = pq.read_table(artifact.path / INDEX, columns=["digest"]).column("digest").to_pylist()
-    return digests

@@ -58,7 +58,7 @@ class Service:
 def running_service(workspace: Path) -> Service | None:
     """Return the service that `attend up` started for this workspace; None where none is running."""
     with contextlib.suppress(FileNotFoundError):
-        if _is_locked(workspace):
+        if is_locked(workspace):
             return Service(**json.loads(_service_file(workspace).read_text(encoding="utf-8")))
     return None
 
@@ -69,7 +69,7 @@ def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
     project: the folder that holds prefect.yaml. Raises AttendError, with everything stopped again, where it cannot
     start.
     """
-    if _is_locked(workspace):
+    if is_locked(workspace):
         service = running_service(workspace)
         state = service.prefect if service is not None else "it is starting or stopping"
         raise AttendError(f"{workspace}: already up ({state}): stop it with `attend down`")
@@ -78,7 +78,7 @@ def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
             f"{project}: has no prefect.yaml: run `attend up` in the folder that has one, or give --project FOLDER"
         )
     for name, number in (("--port", port), ("--mlflow-port", mlflow_port)):
-        if _is_listening(number):
+        if is_listening(number):
             remedy = f"give another port{_stop_orphans(workspace)}"
             raise AttendError(f"{name}: {number} is taken by another program: {remedy}")
     Workspace(workspace).prepare()
@@ -124,7 +124,7 @@ def down(workspace: Path) -> None:
         raise AttendError(f"{workspace}: nothing to stop: no service of `attend up` is running here")
     os.kill(service.process, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS + 10
-    while _is_locked(workspace):
+    while is_locked(workspace):
         if time.monotonic() > deadline:
             raise AttendError(f"{workspace}: process {service.process} does not end: stop it by hand")
         time.sleep(0.2)
@@ -184,7 +184,7 @@ def supervise(project: Path, workspace: Path, port: int, mlflow_port: int) -> No
             _service_file(workspace).unlink(missing_ok=True)
             _stop(children)
             deadline = time.monotonic() + _STOP_SECONDS
-            while _is_listening(port) and time.monotonic() < deadline:  # Prefect's command ends before its server does
+            while is_listening(port) and time.monotonic() < deadline:  # Prefect's command ends before its server does
                 time.sleep(0.1)
 
 
@@ -249,7 +249,7 @@ def _stop_orphans(workspace: Path) -> str:
     return ""
 
 
-def _is_listening(port: int) -> bool:
+def is_listening(port: int) -> bool:
     """Return whether a program on this machine listens on the port."""
     with socket.socket() as probe:
         probe.settimeout(1)
@@ -261,7 +261,7 @@ def _lock(workspace: Path) -> filelock.FileLock:
     return filelock.FileLock(workspace / "locks" / "service.lock")
 
 
-def _is_locked(workspace: Path) -> bool:
+def is_locked(workspace: Path) -> bool:
     """Return whether a supervisor holds the workspace's lock."""
     lock = _lock(workspace)
     if not Path(lock.lock_file).exists():

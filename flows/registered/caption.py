@@ -76,7 +76,7 @@ def print_captions(
     row_by_digest: dict[str | None, Row] = {}
     with Bar(len(digests), "captions", "pictures") as bar:
         for batch in pictures.batches(digests):
-            for picture, row, result in _caption_batch(captioner, batch, beam, attention is not None):
+            for picture, row, result in caption_batch(captioner, batch, beam, attention is not None):
                 row_by_digest[picture.digest] = row
                 if attention is not None and result.error is None:
                     _draw_attention(picture, result, captioner, attention)
@@ -142,7 +142,7 @@ def _caption_new(
     with Bar(known_count + len(new), "captions", "pictures", known_count) as bar:
         try:
             for batch in pictures.batches(new):
-                rows += [row for _, row, _ in _caption_batch(captioner, batch, beam)]
+                rows += [row for _, row, _ in caption_batch(captioner, batch, beam)]
                 bar.advance(len(batch))
                 if len(rows) >= _PART_ROWS or time.monotonic() - part_start > _PART_SECONDS:
                     parts.write(rows)
@@ -186,7 +186,7 @@ class _PartFiles:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _caption_batch(
+def caption_batch(
     captioner: Any, batch: list[EncodedPicture], beam: int | None, attention: bool = False
 ) -> Iterator[tuple[EncodedPicture, Row, Any]]:
     """Yield each picture of a batch with its row and the captioner's result."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flows.pipeline import build_pipeline
 from flows.startup_checks import prepare
 from tasks.config.schema import Config
-from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
+from tasks.data.manifest import files_by_digest, read_pictures
 from tasks.data.token_ids import read_vocabulary
 from tasks.evaluation.caption_and_score import PREDICTIONS, captions_in
 from tasks.evaluation.coco_files import export
@@ -101,7 +101,7 @@ def _score(
         scores,
         predictions,
         captioner,
-        files_by_digest(manifest.path, config.data.image_folder(manifest.path / GENERATED_FOLDER)),
+        files_by_digest(manifest.path, config.data),
         config.evaluation.decoding(),
         earlier=earlier_versions(client, version.name, scores),
     )

@@ -19,9 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from flows.serving.batching import Batcher, failed
+from flows.serving.batching import Batcher, CaptionRow, Params, failed
 from flows.serving.limits import Held, Limits, RefusedError, Room
-from flows.serving.requests import CaptionRequest, Values, parameters, parse
+from flows.serving.requests import CaptionRequest, parameters, parse
 from flows.serving.served import ServedModel
 from models.photographs import admit
 from tasks.evaluation.report import page_file
@@ -119,7 +119,7 @@ class Server:
         # A page of another site cannot send these types without a CORS preflight, which this server refuses.
         if not request.headers.get("content-type", "").startswith(("image/", "application/octet-stream")):
             raise RefusedError(415, "send the bytes of one picture, with Content-Type image/jpeg or the like")
-        params: Values = parameters(request.query_params, self._served.current.params)
+        params: Params = parameters(request.query_params, self._served.current.params)
         rows = await self._caption_body(request, lambda body: CaptionRequest([body], params))
         return JSONResponse(rows[0])
 
@@ -158,9 +158,7 @@ class Server:
             raise HTTPException(404, "no such file")
         return Response(self._files[name], media_type=_MEDIA_TYPES[name.rpartition(".")[2]])
 
-    async def _caption_body(
-        self, request: Request, parse_body: Callable[[bytes], CaptionRequest]
-    ) -> list[dict[str, Any]]:
+    async def _caption_body(self, request: Request, parse_body: Callable[[bytes], CaptionRequest]) -> list[CaptionRow]:
         """Read the body and caption its pictures, both within the time limits. Returns a row for each picture.
 
         parse_body: returns the pictures and parameters of a body. Raises RefusedError for a request that is not

@@ -11,16 +11,33 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from flows.serving.limits import RefusedError
 
-Predict = Callable[[list[bytes], dict[str, Any]], list[dict[str, Any]]]
+Params = dict[str, int | float | bool]
+
+
+class CaptionRow(TypedDict):
+    """A picture's row of the registered model's output. alternatives: caption and log_probability of each.
+
+    attention: a map, a list of rows, for each token. error: why there is no caption; None where there is one.
+    """
+
+    caption: str
+    tokens: list[str]
+    log_probability: float
+    alternatives: list[dict[str, str | float]]
+    attention: list[list[list[float]]]
+    error: str | None
+
+
+Predict = Callable[[list[bytes], Params], list[CaptionRow]]
 _LOG = logging.getLogger("attend.serve")
 _CLOSE_SECONDS = 30.0  # how long to wait for the last pictures
 
 
-def failed(why: str) -> dict[str, Any]:
+def failed(why: str) -> CaptionRow:
     """Return the row of a picture that has no caption, with the reason."""
     return {
         "caption": "",
@@ -36,8 +53,8 @@ class _Waiting(NamedTuple):
     """A picture that waits, with its parameters and the future of its row."""
 
     picture: bytes
-    params: dict[str, Any]
-    answer: Future[dict[str, Any]]
+    params: Params
+    answer: Future[CaptionRow]
 
 
 class Batcher:
@@ -66,7 +83,7 @@ class Batcher:
         """Return whether the thread that captions is alive."""
         return self._thread.is_alive()
 
-    async def caption(self, pictures: Sequence[bytes], params: dict[str, Any]) -> list[dict[str, Any]]:
+    async def caption(self, pictures: Sequence[bytes], params: Params) -> list[CaptionRow]:
         """Return a row for each picture. When this is cancelled, pictures whose batch has not begun are dropped.
 
         Raises RefusedError where too many pictures wait, or for parameters that `predict` refuses.

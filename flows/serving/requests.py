@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from flows.serving.batching import Params
 from flows.serving.limits import Limits, RefusedError
 from tasks.common.errors import suggestion
 
@@ -19,14 +20,13 @@ _FORMS = ("dataframe_split", "dataframe_records", "inputs", "instances")
 # The most brackets and commas in a body: Python makes an object of each value between them, which may take fifty times
 # the value's bytes.
 _MAX_SEPARATORS = 100_000
-Values = dict[str, int | float | bool]
 
 
 class CaptionRequest(NamedTuple):
     """The pictures of a request, as the bytes that were sent (encoded photographs or not), and its parameters."""
 
     pictures: list[bytes]
-    params: Values
+    params: Params
 
 
 def parse(content_type: str, body: bytes, known: Mapping[str, type], limits: Limits) -> CaptionRequest:
@@ -53,12 +53,12 @@ def parse(content_type: str, body: bytes, known: Mapping[str, type], limits: Lim
     return request
 
 
-def parameters(given: Mapping[str, Any], known: Mapping[str, type]) -> Values:
+def parameters(given: Mapping[str, Any], known: Mapping[str, type]) -> Params:
     """Return the parameters with the types of `known`, converted from text where needed.
 
     Raises RefusedError for one that is unknown or has another type.
     """
-    values: Values = {}
+    values: Params = {}
     for name, value in given.items():
         if name not in known:
             raise RefusedError(400, f"{name[:80]}: no such parameter{suggestion(name[:80], known)}")

@@ -6,8 +6,9 @@ import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from flows.serving.batching import CaptionRow, Params
 from flows.serving.limits import RefusedError
 from tasks.registry import tracking
 from tasks.registry.logged_model import example, load_model, unwrap_captioner
@@ -20,6 +21,18 @@ _LOG = logging.getLogger("attend.serve")
 _TYPES: dict[str, type] = {"long": int, "integer": int, "double": float, "float": float, "boolean": bool}
 
 
+class ModelInfo(TypedDict):
+    """The description of the served model for clients, the answer to GET /model."""
+
+    model: str
+    version: str
+    parameters: list[str]
+    attends: bool
+    fit: str
+    beam: int
+    card: str
+
+
 @dataclass(frozen=True)
 class LoadedVersion:
     """A model version in memory.
@@ -30,14 +43,14 @@ class LoadedVersion:
     uri: str
     model: Any
     params: dict[str, type]
-    about: dict[str, Any]
+    about: ModelInfo
 
-    def predict(self, pictures: list[bytes], params: dict[str, Any]) -> list[dict[str, Any]]:
+    def predict(self, pictures: list[bytes], params: Params) -> list[CaptionRow]:
         """Return the model's row for each picture. Raises RefusedError for parameters that do not go together."""
         from mlflow.exceptions import MlflowException
 
         try:
-            rows: list[dict[str, Any]] = self.model.predict(None, pictures, params)
+            rows: list[CaptionRow] = self.model.predict(None, pictures, params)
             return rows
         except MlflowException as error:
             raise RefusedError(400, " ".join(error.message.split())) from None
@@ -63,7 +76,7 @@ class ServedModel:
         self.failure: str | None = None
         self.current = _load(version_of_address(self._client, self.address))
 
-    def predict(self, pictures: list[bytes], params: dict[str, Any]) -> list[dict[str, Any]]:
+    def predict(self, pictures: list[bytes], params: Params) -> list[CaptionRow]:
         """Caption pictures with the version that is served now."""
         return self.current.predict(pictures, params)
 
@@ -103,7 +116,7 @@ def _load(version: ModelVersion) -> LoadedVersion:
     captioner = unwrap_captioner(model, uri)
     schema = pyfunc.metadata.get_params_schema()
     params = {item.name: _TYPES[item.dtype.name] for item in schema.params} if schema else {}
-    about = {
+    about: ModelInfo = {
         "model": version.name,
         "version": str(version.version),
         "parameters": list(params),

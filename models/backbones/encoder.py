@@ -41,13 +41,13 @@ class Encoder:
         self.device = torch.device(device)
         self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self.declared = backbone.declared
-        self._backbone = copy.deepcopy(backbone).requires_grad_(False).eval()
-        self._backbone.fold()
-        self._backbone.to(self.device, self.dtype).to(memory_format=torch.channels_last)
+        self.backbone = copy.deepcopy(backbone).requires_grad_(False).eval()
+        self.backbone.fold()
+        self.backbone.to(self.device, self.dtype).to(memory_format=torch.channels_last)
         self._compile_for = compile_for
-        self._compiled: Callable[[Tensor], Tensor] | None = None
+        self.compiled: Callable[[Tensor], Tensor] | None = None
         if compile_for is not None:  # only then: loading the compiler alone takes a second
-            self._compiled = torch.compile(self._backbone.maps, dynamic=False, options={"freezing": True})
+            self.compiled = torch.compile(self.backbone.maps, dynamic=False, options={"freezing": True})
 
     @torch.inference_mode()
     def __call__(self, photographs: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Encoder:
         compiled_size = self._compile_for and self._chunk_size(self._compile_for, pixels)
         chunks = torch.split(photographs, self._chunk_size(len(photographs), pixels))
         return torch.cat(
-            [self._encode(chunk, self._compiled if len(chunk) == compiled_size else None) for chunk in chunks]
+            [self._encode(chunk, self.compiled if len(chunk) == compiled_size else None) for chunk in chunks]
         )
 
     def _chunk_size(self, count: int, pixels: int) -> int:
@@ -72,14 +72,14 @@ class Encoder:
     @torch.inference_mode()
     def _encode(self, photographs: Tensor, compiled: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return the grids of one chunk; compiled: the compiled forward pass, None for the uncompiled one."""
-        inputs = self._backbone.normalised(photographs.to(self.device, non_blocking=True)).to(self.dtype)
-        grid = self._backbone.to_grid((compiled or self._backbone.maps)(inputs).float())
+        inputs = self.backbone.normalised(photographs.to(self.device, non_blocking=True)).to(self.dtype)
+        grid = self.backbone.to_grid((compiled or self.backbone.maps)(inputs).float())
         limit = torch.finfo(torch.float16).max
         return grid.clamp(-limit, limit).to(torch.float16)
 
     def check(self, size: int) -> None:
         """Raise ValueError if a photograph of `size` px does not give a grid of the declared shape."""
-        pooled = self._backbone.grid
+        pooled = self.backbone.grid
         sides = self.declared.sides(size) if pooled is None else (pooled, pooled)
         try:
             shape = self._encode(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]

@@ -34,9 +34,9 @@ class Member(NamedTuple):
 
 
 DECODERS: dict[str, Member] = {
-    "rnn": Member("captioning_rnn", "CaptioningRNN", RecurrentOptions, {"cell_type": "rnn"}, attends=False),
-    "lstm": Member("captioning_rnn", "CaptioningRNN", RecurrentOptions, {"cell_type": "lstm"}, attends=False),
-    "attention_lstm": Member("captioning_rnn", "CaptioningRNN", AttentionLSTMOptions, {"cell_type": "attn"}),
+    "rnn": Member("rnn_and_lstm", "FirstStateDecoder", RecurrentOptions, {"cell": "rnn"}, attends=False),
+    "lstm": Member("rnn_and_lstm", "FirstStateDecoder", RecurrentOptions, {"cell": "lstm"}, attends=False),
+    "attention_lstm": Member("attention_lstm", "AttentionLSTM", AttentionLSTMOptions),
     "show_attend_tell": Member("show_attend_tell", "ShowAttendTell", ShowAttendTellOptions),
     "hard_attention": Member("hard_attention", "HardAttention", HardAttentionOptions),
     "up_down": Member("up_down", "UpDown", UpDownOptions),

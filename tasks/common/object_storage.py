@@ -28,10 +28,8 @@ from tasks.common.errors import AttendError, TransientError
 
 _SETTINGS_FILE = "remote.json"  # in the cache's folder: the URL, and the limit in bytes
 _BUCKET_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})  # makedirs would create a bucket there
-Answer = TypeVar("Answer")
-
-
 _DEFAULT_LIMIT = 100 * 2**30  # bytes
+Answer = TypeVar("Answer")
 
 
 class _Settings(NamedTuple):

@@ -137,9 +137,8 @@ class DecoderConfig(Section):
     def _check(self) -> DecoderConfig:
         check_known(self.name, "decoder", DECODERS)
         member = DECODERS[self.name]
-        applicable = {item.name for item in fields(member.options)}
         for name in type(self).model_fields:
-            applies = name in _NOT_OF_THE_CLASS or name in applicable
+            applies = name in _NOT_OF_THE_CLASS or name in self._class_options
             if not applies and getattr(self, name) is not None:
                 raise ValueError(f"decoder {self.name} has no `{name}`: leave it out, or set it to null")
         if self.first_state == "zeros" and not member.attends:
@@ -153,10 +152,14 @@ class DecoderConfig(Section):
             )
         return self
 
+    @property
+    def _class_options(self) -> set[str]:
+        """Return the names of the options of the decoder's class."""
+        return {item.name for item in fields(DECODERS[self.name].options)}
+
     def resolved(self) -> DecoderOptions:
         """Return the options of the decoder's class, with its defaults; ValueError for those that do not fit."""
-        names = {item.name for item in fields(DECODERS[self.name].options)}
-        values = {name: getattr(self, name) for name in type(self).model_fields if name in names}
+        values = {name: getattr(self, name) for name in type(self).model_fields if name in self._class_options}
         return DECODERS[self.name].options(**{name: value for name, value in values.items() if value is not None})
 
     def options(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -158,12 +158,12 @@ class EvaluationConfig(Section):
     def _check(self) -> EvaluationConfig:
         for name in self.metrics:
             check_known(name, "metric", METRICS)
-        Decoding(**self.decoding())  # its rules stand there
+        self.decoding()  # its rules stand there
         return self
 
-    def decoding(self) -> dict[str, Any]:
-        """Return the fields of models.options.Decoding."""
-        return self.model_dump(exclude={"split", "metrics", "ensemble"})
+    def decoding(self) -> Decoding:
+        """Return the settings of decoding; ValueError for those that do not go together."""
+        return Decoding(**self.model_dump(exclude={"split", "metrics", "ensemble"}))
 
 
 class RegistryConfig(Section):

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from tasks.common.errors import AttendError
 from tasks.config.machine import MachineConfig
 from tasks.data.sources import digests_of
+from tasks.data.splits import hashed_split
 from tasks.datasets.base import PICTURE_SUFFIXES, DatasetOptions, Row, picture_files
 from tasks.pipeline.file_digests import Digests
 from tasks.pipeline.ledger import Outcome, digest_of
@@ -46,6 +47,16 @@ class Picture:
     facts: dict[str, Any] | None
 
 
+class ManifestRow(TypedDict):
+    """A row of manifest.parquet. facts: as JSON."""
+
+    name: str
+    digest: str
+    split: str
+    captions: list[str]
+    facts: str | None
+
+
 def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping[str, str], out: Path) -> Outcome:
     """Read the data set with its adapter, check it, split it, and write the manifest to `out`.
 
@@ -61,25 +72,23 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
     if digests_of(data, machine) != inputs:
         raise AttendError(f"{data.path}: the data set changed while it was being read: run again")
     splits = [row.split or hashed_split(digests[path], data) for row, path in zip(rows, paths, strict=True)]
-    records = sorted(
-        (
-            {
-                "name": row.name,
-                "digest": digests[path],
-                "split": split,
-                "captions": list(row.captions),
-                "facts": json.dumps(row.facts) if row.facts is not None else None,
-            }
-            for row, path, split in zip(rows, paths, splits, strict=True)
-        ),
-        key=lambda record: str(record["name"]),
-    )
+    records: list[ManifestRow] = [
+        {
+            "name": row.name,
+            "digest": digests[path],
+            "split": split,
+            "captions": list(row.captions),
+            "facts": json.dumps(row.facts) if row.facts is not None else None,
+        }
+        for row, path, split in zip(rows, paths, splits, strict=True)
+    ]
+    records.sort(key=lambda record: record["name"])
     pq.write_table(pa.Table.from_pylist(records, schema=SCHEMA), out / MANIFEST)
     notes = _duplicate_notes(records)
-    present = sorted({str(record["split"]) for record in records})
+    present = sorted({record["split"] for record in records})
     content = {split: read_pictures(out, split) for split in present}
     products = {split: digest_of([[p.digest, p.captions, p.facts] for p in content[split]]) for split in present}
-    products["pictures"] = digest_of(sorted({str(record["digest"]) for record in records}))
+    products["pictures"] = digest_of(sorted({record["digest"] for record in records}))
     products["splits"] = digest_of([[split, products[split]] for split in present])
     for split in ("train", "dev"):
         if split not in present:
@@ -133,20 +142,9 @@ def _check(rows: list[Row], folder: Path, data: DatasetOptions, pictures: set[Pa
             )
 
 
-def hashed_split(digest: str, data: DatasetOptions) -> str:
-    """Return the split of a picture, which depends only on its content: adding other pictures never changes it.
-
-    digest: SHA-256 (hex) of the picture file. data: gives `test_share` and `dev_share`; the rest is train.
-    """
-    fraction = int.from_bytes(hashlib.sha256(f"split {digest}".encode()).digest()[:8], "big") / 2**64  # in [0, 1)
-    if fraction < data.test_share:
-        return "test"
-    return "dev" if fraction < data.test_share + data.dev_share else "train"
-
-
-def _duplicate_notes(records: list[dict[str, Any]]) -> list[str]:
+def _duplicate_notes(records: list[ManifestRow]) -> list[str]:
     """Return notes on pictures that have the same content: how many there are, and which are in two splits."""
-    first_by_digest: dict[str, dict[str, Any]] = {}
+    first_by_digest: dict[str, ManifestRow] = {}
     leaks, copies = [], 0
     for record in records:
         first = first_by_digest.setdefault(record["digest"], record)
@@ -166,7 +164,7 @@ def read_pictures(manifest: Path, split: str) -> list[Picture]:
 
     manifest: the folder of the `ingest` artifact.
     """
-    copies: dict[str, list[dict[str, Any]]] = {}
+    copies: dict[str, list[ManifestRow]] = {}
     for record in pq.read_table(manifest / MANIFEST, filters=[("split", "=", split)]).to_pylist():
         copies.setdefault(record["digest"], []).append(record)
     pictures = []
@@ -179,10 +177,12 @@ def read_pictures(manifest: Path, split: str) -> list[Picture]:
     return pictures
 
 
-def files_by_digest(manifest: Path, folder: Path) -> dict[str, Path]:
+def files_by_digest(manifest: Path, data: DatasetOptions) -> dict[str, Path]:
     """Return, for the digest of every picture of the manifest, the path of a file with that content.
 
-    manifest: the folder of the `ingest` artifact. folder: the image folder. Of several copies, the first by name.
+    manifest: the folder of the `ingest` artifact. data: the data set it was made from. Of several copies, the first by
+    name.
     """
+    folder = data.image_folder(manifest / GENERATED_FOLDER)
     table = pq.read_table(manifest / MANIFEST, columns=["digest", "name"]).to_pylist()
     return {record["digest"]: folder / record["name"] for record in reversed(table)}

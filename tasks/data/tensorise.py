@@ -1,7 +1,7 @@
 """Stage `tensorise`: captions -> vocabulary and token ids.
 
 In: the captions of all splits, from `ingest`. Out: vocabulary.json, built from the train split; captions.parquet, the
-captions as token ids; document_frequencies.parquet, with which CIDEr-D weights n-grams (see captions.py).
+captions as token ids; document_frequencies.parquet, with which CIDEr-D weights n-grams (see token_ids.py).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypedDict
 
 from PIL import Image, ImageDraw
 from pydantic import Field
@@ -33,7 +33,15 @@ _CELLS = [(column, row) for column in range(3) for row in range(3)]
 _JITTER = 0.02  # distance of a shape from the middle of its cell, at most, along an axis, as a share of the side
 _BACKGROUNDS = ((24, 26, 32), (58, 62, 70), (92, 84, 76))
 
-SceneObject = dict[str, Any]  # size, colour, shape, and centre x, y as shares of the picture's side
+
+class SceneObject(TypedDict):
+    """An object of a picture. x, y: its centre, as shares of the picture's side."""
+
+    size: str
+    colour: str
+    shape: str
+    x: float
+    y: float
 
 
 class Scenes(DatasetOptions):

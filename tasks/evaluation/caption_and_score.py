@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.captioner import key_of_digest
-from models.options import Decoding
 from models.search import Caption, decode
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
@@ -55,6 +54,19 @@ _SCHEMA = pa.schema(
 )
 
 
+class PredictionRow(TypedDict):
+    """A row of predictions.parquet. Columns that a row lacks are null."""
+
+    digest: str
+    caption: str
+    tokens: NotRequired[list[int]]
+    log_probability: NotRequired[float]
+    finished: NotRequired[bool]
+    alternatives: NotRequired[list[str]]
+    references: NotRequired[list[str]]
+    facts: NotRequired[str | None]
+
+
 @dataclass(frozen=True)
 class ScoreInputs:
     """The inputs of an evaluation: the artifacts of the earlier stages and of the decoder's stage."""
@@ -80,7 +92,7 @@ def evaluate_decoder(evaluation: EvaluationConfig, machine: MachineConfig, sourc
     counts: dict[str, int | float] = {"captions": scores["pictures"]}
     counts |= {name: round(value, 2) for name, value in scores["scores"].items()}
     return Outcome(
-        {"scores": digest_of(scores), "decoding": digest_of([evaluation.decoding(), evaluation.ensemble])}, counts
+        {"scores": digest_of(scores), "decoding": digest_of([vars(evaluation.decoding()), evaluation.ensemble])}, counts
     )
 
 
@@ -103,9 +115,9 @@ def predict(
     digests = [picture.digest for picture in pictures if picture.digest in grids]
     if not digests:
         raise AttendError(f"evaluate: no picture of the split {evaluation.split!r} could be read")
-    local_rows: list[dict[str, Any]] = []
+    local_rows: list[PredictionRow] = []
     local_digests = processes.share_of(digests)
-    decoding = Decoding(**evaluation.decoding())
+    decoding = evaluation.decoding()
     label = f"captions, beam {decoding.beam}" if decoding.search == "beam" else "captions, sampled"
     with Bar(len(local_digests), label, "pictures") as bar:
         size = decode_batch_size(machine, grids.shape, decoding.beam if decoding.search == "beam" else decoding.n_best)
@@ -118,11 +130,10 @@ def predict(
     write_predictions(rows, pictures, path)
 
 
-def write_predictions(rows: list[dict[str, Any]], pictures: list[Picture], path: Path) -> None:
+def write_predictions(rows: list[PredictionRow], pictures: list[Picture], path: Path) -> None:
     """Write captions to a Parquet file, with the references and facts that they are scored against.
 
-    rows: digest, caption, and any of the other columns; columns that a row lacks become null. pictures: where
-    references and facts are taken from.
+    pictures: where references and facts are taken from.
     """
     by_digest = {picture.digest: picture for picture in pictures}
     for row in rows:
@@ -159,7 +170,7 @@ def captions_in(path: Path) -> dict[str, str]:
     return dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-def _row(digest: str, captions: list[Caption], vocabulary: Vocabulary) -> dict[str, Any]:
+def _row(digest: str, captions: list[Caption], vocabulary: Vocabulary) -> PredictionRow:
     """Return the row of predictions.parquet, without references and facts, of a picture's captions, best first."""
     texts = [" ".join(vocabulary.decode(caption.tokens)) for caption in captions]
     return {
@@ -249,7 +260,7 @@ def _formatted(name: str, value: float) -> str:
 
 def _decoding_signature(evaluation: EvaluationConfig) -> str:
     """Return the decoding settings for the signature: only those that the chosen search uses."""
-    settings = evaluation.decoding()
+    settings = vars(evaluation.decoding())
     names = {
         "beam": ("beam", "length_normalisation"),
         "sample": ("search", "temperature", "top_k", "top_p", "seed", "n_best"),

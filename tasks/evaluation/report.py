@@ -12,10 +12,11 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from PIL import Image
 
+from models.options import Decoding
 from models.photographs import decode, seen
 from models.vocabulary import WORD_END
 from tasks.evaluation.caption_and_score import read_predictions
@@ -58,7 +59,7 @@ def write_report(
     predictions: Path,
     captioner: Any,
     files: Mapping[str, Path],
-    decoding: dict[str, Any],
+    decoding: Decoding,
     history: Sequence[dict[str, float]] = (),
     compared: Iterable[ComparedModel] = (),
     earlier: Iterable[EarlierVersion] = (),
@@ -115,7 +116,7 @@ def page_file(name: str) -> str:
     return (importlib.resources.files("tasks.evaluation") / "pages" / name).read_text(encoding="utf-8")
 
 
-def _as_json(item: ScoreComparison) -> dict[str, Any]:
+def _as_json(item: ScoreComparison) -> dict[str, object]:
     """Return a comparison as the page's script reads it, with the ends of the interval as `low` and `high`."""
     return {**vars(item), "low": item.interval[0], "high": item.interval[1]}
 
@@ -148,17 +149,27 @@ def _language(statistics: Mapping[str, float], captions: int) -> str:
     return text
 
 
-def _cards(
-    digests: Sequence[str], captioner: Any, files: Mapping[str, Path], decoding: dict[str, Any]
-) -> dict[str, Any]:
+class _Card(TypedDict):
+    """The data of a picture's card. row: its number in the photographs that were captioned for the page."""
+
+    row: int
+    photograph: str
+    width: int
+    height: int
+    tokens: list[str]
+    maps: str
+    side: list[int]
+
+
+def _cards(digests: Sequence[str], captioner: Any, files: Mapping[str, Path], decoding: Decoding) -> dict[str, _Card]:
     """Return digest -> the data of its card: the photograph, the tokens and their attention maps.
 
     Photographs are JPEG and maps uint8 (words, h, w), both in base64. A map is scaled so that its greatest weight is
     255.
     """
     photographs = [read_photograph(digest, files[digest]) for digest in digests]
-    captioned = captioner.caption(photographs, attention=captioner.attends, **decoding)
-    cards = {}
+    captioned = captioner.caption(photographs, attention=captioner.attends, **vars(decoding))
+    cards: dict[str, _Card] = {}
     for row, (digest, photograph, item) in enumerate(zip(digests, photographs, captioned, strict=True)):
         pixels = seen(decode(photograph), captioner.config["backbone"]["fit"])
         thumbnail = Image.fromarray(pixels.permute(1, 2, 0).numpy())

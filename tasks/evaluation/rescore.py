@@ -10,9 +10,9 @@ from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.progress import Bar
 from tasks.config.stages import EvaluationConfig
-from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
+from tasks.data.manifest import files_by_digest, read_pictures
 from tasks.datasets.base import DatasetOptions
-from tasks.evaluation.caption_and_score import score, write_predictions
+from tasks.evaluation.caption_and_score import PredictionRow, score, write_predictions
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.grids.encoding import read_photograph
 from tasks.pipeline.ledger import Artifact
@@ -38,16 +38,16 @@ def rescore(
     AttendError where the code saved in the model does not support the settings of `evaluation`, or where no picture
     could be read.
     """
-    files = files_by_digest(manifest.path, data.image_folder(manifest.path / GENERATED_FOLDER))
+    files = files_by_digest(manifest.path, data)
     pictures = read_pictures(manifest.path, evaluation.split)
     selected = [picture.digest for picture in pictures] if digests is None else list(digests)
-    rows: list[dict[str, Any]] = []
+    rows: list[PredictionRow] = []
     with Bar(len(selected), f"captions of {name}", "pictures") as bar:
         for start in range(0, len(selected), _BATCH):
             part = selected[start : start + _BATCH]
             try:
                 photographs = [read_photograph(digest, files[digest]) for digest in part]
-                captioned = captioner.caption(photographs, **evaluation.decoding())
+                captioned = captioner.caption(photographs, **vars(evaluation.decoding()))
             except TypeError as error:
                 raise AttendError(
                     f"{name}: the code saved in this model does not support the settings of evaluation ({error}): "

@@ -65,6 +65,11 @@ class Grids(Stage):
         """Return the product that identifies the grids: backbone, weights and how photographs are encoded."""
         return Product(self, "identity")
 
+    @property
+    def tuned_backbone(self) -> tuple[Product, ...]:
+        """Return the product with the tuned backbone's weights; nothing where `grids.weights` are used unchanged."""
+        return () if self.tuned is None else (self.tuned.backbone,)
+
     def failed(self, *splits: str) -> FailedAmong:
         """Return the product that says which photographs of these splits have no grid."""
         return FailedAmong(self, "failed", self.manifest, splits)
@@ -73,7 +78,7 @@ class Grids(Stage):
         return {"grids": self.grids}
 
     def needs(self) -> tuple[Product, ...]:
-        return (self.manifest.pictures, *([] if self.tuned is None else [self.tuned.backbone]))
+        return (self.manifest.pictures, *self.tuned_backbone)
 
     def inputs(self) -> dict[str, str]:
         return weight_digests(self.grids, self.machine)
@@ -84,14 +89,18 @@ class Grids(Stage):
             return identity_of(self.grids, work.artifacts[self.tuned].products["backbone"])
         return identity_of(self.grids, work.inputs["weights"])
 
+    def tuned_in(self, work: Work) -> Artifact | None:
+        """Return the artifact of the tuned backbone; None where `grids.weights` are used unchanged."""
+        return None if self.tuned is None else work.artifacts[self.tuned]
+
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
+        from tasks.data.manifest import files_by_digest
         from tasks.grids.index import bring_up_to_date
 
         manifest = work.artifacts[self.manifest].path
-        files = files_by_digest(manifest, self.data.image_folder(manifest / GENERATED_FOLDER))
-        tuned = None if self.tuned is None else work.artifacts[self.tuned]
-        return bring_up_to_date(files, self.identity_in(work), self.grids, self.machine, tuned, work.out, hooks)
+        files = files_by_digest(manifest, self.data)
+        identity, tuned = self.identity_in(work), self.tuned_in(work)
+        return bring_up_to_date(files, identity, self.grids, self.machine, tuned, work.out, hooks)
 
 
 def extract(config: Config, manifest: Manifest, tuned: Backbone | None = None, suffix: str = "") -> Grids:

@@ -116,7 +116,7 @@ def reindex(workspace: Workspace, artifact: Artifact, store: GridStore, rows: di
     partial = workspace.partial(ledger.stage, ledger.key)
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(artifact.path, partial, ignore=shutil.ignore_patterns(LEDGER))
-    indexed = {digest: rows[digest] for digest in pq.read_table(partial / INDEX).column("digest").to_pylist()}
+    indexed = {digest: rows[digest] for digest in indexed_digests(artifact)}
     _write_index(partial, indexed)
     shards = _shard_records(workspace, store, indexed)
     outcome = Outcome(ledger.products, {**ledger.counts, "shards": len(shards)}, ledger.notes, shards)

@@ -60,15 +60,15 @@ class ShardResult:
 
 Publish = Callable[[ShardResult], None]
 ShardExecutor = Callable[[Sequence[ShardJob], Publish], None]  # runs jobs elsewhere, and publishes each result
-_encoders: dict[str, Encoder] = {}
+loaded_encoders: dict[str, Encoder] = {}
 
 
 def make_shard(job: ShardJob) -> ShardResult:
     """Write one shard's files, unpublished. A worker's process reuses its backbone for the next shard."""
     key = digest_of([job.identity.as_dict, job.machine.device, job.machine.compile, job.machine.extract_batch])
-    if key not in _encoders:
-        _encoders.clear()  # one backbone in memory at a time
-        _encoders[key] = encoder_of(job.grids, job.machine, _local_tuned_backbone(job))
+    if key not in loaded_encoders:
+        loaded_encoders.clear()  # one backbone in memory at a time
+        loaded_encoders[key] = encoder_of(job.grids, job.machine, _local_tuned_backbone(job))
     store, drafts = GridStore(Workspace(job.machine.folder).grids, job.identity), []
     store.folder.mkdir(parents=True, exist_ok=True)
 
@@ -79,7 +79,7 @@ def make_shard(job: ShardJob) -> ShardResult:
         drafts.append(draft)
         return draft
 
-    encoder = _encoders[key]
+    encoder = loaded_encoders[key]
     result = extract_grids(write_draft, encoder, job.grids, job.machine, job.wanted, view=job.view)
     return ShardResult(len(job.wanted), drafts[0] if drafts else None, result)
 

@@ -41,26 +41,26 @@ class Views(Stage):
         return {"grids": self.grids, "views": self.views}
 
     def needs(self) -> tuple[Product, ...]:
-        tuned = [] if self.whole.tuned is None else [self.whole.tuned.backbone]
-        return (self.whole.manifest.split("train"), self.whole.identity, self.whole.failed("train"), *tuned)
+        whole = self.whole
+        return (whole.manifest.split("train"), whole.identity, whole.failed("train"), *whole.tuned_backbone)
 
     def inputs(self) -> dict[str, str]:
         return weight_digests(self.grids, self.machine)
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
+        from tasks.data.manifest import files_by_digest, read_pictures
         from tasks.grids.index import bring_up_to_date, indexed_digests
         from tasks.grids.view_crops import names_of, view_pixels
 
         manifest = work.artifacts[self.whole.manifest].path
-        files = files_by_digest(manifest, self.data.image_folder(manifest / GENERATED_FOLDER))
+        files = files_by_digest(manifest, self.data)
         readable = set(indexed_digests(work.artifacts[self.whole]))
         digests = sorted({picture.digest for picture in read_pictures(manifest, "train")} & readable)
         wanted = {name: files[digest] for digest in digests for name in names_of(digest, self.views)}
         mirrored = "odd ones mirrored" if self.views.flip else "none mirrored"
         view = f"crop {self.views.crop}, {mirrored}, seed {self.views.seed}, version {self.version}"
         identity = replace(self.whole.identity_in(work), view=view)
-        tuned = None if self.whole.tuned is None else work.artifacts[self.whole.tuned]
+        tuned = self.whole.tuned_in(work)
         outcome = bring_up_to_date(
             wanted, identity, self.grids, self.machine, tuned, work.out, hooks, partial(view_pixels, views=self.views)
         )

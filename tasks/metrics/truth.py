@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tasks.datasets.scenes import COLOURS, SHAPES, SIZES, relations
+from tasks.datasets.scenes import COLOURS, SHAPES, SIZES, SceneObject, relations
 from tasks.metrics import Counts, ScoredCaption
 
 _RELATIONS = {("left", "of"): "left of", ("right", "of"): "right of", ("above",): "above", ("below",): "below"}
@@ -27,7 +26,7 @@ def scores(sums: Counts) -> dict[str, Counts]:
     return {"truth": 100.0 * sums[..., 0] / sums[..., 1]}
 
 
-def is_true(words: list[str], objects: list[dict[str, Any]]) -> bool:
+def is_true(words: list[str], objects: list[SceneObject]) -> bool:
     """Return whether a caption names at least one shape and everything that it states about the scene is true.
 
     Each shape that the caption names must stand for a different object of the scene. A caption with an unknown word, or
@@ -46,7 +45,7 @@ def is_true(words: list[str], objects: list[dict[str, Any]]) -> bool:
     )
 
 
-def _matches(mention: _Mention, candidate: dict[str, Any]) -> bool:
+def _matches(mention: _Mention, candidate: Mapping[str, object]) -> bool:
     return all(candidate[attribute] == value for attribute, value in mention.items())
 
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 LEDGER = "ledger.json"
 FORMAT = 1
@@ -51,13 +51,27 @@ class Outcome:
     shared: dict[str, FileRecord] = field(default_factory=dict)
 
 
+class KeyParts(TypedDict):
+    """What a stage's key is the digest of.
+
+    stage: its kind. config: section -> field -> value. upstream: label of a product -> digest. inputs: name of a file
+    from outside the workspace -> digest.
+    """
+
+    stage: str
+    version: int
+    config: dict[str, dict[str, Any]]
+    upstream: dict[str, str]
+    inputs: dict[str, str]
+
+
 @dataclass(frozen=True)
 class Ledger:
     """The record of a finished stage: everything except the contents of its files."""
 
     stage: str
     key: str
-    parts: dict[str, Any]
+    parts: KeyParts
     products: dict[str, str]
     files: dict[str, FileRecord]
     shared: dict[str, FileRecord]

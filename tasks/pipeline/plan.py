@@ -8,12 +8,12 @@ artifact of that key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tasks.common.errors import AttendError, suggestion
-from tasks.pipeline.ledger import Artifact, differences, digest_of
+from tasks.pipeline.ledger import Artifact, KeyParts, differences, digest_of
 from tasks.pipeline.stage import PROGRESS, Pipeline, Stage
 from tasks.pipeline.workspace import Workspace
 
@@ -30,7 +30,7 @@ class Status:
     state: State
     why: list[str]
     key: str | None = None
-    parts: dict[str, Any] = field(default_factory=dict)
+    parts: KeyParts | None = None
     artifact: Artifact | None = None
 
     @property
@@ -120,7 +120,7 @@ def _status(
         changed = differences({"config": last.ledger.parts["config"]}, {"config": config})
         return Status(stage, "stale", [*changed, f"{must_run}; products that come out unchanged cause no re-run"])
 
-    parts: dict[str, Any] = {
+    parts: KeyParts = {
         "stage": stage.kind,
         "version": stage.version,
         "config": config,
@@ -169,7 +169,7 @@ def _status_by_key(status: Status, workspace: Workspace, last: Artifact | None, 
         return replace(status, state="interrupted", why=[_progress_of(partial)])
     if last is None:
         return replace(status, why=["has not run yet"])
-    return replace(status, state="stale", why=differences(last.ledger.parts, status.parts))
+    return replace(status, state="stale", why=differences(last.ledger.parts, status.parts or {}))
 
 
 def _files_to_read(artifact: Artifact, workspace: Workspace, read: Read) -> set[Path]:

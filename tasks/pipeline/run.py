@@ -48,7 +48,7 @@ def trust_fresh(statuses: Iterable[Status], workspace: Workspace) -> None:
 
 def _run(workspace: Workspace, status: Status, artifacts: Mapping[Stage, Artifact], hooks: Hooks) -> None:
     """Run a stage that is not fresh, and publish its artifact. artifacts: of all stages before it, fresh."""
-    assert status.key is not None
+    assert status.key is not None and status.parts is not None
     stage = status.stage
     partial = workspace.partial(stage.kind, status.key)
     if not stage.resumable:

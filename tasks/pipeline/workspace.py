@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import filelock
 
@@ -23,7 +22,7 @@ from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file, flush, write_atomically
 from tasks.common.log import log
 from tasks.common.object_storage import Remote
-from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, Ledger, Outcome
+from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, KeyParts, Ledger, Outcome
 
 SUSPECTS = "suspects.json"
 
@@ -186,7 +185,7 @@ class Workspace:
         self,
         stage: str,
         key: str,
-        parts: dict[str, Any],
+        parts: KeyParts,
         outcome: Outcome,
         seconds: float,
         made_from: dict[str, str] | None = None,

@@ -31,7 +31,7 @@ def make_captioner(grids: GridsConfig, evaluation: EvaluationConfig, artifacts: 
             "precision": grids.precision,
         },
         "decoder": shape,
-        "decoding": evaluation.decoding(),
+        "decoding": vars(evaluation.decoding()),
     }
     vocabulary = read_vocabulary(artifacts.captions.path)
     return Captioner(config, vocabulary, load_backbone(grids, artifacts.tuned), decoder)

@@ -16,7 +16,7 @@ from tasks.common.files import temporary_files_in
 from tasks.common.log import log
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
-from tasks.data.manifest import GENERATED_FOLDER, files_by_digest
+from tasks.data.manifest import files_by_digest
 from tasks.data.token_ids import VOCABULARY, read_vocabulary
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
 from tasks.evaluation.report import REPORT, ComparedModel, EarlierVersion, write_report
@@ -180,7 +180,7 @@ def _log_report(
         scores,
         artifacts.scores.path / PREDICTIONS,
         captioner,
-        files_by_digest(manifest, config.data.image_folder(manifest / GENERATED_FOLDER)),
+        files_by_digest(manifest, config.data),
         config.evaluation.decoding(),
         pq.read_table(artifacts.decoder.path / HISTORY).to_pylist(),
         rivals,

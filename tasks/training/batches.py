@@ -166,7 +166,7 @@ class GridBatches(Batches):
         choices: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__([picture for picture in pictures if picture.digest in grids], size, seed)
-        self._grids, self._block, self._choices = grids, block, choices
+        self.grids, self._block, self._choices = grids, block, choices
         # In pictures, rounded up to whole batches.
         self._pool_size = 0 if block is None else math.ceil(_POOL_BLOCKS * block / size) * size
         # The number of the pool in use, and how many grids of the next pool were requested from the disk.
@@ -194,16 +194,16 @@ class GridBatches(Batches):
             return
         pool = start // self._pool_size
         if self._prefetched is None:
-            self._grids.prefetch(self._grid_names(order, pool, epoch))
+            self.grids.prefetch(self._grid_names(order, pool, epoch))
         done = self._prefetched[1] if self._prefetched is not None and self._prefetched[0] == pool else 0
         until = start % self._pool_size + self.size
-        self._grids.prefetch(self._grid_names(order, pool + 1, epoch)[done:until])
+        self.grids.prefetch(self._grid_names(order, pool + 1, epoch)[done:until])
         self._prefetched = pool, until
 
     def _grid_names(self, order: npt.NDArray[np.int64], pool: int, epoch: int) -> list[str]:
         """Return the names of a pool's grids, in the order in which the cache stores them."""
         indices = order[pool * self._pool_size : (pool + 1) * self._pool_size]
-        return sorted((self.drawn(self.captioned[index].digest, epoch) for index in indices), key=self._grids.row)
+        return sorted((self.drawn(self.captioned[index].digest, epoch) for index in indices), key=self.grids.row)
 
     def drawn(self, digest: str, epoch: int) -> str:
         """Return the name of the grid that shows a picture in an epoch: a function of seed, epoch and digest."""
@@ -213,18 +213,18 @@ class GridBatches(Batches):
         return names[random.Random(f"{self.seed} {epoch} {digest}").randrange(len(names))]
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
-        return read_as_float32(self._grids, [self.drawn(picture.digest, epoch) for picture in captioned])
+        return read_as_float32(self.grids, [self.drawn(picture.digest, epoch) for picture in captioned])
 
     @property
     def channels(self) -> int:
         """Return C, the number of channels of a grid."""
-        return self._grids.shape[2]
+        return self.grids.shape[2]
 
     def gram(self) -> Tensor:
         """Return the sum of a a^T over all annotation vectors a of the split, float64 (C, C)."""
         digests = [picture.digest for picture in self.captioned]
-        total = torch.zeros(self._grids.shape[2], self._grids.shape[2], dtype=torch.float64)
-        for _, grid in grids_in_order(digests, self._grids, 64):
+        total = torch.zeros(self.grids.shape[2], self.grids.shape[2], dtype=torch.float64)
+        for _, grid in grids_in_order(digests, self.grids, 64):
             vectors = grid.flatten(0, 2).double()
             total += vectors.T @ vectors
         return total
@@ -244,14 +244,14 @@ class ResidentBatches(GridBatches):
             digests = [name for digest in digests for name in self._choices[digest]]
         self._index = {digest: index for index, digest in enumerate(digests)}
         try:
-            self._resident = torch.empty(len(digests), *self._grids.shape, dtype=torch.float16, device=device)
+            self._resident = torch.empty(len(digests), *self.grids.shape, dtype=torch.float16, device=device)
         except torch.OutOfMemoryError:
-            size = 2 * len(digests) * math.prod(self._grids.shape) / 2**30
+            size = 2 * len(digests) * math.prod(self.grids.shape) / 2**30
             raise AttendError(
                 f"machine.resident: {device} has no room for {size:.1f} GiB of grids: set machine.resident=false"
             ) from None
         for start in range(0, len(digests), 64):
-            grids = torch.from_numpy(self._grids.read(digests[start : start + 64]))
+            grids = torch.from_numpy(self.grids.read(digests[start : start + 64]))
             self._resident[start : start + len(grids)] = grids.to(device)
 
     def prefetch(self, order: npt.NDArray[np.int64], start: int, epoch: int) -> None:

@@ -53,14 +53,12 @@ class TunedBackbone(Backbone):
         return weight_digests(self.frozen.grids.grids, self.machine)
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.data.manifest import GENERATED_FOLDER
         from tasks.training.fit_backbone import TuneInputs, fit_backbone
 
         captions, grids = self.frozen.captions, self.frozen.grids
         manifest = work.artifacts[captions.manifest]
-        photographs = self.data.image_folder(manifest.path / GENERATED_FOLDER)
         sources = TuneInputs(
-            manifest, work.artifacts[captions], work.artifacts[grids], work.artifacts[self.frozen], photographs
+            manifest, work.artifacts[captions], work.artifacts[grids], work.artifacts[self.frozen], self.data
         )
         freeze_words = self.frozen.decoder.freeze_words
         return fit_backbone(grids.grids, self.tuning, freeze_words, self.machine, sources, work.out)

@@ -26,6 +26,7 @@ from tasks.config.stages import GridsConfig
 from tasks.config.training import TuningConfig
 from tasks.data.manifest import Picture, files_by_digest, read_pictures
 from tasks.data.token_ids import CaptionedPicture, read_captions, read_vocabulary
+from tasks.datasets.base import DatasetOptions
 from tasks.grids.encoding import decoders, read_photograph
 from tasks.grids.index import open_grids
 from tasks.grids.view_crops import mentions_side, random_crop
@@ -41,13 +42,13 @@ from tasks.training.precision import precision_by_epoch, with_precision
 
 @dataclass(frozen=True)
 class TuneInputs:
-    """The inputs of fine-tuning: the artifacts of earlier stages, and the folder of the photographs."""
+    """The inputs of fine-tuning: the artifacts of earlier stages, and the data set, which locates the photographs."""
 
     manifest: Artifact
     captions: Artifact
     grids: Artifact
     trained: Artifact
-    photographs: Path
+    data: DatasetOptions
 
 
 def fit_backbone(
@@ -67,7 +68,7 @@ def fit_backbone(
     tuning = with_precision(tuning, device_of(machine), "tuning")
     frozen_grids = open_grids(sources.grids, machine)
     vocabulary = read_vocabulary(captions)
-    files = files_by_digest(manifest, sources.photographs)
+    files = files_by_digest(manifest, sources.data)
     backbone = load_backbone(grids)
     decoder, _ = load_decoder(sources.trained.path)
     decoder.embed.weight.requires_grad_(not freeze_words)

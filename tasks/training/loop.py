@@ -147,8 +147,8 @@ class TrainingLoop:
             decoder: Any = model if isinstance(model, Decoder) else self.model.decoder
             pictures_at_once = math.ceil(batches.size / processes.size() / machine.accumulate)
             decoder.compile_step(pictures_at_once, objective.rows or batches.rows)
-        loss_module = _LossModule(self.model, objective)
-        self.loss_module: Any = loss_module if processes.size() == 1 else _synchronised(loss_module)
+        loss_module = LossModule(self.model, objective)
+        self.loss_module: Any = loss_module if processes.size() == 1 else synchronised(loss_module)
         self.average = _copy_weights(self.model.state_dict()) if training.averaging else None
         trainable = [
             {"params": [weight for weight in group.weights if weight.requires_grad], "peak": group.learning_rate}
@@ -190,7 +190,7 @@ class TrainingLoop:
             row = self._validate(dev)
             self.history.append(row)
             if epoch in self.ranking()[: self.keep]:
-                _save_weights(self.weights(), self._epoch_path(epoch))
+                save_weights(self.weights(), self._epoch_path(epoch))
             self.checkpoint()
             self._remove_other_weights()
             metric = self.objective.metric
@@ -369,7 +369,7 @@ class TrainingLoop:
 
     def write(self) -> None:
         """Write the finished artifact's weights and history. The checkpoint stays until they are published."""
-        _save_weights(self.weights(), self.out / LAST)
+        save_weights(self.weights(), self.out / LAST)
         for rank, path in enumerate(self._kept_paths(), 1):
             shutil.copyfile(path, self.out / (WEIGHTS if rank == 1 else NEXT_BEST.format(rank)))
         self.write_history()
@@ -383,7 +383,7 @@ class TrainingLoop:
         return dict(safetensors.torch.load_file(self._kept_paths()[0]))
 
 
-class _LossModule(nn.Module):
+class LossModule(nn.Module):
     """A model and its objective as one module, whose forward pass is the loss: DDP needs a module to wrap."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
@@ -394,7 +394,7 @@ class _LossModule(nn.Module):
         return self.objective(self.model, batch, whole, step, done)
 
 
-def _synchronised(loss_module: _LossModule) -> DistributedDataParallel:
+def synchronised(loss_module: LossModule) -> DistributedDataParallel:
     """Return the module with its gradients averaged over all processes."""
     # In some decoders not every layer takes part in every loss.
     return DistributedDataParallel(loss_module, find_unused_parameters=True)
@@ -408,7 +408,7 @@ def _copy_weights(state: dict[str, Any]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items()}
 
 
-def _save_weights(state: dict[str, Tensor], path: Path) -> None:
+def save_weights(state: dict[str, Tensor], path: Path) -> None:
     temporary = path.with_name(path.name + ".tmp")
     safetensors.torch.save_file({name: value.contiguous().cpu() for name, value in state.items()}, temporary)
     temporary.replace(path)
