@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 from torchcodec import decoders
 
+from .memory import is_out_of_memory
+
 Fit = Literal["squash", "crop"]
 Interpolation = Literal["bilinear", "bicubic"]
 # Mean and standard deviation of RGB values in [0, 1], by which a network's training photographs were normalised.
@@ -38,7 +40,7 @@ def decode(data: bytes) -> Tensor:
 
     Grey, palette, CMYK and 16-bit pictures become 8-bit RGB; transparent pixels are blended with white; EXIF
     orientation is applied. Raises ValueError, with the reason, for data that is not such a picture, is truncated, or
-    has over 100 million pixels.
+    has over 100 million pixels, and MemoryError where this machine has no memory for it, which is no fault of the data.
     """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -55,7 +57,9 @@ def decode(data: bytes) -> Tensor:
     except UnidentifiedImageError:
         raise ValueError(f"is no picture of a known format ({', '.join(FORMATS)})") from None
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError, ...
-        raise ValueError(f"cannot be decoded: {error}") from None
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from None
+        raise ValueError(f"cannot be decoded: {error or type(error).__name__}") from None
 
 
 class _LongHeaderError(Exception):
@@ -103,6 +107,8 @@ def admit(data: bytes) -> int:
             pixels = image.width * image.height
     except _LongHeaderError:
         raise ValueError("has a longer header than any photograph") from None
+    except MemoryError:
+        raise
     except Exception:  # Pillow's plugins raise OSError, SyntaxError, struct.error, ...
         raise ValueError(f"is no picture of a known format ({', '.join(ADMITTED)})") from None
     if pixels > ADMITTED_PIXELS:
@@ -118,6 +124,8 @@ def _decode_jpeg(data: bytes) -> Tensor:
         pixels: Tensor = decoders.decode_jpeg(encoded)  # type: ignore[attr-defined, assignment]
         return pixels
     except RuntimeError as error:  # its message begins with a position in torchcodec's source
+        if is_out_of_memory(error):
+            raise
         raise ValueError(f"cannot be decoded: {str(error).rpartition(', ')[2]}") from None
 
 

@@ -181,12 +181,14 @@ def test_cache_usage_prune_and_compact(tmp_path: Path, monkeypatch: pytest.Monke
     code, out, _ = attend(monkeypatch, capsys, "cache", "prune", "--yes", *place)
     assert (code, out.splitlines()[-1].endswith("removed")) == (0, True)
     _, out, _ = attend(monkeypatch, capsys, "cache", "compact", *place)
-    assert out == "4 shards before, 1 after\n"
+    assert out.endswith("4 shards rewritten, 40 grids would be removed: add --yes\n")
+    _, out, _ = attend(monkeypatch, capsys, "cache", "compact", "--yes", *place)
+    assert out.endswith("4 shards rewritten, 40 grids removed\n")
     _, out, _ = attend(monkeypatch, capsys, "cache", "usage", "--json", *place)
     assert all(item["needed_by"] for item in json.loads(out))
     assert run_stage(small(workspace, data__pictures=20), "extract").state == "fresh"
     line = refused(monkeypatch, capsys, "cache", "prune", "--forget", "smal", *place)
-    assert "--forget: smal: no run has this name; did you mean 'small'?" in line
+    assert "--forget: smal: no run and no import has this name; did you mean 'small'?" in line
 
 
 @pytest.mark.parametrize("command", ["list", "usage", "prune", "compact", "verify"])

@@ -10,11 +10,13 @@ import h5py
 import numpy as np
 import pytest
 
+from flows.commands.cache_contents import planned_compactions, prune, usage
 from flows.commands.import_grids import import_grids
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.data.manifest import read_pictures
 from tasks.grids.index import open_grids
+from tasks.pipeline.workspace import Workspace
 from tests.support import artifacts, run_stage, small
 
 COUNT = 60
@@ -144,3 +146,17 @@ def test_other_configs_and_files_are_refused(workspace: Path, tmp_path: Path) ->
         import_grids(imported(workspace), tmp_path / "grids.npz")
     with pytest.raises(AttendError, match="both or neither"):
         run_stage(small(workspace, grids__weights="imported:x"), "extract")
+
+
+def test_imported_grids_are_kept_until_someone_names_them(workspace: Path, tmp_path: Path) -> None:
+    """No run has indexed them yet, and they could not be made again."""
+    config = imported(workspace)
+    ids = write(tmp_path / "grids.npy", "nhwc")
+    import_grids(config, tmp_path / "grids.npy", ids)
+    opened = Workspace(workspace)
+    assert not [item for item in usage(opened) if item.path.suffix == ".h5" and not item.needed_by]
+    assert not planned_compactions(opened)
+    freed = [item for item in usage(opened, ["imported:theirs"]) if not item.needed_by]
+    assert {item.path.suffix for item in freed} == {".h5"}
+    prune(opened, freed, ["imported:theirs"])
+    assert not list(workspace.glob("grids/*/shard-*"))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.parquet as pq
 import pytest
 
 from flows.commands import cache_contents as housekeeping
-from flows.commands.cache_contents import Item, compact, prune, usage
+from flows.commands.cache_contents import Item, compact, planned_compactions, prune, usage
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
+from tasks.grids.identity import Identity
 from tasks.grids.index import indexed_digests, open_grids
 from tasks.pipeline.workspace import Workspace
 from tests.support import artifacts, register_all, run_all, run_stage, small
@@ -26,6 +29,14 @@ def workspace(finished_copy: Path) -> Workspace:
 
 def unneeded(workspace: Workspace, **options: list[str]) -> list[Item]:
     return [item for item in usage(workspace, **options) if not item.needed_by]
+
+
+def compacted(workspace: Workspace) -> None:
+    compact(workspace, planned_compactions(workspace), 16)
+
+
+def shards(workspace: Workspace) -> list[Path]:
+    return sorted(workspace.grids.glob("*/*.h5"))
 
 
 def test_all_that_a_run_made_is_needed(workspace: Workspace) -> None:
@@ -54,7 +65,7 @@ def test_two_runs_need_what_they_share(workspace: Workspace) -> None:
     run_all(other)
     assert not unneeded(workspace)
     assert {item.what for item in unneeded(workspace, without=["other"])} == {"train", "evaluate"}
-    with pytest.raises(AttendError, match="--forget: othr: no run has this name; did you mean 'other'"):
+    with pytest.raises(AttendError, match="--forget: othr: no run and no import has this name; did you mean 'other'"):
         usage(workspace, without=["othr"])
     prune(workspace, unneeded(workspace, without=["other"]), without=["other"])
     assert set(run_all(small(workspace.root)).values()) == {"fresh"}
@@ -72,8 +83,9 @@ def test_grids_of_pictures_that_are_gone_are_pruned_and_compacted(workspace: Wor
     partly = [item for item in usage(workspace) if item.unneeded]
     assert sum(item.unneeded for item in partly) > 0
     prune(workspace, unneeded(workspace))
-    shards, after = compact(workspace, 16)
-    assert after == 2 < shards
+    assert len(shards(workspace)) > 2
+    compacted(workspace)
+    assert len(shards(workspace)) == 2
     assert not unneeded(workspace) and not any(item.unneeded for item in usage(workspace))
     assert set(run_all(config).values()) == {"fresh"}  # nothing is extracted, nothing trained
     now = grids_of(config)
@@ -99,13 +111,14 @@ def test_a_killed_compaction_loses_nothing(workspace: Workspace, monkeypatch: py
     whole: Callable[..., None] = getattr(housekeeping, place.rpartition(".")[2])
     monkeypatch.setattr(place, dies)
     with pytest.raises(Killed):
-        compact(workspace, 16)
+        compacted(workspace)
     monkeypatch.setattr(place, whole)
     run_stage(config, "extract")
     assert artifacts(config)["extract"].ledger.counts["grids"] == 30
     assert all(np.array_equal(before[key], now) for key, now in grids_of(config).items())
     prune(workspace, unneeded(workspace))
-    assert compact(workspace, 16)[1] == 2
+    compacted(workspace)
+    assert len(shards(workspace)) == 2
     assert set(run_all(config).values()) == {"fresh"}
 
 
@@ -125,7 +138,7 @@ def test_an_extraction_that_is_not_finished_keeps_its_shards(tmp_path: Path, mon
     assert not [item for item in unneeded(workspace) if item.path.suffix == ".h5"]
     assert len(list(workspace.grids.rglob("*.h5"))) == 4
     with pytest.raises(AttendError, match="the extraction of small is not finished: run it first"):
-        compact(workspace, 16)
+        compacted(workspace)
 
 
 def test_what_damage_and_kills_left_is_pruned(workspace: Workspace) -> None:
@@ -134,7 +147,7 @@ def test_what_damage_and_kills_left_is_pruned(workspace: Workspace) -> None:
     shard.write_bytes(b"")
     run_all(config)
     (workspace.root / "artifacts" / "train" / "0123.partial").mkdir()
-    (artifacts(config)["tensorise"].path / "ledger.json").unlink()
+    (workspace.root / "artifacts" / "tensorise" / "0123").mkdir()
     found = unneeded(workspace)
     assert {item.what for item in found} == {
         "grids of tiny, set aside",
@@ -146,6 +159,84 @@ def test_what_damage_and_kills_left_is_pruned(workspace: Workspace) -> None:
     assert not unneeded(workspace)
 
 
+def damaged_ledger(path: Path) -> None:
+    path.write_text(path.read_text()[:100])
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, damaged_ledger])
+@pytest.mark.parametrize("lost", ["extract/ledger.json", "extract/index.parquet", "extract/identity.json", "run"])
+def test_what_is_needed_but_cannot_be_read_is_kept(
+    workspace: Workspace, lost: str, damage: Callable[[Path], None]
+) -> None:
+    """Law: no damage to a record makes a grid unneeded."""
+    with_fewer_pictures(workspace, 30)
+    before = shards(workspace)
+    path = workspace.root / "runs" / "small.json"
+    if lost != "run":
+        stage, name = lost.split("/")
+        path = artifacts(small(workspace.root, data__pictures=30, evaluation__split="dev"))[stage].path / name
+    elif damage is Path.unlink:
+        pytest.skip("a run that was never made needs nothing")
+    try:
+        damage(path)
+    except UnicodeDecodeError:  # Parquet
+        path.write_bytes(path.read_bytes()[:100])
+    assert not unneeded(workspace)
+    with pytest.raises(AttendError, match=r"what is needed is not known: .* cannot be read: run "):
+        planned_compactions(workspace)
+    assert shards(workspace) == before
+    run_all(small(workspace.root, data__pictures=30, evaluation__split="dev"))
+    compacted(workspace)
+    assert len(shards(workspace)) == 2
+
+
+@pytest.mark.parametrize("record", ["ledger", "identity", "shard"])
+def test_what_a_later_version_wrote_is_kept_and_told(workspace: Workspace, record: str) -> None:
+    run_all(small(workspace.root, training__seed=7))  # what the first run made is not needed any more
+    folder = artifacts(small(workspace.root))["train"].path
+    path = {"ledger": folder / "ledger.json", "identity": next(workspace.grids.glob("*/identity.json"))}.get(record)
+    if path is None:
+        index = next(workspace.grids.glob("*/*.parquet"))
+        table = pq.read_table(index)
+        metadata = {"attend": json.dumps({**json.loads(table.schema.metadata[b"attend"]), "format": 2})}
+        pq.write_table(table.replace_schema_metadata(metadata), index)
+    else:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    files = sorted(workspace.root.rglob("*"))
+    for command in (usage, planned_compactions):
+        with pytest.raises(AttendError, match="has format 2, and this version of attend reads formats up to 1"):
+            command(workspace)
+    assert sorted(workspace.root.rglob("*")) == files
+
+
+def test_fields_of_another_version_are_carried(workspace: Workspace) -> None:
+    config = with_fewer_pictures(workspace, 30)
+    identity = next(workspace.grids.glob("*/identity.json"))
+    ledger, run = artifacts(config)["extract"].path / "ledger.json", workspace.root / "runs" / "small.json"
+    for path in (ledger, run):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "added": [1, 2]}))
+    compacted(workspace)  # publishes the index again
+    assert set(run_all(config).values()) == {"fresh"}
+    run_all(small(workspace.root, data__pictures=31, evaluation__split="dev"))
+    assert all(json.loads(path.read_text())["added"] == [1, 2] for path in (ledger, run))
+    identity.write_text(json.dumps({**json.loads(identity.read_text()), "added": 1}))
+    assert Identity.read(identity).as_dict["added"] == 1
+    with pytest.raises(AttendError, match="is the identity of other grids"):
+        run_all(small(workspace.root, data__pictures=32, evaluation__split="dev"))
+
+
+def test_a_flipped_bit_is_not_compacted_into_a_new_digest(workspace: Workspace) -> None:
+    with_fewer_pictures(workspace, 30)
+    (planned,) = planned_compactions(workspace)
+    content = bytearray(planned.old[0].path.read_bytes())
+    content[-1] ^= 1
+    planned.old[0].path.write_bytes(content)
+    before = shards(workspace)
+    with pytest.raises(AttendError, match="does not match its digest: run `attend cache verify`"):
+        compacted(workspace)
+    assert shards(workspace) == before
+
+
 def test_a_stage_that_is_no_more_is_needed_no_more(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it was cut off, and its section was taken out then."""
     views = {"number": 2}
@@ -153,9 +244,9 @@ def test_a_stage_that_is_no_more_is_needed_no_more(workspace: Workspace, monkeyp
         patch.setattr("tasks.grids.views.Views.run", interrupted)
         run_stage(small(workspace.root, views=views), "views")
     with pytest.raises(AttendError, match="is not finished"):
-        compact(workspace, 16)
+        compacted(workspace)
     register_all(small(workspace.root))
-    compact(workspace, 16)
+    compacted(workspace)
     assert not unneeded(workspace)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flows.commands.cache_contents import compact, usage
+from flows.commands.cache_contents import compact, planned_compactions, usage
 from models.backbones.encoder import Encoder
 from models.photographs import decode, resize, stack
 from models.vocabulary import Vocabulary
@@ -108,7 +108,7 @@ def test_more_views_extract_only_what_is_new_and_unneeded_ones_go(workspace: Pat
     views = artifacts(again, "views")["views"]
     before, names = open_grids(views, again.machine), indexed_digests(views)
     kept = {name: before.mapped(name).copy() for name in names}
-    compact(Workspace(workspace), 16)
+    compact(Workspace(workspace), planned_compactions(Workspace(workspace)), 16)
     after = open_grids(artifacts(again, "views")["views"], again.machine)
     assert all(np.array_equal(after.mapped(name), grid) for name, grid in kept.items())
     assert all(item.needed_by for item in usage(Workspace(workspace)) if item.path.suffix == ".h5")

@@ -15,6 +15,7 @@ from tasks.common.errors import AttendError
 
 if TYPE_CHECKING:
     from flows.commands.cache_contents import Item
+    from tasks.grids.store import Shard
     from tasks.pipeline.workspace import Workspace
 
 app = typer.Typer(help="List, check and clean up the grid cache and the artifacts.", no_args_is_help=True)
@@ -70,7 +71,8 @@ def cache_usage(workspace: WorkspaceOption = Path("workspace"), as_json: Json = 
 def cache_prune(
     workspace: WorkspaceOption = Path("workspace"),
     forget: Annotated[
-        list[str] | None, typer.Option(help="name of a run whose results are no longer needed; may be repeated")
+        list[str] | None,
+        typer.Option(help="run whose results are no longer needed, or grids `imported:NAME`; may be repeated"),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="remove the items; without this they are only listed")] = False,
 ) -> None:
@@ -91,40 +93,69 @@ def cache_prune(
 
 
 @app.command("compact")
-def cache_compact(workspace: WorkspaceOption = Path("workspace")) -> None:
-    """Rewrite the shards that hold grids which nobody needs any more, without those grids."""
-    from flows.commands.cache_contents import compact
+def cache_compact(
+    workspace: WorkspaceOption = Path("workspace"),
+    yes: Annotated[bool, typer.Option("--yes", help="rewrite the shards; without this they are only listed")] = False,
+) -> None:
+    """List the shards that hold grids which nobody needs any more; rewrite them without those grids with --yes."""
+    from flows.commands.cache_contents import compact, planned_compactions
     from tasks.config.machine import MachineConfig
     from tasks.pipeline.sessions import exclusive_session
 
     opened = _open_workspace(workspace)
     _check_local(opened, "compact")
     with exclusive_session(opened, "compact"):
-        before, after = compact(opened, MachineConfig().shard_rows)
-    typer.echo(f"{before} shards before, {after} after")
+        planned = planned_compactions(opened)
+        for item in planned:
+            typer.echo(
+                f"{item.store.folder.relative_to(opened.root)}  grids of {item.store.identity.backbone}: "
+                f"{len(item.old)} shards hold {item.dropped:,} grids that nobody needs"
+            )
+        if yes:
+            compact(opened, planned, MachineConfig().shard_rows)
+    dropped = sum(item.dropped for item in planned)
+    outcome = "removed" if yes else "would be removed: add --yes"
+    typer.echo(f"{sum(len(item.old) for item in planned)} shards rewritten, {dropped:,} grids {outcome}")
 
 
 @app.command("verify")
 def cache_verify(workspace: WorkspaceOption = Path("workspace")) -> None:
     """Check every shard against its digest; set damaged shards aside, and exit with code 1 if there are any."""
-    from tasks.grids.store import set_aside, stores
+    from tasks.grids.store import stores
 
+    opened = _open_workspace(workspace)
     problems: list[str] = []
     checked = 0
-    for store in stores(_open_workspace(workspace).grids):
+    for store in stores(opened.grids):
         for shard in store.shards():
             if store.remote is not None and not shard.path.exists():
                 continue  # its digest is checked when the shard is downloaded
             checked += 1
             damage = shard.damage(verify=True)
             if damage is not None:
-                set_aside(shard.path.with_suffix(".parquet"))
-                problems.append(f"{damage}: set aside; `attend run` extracts its pictures again")
+                problems.append(f"{damage}: {_set_aside(opened, shard)}")
     for line in problems:
         typer.echo(line, err=True)
     typer.echo(f"{checked - len(problems)} of {checked} shards are sound")
     if problems:
         raise typer.Exit(1)
+
+
+@app.command("retry")
+def cache_retry(
+    config: Annotated[str, typer.Argument(help="a preset or YAML file")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.field=value")] = None,
+) -> None:
+    """Try the pictures again that could not be read; `attend run` then takes up those that can be read now."""
+    from flows.commands.retry import retry_failed
+    from tasks.config.schema import load
+    from tasks.pipeline.sessions import session
+    from tasks.pipeline.workspace import Workspace
+
+    settings = load(config, overrides or [])
+    with session(Workspace(settings.workspace), "retry of pictures that could not be read"):
+        before, after = retry_failed(settings)
+    typer.echo(f"{before - after:,} of {before:,} pictures that could not be read can be read now")
 
 
 @app.command("import")
@@ -152,6 +183,20 @@ def cache_import(
     with session(Workspace(settings.workspace), f"import of {grids.name}"):
         count = import_grids(settings, grids, ids, layout)  # type: ignore[arg-type]
     typer.echo(f"{count:,} grids of {grids.name} are in the cache as {settings.grids.weights}")
+
+
+def _set_aside(workspace: Workspace, shard: Shard) -> str:
+    """Set a damaged shard aside, or have the next run do so where one reads it now. Returns what was done."""
+    from tasks.grids.store import set_aside
+    from tasks.pipeline.sessions import exclusive_session
+
+    try:
+        with exclusive_session(workspace, "verify"):
+            set_aside(shard.path.with_suffix(".parquet"))
+            return "set aside; `attend run` extracts its pictures again"
+    except AttendError:
+        workspace.suspect([shard.path])
+        return "a run is going on; the next one sets it aside and extracts its pictures again"
 
 
 def _open_workspace(folder: Path) -> Workspace:

@@ -2,29 +2,31 @@
 
 An item is needed if a run of some name last made it or is working on it, if a registered version was made from it, or
 if it is a grid that one of their indexes names. Everything else belongs to settings and pictures that are no longer
-used, and could be made again.
+used, and could be made again. Imported grids could not: they are kept until `forget` names them. Where a record that
+says what is needed cannot be read, everything is kept.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError, suggestion
+from tasks.common.files import digest_of_file, remove_folder
 from tasks.grids.index import indexed_digests, read_identity, reindex
 from tasks.grids.reader import GridReader
-from tasks.grids.store import Grids, GridStore, Row, folder_size, remove_shard, stores
+from tasks.grids.store import Grids, GridStore, Row, Shard, folder_size, remove_shard, stores
+from tasks.grids.weights import IMPORTED
 from tasks.pipeline.ledger import Artifact, Ledger
 from tasks.pipeline.stage import kind_of
 from tasks.pipeline.workspace import LastRun, Workspace
 from tasks.registry.tracking import lost_registration, registered_uri
 
-_REMOVED = ".removed-"
+_ALL_KEPT = "what is needed is not known"
 _INDEXED = ("extract", "views")  # stages whose artifacts hold an index of grids
 
 
@@ -46,15 +48,15 @@ class Item:
 def usage(workspace: Workspace, without: Collection[str] = ()) -> list[Item]:
     """Return every artifact and shard, and what killed runs and damage left behind, with sizes and users.
 
-    without: names of runs whose needs do not count. Raises AttendError where no run has such a name.
+    without: names of runs, and of imported grids (`imported:NAME`), whose needs do not count. Raises AttendError where
+    there is no such run or import, and for records that a later version of this program wrote.
     """
-    runs = _runs(workspace)
+    known = {*_run_names(workspace), *_imports(workspace)}
     for name in without:
-        if name not in runs:
-            raise AttendError(f"--forget: {name}: no run has this name{suggestion(name, runs)}")
-    runs = {name: recent for name, recent in runs.items() if name not in without}
-    needed = _needed(workspace, runs)
-    return [*_artifact_items(workspace, needed), *_grid_items(workspace, needed, runs)]
+        if name not in known:
+            raise AttendError(f"--forget: {name}: no run and no import has this name{suggestion(name, known)}")
+    needs = _needs(workspace, without)
+    return [*_artifact_items(workspace, needs), *_grid_items(workspace, needs, without)]
 
 
 def prune(workspace: Workspace, items: Iterable[Item], without: Collection[str] = ()) -> None:
@@ -63,70 +65,95 @@ def prune(workspace: Workspace, items: Iterable[Item], without: Collection[str] 
     The caller must be alone in the workspace.
     """
     for name in without:
-        (workspace.root / "runs" / f"{name}.json").unlink(missing_ok=True)
+        if name in _run_names(workspace):
+            (workspace.root / "runs" / f"{name}.json").unlink(missing_ok=True)
     for item in items:
         assert not item.needed_by
         if item.path.suffix == ".h5":
             remove_shard(item.path)
         elif item.path.is_dir():
-            # Renamed first, so that a kill never leaves half an artifact under its name.
-            renamed = item.path.with_name(f"{_REMOVED}{item.path.name}")
-            item.path.rename(renamed)
-            shutil.rmtree(renamed)
+            remove_folder(item.path)
         else:
             item.path.unlink(missing_ok=True)
     workspace.trust(path for path in workspace.suspects() if not path.exists())
 
 
-def compact(workspace: Workspace, shard_rows: int) -> tuple[int, int]:
-    """Rewrite the shards that hold unneeded grids, without those grids. Returns the shard counts before and after.
+@dataclass(frozen=True)
+class Compaction:
+    """The shards of a store that are to be rewritten, and the digests of the pictures whose grids are kept."""
 
-    A kill at any moment may leave grids stored twice, but loses none. The caller must be alone in the workspace.
-    Raises AttendError while an extraction is not finished: which grids it needs is not known yet.
+    store: GridStore
+    old: list[Shard]
+    live: set[str]
+
+    @property
+    def dropped(self) -> int:
+        """Return how many grids of the old shards are not written again."""
+        return sum(digest not in self.live for shard in self.old for digest in shard.digests)
+
+
+def planned_compactions(workspace: Workspace) -> list[Compaction]:
+    """Return which shards hold unneeded grids, or grids that another shard holds too; a line for each such store.
+
+    Raises AttendError while an extraction is not finished, and where a record that says what is needed cannot be read:
+    which grids are needed is not known then.
     """
-    runs = _runs(workspace)
-    unfinished = _unfinished_extractions(runs)
-    if unfinished:
-        raise AttendError(f"{workspace.root}: the extraction of {', '.join(unfinished)} is not finished: run it first")
-    needed = _needed(workspace, runs)
-    before = after = 0
+    needs = _needs(workspace)
+    if needs.unfinished:
+        names = ", ".join(needs.unfinished)
+        raise AttendError(f"{workspace.root}: the extraction of {names} is not finished: run it first")
+    if needs.unknown:
+        raise AttendError(f"{workspace.root}: {_ALL_KEPT}: {'; '.join(sorted(needs.unknown))}")
+    planned = []
     for store in stores(workspace.grids):
-        store.clean(workspace.suspects())
-        live = {digest for artifact, _ in _indexes(workspace, store, needed) for digest in indexed_digests(artifact)}
-        shards = store.shards()
-        before += len(shards)
-        old = _rewrite(store, live, shard_rows)
+        if store.identity.backbone == IMPORTED:
+            continue
+        live = {digest for artifact, _ in _indexes(workspace, store, needs) for digest in indexed_digests(artifact)}
+        kept: set[str] = set()
+        old = []
+        for shard in store.shards():
+            if live.issuperset(shard.digests) and kept.isdisjoint(shard.digests):
+                kept.update(shard.digests)
+            else:
+                old.append(shard)
         if old:
-            rows, _ = store.rows(without=old)
-            for artifact, _ in _indexes(workspace, store, None):
-                if all(digest in rows for digest in indexed_digests(artifact)):
-                    reindex(workspace, artifact, store, rows)
-            for shard in shards:
-                if shard.number in old:
-                    remove_shard(shard.path)
-        after += len(store.shards())
-    return before, after
+            planned.append(Compaction(store, old, live))
+    return planned
 
 
-def _rewrite(store: GridStore, live: Collection[str], shard_rows: int) -> set[int]:
-    """Copy the live rows of shards that also hold other rows into new shards. Returns the numbers of the old shards.
+def compact(workspace: Workspace, planned: Iterable[Compaction], shard_rows: int) -> None:
+    """Rewrite shards without the grids that nobody needs.
 
-    live: digests of the pictures whose grids are needed. The old shards are still on disk: the caller holds the
-    store's lock, and removes them once nobody reads them.
+    A kill at any moment may leave grids stored twice, but loses none. The caller must have been alone in the workspace
+    since the compaction was planned. Raises AttendError, with nothing removed, for a shard that does not match its
+    digest.
     """
-    written: set[str] = set()  # digests of the live grids that stay or have been copied
-    old = []
-    for shard in store.shards():
-        if all(digest in live for digest in shard.digests) and written.isdisjoint(shard.digests):
-            written.update(shard.digests)
-        else:
-            old.append(shard)
+    for item in planned:
+        store, old = item.store, {shard.number for shard in item.old}
+        for shard in store.shards():
+            damage = shard.damage(verify=shard.number in old or shard.path in workspace.suspects())
+            if damage is not None:
+                raise AttendError(f"{damage}: run `attend cache verify`, `attend run`, and then this again")
+        store.clean()
+        _rewrite(item, shard_rows)
+        rows, _ = store.rows(without=old)
+        for artifact, _ in _indexes(workspace, store, None):
+            if all(digest in rows for digest in indexed_digests(artifact)):
+                reindex(workspace, artifact, store, rows)
+        for shard in item.old:
+            remove_shard(shard.path)
+
+
+def _rewrite(item: Compaction, shard_rows: int) -> None:
+    """Copy the live rows of the old shards into new shards. The old ones are still on disk afterwards."""
+    store, numbers = item.store, {shard.number for shard in item.old}
+    written = {digest for shard in store.shards() if shard.number not in numbers for digest in shard.digests}
     rows: list[tuple[Grids, str, tuple[int, int]]] = []
-    for shard in old:
+    for shard in item.old:
         sizes = pq.read_table(shard.path.with_suffix(".parquet"), columns=["width", "height"]).to_pylist()
         reader = GridReader(store, {digest: Row(shard.number, row) for row, digest in enumerate(shard.digests)})
         for digest, size in zip(shard.digests, sizes, strict=True):
-            if digest in live and digest not in written:
+            if digest in item.live and digest not in written:
                 written.add(digest)
                 rows.append((reader.read([digest])[0], digest, (size["width"], size["height"])))
             if len(rows) == shard_rows:
@@ -134,7 +161,6 @@ def _rewrite(store: GridStore, live: Collection[str], shard_rows: int) -> set[in
                 rows = []
     if rows:
         _write_rows(store, rows)
-    return {shard.number for shard in old}
 
 
 def _write_rows(store: GridStore, rows: list[tuple[Grids, str, tuple[int, int]]]) -> None:
@@ -142,35 +168,81 @@ def _write_rows(store: GridStore, rows: list[tuple[Grids, str, tuple[int, int]]]
     store.write([grid[None] for grid, _, _ in rows], [digest for _, digest, _ in rows], [size for _, _, size in rows])
 
 
-def _runs(workspace: Workspace) -> dict[str, LastRun]:
-    """Return, by run name, what the run of that name did last."""
-    return {path.stem: workspace.last_run(path.stem) for path in sorted((workspace.root / "runs").glob("*.json"))}
+@dataclass(frozen=True)
+class _Needs:
+    """The needs of runs and registered versions.
+
+    users: by artifact folder, the runs and registered versions that need it. unfinished: the runs that began an
+    extraction and have not finished it. unknown: why not all needs are known, with what to do, a line each; everything
+    is needed then.
+    """
+
+    users: dict[Path, set[str]] = field(default_factory=lambda: defaultdict(set))
+    unfinished: list[str] = field(default_factory=list)
+    unknown: set[str] = field(default_factory=set)
 
 
-def _needed(workspace: Workspace, runs: dict[str, LastRun]) -> dict[Path, set[str]]:
-    """Return, by artifact folder, the runs and registered versions that need it."""
-    needed: dict[Path, set[str]] = defaultdict(set)
-    for name, recent in runs.items():
+def _run_names(workspace: Workspace) -> list[str]:
+    return [path.stem for path in sorted((workspace.root / "runs").glob("*.json"))]
+
+
+def _imports(workspace: Workspace) -> set[str]:
+    """Return the names of the imported grids, `imported:NAME`."""
+    return {store.identity.weights for store in stores(workspace.grids) if store.identity.backbone == IMPORTED}
+
+
+def _needs(workspace: Workspace, without: Collection[str] = ()) -> _Needs:
+    """Return the needs of all runs but those named in `without`, and of the registered versions."""
+    needs = _Needs()
+    for name in _run_names(workspace):
+        if name in without:
+            continue
+        recent = LastRun.read(workspace.root / "runs" / f"{name}.json")
+        if recent is None:
+            needs.unknown.add(f"runs/{name}.json cannot be read: run it again, or give --forget {name}")
+            continue
         for stage, key in recent.done.items():
-            _mark_needed(workspace, needed, kind_of(stage), key, name)
+            _mark_needed(workspace, needs, kind_of(stage), key, name)
         for stage, key in recent.begun.items():
-            needed[workspace.partial(kind_of(stage), key)].add(name)
+            needs.users[workspace.partial(kind_of(stage), key)].add(name)
+        if any(recent.done.get(stage) != key for stage, key in recent.begun.items() if kind_of(stage) in _INDEXED):
+            needs.unfinished.append(name)
+    for folder in sorted((workspace.root / "artifacts").glob("*/*")):
+        ledger = Ledger.read(folder)  # raises for one of a later version, whatever its kind
+        is_published = folder.suffix != ".partial" and not folder.name.startswith(".")
+        if ledger is None and folder.parent.name == "register" and is_published:
+            needs.unknown.add(f"{_name_in(workspace, folder)} cannot be read: run its settings again, or remove it")
     for artifact in _artifacts_of_kind(workspace, "register"):
         if lost_registration(artifact, workspace) is None:
-            _mark_needed(workspace, needed, "register", artifact.ledger.key, registered_uri(artifact))
-    return needed
+            _mark_needed(workspace, needs, "register", artifact.ledger.key, registered_uri(artifact))
+    return needs
 
 
-def _mark_needed(workspace: Workspace, needed: dict[Path, set[str]], kind: str, key: str, user: str) -> None:
+def _mark_needed(workspace: Workspace, needs: _Needs, kind: str, key: str, user: str) -> None:
     """Add `user` to the users of an artifact, and of all artifacts that it was made from."""
     folder = workspace.folder(kind, key)
-    if user in needed[folder]:
+    if user in needs.users[folder]:
         return
-    needed[folder].add(user)
+    needs.users[folder].add(user)
     artifact = workspace.find(kind, key)
+    if artifact is None or (kind in _INDEXED and not _index_is_whole(artifact, workspace)):
+        needs.unknown.add(f"{_name_in(workspace, folder)}, which {user} needs, cannot be read: run {user} again")
     if artifact is not None:
         for upstream, made_from in artifact.ledger.made_from.items():
-            _mark_needed(workspace, needed, upstream, made_from, user)
+            _mark_needed(workspace, needs, upstream, made_from, user)
+
+
+def _index_is_whole(artifact: Artifact, workspace: Workspace) -> bool:
+    """Return whether an artifact's own files match its ledger; the shards that it names need not."""
+    return all(
+        path.is_file() and path.stat().st_size == record.size and digest_of_file(path) == record.sha256
+        for path, record in artifact.files(workspace.root)
+        if artifact.path in path.parents
+    )
+
+
+def _name_in(workspace: Workspace, path: Path) -> str:
+    return path.relative_to(workspace.root).as_posix()
 
 
 def _artifacts_of_kind(workspace: Workspace, kind: str) -> Iterator[Artifact]:
@@ -181,52 +253,51 @@ def _artifacts_of_kind(workspace: Workspace, kind: str) -> Iterator[Artifact]:
             yield Artifact(folder, ledger)
 
 
-def _artifact_items(workspace: Workspace, needed: dict[Path, set[str]]) -> Iterator[Item]:
+def _artifact_items(workspace: Workspace, needs: _Needs) -> Iterator[Item]:
     """Yield an item for every folder of an artifact, finished or not."""
     for folder in sorted((workspace.root / "artifacts").glob("*/*")):
-        kind, size, users = folder.parent.name, folder_size(folder), tuple(sorted(needed.get(folder, ())))
+        kind, size = folder.parent.name, folder_size(folder)
+        users = tuple(sorted(needs.users.get(folder, set()) | needs.unknown))
         if folder.suffix == ".partial":
             yield Item(f"{kind}, not finished", folder, size, users)
         elif Ledger.read(folder) is None:
-            yield Item(f"{kind}, without a ledger", folder, size, ())
+            yield Item(f"{kind}, without a ledger", folder, size, users)
         else:
             yield Item(kind, folder, size, users)
 
 
-def _unfinished_extractions(runs: dict[str, LastRun]) -> list[str]:
-    """Return the names of the runs that began an extraction and have not finished it."""
-    return [
-        name
-        for name, recent in runs.items()
-        if any(recent.done.get(stage) != key for stage, key in recent.begun.items() if kind_of(stage) in _INDEXED)
-    ]
+def _grid_items(workspace: Workspace, needs: _Needs, without: Collection[str]) -> Iterator[Item]:
+    """Yield an item for every shard, and for every file that was set aside as damaged.
 
-
-def _grid_items(workspace: Workspace, needed: dict[Path, set[str]], runs: dict[str, LastRun]) -> Iterator[Item]:
-    """Yield an item for every shard, and for every file that was set aside as damaged."""
-    unfinished = {f"{name} (its extraction is not finished)" for name in _unfinished_extractions(runs)}
+    without: names of imported grids that need not be kept.
+    """
+    unfinished = {f"{name} (its extraction is not finished)" for name in needs.unfinished}
     for store in stores(workspace.grids):
+        backbone, weights = store.identity.backbone, store.identity.weights
+        kept = {f"{weights}, which cannot be made again"} if backbone == IMPORTED and weights not in without else set()
+        users_of_all = unfinished | needs.unknown | kept
         users_of_grid: dict[str, set[str]] = defaultdict(set)
-        for artifact, users in _indexes(workspace, store, needed):
+        for artifact, users in _indexes(workspace, store, needs):
             for digest in indexed_digests(artifact):
                 users_of_grid[digest] |= users
         for shard in store.shards():
             live = [users_of_grid[digest] for digest in shard.digests if digest in users_of_grid]
-            users = unfinished.union(*live)
+            users = users_of_all.union(*live)
             size = shard.record.size + shard.path.with_suffix(".parquet").stat().st_size
-            unneeded = len(shard.digests) - len(live) if users else 0
-            yield Item(f"grids of {store.identity.backbone}", shard.path, size, tuple(sorted(users)), unneeded)
+            unneeded = len(shard.digests) - len(live) if users and not users_of_all else 0
+            yield Item(f"grids of {backbone}", shard.path, size, tuple(sorted(users)), unneeded)
         for path in sorted(store.folder.glob("*.damaged")):
-            yield Item(f"grids of {store.identity.backbone}, set aside", path, path.stat().st_size, ())
+            users = kept | needs.unknown
+            yield Item(f"grids of {backbone}, set aside", path, path.stat().st_size, tuple(sorted(users)))
 
 
-def _indexes(
-    workspace: Workspace, store: GridStore, needed: dict[Path, set[str]] | None
-) -> Iterator[tuple[Artifact, set[str]]]:
+def _indexes(workspace: Workspace, store: GridStore, needs: _Needs | None) -> Iterator[tuple[Artifact, set[str]]]:
     """Yield the needed artifacts that hold an index of the store, with their users.
 
-    Where `needed` is None, yields all artifacts with such an index, each with an empty set of users.
+    Where `needs` is None, yields all artifacts with such an index, each with an empty set of users.
     """
     for artifact in (artifact for kind in _INDEXED for artifact in _artifacts_of_kind(workspace, kind)):
-        if read_identity(artifact) == store.identity and (needed is None or needed.get(artifact.path)):
-            yield artifact, set() if needed is None else needed[artifact.path]
+        users = set() if needs is None else needs.users.get(artifact.path, set())
+        is_needed = needs is None or bool(users)
+        if is_needed and _index_is_whole(artifact, workspace) and read_identity(artifact) == store.identity:
+            yield artifact, users

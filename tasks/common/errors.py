@@ -17,6 +17,18 @@ class TransientError(AttendError, OSError):
     """A failure that may be over in a minute: worth another try before it is reported."""
 
 
+def check_format(found: object, known: int, where: str) -> None:
+    """Raise AttendError where a file's format is later than the one that this program reads, or is no number.
+
+    where: the file, for the message.
+    """
+    if type(found) is not int or found > known:
+        raise AttendError(
+            f"{where}: has format {str(found)[:20]}, and this version of attend reads formats up to {known}: a later "
+            "version wrote it; nothing is changed: use that version"
+        )
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Return whether the error means that the disk, or the user's quota on it, is full.
 

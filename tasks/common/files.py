@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -44,6 +45,13 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old text or the new, never a part."""
     with write_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder. It is renamed first, so that a kill never leaves a part of it under its name."""
+    renamed = folder.with_name(f".removed-{folder.name}")
+    folder.rename(renamed)
+    shutil.rmtree(renamed)
 
 
 def drop_temporaries(folders: Iterable[Path]) -> None:

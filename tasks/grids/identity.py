@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tasks.common.errors import AttendError, check_format
 from tasks.config.stages import GridsConfig
-from tasks.pipeline.ledger import digest_of
+from tasks.pipeline.ledger import digest_of, split_fields
 
 FORMAT = 1  # version of the shards' file format
 # To be raised by hand when a change to the code decodes, resizes or encodes photographs differently.
@@ -28,6 +30,22 @@ class Identity:
     dtype: str = "float16"
     format: int = FORMAT
     view: str = ""  # the part of a photograph that is encoded; empty for the whole photograph
+    unknown: dict[str, Any] = field(default_factory=dict, hash=False)  # fields that another version wrote
+
+    @staticmethod
+    def read(path: Path) -> Identity:
+        """Return the identity in a file; AttendError where it is damaged or of a later format."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            check_format(values["format"], FORMAT, str(path))
+            known, unknown = split_fields(Identity, values)
+            return Identity(**known, unknown=unknown)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            reason = " ".join(str(error).split())[:120]
+            raise AttendError(
+                f"{path}: cannot be read as the identity of grids ({reason}): restore it from a backup, or move its "
+                "folder away"
+            ) from None
 
     @property
     def as_dict(self) -> dict[str, Any]:
@@ -35,7 +53,9 @@ class Identity:
 
         An empty `view` is left out, so that grids extracted before the field existed keep their digest.
         """
-        return {name: value for name, value in self.__dict__.items() if name != "view" or value}
+        values = {name: value for name, value in self.__dict__.items() if name != "view" or value}
+        unknown: dict[str, Any] = values.pop("unknown")
+        return unknown | values
 
     @property
     def digest(self) -> str:

@@ -120,7 +120,7 @@ def reindex(workspace: Workspace, artifact: Artifact, store: GridStore, rows: di
     _write_index(partial, indexed)
     shards = _shard_records(workspace, store, indexed)
     outcome = Outcome(ledger.products, {**ledger.counts, "shards": len(shards)}, ledger.notes, shards)
-    workspace.publish(ledger.stage, ledger.key, ledger.parts, outcome, ledger.seconds, ledger.made_from)
+    workspace.publish(ledger.stage, ledger.key, ledger.parts, outcome, ledger.seconds, ledger.made_from, ledger.unknown)
 
 
 def indexed_digests(extracted: Artifact) -> list[str]:
@@ -148,7 +148,7 @@ def _shard_records(workspace: Workspace, store: GridStore, rows: dict[str, Row])
 
 def read_identity(extracted: Artifact) -> Identity:
     """Return the identity of the grids of an artifact of `extract` or `views`."""
-    return Identity(**json.loads((extracted.path / IDENTITY).read_text(encoding="utf-8")))
+    return Identity.read(extracted.path / IDENTITY)
 
 
 def open_grids(extracted: Artifact, machine: MachineConfig) -> GridReader:

@@ -31,7 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, check_format
 from tasks.common.files import digest_of_file, flush, write_atomically, write_whole
 from tasks.common.object_storage import Remote
 from tasks.grids.identity import FORMAT, Identity
@@ -43,6 +43,10 @@ _ABANDONED_SECONDS = 3600.0  # age at which a partial download is taken for one 
 _REMEDY = "run `attend run` to extract its pictures again"
 _INDEX_SCHEMA = pa.schema([("digest", pa.string()), ("row", pa.int32()), ("width", pa.int32()), ("height", pa.int32())])
 Grids = npt.NDArray[np.float16]
+
+
+class DamagedIndexError(AttendError):
+    """The Parquet index of a shard cannot be read."""
 
 
 @dataclass(frozen=True, order=True)
@@ -112,7 +116,7 @@ class GridStore:
         path = self.folder / "identity.json"
         if not path.exists():
             write_atomically(path, json.dumps(self.identity.as_dict, indent=1, sort_keys=True))
-        elif json.loads(path.read_text(encoding="utf-8")) != self.identity.as_dict:
+        elif Identity.read(path) != self.identity:
             raise AttendError(f"{path}: is the identity of other grids: move the folder away, and run again")
         if self.remote is not None:
             self.remote.save_settings(self.folder.parents[1])
@@ -271,7 +275,7 @@ class GridStore:
                 if damage is not None and _remote_hdf5_name(shard.record) in remote_files:
                     shard.path.unlink(missing_ok=True)
                     continue  # it is downloaded again when it is needed
-            except AttendError as error:
+            except DamagedIndexError as error:
                 damage = str(error)
             if damage is not None:
                 damages.append(damage)
@@ -339,18 +343,17 @@ def remove_shard(path: Path) -> None:
 def read_shard(index: Path) -> Shard:
     """Return the shard that a Parquet index describes.
 
-    Raises AttendError where the index is damaged or of another format.
+    Raises DamagedIndexError where the index is damaged, and AttendError where it is of a later format.
     """
     try:
         table = pq.read_table(index)
         metadata: dict[str, Any] = json.loads(table.schema.metadata[b"attend"])
-        if metadata["format"] != FORMAT:
-            raise AttendError(f"{index}: has format {metadata['format']}, but this program reads format {FORMAT}")
+        check_format(metadata["format"], FORMAT, str(index))
         record = FileRecord(metadata["size"], metadata["sha256"])
         path = index.with_suffix(".h5")
         return Shard(_shard_number(index), path, metadata["identity"], record, table.column("digest").to_pylist())
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
-        raise AttendError(f"{index}: is damaged") from None
+        raise DamagedIndexError(f"{index}: is damaged") from None
 
 
 class Mapped(NamedTuple):
@@ -423,9 +426,9 @@ def hdf5_arrays(path: Path) -> contextlib.AbstractContextManager[dict[str, Any]]
 
 
 def stores(grids: Path) -> Iterator[GridStore]:
-    """Yield every store below a workspace's folder of grids."""
+    """Yield every store below a workspace's folder of grids. Raises AttendError for an identity that cannot be read."""
     for path in sorted(grids.glob("*/identity.json")):
-        yield GridStore(grids, Identity(**json.loads(path.read_text(encoding="utf-8"))))
+        yield GridStore(grids, Identity.read(path))
 
 
 def folder_size(folder: Path) -> int:

@@ -10,9 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from tasks.common.errors import check_format
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 LEDGER = "ledger.json"
 FORMAT = 1
@@ -52,7 +57,7 @@ class Outcome:
 
 
 class KeyParts(TypedDict):
-    """What a stage's key is the digest of.
+    """The value that a stage's key is the digest of.
 
     stage: its kind. config: section -> field -> value. upstream: label of a product -> digest. inputs: name of a file
     from outside the workspace -> digest.
@@ -81,17 +86,37 @@ class Ledger:
     versions: dict[str, str]
     made_from: dict[str, str] = field(default_factory=dict)  # kind -> key of the upstream artifacts that were read
     format: int = FORMAT
+    unknown: dict[str, Any] = field(default_factory=dict)  # fields that another version of this program wrote
 
     @staticmethod
     def read(folder: Path) -> Ledger | None:
-        """Return the ledger in an artifact's folder; None if it is missing or incomplete."""
+        """Return the ledger in an artifact's folder; None if it is missing or incomplete.
+
+        Raises AttendError for a ledger of a later format.
+        """
+        path = folder / LEDGER
         try:
-            values = json.loads((folder / LEDGER).read_text(encoding="utf-8"))
+            values = json.loads(path.read_text(encoding="utf-8"))
+            check_format(values["format"], FORMAT, str(path))
             for kind in ("files", "shared"):
-                values[kind] = {name: FileRecord(**record) for name, record in values[kind].items()}
-            return Ledger(**values)
+                records = values[kind].items()
+                values[kind] = {name: FileRecord(record["size"], record["sha256"]) for name, record in records}
+            known, unknown = split_fields(Ledger, values)
+            return Ledger(**known, unknown=unknown)
         except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
             return None
+
+    def to_json(self) -> str:
+        """Return the text of ledger.json."""
+        values = asdict(self)
+        return json.dumps(values.pop("unknown") | values, indent=1, sort_keys=True)
+
+
+def split_fields(kind: type[DataclassInstance], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values that are fields of a dataclass with a field `unknown`, and those that are not."""
+    names = {item.name for item in fields(kind)} - {"unknown"}
+    known = {name: value for name, value in values.items() if name in names}
+    return known, {name: value for name, value in values.items() if name not in names}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Mapping
 
+from models.memory import is_out_of_memory
 from tasks.common.errors import AttendError, is_disk_full
 from tasks.common.log import log
 from tasks.common.progress import Stopwatch, lasting
@@ -71,6 +72,11 @@ def _run(workspace: Workspace, status: Status, artifacts: Mapping[Stage, Artifac
         if is_disk_full(error):
             raise AttendError(
                 f"{workspace.root}: the disk is full ({stage.name}): make room and run again; finished work is kept"
+            ) from None
+        if is_out_of_memory(error) and not isinstance(error, AttendError):
+            raise AttendError(
+                f"{stage.name}: out of memory: free some, or lower the stage's batch size (machine.extract_batch, "
+                "training.batch_pictures; machine.accumulate trains a batch in parts), and run again"
             ) from None
         raise
     for note in outcome.notes:

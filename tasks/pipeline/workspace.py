@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import filelock
 
@@ -22,7 +23,7 @@ from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file, flush, write_atomically
 from tasks.common.log import log
 from tasks.common.object_storage import Remote
-from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, KeyParts, Ledger, Outcome
+from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, KeyParts, Ledger, Outcome, split_fields
 
 SUSPECTS = "suspects.json"
 
@@ -37,6 +38,16 @@ class LastRun:
 
     done: dict[str, str] = field(default_factory=dict)
     begun: dict[str, str] = field(default_factory=dict)
+    unknown: dict[str, Any] = field(default_factory=dict)  # fields that another version of this program wrote
+
+    @staticmethod
+    def read(path: Path) -> LastRun | None:
+        """Return the record in a file of the folder `runs`; None if it cannot be read."""
+        try:
+            known, unknown = split_fields(LastRun, json.loads(path.read_text(encoding="utf-8")))
+            return LastRun({**known["done"]}, {**known["begun"]}, unknown)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
 
 
 class Workspace:
@@ -176,9 +187,10 @@ class Workspace:
         """Return every file of every artifact, and every shard of grids, sorted."""
         files = set(self.grids.glob("*/shard-*.h5"))
         for ledger_path in (self.root / "artifacts").glob(f"*/*/{LEDGER}"):
-            ledger = Ledger.read(ledger_path.parent)
-            if ledger is not None:
-                files.update(path for path, _ in Artifact(ledger_path.parent, ledger).files(self.root))
+            with contextlib.suppress(AttendError):  # a later version wrote it: only that one reads its files
+                ledger = Ledger.read(ledger_path.parent)
+                if ledger is not None:
+                    files.update(path for path, _ in Artifact(ledger_path.parent, ledger).files(self.root))
         return sorted(files)
 
     def publish(
@@ -189,6 +201,7 @@ class Workspace:
         outcome: Outcome,
         seconds: float,
         made_from: dict[str, str] | None = None,
+        unknown: dict[str, Any] | None = None,
     ) -> Artifact:
         """Write the ledger into the stage's partial folder, rename that to the artifact's folder, return the artifact.
 
@@ -215,11 +228,12 @@ class Workspace:
             seconds=round(seconds, 3),
             versions={name: metadata.version(name) for name in ("attend", "torch", "torchvision")},
             made_from=made_from or {},
+            unknown=unknown or {},
         )
         # Side by side: the disk takes many small files, such as generated pictures, several times as fast.
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(flush, [path for path in partial.rglob("*") if path.is_file()]))
-        write_atomically(partial / LEDGER, json.dumps(asdict(ledger), indent=1, sort_keys=True))
+        write_atomically(partial / LEDGER, ledger.to_json())
         if self.remote is not None:
             stored = self._replace_from_storage(folder, key)
             if stored is not None:
@@ -239,10 +253,7 @@ class Workspace:
 
         Empty if there was no such run, or if its record cannot be read.
         """
-        try:
-            return LastRun(**json.loads((self.root / "runs" / f"{run}.json").read_text(encoding="utf-8")))
-        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
-            return LastRun()
+        return LastRun.read(self.root / "runs" / f"{run}.json") or LastRun()
 
     def remember(self, run: str, stage: str, key: str, done: bool) -> None:
         """Record the key on which a stage of this run works or, if `done`, has finished; it then works on no other."""
@@ -287,7 +298,8 @@ class Workspace:
     def _write_recent(self, run: str, recent: LastRun) -> None:
         path = self.root / "runs" / f"{run}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(asdict(recent), indent=1, sort_keys=True))
+        values = asdict(recent)
+        write_atomically(path, json.dumps(values.pop("unknown") | values, indent=1, sort_keys=True))
 
     @contextlib.contextmanager
     def lock(self, name: str, doing: str | None = None, by: str = "another run is working on it") -> Iterator[None]:

@@ -28,7 +28,7 @@ from models.options import Decoding
 from models.search import greedy
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
-from tasks.common.files import flush
+from tasks.common.files import digest_of_file, flush, write_whole
 from tasks.common.log import log
 from tasks.common.progress import Bar, Stopwatch
 from tasks.config.devices import device_of, prepare_compiler
@@ -163,6 +163,7 @@ class TrainingLoop:
         self.step = 0
         self.sums = Sums()
         self.history: list[dict[str, float]] = []
+        self.kept_digests: dict[int, str] = {}  # epoch -> SHA-256 of its weights' file
         self._resume()
 
     @property
@@ -189,8 +190,11 @@ class TrainingLoop:
             self._train_epoch(epoch)
             row = self._validate(dev)
             self.history.append(row)
-            if epoch in self.ranking()[: self.keep]:
+            kept = self.ranking()[: self.keep]
+            if epoch in kept:
                 save_weights(self.weights(), self._epoch_path(epoch))
+                digests = {**self.kept_digests, epoch: digest_of_file(self._epoch_path(epoch))}
+                self.kept_digests = {epoch: digests[epoch] for epoch in kept if epoch in digests}
             self.checkpoint()
             self._remove_other_weights()
             metric = self.objective.metric
@@ -340,19 +344,16 @@ class TrainingLoop:
             "step": self.step,
             "sums": asdict(self.sums),
             "history": self.history,
+            "kept_digests": self.kept_digests,
         }
-        temporary = self.out / f"{_CHECKPOINT}.tmp"
-        torch.save(state, temporary)
-        flush(temporary)
-        temporary.replace(self.out / _CHECKPOINT)
+        with write_whole(self.out / _CHECKPOINT) as temporary:
+            torch.save(state, temporary)
         progress = f"step {self.step:,} of {self.steps:,}, {len(self.history)} of {self.training.epochs} epochs done"
         (self.out / PROGRESS).write_text(progress, encoding="utf-8")
 
     def _resume(self) -> None:
         """Restore the state from the leader's checkpoint, in all processes; do nothing where there is none."""
-        path = self.out / _CHECKPOINT
-        saved = torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
-        state = processes.broadcast_from_leader(saved)
+        state = processes.broadcast_from_leader(None if processes.rank() else self._read_checkpoint())
         if state is None:
             return
         self.model.load_state_dict(state["model"])
@@ -365,10 +366,49 @@ class TrainingLoop:
         rows = [{**row, SHARE: row.get(SHARE, default_share)} for row in state["history"]]
         default_sums = {"bfloat16": int(default_share) * (state["step"] - len(rows) * len(self.batches))}
         self.step, self.sums, self.history = state["step"], Sums(**{**default_sums, **state["sums"]}), rows
+        self.kept_digests = dict(state.get("kept_digests", {}))
         log.info(f"{self.name}: resumes at step {self.step:,} of {self.steps:,}")
 
+    def _read_checkpoint(self) -> dict[str, Any] | None:
+        """Return the checkpoint's state; None where there is none, or where weights that it ranks are damaged."""
+        path = self.out / _CHECKPOINT
+        if not path.exists():
+            return None
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        damage = self._damage_to_kept(state.get("kept_digests", {}))
+        if damage is not None:
+            log.info(f"{self.name}: {damage}: the training begins anew")
+            return None
+        return state
+
+    def _damage_to_kept(self, digests: dict[int, str]) -> str | None:
+        """Return which kept weights are gone or do not match their digest; None where all do."""
+        for epoch, digest in digests.items():
+            path = self._epoch_path(epoch)
+            if not path.exists() or digest_of_file(path) != digest:
+                return f"{path}: the weights of epoch {epoch + 1} do not match their digest"
+        return None
+
+    def _check_kept(self) -> None:
+        """Raise AttendError where the kept weights do not match their digests, or are not finite."""
+        damage = self._damage_to_kept(self.kept_digests)
+        if damage is not None:
+            raise AttendError(f"{damage}: run again: the training begins anew")
+        for epoch in self.ranking()[: self.keep]:
+            weights = safetensors.torch.load_file(self._epoch_path(epoch))
+            broken = [name for name, value in weights.items() if not value.isfinite().all()]
+            if broken:
+                raise AttendError(
+                    f"{self.name}: the weights of epoch {epoch + 1} are not finite ({broken[0]}): lower "
+                    f"{self.section}.learning_rate"
+                )
+
     def write(self) -> None:
-        """Write the finished artifact's weights and history. The checkpoint stays until they are published."""
+        """Write the finished artifact's weights and history. The checkpoint stays until they are published.
+
+        Raises AttendError where the kept weights are damaged or not finite.
+        """
+        self._check_kept()
         save_weights(self.weights(), self.out / LAST)
         for rank, path in enumerate(self._kept_paths(), 1):
             shutil.copyfile(path, self.out / (WEIGHTS if rank == 1 else NEXT_BEST.format(rank)))
@@ -379,7 +419,8 @@ class TrainingLoop:
         pq.write_table(pa.Table.from_pylist(self.history), self.out / HISTORY)
 
     def best(self) -> dict[str, Tensor]:
-        """Return the weights with the best dev score so far, on the CPU."""
+        """Return the weights with the best dev score so far, on the CPU; AttendError where they are damaged."""
+        self._check_kept()
         return dict(safetensors.torch.load_file(self._kept_paths()[0]))
 
 
@@ -409,6 +450,7 @@ def _copy_weights(state: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def save_weights(state: dict[str, Tensor], path: Path) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    safetensors.torch.save_file({name: value.contiguous().cpu() for name, value in state.items()}, temporary)
-    temporary.replace(path)
+    """Write weights whole and flush them, so that they are on the disk before the checkpoint that ranks them."""
+    with write_whole(path) as temporary:
+        safetensors.torch.save_file({name: value.contiguous().cpu() for name, value in state.items()}, temporary)
+    flush(path.parent)
