@@ -21,6 +21,7 @@ from tasks.pipeline.plan import Inputs, Read, Status, up_to
 from tasks.pipeline.stage import Hooks
 from tasks.registry import tracking
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
+from tasks.registry.embedded_store import DATABASE, VERSION
 from tasks.registry.register import Registration
 
 STAGES = ("ingest", "extract", "tensorise", "train", "evaluate", "register")  # of a config without optional ones
@@ -92,6 +93,7 @@ def small(workspace: Path, **changes: object) -> Config:
             "precision": "float32",
         },
         "evaluation": {"split": "test", "beam": 2, "metrics": ["bleu", "truth"]},
+        "registry": {"min_pictures": 1},
         "machine": {"workspace": str(workspace), "shard_rows": 16, "device": "cpu"},
     }
     for name, value in changes.items():
@@ -121,19 +123,20 @@ def trained(workspace: Path, **changes: object) -> Config:
 
 
 @functools.cache
-def _empty_store() -> Path:
-    """Return an MLflow database without runs: it takes seconds to make, and nothing to copy."""
+def empty_store() -> Path:
+    """Return a folder with an MLflow database without runs: it takes seconds to make, and nothing to copy."""
     folder = tempfile.TemporaryDirectory(prefix="attend-store-")
     atexit.register(folder.cleanup)
     tracking.connect(Path(folder.name))
-    return Path(folder.name) / "mlflow.db"
+    return Path(folder.name)
 
 
 def _give_store(workspace: Path) -> None:
     """Put an MLflow database into the workspace, where it has none."""
-    if not (workspace / "mlflow.db").exists():
+    if not (workspace / DATABASE).exists():
         workspace.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(_empty_store(), workspace / "mlflow.db")
+        for name in (DATABASE, VERSION):
+            shutil.copyfile(empty_store() / name, workspace / name)
 
 
 def register_all(config: Config) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -18,10 +19,11 @@ from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.evaluation import caption_and_score as evaluation
 from tasks.registry import tracking
+from tasks.registry.promotion import PromotionRule
 from tasks.registry.registration_record import REGISTRATION
-from tasks.registry.versions import scores_of
-from tests.support import artifacts, register_all, small
-from tests.test_cli import attend, refused
+from tasks.registry.versions import default_champion, scores_of
+from tests.support import artifacts, plan, register_all, run_stage, small
+from tests.test_cli import Capture, attend, refused
 
 Said = Callable[[dict[str, Any]], str]
 
@@ -95,7 +97,7 @@ def test_how_sure_it_must_be_is_a_setting(tmp_path: Path, register: Callable[...
     doubted = register(lambda row: "nothing" if row["digest"] < "78" else a_reference(row), registry__certainty=0.999)
     assert doubted["alias"] == "challenger" and "99.9% is required" in doubted["why"]
     workspace = tmp_path / "workspace"
-    decision = promote_version(workspace, "models:/small/2", "bleu4", 0.5, None)
+    decision = promote_version(workspace, "models:/small/2", PromotionRule("bleu4", 0.5, 1), None)
     assert decision.promoted and aliases(tmp_path)["champion"] == 2
 
 
@@ -185,3 +187,95 @@ def test_versions_scored_on_different_pictures_are_not_compared(
     monkeypatch.undo()
     found = comparison.compare_versions(workspace, "models:/small/1", "models:/small/2", config_of(tmp_path))
     assert {item.score for item in found.scores} >= {"bleu4"} and len(found.captions) > 3
+
+
+def test_doctored_predictions_promote_nobody(tmp_path: Path, register: Callable[..., dict[str, str]]) -> None:
+    """Neither a challenger's, in the workspace, nor a champion's, in MLflow."""
+    workspace = tmp_path / "workspace"
+    register(mostly)
+    register(nothing)
+    config = config_of(tmp_path, training__seed=1)
+    shutil.rmtree(artifacts(config)["register"].path)
+    scored = artifacts(config)["evaluate"].path
+    path = scored / "predictions.parquet"
+    whole = path.read_bytes()
+    rows = [{**row, "caption": a_reference(row)} for row in pq.read_table(path).to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(path)), path)
+    forged = path.read_bytes()
+    # A file of the same size passes until it is read; so that it does, the ledger is forged as well in the second try.
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(AttendError, match="does not match its digest: not registered: run again"):
+        run_stage(config, "register")
+    assert plan(config, read="suspects")[-2].state == "damaged"  # the next run evaluates again
+    path.write_bytes(forged)
+    ledger = json.loads((scored / "ledger.json").read_text())
+    ledger["files"]["predictions.parquet"] = {"sha256": hashlib.sha256(forged).hexdigest(), "size": len(forged)}
+    (scored / "ledger.json").write_text(json.dumps(ledger))
+    with pytest.raises(AttendError, match=r"does not give the scores in scores.json \(bleu1\): not registered"):
+        run_stage(config, "register")
+    (stored,) = [
+        path
+        for path in workspace.glob("mlartifacts/**/predictions.parquet")
+        if str(tracking.connect(workspace).get_model_version("small", "1").run_id) in path.parts
+    ]
+    stored.write_bytes(forged)
+    with pytest.raises(AttendError, match="its run has no captions"):
+        compare_versions(workspace, "models:/small/1", "models:/small/2")
+    assert aliases(tmp_path)["champion"] == 1
+
+
+def test_few_pictures_decide_nothing(tmp_path: Path, register: Callable[..., dict[str, str]]) -> None:
+    """A bootstrap of one picture is certain of everything."""
+    register(nothing)
+    register(a_reference, registry__min_pictures=1000)
+    told_second = told(config_of(tmp_path, training__seed=1, registry__min_pictures=1000))
+    assert told_second["alias"] == "challenger"
+    assert " pictures cannot decide, 1000 are required: evaluate on more" in told_second["why"]
+    assert aliases(tmp_path)["champion"] == 1
+    assert force_champion(tmp_path / "workspace", "models:/small/2")
+
+
+def test_a_score_that_is_0_for_both_decides_nothing(tmp_path: Path, register: Callable[..., dict[str, str]]) -> None:
+    register(nothing)
+    why = register(lambda row: a_reference(row).split()[-1])["why"]
+    assert "version 2 is challenger: bleu4 is 0 for both and cannot decide: set registry.promote_on to" in why
+
+
+def test_scores_of_training_pictures_promote_nobody(tmp_path: Path, register: Callable[..., dict[str, str]]) -> None:
+    first = register(a_reference, evaluation__split="train")
+    assert first["alias"] == "challenger" and "its scores are of pictures it was trained on" in first["why"]
+    version = tracking.connect(tmp_path / "workspace").get_model_version("small", "1")
+    assert "training pictures, captioned free-running" in str(version.description)
+    assert "held-out" not in str(version.description)
+    assert register(nothing)["alias"] == "champion"
+
+
+def test_how_a_champion_is_chosen_makes_no_other_version(
+    tmp_path: Path, register: Callable[..., dict[str, str]]
+) -> None:
+    register(mostly)
+    config = config_of(tmp_path, training__seed=0, registry__certainty=0.8, registry__promote_on="bleu1")
+    assert run_stage(config, "register").fresh
+    shutil.rmtree(artifacts(config)["register"].path)
+    renamed = config_of(tmp_path, training__seed=0, registry={"model": "small", "min_pictures": 1}, name="other")
+    assert set(register_all(renamed).values()) <= {"fresh", "missing"} and told(renamed)["version"] == "1"
+
+
+def test_commands_without_a_model_use_the_one_promoted_to_last(
+    tmp_path: Path, register: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """And not the one that was touched last: by a refused challenger, or by another program."""
+    workspace = tmp_path / "workspace"
+    register(nothing)
+    register(mostly, registry={"model": "second", "min_pictures": 1})
+    register(nothing, registry={"model": "small", "min_pictures": 1})  # refused
+    client = tracking.connect(workspace)
+    client.create_registered_model("theirs")
+    client.set_registered_model_tag("small", "touched", "now")
+    assert default_champion(client, workspace) == "models:/second@champion"
+    place = ["--workspace", str(workspace)]
+    assert attend(monkeypatch, capsys, "use", "small", *place)[1] == "in use: models:/small@champion\n"
+    assert default_champion(client, workspace) == "models:/small@champion"
+    assert "theirs: no model of this name has a champion" in refused(monkeypatch, capsys, "use", "theirs", *place)
+    attend(monkeypatch, capsys, "use", *place)
+    assert default_champion(client, workspace) == "models:/second@champion"

@@ -32,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(cli_cache.app, name="cache")
-for command in (cli_models.compare, cli_models.promote, cli_models.rollback, cli_score.score):
+for command in (cli_models.compare, cli_models.promote, cli_models.rollback, cli_models.use, cli_score.score):
     app.command()(command)
 
 _STATE_COLOURS = {"fresh": "green", "stale": "yellow", "missing": "yellow", "damaged": "red", "interrupted": "magenta"}

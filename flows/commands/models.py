@@ -70,6 +70,8 @@ def promote(
 ) -> None:
     """Make a version the champion if it beats the present champion in a paired bootstrap test."""
     from flows.registered.compare import force_champion, promote_version
+    from tasks.config.stages import RegistryConfig
+    from tasks.registry.promotion import PromotionRule
 
     folder = workspace.expanduser().absolute()
     if force:
@@ -78,16 +80,25 @@ def promote(
         typer.echo(force_champion(folder, version))
         return
     config = _config(on, workspace)
-    decision = promote_version(
-        folder,
-        version,
-        score or (config.registry.promote_on if config else "bleu4"),
-        certainty or (config.registry.certainty if config else 0.95),
-        config,
-    )
+    registry = config.registry if config is not None else RegistryConfig(model="any")
+    rule = PromotionRule(score or registry.promote_on, certainty or registry.certainty, registry.min_pictures)
+    decision = promote_version(folder, version, rule, config)
     if not decision.promoted:
         raise AttendError(f"not promoted: {decision.why} (--force promotes it anyway)")
     typer.echo(decision.why)
+
+
+def use(
+    model: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="name of a registered model; without it: the one promoted last")
+    ] = None,
+    workspace: WorkspaceOption = Path("workspace"),
+) -> None:
+    """Fix whose champion `caption`, `serve` and `evaluate` use where no --model is given."""
+    from tasks.registry.versions import fix_model
+
+    fix_model(workspace.expanduser().absolute(), model)
+    typer.echo(f"in use: models:/{model}@champion" if model else "in use: the champion that was promoted last")
 
 
 def rollback(

@@ -14,7 +14,7 @@ from tasks.config.schema import Config
 from tasks.metrics import METRICS
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import promotion, tracking
-from tasks.registry.promotion import ModelComparison, side_by_side
+from tasks.registry.promotion import ModelComparison, PromotionRule, side_by_side
 from tasks.registry.versions import (
     address_of,
     download_predictions,
@@ -48,11 +48,11 @@ def compare_versions(workspace: Path, first: str, second: str, on: Config | None
     return _compare(client, version_of_address(client, first), version_of_address(client, second), on)
 
 
-def promote_version(workspace: Path, address: str, score: str, certainty: float, on: Config | None) -> Decision:
-    """Make a version champion if it beats the champion with the given certainty (see promotion.py).
+def promote_version(workspace: Path, address: str, rule: PromotionRule, on: Config | None) -> Decision:
+    """Make a version champion if it beats the champion by the rule (see promotion.py).
 
-    score: name of the score to compare. certainty: share of the resamples in which it must be better. on: a config on
-    whose held-out pictures both are scored instead. Raise AttendError if the two do not have the score.
+    on: a config on whose held-out pictures both are scored instead. Raise AttendError if the two do not have the rule's
+    score.
     """
     client = tracking.connect(workspace, must_exist=True)
     version = version_of_address(client, address)
@@ -64,12 +64,13 @@ def promote_version(workspace: Path, address: str, score: str, certainty: float,
             )
         if number(champion) == number(version):
             return Decision(True, f"version {version.version} is champion already")
-        compared = {item.score: item for item in _compare(client, champion, version, on).scores}
-        if score not in compared:
+        comparison = _compare(client, champion, version, on)
+        scores = [item.score for item in comparison.scores]
+        if rule.score not in scores:
             raise AttendError(
-                f"--score: {score}: the two versions have no such score; they have: {', '.join(compared)}"
+                f"--score: {rule.score}: the two versions have no such score; they have: {', '.join(scores)}"
             )
-        alias, why = promotion.promote(client, version, champion, compared[score], certainty)
+        alias, why = promotion.promote(client, version, champion, comparison, rule)
     return Decision(alias == "champion", why)
 
 

@@ -12,7 +12,7 @@ from flows.startup_checks import prepare
 from tasks.config.schema import Config
 from tasks.data.manifest import files_by_digest, read_pictures
 from tasks.data.token_ids import read_vocabulary
-from tasks.evaluation.caption_and_score import PREDICTIONS, captions_in
+from tasks.evaluation.caption_and_score import PREDICTIONS, captions_in, describe_pictures
 from tasks.evaluation.coco_files import export
 from tasks.evaluation.evaluate import Scores
 from tasks.evaluation.report import REPORT, write_report
@@ -97,7 +97,7 @@ def _score(
     write_scores(scores, out)
     write_report(
         out / REPORT,
-        f"{name}: {scores['pictures']:,} held-out pictures",
+        f"{name}: {describe_pictures(scores)}",
         scores,
         predictions,
         captioner,

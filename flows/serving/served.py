@@ -12,7 +12,7 @@ from flows.serving.batching import CaptionRow, Params
 from flows.serving.limits import RefusedError
 from tasks.registry import tracking
 from tasks.registry.logged_model import example, load_model, unwrap_captioner
-from tasks.registry.versions import address_of, check_address, last_champion, version_of_address
+from tasks.registry.versions import address_of, check_address, default_champion, version_of_address
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -70,7 +70,7 @@ class ServedModel:
         """
         check_address(model)
         self._client = tracking.connect(workspace, must_exist=True)
-        self.address = model or last_champion(self._client, workspace)
+        self.address = model or default_champion(self._client, workspace)
         self._seconds = seconds
         self._stopped = threading.Event()
         self.failure: str | None = None

@@ -172,8 +172,13 @@ class RegistryConfig(Section):
     model: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="name of the registered model; default: the run's name"
     )
-    promote_on: str = Field("bleu4", description="score of evaluation.metrics by which versions are compared")
-    certainty: float = Field(
+    promote_on: Annotated[str, NotInKey()] = Field(
+        "bleu4", description="score of evaluation.metrics by which versions are compared"
+    )
+    min_pictures: Annotated[int, NotInKey()] = Field(
+        30, ge=1, description="pictures that a comparison needs at least for a version to replace the champion"
+    )
+    certainty: Annotated[float, NotInKey()] = Field(
         0.95,
         ge=0.5,
         lt=1,

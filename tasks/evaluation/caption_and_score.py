@@ -9,7 +9,8 @@ the settings.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -31,7 +32,7 @@ from tasks.data.token_ids import read_vocabulary
 from tasks.evaluation.caption_statistics import DESCRIPTIONS, caption_statistics
 from tasks.evaluation.score_record import ScoreRecord, write_scores
 from tasks.grids.index import open_grids
-from tasks.metrics import ScoredCaption, load
+from tasks.metrics import METRICS, Counts, Metric, ScoredCaption, load
 from tasks.metrics.bootstrap import intervals
 from tasks.metrics.ptb import tokenize
 from tasks.pipeline import distributed as processes
@@ -164,6 +165,19 @@ def read_predictions(path: Path) -> dict[str, ScoredCaption]:
     }
 
 
+def differing_scores(path: Path, recorded: Mapping[str, float]) -> list[str]:
+    """Return the names of the recorded scores that counting again from a predictions file does not give."""
+    corpus = list(read_predictions(path).values())
+    metrics = [load(name) for name, member in METRICS.items() if {*member.scores} & recorded.keys()]
+    again = {name: float(value) for metric in metrics for name, value in _scores_of(metric, corpus).items()}
+    return sorted(name for name, value in recorded.items() if abs(again.get(name, math.inf) - value) > 1e-6)
+
+
+def _scores_of(metric: Metric, corpus: Sequence[ScoredCaption]) -> dict[str, Counts]:
+    """Return a metric's scores of a corpus, in percent."""
+    return metric.scores(metric.statistics(corpus).sum(axis=0))
+
+
 def captions_in(path: Path) -> dict[str, str]:
     """Read the captions of a predictions file: digest -> caption."""
     table = pq.read_table(path, columns=["digest", "caption"])
@@ -201,6 +215,8 @@ def score(
     record = score_corpus(corpus, evaluation.metrics, *settings)
     record["language"] = caption_statistics(corpus, training_captions, known_words)
     record["data"] = digest_of([[picture.digest, picture.captions] for picture in pictures])
+    trained_digests = {picture.digest for picture in trained_on}
+    record["also_in_training"] = sum(picture.digest in trained_digests for picture in pictures)
     return record
 
 
@@ -247,8 +263,29 @@ def score_lines(result: ScoreRecord) -> list[str]:
     lines += ["", "| captions | |", "| --- | --- |"]
     lines += [f"| {DESCRIPTIONS[name]} | {_formatted(name, value)} |" for name, value in result["language"].items()]
     signature = result["signature"].replace("|", ", ")
-    subject = "held-out pictures, captioned free-running" if "data" in result else "pictures"
-    return [*lines, "", f"{result['pictures']:,} {subject}; `{signature}`."]
+    lines += ["", f"{describe_pictures(result)}; `{signature}`."]
+    return [*lines, "", f"**{leak}**"] if (leak := describe_leak(result)) else lines
+
+
+def describe_pictures(result: ScoreRecord) -> str:
+    """Return how many pictures were scored, and of which kind."""
+    if "data" not in result:
+        return f"{result['pictures']:,} pictures"
+    kind = "training" if was_trained_on(result) else "held-out"
+    return f"{result['pictures']:,} {kind} pictures, captioned free-running"
+
+
+def was_trained_on(result: ScoreRecord) -> bool:
+    """Return whether the pictures were those of the train split, whose scores say nothing about new pictures."""
+    return "split:train" in result["signature"].split("|")
+
+
+def describe_leak(result: ScoreRecord) -> str:
+    """Return a sentence on scored pictures that are in the train split too; empty where there is none."""
+    leaked = result.get("also_in_training", 0)
+    if not leaked or was_trained_on(result):
+        return ""
+    return f"{leaked:,} of these pictures are identical to pictures of the train split: the scores are too good"
 
 
 def _formatted(name: str, value: float) -> str:

@@ -19,7 +19,7 @@ from PIL import Image
 from models.options import Decoding
 from models.photographs import decode, seen
 from models.vocabulary import WORD_END
-from tasks.evaluation.caption_and_score import read_predictions
+from tasks.evaluation.caption_and_score import describe_leak, read_predictions
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.grids.encoding import read_photograph
 from tasks.metrics import ScoredCaption
@@ -87,7 +87,7 @@ def write_report(
         ],
         "compared": [{"name": rival.name, "scores": [_as_json(item) for item in rival.scores]} for rival in compared],
         "earlier": [vars(version) for version in earlier],
-        "language": _language(result["language"], len(corpus)),
+        "language": " ".join(filter(None, [_language(result["language"], len(corpus)), describe_leak(result)])),
         "attends": captioner.attends,
         "groups": groups,
         "cards": _cards(on_cards, captioner, files, decoding),

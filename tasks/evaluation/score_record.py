@@ -14,7 +14,8 @@ class ScoreRecord(TypedDict):
 
     scores: percent, by name. intervals: the 95 % interval of each, low and high. signature: everything that the scores
     depend on beside the captions. pictures: their number. language: the statistics of caption_statistics.py. data: the
-    digest of the pictures and their references; not there where the captions came from a file.
+    digest of the pictures and their references. also_in_training: how many of the pictures are, byte for byte, in the
+    train split as well. Neither is there where the captions came from a file.
     """
 
     scores: dict[str, float]
@@ -23,6 +24,7 @@ class ScoreRecord(TypedDict):
     pictures: int
     language: dict[str, float]
     data: NotRequired[str]
+    also_in_training: NotRequired[int]
 
 
 def read_scores(folder: Path) -> ScoreRecord:

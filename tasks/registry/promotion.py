@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,13 @@ from tasks.evaluation.caption_and_score import read_predictions
 from tasks.metrics import ScoredCaption, load
 from tasks.metrics.bootstrap import LEVEL, ScoreComparison, compare
 from tasks.registry.tracking import TRAIN_KEY
-from tasks.registry.versions import number, version_with_alias
+from tasks.registry.versions import CHAMPIONS, PROMOTED_AT, number, version_with_alias
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-_CHAMPIONS, _DECISION, _ROLLED_BACK = "attend.champions", "attend.decision", "attend.was_rolled_back"
+_DECISION, _ROLLED_BACK = "attend.decision", "attend.was_rolled_back"
 
 
 @dataclass(frozen=True)
@@ -57,21 +58,60 @@ def _describe(compared: ScoreComparison) -> str:
     )
 
 
+@dataclass(frozen=True)
+class PromotionRule:
+    """When a version replaces the champion.
+
+    score: the score that is compared. certainty: the share of resamples in which it must be higher. min_pictures: the
+    fewest pictures on which a comparison decides.
+    """
+
+    score: str
+    certainty: float
+    min_pictures: int
+
+
 def promote(
-    client: MlflowClient, version: ModelVersion, champion: ModelVersion, compared: ScoreComparison, certainty: float
+    client: MlflowClient,
+    version: ModelVersion,
+    champion: ModelVersion,
+    comparison: ModelComparison,
+    rule: PromotionRule,
 ) -> tuple[str, str]:
     """Set the version's alias, and return it with the reason.
 
-    The version becomes champion where its score is higher and it beats the champion in at least the share `certainty`
-    of the resamples; else challenger. compared: the champion (first) with the version (second).
+    The version becomes champion where the rule's score is higher, and higher in at least the share `certainty` of the
+    resamples, of enough pictures; else challenger. comparison: the champion (first) with the version (second).
     """
-    name, comparison = f"version {version.version}", f"version {champion.version}: {_describe(compared)}"
-    if compared.second > compared.first and compared.better >= certainty:
-        return "champion", make_champion(client, version, f"{name} is champion: it beats {comparison}")
-    why = f"{name} is challenger: it does not beat {comparison}; {certainty:.1%} is required"
+    name = f"version {version.version}"
+    compared = next(item for item in comparison.scores if item.score == rule.score)
+    against = f"version {champion.version}: {_describe(compared)}"
+    obstacle = _undecidable(comparison, compared, rule)
+    if obstacle is None and compared.second > compared.first and compared.better >= rule.certainty:
+        return "champion", make_champion(client, version, f"{name} is champion: it beats {against}")
+    why = obstacle or f"it does not beat {against}; {rule.certainty:.1%} is required"
+    return "challenger", make_challenger(client, version, f"{name} is challenger: {why}")
+
+
+def _undecidable(comparison: ModelComparison, compared: ScoreComparison, rule: PromotionRule) -> str | None:
+    """Return why the comparison cannot decide; None where it can."""
+    if len(comparison.captions) < rule.min_pictures:
+        return (
+            f"{len(comparison.captions)} pictures cannot decide, {rule.min_pictures} are required: evaluate on more, "
+            "or lower registry.min_pictures"
+        )
+    if compared.first == compared.second == 0:
+        others = [item.score for item in comparison.scores if item.first != item.second]
+        known = f": set registry.promote_on to one that differs: {', '.join(others)}" if others else ""
+        return f"{compared.score} is 0 for both and cannot decide{known}"
+    return None
+
+
+def make_challenger(client: MlflowClient, version: ModelVersion, why: str) -> str:
+    """Make the version challenger, record the reason in its tag, and return that reason."""
     client.set_registered_model_alias(version.name, "challenger", version.version)
     client.set_model_version_tag(version.name, version.version, _DECISION, why)
-    return "challenger", why
+    return why
 
 
 def was_rolled_back(client: MlflowClient, version: ModelVersion) -> bool:
@@ -126,12 +166,13 @@ def _set_champions(client: MlflowClient, model: str, champions: list[str]) -> No
 
     The alias `champion` is set last, because models are loaded by it.
     """
-    client.set_registered_model_tag(model, _CHAMPIONS, json.dumps(champions))
+    client.set_registered_model_tag(model, CHAMPIONS, json.dumps(champions))
     if len(champions) > 1:
         client.set_registered_model_alias(model, "previous", champions[-2])
     elif version_with_alias(client, model, "previous") is not None:
         client.delete_registered_model_alias(model, "previous")
     client.set_registered_model_alias(model, "champion", champions[-1])
+    client.set_registered_model_tag(model, PROMOTED_AT, datetime.now(UTC).isoformat())
 
 
 def _champions(client: MlflowClient, model: str) -> list[str]:
@@ -139,7 +180,7 @@ def _champions(client: MlflowClient, model: str) -> list[str]:
     registered = client.get_registered_model(model)
     aliases = {alias: str(version) for alias, version in registered.aliases.items()}
     existing = {number(version) for version in client.search_model_versions(f"name = '{model}'")}
-    champions = [version for version in json.loads(registered.tags.get(_CHAMPIONS, "[]")) if version in existing]
+    champions = [version for version in json.loads(registered.tags.get(CHAMPIONS, "[]")) if version in existing]
     champion = aliases.get("champion")
     if champion is None:
         return []

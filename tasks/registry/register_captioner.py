@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
+from tasks.common.errors import AttendError
 from tasks.common.files import temporary_files_in
 from tasks.common.log import log
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
 from tasks.data.manifest import files_by_digest
 from tasks.data.token_ids import VOCABULARY, read_vocabulary
-from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
+from tasks.evaluation.caption_and_score import (
+    PREDICTIONS,
+    describe_pictures,
+    differing_scores,
+    read_predictions,
+    was_trained_on,
+)
 from tasks.evaluation.report import REPORT, ComparedModel, EarlierVersion, write_report
 from tasks.evaluation.rescore import rescore
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
@@ -30,14 +37,25 @@ from tasks.registry.bundle import make_captioner, write_bundle
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.logged_model import drop_unregistered, load_captioner, log_model
 from tasks.registry.model_card import card
-from tasks.registry.promotion import ModelComparison, make_champion, promote, side_by_side, was_rolled_back
+from tasks.registry.promotion import (
+    ModelComparison,
+    PromotionRule,
+    make_challenger,
+    make_champion,
+    promote,
+    side_by_side,
+    was_rolled_back,
+)
 from tasks.registry.registration_record import RegistrationRecord, write_registration
 from tasks.registry.tracking import TRAIN_KEY, TrainingLog, log_scores, shown_tracking_uri, training_log
 from tasks.registry.versions import (
     EVALUATION,
+    PREDICTIONS_DIGEST,
     address_of,
     download_version_predictions,
     earlier_versions,
+    files_of,
+    is_lost,
     number,
     version_with_alias,
 )
@@ -68,8 +86,15 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
     ):
         for row in pq.read_table(artifacts.decoder.path / HISTORY).to_pylist():
             log.epoch(row)
+        _check_predictions(artifacts, scores, Workspace(workspace))
         version = _version_with_key(log.client, registry.model, work.key)
+        if version is not None and is_lost(log.client, version, workspace):
+            version = None
         champion = version_with_alias(log.client, registry.model, "champion")
+        why_first = "the first"
+        if champion is not None and is_lost(log.client, champion, workspace):
+            why_first = f"the files of {_label(champion)} are not in this workspace"
+            champion = None
         comparison = None
         if champion is not None and (version is None or number(champion) != number(version)):
             champion_predictions = _predictions_of(champion, scores, config, artifacts, log.client, scratch)
@@ -77,6 +102,8 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
         if version is None:
             captioner = make_captioner(config.grids, evaluation, artifacts)
             digest = write_bundle(captioner, scratch / "bundle")
+            version = _same_version(log.client, registry.model, digest, scores, workspace)
+        if version is None:
             _log_files(log, artifacts, scores)
             rivals = (
                 [] if champion is None or comparison is None else [ComparedModel(_label(champion), comparison.scores)]
@@ -88,7 +115,8 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
             source = log_model(log.run_id, scratch / "bundle", libraries)
             description = card(config, artifacts, scores)
             version = _create_version(log, registry.model, source, work, artifacts, scores, digest, description)
-        alias, why = _decide(log.client, registry, version, champion, comparison)
+        alias, why = _decide(log.client, registry, version, champion, comparison, scores, why_first)
+        files = files_of(log.client, version)
     registration: RegistrationRecord = {
         "model": registry.model,
         "version": str(version.version),
@@ -98,14 +126,44 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
         "store": shown_tracking_uri(workspace),
         "run_id": log.run_id,
     }
+    if files is not None:
+        registration["files"] = str(files)
     write_registration(registration, work.out)
     return Outcome({"version": digest_of([registry.model, version.version])}, {"version": int(version.version)}, [why])
+
+
+def _check_predictions(artifacts: CaptionerArtifacts, scores: ScoreRecord, workspace: Workspace) -> None:
+    """Raise AttendError where the evaluation's files do not match their digests, or its captions not its scores.
+
+    The next run then evaluates again.
+    """
+    found = artifacts.scores
+    damage = workspace.damage(found, {path for path, _ in found.files(workspace.root)})
+    if damage is None:
+        differing = differing_scores(found.path / PREDICTIONS, scores["scores"])
+        damage = (
+            f"{found.path / PREDICTIONS}: does not give the scores in {SCORES} ({differing[0]})" if differing else None
+        )
+    if damage is not None:
+        workspace.suspect(path for path, _ in found.files(workspace.root))
+        raise AttendError(f"{damage}: not registered: run again, which evaluates again")
 
 
 def _version_with_key(client: MlflowClient, model: str, key: str) -> ModelVersion | None:
     """Return the version that was registered with a stage key; None where no version was."""
     versions = client.search_model_versions(f"name = '{model}'")
     return next((version for version in versions if version.tags.get(_KEY) == key), None)
+
+
+def _same_version(
+    client: MlflowClient, model: str, digest: str, scores: ScoreRecord, workspace: Path
+) -> ModelVersion | None:
+    """Return the version with this very bundle and these scores, whatever its stage key; None where there is none."""
+    same = {"attend.bundle": digest, "attend.data": scores["data"], "attend.signature": scores["signature"]}
+    for version in client.search_model_versions(f"name = '{model}'"):
+        if same.items() <= version.tags.items() and not is_lost(client, version, workspace):
+            return version
+    return None
 
 
 def _log_files(log: TrainingLog, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> None:
@@ -149,6 +207,7 @@ def _create_version(
         "attend.data": scores["data"],
         "attend.signature": scores["signature"],
         EVALUATION: _evaluation_folder(artifacts),
+        PREDICTIONS_DIGEST: artifacts.scores.ledger.files[PREDICTIONS].sha256,
         **{f"score.{name}": repr(value) for name, value in scores["scores"].items()},
         **{f"attend.made_from.{stage}": artifact.ledger.key for stage, artifact in by_kind(work.artifacts).items()},
     }
@@ -176,7 +235,7 @@ def _log_report(
     manifest = artifacts.manifest.path
     write_report(
         scratch / REPORT,
-        f"{log.client.get_run(log.run_id).info.run_name}: {scores['pictures']:,} held-out pictures",
+        f"{log.client.get_run(log.run_id).info.run_name}: {describe_pictures(scores)}",
         scores,
         artifacts.scores.path / PREDICTIONS,
         captioner,
@@ -205,20 +264,26 @@ def _decide(
     version: ModelVersion,
     champion: ModelVersion | None,
     comparison: ModelComparison | None,
+    scores: ScoreRecord,
+    why_first: str,
 ) -> tuple[str, str]:
     """Decide whether a version becomes champion; return its alias and the reason.
 
     comparison: the champion (first) and the version (second); None where the version is the champion, or the first.
+    why_first: why a version without a champion to compare with becomes champion.
     """
+    if was_trained_on(scores) and (champion is None or comparison is not None):
+        why = "its scores are of pictures it was trained on: set evaluation.split to dev or test, or `attend promote`"
+        return "challenger", make_challenger(client, version, f"{_label(version)} is challenger: {why}")
     if champion is None:
-        return "champion", make_champion(client, version, f"{_label(version)} is champion: the first")
+        return "champion", make_champion(client, version, f"{_label(version)} is champion: {why_first}")
     if comparison is None:
         return "champion", f"{_label(version)} is champion"
     if was_rolled_back(client, version):
         why = f"{_label(version)} was champion and was rolled back: `attend promote` makes it champion again"
         return "challenger", why
-    compared = next(item for item in comparison.scores if item.score == registry.promote_on)
-    return promote(client, version, champion, compared, registry.certainty)
+    rule = PromotionRule(registry.promote_on, registry.certainty, registry.min_pictures)
+    return promote(client, version, champion, comparison, rule)
 
 
 def _predictions_of(

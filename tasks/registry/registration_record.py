@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 REGISTRATION = "registration.json"
 
@@ -14,6 +14,7 @@ class RegistrationRecord(TypedDict):
 
     model, version: in MLflow's registry. alias: champion or challenger. why: the reason for that, as a sentence. uri:
     `models:/NAME/VERSION`. store: the address of the MLflow store, without credentials. run_id: of the training's run.
+    files: the folder of the model's files, where MLflow keeps them on this machine.
     """
 
     model: str
@@ -23,6 +24,7 @@ class RegistrationRecord(TypedDict):
     uri: str
     store: str
     run_id: str
+    files: NotRequired[str]
 
 
 def read_registration(folder: Path) -> RegistrationRecord:

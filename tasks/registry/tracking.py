@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import filelock
 
@@ -30,6 +30,7 @@ from tasks.common.object_storage import Remote
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.workspace import Workspace
+from tasks.registry.embedded_store import DATABASE, prepare_database
 from tasks.registry.registration_record import read_registration
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ MLFLOW_UI = "ATTEND_MLFLOW_UI"  # address of the server that shows an embedded s
 def tracking_uri(workspace: Path) -> str:
     """Return MLFLOW_TRACKING_URI where it is set, else the address of an sqlite store embedded in the workspace."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace}/mlflow.db"
+
+
+def is_embedded() -> bool:
+    """Return whether the store is the one embedded in the workspace, and not one that the user named."""
+    return not os.environ.get("MLFLOW_TRACKING_URI")
 
 
 def shown_tracking_uri(workspace: Path) -> str:
@@ -67,14 +73,17 @@ def without_credentials(uri: str) -> str:
 
 
 def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
-    """Return what is wrong where the embedded store lacks the version that `register` made; None where it has it.
+    """Return what is wrong where the embedded store lacks the version that `register` made, or its files.
 
-    Return None also where the store is a server's, which is not asked.
+    Return None where it has them, and also where the store is a server's, which is not asked.
     """
     registration = read_registration(artifact.path)
-    database = workspace.root / "mlflow.db"
-    if not registration["store"].startswith("sqlite:") or os.environ.get("MLFLOW_TRACKING_URI"):
+    database = workspace.root / DATABASE
+    if not registration["store"].startswith("sqlite:") or not is_embedded():
         return None  # the server says so when the version is asked for
+    files = registration.get("files")
+    if files is not None and not is_in_workspace(files, workspace.root):
+        return f"{registration['uri']} has its files in {files}, which is not in this workspace: it was moved or copied"
     try:
         with contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             # MLflow keeps the row of a deleted version, in this stage.
@@ -85,6 +94,11 @@ def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
     except sqlite3.Error:
         row = None
     return None if row else f"{registration['uri']} is not in {database.name} any more"
+
+
+def is_in_workspace(folder: str, workspace: Path) -> bool:
+    """Return whether a folder exists and is in the workspace, by whatever links."""
+    return Path(folder).is_dir() and Path(folder).resolve().is_relative_to(workspace.resolve())
 
 
 def registered_uri(artifact: Artifact) -> str:
@@ -141,9 +155,11 @@ def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
         # MLflow writes the address to the environment, where it would be taken for one that the user set.
         if value is None:
             os.environ.pop(name, None)
-    client = mlflow.MlflowClient()
-    # Two processes that create the embedded database at the same moment break each other's migrations.
+    # MLflow's client creates and upgrades the tables of a database: two at the same moment break each other's.
     with Workspace(workspace).lock("mlflow-store", "the MLflow store"):
+        if is_embedded():
+            prepare_database(workspace)
+        client = mlflow.MlflowClient()
         client.search_experiments(max_results=1)
     return client
 
@@ -170,14 +186,21 @@ def run_page_url(store: str, run_id: str) -> str | None:
 
 
 def get_or_create_experiment(client: MlflowClient, workspace: Path, name: str) -> str:
-    """Return the id of the experiment with this name, which is created where there is none."""
+    """Return the id of the experiment with this name, which is created where there is none.
+
+    One whose files are in another folder than this workspace, because the workspace was moved, gets another name.
+    """
     with Workspace(workspace).lock("mlflow-store", "the MLflow store"):
         experiment = client.get_experiment_by_name(name)
-        if experiment is not None:
-            return str(experiment.experiment_id)
         embedded = tracking_uri(workspace).startswith("sqlite:")
-        location = (workspace / "mlartifacts" / name).as_uri() if embedded else None
-        return str(client.create_experiment(name, artifact_location=location))
+        location = (workspace / "mlartifacts" / name).absolute() if embedded else None
+        if experiment is not None:
+            earlier = Path(unquote(urlsplit(experiment.artifact_location).path))
+            if location is None or not is_embedded() or earlier.resolve() == location.resolve():
+                return str(experiment.experiment_id)
+            # The workspace was moved or copied. MLflow would go on writing to where it was.
+            client.rename_experiment(experiment.experiment_id, f"{name} (files in {earlier})")
+        return str(client.create_experiment(name, artifact_location=None if location is None else location.as_uri()))
 
 
 class TrainingLog:
@@ -330,7 +353,7 @@ def mlflow_ui(workspace: Path, port: int) -> None:
         raise AttendError(
             f"MLFLOW_TRACKING_URI names a server: its page is at {without_credentials(tracking_uri(workspace))}"
         )
-    check_store(workspace, must_exist=True)
+    connect(workspace, must_exist=True)  # upgrades the database where need be: MLflow's server would do so in place
     command = ui_command(workspace, port)
     os.execve(command[0], command, ui_environment())
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, suggestion
+from tasks.common.files import digest_of_file, write_atomically
 from tasks.common.log import log
-from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
+from tasks.evaluation.caption_and_score import PREDICTIONS, differing_scores, read_predictions
 from tasks.evaluation.report import EarlierVersion
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.registry import tracking
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 EVALUATION = "attend.evaluation"  # tag of a version: the folder in its run with its predictions and scores
+PREDICTIONS_DIGEST = "attend.predictions"  # tag of a version: the SHA-256 of its predictions
+CHAMPIONS = "attend.champions"  # tag of a model: the versions that were champion, oldest first
+PROMOTED_AT = "attend.promoted_at"  # tag of a model: when its champion was set last (UTC, ISO 8601)
+_FIXED = "model-in-use.txt"  # in the workspace: the name of the model that `attend use` fixed
 _EARLIER_LIMIT = 10  # versions listed in a report
 
 
@@ -29,6 +34,19 @@ def number(version: ModelVersion) -> str:
 def address_of(version: ModelVersion) -> str:
     """Return the address of a version, `models:/NAME/VERSION`."""
     return f"models:/{version.name}/{version.version}"
+
+
+def files_of(client: MlflowClient, version: ModelVersion) -> Path | None:
+    """Return the folder of a version's files; None where MLflow does not keep them on this machine."""
+    model_id = str(version.source).removeprefix("models:/")
+    location = urlsplit(str(client.get_logged_model(model_id).artifact_location))
+    return Path(unquote(location.path)) if location.scheme in ("", "file") else None
+
+
+def is_lost(client: MlflowClient, version: ModelVersion, workspace: Path) -> bool:
+    """Return whether a version of the embedded store has its files outside the workspace, which was moved or copied."""
+    files = files_of(client, version) if tracking.is_embedded() else None
+    return files is not None and not tracking.is_in_workspace(str(files), workspace)
 
 
 def version_with_alias(client: MlflowClient, model: str, alias: str) -> ModelVersion | None:
@@ -59,22 +77,6 @@ def version_of_address(client: MlflowClient, address: str) -> ModelVersion:
         raise AttendError(f"{address}: no such model: {' '.join(str(error).split())[:160]}") from None
 
 
-@dataclass(frozen=True)
-class _Registered:
-    """A registered model. champion: the version that is its champion; None where it has none."""
-
-    name: str
-    champion: str | None
-
-
-def _registered_models(client: MlflowClient) -> list[_Registered]:
-    """Return all registered models, the latest updated first."""
-    models = client.search_registered_models(order_by=["last_updated_timestamp DESC"])
-    return [
-        _Registered(model.name, client.get_registered_model(model.name).aliases.get("champion")) for model in models
-    ]
-
-
 def earlier_versions(client: MlflowClient, model: str, scores: ScoreRecord) -> list[EarlierVersion]:
     """Return the latest versions of a model with their scores, newest first, at most 10.
 
@@ -100,12 +102,22 @@ def _scored_alike(version: ModelVersion, scores: ScoreRecord) -> bool:
 def download_version_predictions(client: MlflowClient, version: ModelVersion, folder: Path) -> Path | None:
     """Download the predictions that a version was scored by into a folder, and return their path.
 
-    Return None where the version's run does not have them.
+    Return None where the version's run does not have them, or where they are not those that the version was registered
+    with: by their digest, and by the scores that are counted again from them.
     """
     evaluation = version.tags.get(EVALUATION)
     if evaluation is None:
         return None
-    return download_predictions(client, str(version.run_id), folder, f"{evaluation}/{PREDICTIONS}")
+    path = download_predictions(client, str(version.run_id), folder, f"{evaluation}/{PREDICTIONS}")
+    if path is None:
+        return None
+    if version.tags.get(PREDICTIONS_DIGEST, digest_of_file(path)) != digest_of_file(path):
+        log.info(f"{address_of(version)}: its predictions in MLflow do not match their digest: they are not used")
+        return None
+    if differing_scores(path, scores_of(version)):
+        log.info(f"{address_of(version)}: its predictions in MLflow do not have its scores: they are not used")
+        return None
+    return path
 
 
 def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifact: str = PREDICTIONS) -> Path | None:
@@ -128,11 +140,18 @@ def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifa
 def resolve(model: str | None, workspace: Path) -> str:
     """Return the address `models:/NAME/VERSION` of a model; AttendError where there is none.
 
-    model: an address in MLflow's registry; None for the champion of the model that was updated last.
+    model: an address in MLflow's registry; None for the champion that `default_champion` names.
     """
     check_address(model)
     client = tracking.connect(workspace, must_exist=True)
-    return address_of(version_of_address(client, model or last_champion(client, workspace)))
+    version = version_of_address(client, model or default_champion(client, workspace))
+    files = files_of(client, version) if tracking.is_embedded() else None
+    if files is not None and not files.is_dir():
+        raise AttendError(
+            f"{address_of(version)}: its files were in {files}, which is gone: where the workspace was moved, "
+            "`attend run` registers the model again"
+        )
+    return address_of(version)
 
 
 def check_address(model: str | None) -> None:
@@ -141,13 +160,51 @@ def check_address(model: str | None) -> None:
         raise AttendError(f"--model: {model}: give an address, models:/NAME@ALIAS or models:/NAME/VERSION")
 
 
-def last_champion(client: MlflowClient, workspace: Path) -> str:
-    """Return `models:/NAME@champion` of the model updated last that has a champion; AttendError where none has one."""
-    models = [model for model in _registered_models(client) if model.champion is not None]
-    if not models:
-        raise AttendError(
-            f"{tracking.shown_tracking_uri(workspace)}: no champion is registered yet: run `attend run` first"
-        )
-    address = f"models:/{models[0].name}@champion"
+def default_champion(client: MlflowClient, workspace: Path) -> str:
+    """Return `models:/NAME@champion` of the model that `attend use` fixed, else of the one promoted to last.
+
+    Only models that attend registered count. Raises AttendError where none of them has a champion.
+    """
+    fixed = _fixed_model(workspace)
+    if fixed is None:
+        promoted = {
+            model.name: model.tags.get(PROMOTED_AT, "")
+            for model in map(client.get_registered_model, _names(client))
+            if CHAMPIONS in model.tags and "champion" in model.aliases
+        }
+        if not promoted:
+            raise AttendError(
+                f"{tracking.shown_tracking_uri(workspace)}: no champion is registered yet: run `attend run` first"
+            )
+        fixed = max(promoted, key=lambda name: promoted[name])
+    address = f"models:/{fixed}@champion"
     log.info(f"model: {address}")
     return address
+
+
+def _names(client: MlflowClient) -> list[str]:
+    """Return the names of all registered models, the latest updated first."""
+    return [model.name for model in client.search_registered_models(order_by=["last_updated_timestamp DESC"])]
+
+
+def _fixed_model(workspace: Path) -> str | None:
+    """Return the name of the model that `attend use` fixed for the workspace; None where it fixed none."""
+    try:
+        return (workspace / _FIXED).read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def fix_model(workspace: Path, model: str | None) -> None:
+    """Have commands that are given no model use this one's champion; None: the one promoted to last again.
+
+    Raises AttendError where attend registered no model of this name.
+    """
+    if model is None:
+        (workspace / _FIXED).unlink(missing_ok=True)
+        return
+    client = tracking.connect(workspace, must_exist=True)
+    names = [name for name in _names(client) if CHAMPIONS in client.get_registered_model(name).tags]
+    if model not in names:
+        raise AttendError(f"{model}: no model of this name has a champion{suggestion(model, names)}")
+    write_atomically(workspace / _FIXED, f"{model}\n")

@@ -1,0 +1,104 @@
+"""The SQLite database of the MLflow store that is embedded in a workspace: created and upgraded whole, or not at all.
+
+MLflow creates and upgrades its tables in many transactions, and cannot go on where it was killed between them. So it
+works on a draft, which is then renamed. The version of MLflow that finished it is written beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sqlite3
+from pathlib import Path
+
+from tasks.common.errors import AttendError
+from tasks.common.files import flush, write_atomically
+from tasks.common.log import log
+
+DATABASE, VERSION = "mlflow.db", "mlflow.db.version"
+_DRAFT = ".mlflow.db.draft"
+
+
+def prepare_database(workspace: Path) -> None:
+    """Create the workspace's database, or upgrade one that another version of MLflow made.
+
+    The caller holds the lock `mlflow-store`. Raises AttendError where MLflow cannot upgrade a database with runs in it.
+    One without runs, as a killed process of an earlier version of this program left it, is set aside and made again.
+    """
+    import mlflow
+
+    database, version = workspace / DATABASE, workspace / VERSION
+    if database.is_file() and version.is_file() and version.read_text(encoding="utf-8") == mlflow.__version__:
+        return
+    draft = _new_draft(workspace)
+    try:
+        if database.is_file():
+            _copy(database, draft)
+            _upgrade_tables(draft)
+        _create_tables(draft)
+    except Exception as error:
+        if not database.is_file():
+            raise
+        if _has_runs(database):
+            reason = " ".join(str(error).split())[:160]
+            raise AttendError(
+                f"{database}: MLflow {mlflow.__version__} cannot upgrade it ({reason}): it is unchanged; install the "
+                "version of MLflow that made it, or move it away"
+            ) from None
+        database.replace(database.with_name(f"{DATABASE}.damaged"))
+        log.info(f"{database}: was not finished when it was made; set aside, and made again")
+        draft = _new_draft(workspace)
+        _create_tables(draft)
+    flush(draft)
+    draft.replace(database)
+    flush(workspace)
+    write_atomically(version, mlflow.__version__)
+
+
+def _new_draft(workspace: Path) -> Path:
+    """Return the path of the draft, after removing what a killed process left of an earlier one."""
+    for path in workspace.glob(f"{_DRAFT}*"):
+        path.unlink()
+    if not (workspace / DATABASE).exists():
+        for path in workspace.glob(f"{DATABASE}-*"):  # SQLite would take them for the journal of the new database
+            path.unlink()
+    return workspace / f"{_DRAFT}-{secrets.token_hex(4)}"  # MLflow keeps its connections to a path
+
+
+def _copy(database: Path, draft: Path) -> None:
+    """Copy a database as its last whole transaction left it."""
+    with (
+        contextlib.closing(sqlite3.connect(database)) as source,
+        contextlib.closing(sqlite3.connect(draft)) as target,
+    ):
+        source.backup(target)
+
+
+def _upgrade_tables(draft: Path) -> None:
+    """Upgrade MLflow's tables, as the command `mlflow db upgrade` does."""
+    import sqlalchemy
+    from mlflow.store.db.utils import _upgrade_db
+
+    engine = sqlalchemy.create_engine(f"sqlite:///{draft}")
+    try:
+        _upgrade_db(engine)  # type: ignore[no-untyped-call]
+    finally:
+        engine.dispose()
+
+
+def _create_tables(draft: Path) -> None:
+    """Have MLflow create its tables where there are none."""
+    import mlflow
+
+    uri = f"sqlite:///{draft}"
+    mlflow.MlflowClient(uri, uri).search_experiments(max_results=1)
+
+
+def _has_runs(database: Path) -> bool:
+    """Return whether the database holds a run or a registered model."""
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        for table in ("runs", "registered_models"):
+            with contextlib.suppress(sqlite3.Error):  # the table was not made yet
+                if connection.execute(f"select 1 from {table} limit 1").fetchone():
+                    return True
+    return False

@@ -1,0 +1,103 @@
+"""The embedded MLflow store: whole or not there, whoever is killed while it is made, and wherever it is moved."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.commands.cache_contents import usage
+from tasks.common.errors import AttendError
+from tasks.pipeline.workspace import Workspace
+from tasks.registry import tracking
+from tasks.registry.embedded_store import DATABASE, VERSION
+from tasks.registry.logged_model import load_captioner
+from tasks.registry.versions import files_of, resolve
+from tests.support import artifacts, empty_store, pictures, plan, register_all, trained
+
+CONNECT = "import pathlib, sys; from tasks.registry import tracking; tracking.connect(pathlib.Path(sys.argv[1]))"
+
+
+def half_made(workspace: Path) -> sqlite3.Connection:
+    """Put a database there as a process leaves it that is killed between two of MLflow's upgrades."""
+    workspace.mkdir()
+    shutil.copyfile(empty_store() / DATABASE, workspace / DATABASE)
+    connection = sqlite3.connect(workspace / DATABASE)
+    connection.execute("update alembic_version set version_num = 'bf29a5ff90ea'")
+    connection.commit()
+    return connection
+
+
+def test_a_database_that_was_cut_off_is_made_again(workspace: Path) -> None:
+    half_made(workspace).close()
+    (workspace / ".mlflow.db.draft").write_bytes(b"cut off too")
+    client = tracking.connect(workspace)
+    assert client.create_experiment("works")
+    assert sorted(path.name for path in workspace.glob("*mlflow*")) == [DATABASE, f"{DATABASE}.damaged", VERSION]
+
+
+def test_a_database_with_runs_is_never_made_again(workspace: Path) -> None:
+    connection = half_made(workspace)
+    connection.execute("insert into registered_models (name) values ('precious')")
+    connection.commit()
+    connection.close()
+    before = (workspace / DATABASE).read_bytes()
+    with pytest.raises(AttendError, match=r"mlflow\.db: MLflow .* cannot upgrade it .*: it is unchanged; install"):
+        tracking.connect(workspace)
+    assert (workspace / DATABASE).read_bytes() == before
+
+
+def test_a_database_of_another_version_of_mlflow_is_upgraded_with_all_that_is_in_it(workspace: Path) -> None:
+    workspace.mkdir()
+    tracking.connect(workspace).create_experiment("kept")
+    (workspace / VERSION).write_text("1.0")
+    assert tracking.connect(workspace).get_experiment_by_name("kept") is not None
+    assert not list(workspace.glob("*.damaged"))
+
+
+@pytest.mark.slow
+def test_first_runs_at_once_and_killed_ones_leave_a_workspace_that_works(workspace: Path) -> None:
+    workspace.mkdir()
+    for milliseconds in range(1500, 5000, 500):
+        begun = [subprocess.Popen([sys.executable, "-c", CONNECT, str(workspace)]) for _ in range(3)]
+        time.sleep(milliseconds / 1000)
+        for process in begun:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    begun = [subprocess.Popen([sys.executable, "-c", CONNECT, str(workspace)]) for _ in range(3)]
+    assert [process.wait() for process in begun] == [0, 0, 0]
+
+
+def test_a_moved_workspace_registers_its_model_again_and_captions(registered: Path, tmp_path: Path) -> None:
+    """Moved and copied alike: MLflow's database names the folders where it was."""
+    photograph = pictures(registered)[0].read_bytes()
+    said = load_captioner(resolve(None, registered)).caption([photograph])[0].caption
+    copied, moved = tmp_path / "copied", tmp_path / "moved"
+    shutil.copytree(registered, copied)
+    database = (registered / DATABASE).read_bytes()
+    (stale,) = [status for status in plan(trained(copied)) if not status.fresh]
+    assert stale.stage.name == "register" and "which is not in this workspace: it was moved or copied" in stale.why[0]
+    assert set(register_all(trained(copied)).values()) == {"fresh", "damaged"}
+    copied.rename(moved)
+    with pytest.raises(
+        AttendError, match=r"its files were in .*copied.*, which is gone: where the workspace was moved"
+    ):
+        resolve("models:/small@champion", moved)
+    register_all(trained(moved))
+    assert all(status.fresh for status in plan(trained(moved)))
+    address = resolve(None, moved)
+    assert address == "models:/small/3" and load_captioner(address).caption([photograph])[0].caption == said
+    why = tracking.connect(moved).get_model_version("small", "3").tags["attend.decision"]
+    assert why == "version 3 is champion: the files of version 2 are not in this workspace"
+    assert (registered / DATABASE).read_bytes() == database
+    client = tracking.connect(moved)
+    files = files_of(client, client.get_model_version("small", "3"))
+    assert files is not None and files.is_relative_to(moved)
+    assert all(item.needed_by for item in usage(Workspace(moved)) if item.what == "train")
+    assert artifacts(trained(moved))["register"].ledger.counts["version"] == 3
