@@ -18,7 +18,11 @@ from tasks.config.schema import Config
 from tasks.grids.identity import Identity
 from tasks.grids.index import indexed_digests, open_grids
 from tasks.pipeline.workspace import Workspace
-from tests.support import artifacts, register_all, run_all, run_stage, small
+from tasks.registry import tracking
+from tasks.registry.logged_model import load_captioner
+from tasks.registry.versions import resolve
+from tests.support import artifacts, pictures, register_all, run_all, run_stage, small
+from tests.test_cli import attend
 from tests.test_stages import Killed
 
 
@@ -252,3 +256,31 @@ def test_a_stage_that_is_no_more_is_needed_no_more(workspace: Workspace, monkeyp
 
 def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_nightly_runs_for_ever_stay_within_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each night trains anew; versions beyond the policy go, with their runs and artifacts, and the champion never."""
+    workspace, sizes = tmp_path / "workspace", []
+    place = ["--workspace", str(workspace)]
+    prune_command = ["cache", "prune", "--keep-versions", "2", "--keep-days", "0", *place]
+    for night in range(8):
+        register_all(small(workspace, training__seed=night, training__epochs=1))
+        if night == 5:
+            before = sorted(workspace.rglob("*.safetensors"))
+            _, out, _ = attend(monkeypatch, capsys, *prune_command)
+            assert "1 versions, " in out and "would be removed: add --yes" in out
+            assert sorted(workspace.rglob("*.safetensors")) == before
+        code, out, err = attend(monkeypatch, capsys, *prune_command, "--yes")
+        assert code == 0, err
+        sizes.append(sum(path.stat().st_size for path in workspace.rglob("*") if path.is_file()))
+    client = tracking.connect(workspace)
+    versions = {int(version.version) for version in client.search_model_versions("name = 'small'")}
+    aliases = {int(version) for version in client.get_registered_model("small").aliases.values()}
+    assert versions == aliases | {7, 8} and len(versions) <= 4
+    assert sizes[-1] < 1.1 * sizes[4]
+    captioner = load_captioner(resolve(None, workspace))
+    assert captioner.caption([pictures(workspace)[0].read_bytes()])[0].error is None
+    assert set(register_all(small(workspace, training__seed=7, training__epochs=1)).values()) == {"fresh"}

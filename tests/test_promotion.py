@@ -19,7 +19,7 @@ from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.evaluation import caption_and_score as evaluation
 from tasks.registry import tracking
-from tasks.registry.promotion import PromotionRule
+from tasks.registry.promotion import PromotionRule, was_rolled_back
 from tasks.registry.registration_record import REGISTRATION
 from tasks.registry.versions import default_champion, scores_of
 from tests.support import artifacts, plan, register_all, run_stage, small
@@ -137,7 +137,11 @@ def test_versions_of_one_training_keep_what_each_was_scored_by(
     register(nothing, training__seed=0, evaluation__beam=4)
     third = register(a_reference, training__seed=1)
     assert third["alias"] == "champion"
-    version = tracking.connect(workspace).get_model_version("small", "1")
+    client = tracking.connect(workspace)
+    version = client.get_model_version("small", "1")
+    query = f"tags.`mlflow.parentRunId` = '{version.run_id}'"
+    runs = client.search_runs([client.get_run(str(version.run_id)).info.experiment_id], query)
+    assert sorted(run.data.metrics["bleu1"] > 10 for run in runs) == [False, True]  # neither hides the other's scores
     found = {item.score: item for item in compare_versions(workspace, "models:/small/1", "models:/small/3").scores}
     assert found["bleu4"].first == pytest.approx(scores_of(version)["bleu4"]) and found["bleu4"].first > 10
     assert f"bleu4 100.00 against {found['bleu4'].first:.2f}" in third["why"]
@@ -279,3 +283,16 @@ def test_commands_without_a_model_use_the_one_promoted_to_last(
     assert "theirs: no model of this name has a champion" in refused(monkeypatch, capsys, "use", "theirs", *place)
     attend(monkeypatch, capsys, "use", *place)
     assert default_champion(client, workspace) == "models:/second@champion"
+
+
+def test_a_version_of_unknown_training_is_rolled_back_alone(
+    tmp_path: Path, register: Callable[..., dict[str, str]]
+) -> None:
+    for say in (nothing, mostly, a_reference):
+        register(say)
+    client = tracking.connect(tmp_path / "workspace")
+    for version in ("2", "3"):  # as another program registers them
+        client.delete_model_version_tag("small", version, tracking.TRAIN_KEY)
+    roll_back(tmp_path / "workspace", "small")
+    assert not was_rolled_back(client, client.get_model_version("small", "2"))
+    assert was_rolled_back(client, client.get_model_version("small", "3"))

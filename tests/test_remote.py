@@ -252,3 +252,32 @@ def test_what_is_kept_here_stays_as_it_was_set(tmp_path: Path) -> None:
         return known.limit // 2**30
 
     assert [limit(gib) for gib in (None, 5, None, 7, None)] == [100, 5, 5, 7, 7]
+
+
+def test_two_machines_that_publish_at_once_leave_one_whole_artifact(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has uploaded its files when the second uploads its own, and its ledger; they differ in every byte."""
+    first, second = on_machine(url, tmp_path / "one"), on_machine(url, tmp_path / "two")
+    for stage in ("ingest", "extract", "tensorise"):
+        run_stage(first, stage)
+    create = Remote.create
+    interleaved: list[str] = []
+
+    def late(self: Remote, content: bytes, name: str) -> bool:
+        if name.startswith("artifacts/train/") and not interleaved:
+            interleaved.append(name)
+            with monkeypatch.context() as patch:  # other weights, as another processor's rounding gives
+                patch.setattr("tasks.training.loop.TrainingLoop.schedule", lambda _: 0.3)
+                run_stage(second, "train")
+        return create(self, content, name)
+
+    monkeypatch.setattr(Remote, "create", late)
+    run_stage(first, "train")
+    assert interleaved
+    one, two = (artifacts(config, "train")["train"] for config in (first, second))
+    assert one.ledger == two.ledger
+    assert states(on_machine(url, tmp_path / "three"))["train"] == "fresh"
+    assert (
+        Workspace(tmp_path / "three").damage(artifacts(on_machine(url, tmp_path / "three"), "train")["train"]) is None
+    )

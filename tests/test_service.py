@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from flows.operations import service
 from tasks.registry import tracking
@@ -60,9 +60,9 @@ def project(tmp_path: Path) -> Path:
         (tmp_path / name).symlink_to(HERE / name)
     config = small(tmp_path / "workspace").model_dump(mode="json", exclude={"data": {"path"}})
     (tmp_path / "small.yaml").write_text(json.dumps(config))
-    text = (HERE / "prefect.yaml").read_text().replace("preset: demo", "preset: small.yaml")
-    (tmp_path / "prefect.yaml").write_text(text.replace("active: true", "active: false"))
-    assert len(yaml.safe_load(text)["deployments"]) == 5
+    text = (HERE / "prefect.yaml").read_text()
+    assert "active: true" not in text  # nothing is scheduled before a person names a config
+    (tmp_path / "prefect.yaml").write_text(text.replace("preset: demo", "preset: small.yaml"))
     return tmp_path
 
 
@@ -99,6 +99,50 @@ def test_up_runs_what_is_deployed_and_down_stops_it(project: Path) -> None:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
     client = tracking.connect(workspace)
     assert len(client.search_model_versions()) == 2
+
+
+@pytest.mark.slow
+def test_a_second_up_deploys_what_changed_and_makes_nothing_twice(project: Path) -> None:
+    workspace = project / "workspace"
+    shutil.copyfile(HERE / "prefect.yaml", project / "prefect.yaml")
+    place = ["--workspace", str(workspace), "--port", str(free_port()), "--mlflow-port", str(free_port())]
+
+    def up(*arguments: str) -> tuple[str, dict[str, Any]]:
+        attend("up", *arguments, *place, project=project)
+        found = service.running_service(workspace)
+        assert found is not None
+        return found.api, {row["name"]: row for row in ask(f"{found.api}/deployments/filter", {})}
+
+    api, _ = up()
+    webhook = next(row for row in ask(f"{api}/block_types/filter", {}) if row["slug"] == "custom-webhook")
+    schema = ask(f"{api}/block_schemas/filter", {"block_schemas": {"block_type_id": {"any_": [webhook["id"]]}}})[0]
+    block = {"name": "phone", "data": {"name": "phone", "url": "http://127.0.0.1:9"}, "block_type_id": webhook["id"]}
+    made = ask(f"{api}/block_documents/", {**block, "block_schema_id": schema["id"]})
+    pool = urllib.request.Request(
+        f"{api}/work_pools/attend",
+        json.dumps({"concurrency_limit": 3}).encode(),
+        {"Content-Type": "application/json"},
+        method="PATCH",
+    )
+    urllib.request.urlopen(pool, timeout=30).close()
+    attend("down", *place[:2], project=project)
+    changed = (project / "prefect.yaml").read_text().replace("every stage that is stale", "changed by hand")
+    (project / "prefect.yaml").write_text(changed)
+    try:
+        api, deployed = up("small.yaml", "--notify", "custom-webhook/phone")
+        assert deployed["nightly"]["description"].startswith("changed by hand")
+        active = {name for name, row in deployed.items() if any(item["active"] for item in row["schedules"])}
+        assert active == {"nightly", "extraction", "evaluation"}
+        assert deployed["nightly"]["parameters"] == {"config": {"preset": "small.yaml"}}
+        assert "attend" in deployed["captions"]["tags"]
+        with urllib.request.urlopen(f"{api}/work_pools/attend", timeout=30) as answer:
+            assert json.load(answer)["concurrency_limit"] == 3
+        automations = {row["name"]: row for row in ask(f"{api}/automations/filter", {})}
+        assert set(automations) == {"attend-zombies", "attend-failed", "attend-never-came"}
+        assert len(ask(f"{api}/automations/filter", {})) == 3
+        assert automations["attend-failed"]["actions"][0]["block_document_id"] == made["id"]
+    finally:
+        attend("down", *place[:2], project=project)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import torch
 from models.options import Decoding
 from models.search import greedy
 from models.vocabulary import END, NULL, START, UNK
-from tasks.common.errors import AttendError, TransientError
+from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
 from tasks.config.schema import Config
 from tasks.config.stages import CaptionsConfig
@@ -469,7 +469,7 @@ def test_a_picture_whose_disk_is_away_is_not_left_out_for_good(tmp_path: Path, f
     run_stage(config, "ingest")
     inputs = inputs_of(config, "extract")  # the run has begun
     away.rename(back)
-    with pytest.raises(TransientError, match=r"png: cannot be read on .*No such file.*run again when it can"):
+    with pytest.raises(AttendError, match=r"png: cannot be read on .*No such file.*run again when it can"):
         run_stage(config, "extract", inputs)
     kept = {path: path.read_bytes() for path in config.workspace.glob("grids/*/shard-*")}
     assert len(kept) >= 2

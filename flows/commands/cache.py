@@ -74,22 +74,37 @@ def cache_prune(
         list[str] | None,
         typer.Option(help="run whose results are no longer needed, or grids `imported:NAME`; may be repeated"),
     ] = None,
+    keep_versions: Annotated[
+        int | None,
+        typer.Option(min=0, help="keep this many versions of each model, besides champion, previous and challenger"),
+    ] = None,
+    keep_days: Annotated[
+        float, typer.Option(min=0, help="with --keep-versions: keep versions younger than this many days too")
+    ] = 30,
     yes: Annotated[bool, typer.Option("--yes", help="remove the items; without this they are only listed")] = False,
 ) -> None:
-    """List what no run and no registered model needs; remove it with --yes."""
+    """List what no run and no registered model needs; remove it with --yes. All versions are kept by default."""
     from flows.commands import cache_contents as housekeeping
+    from flows.commands.old_versions import old_versions, remove_versions
     from tasks.pipeline.sessions import exclusive_session
 
     opened = _open_workspace(workspace)
     _check_local(opened, "prune")
     without = forget or []
     with exclusive_session(opened, "prune"):
-        items = [item for item in housekeeping.usage(opened, without) if not item.needed_by]
+        versions = [] if keep_versions is None else old_versions(opened.root, keep_versions, keep_days)
+        size = sum(item.size for item in versions)
+        for item in versions:
+            typer.echo(f"{_mib(item.size)}  {item.address}  with its run and its files")
+        # Only the versions that stay need anything.
+        items = housekeeping.unneeded(opened, without, {item.address for item in versions})
         if yes:
+            remove_versions(opened.root, versions)
             housekeeping.prune(opened, items, without)
     _print_items(items, opened.root)
     outcome = "removed" if yes else "would be removed: add --yes"
-    typer.echo(f"{len(items)} items, {_mib(sum(item.size for item in items)).strip()} {outcome}")
+    size += sum(item.size for item in items)
+    typer.echo(f"{len(versions)} versions, {len(items)} items, {_mib(size).strip()} {outcome}")
 
 
 @app.command("compact")

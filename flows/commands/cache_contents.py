@@ -45,17 +45,23 @@ class Item:
     unneeded: int = 0
 
 
-def usage(workspace: Workspace, without: Collection[str] = ()) -> list[Item]:
+def unneeded(workspace: Workspace, without: Collection[str] = (), versions: Collection[str] = ()) -> list[Item]:
+    """Return the items of `usage` that nobody needs."""
+    return [item for item in usage(workspace, without, versions) if not item.needed_by]
+
+
+def usage(workspace: Workspace, without: Collection[str] = (), versions: Collection[str] = ()) -> list[Item]:
     """Return every artifact and shard, and what killed runs and damage left behind, with sizes and users.
 
-    without: names of runs, and of imported grids (`imported:NAME`), whose needs do not count. Raises AttendError where
-    there is no such run or import, and for records that a later version of this program wrote.
+    without: names of runs, and of imported grids (`imported:NAME`), whose needs do not count. versions: the addresses
+    of versions whose needs do not count. Raises AttendError where there is no such run or import, and for records that
+    a later version of this program wrote.
     """
     known = {*_run_names(workspace), *_imports(workspace)}
     for name in without:
         if name not in known:
             raise AttendError(f"--forget: {name}: no run and no import has this name{suggestion(name, known)}")
-    needs = _needs(workspace, without)
+    needs = _needs(workspace, without, versions)
     return [*_artifact_items(workspace, needs), *_grid_items(workspace, needs, without)]
 
 
@@ -191,8 +197,8 @@ def _imports(workspace: Workspace) -> set[str]:
     return {store.identity.weights for store in stores(workspace.grids) if store.identity.backbone == IMPORTED}
 
 
-def _needs(workspace: Workspace, without: Collection[str] = ()) -> _Needs:
-    """Return the needs of all runs but those named in `without`, and of the registered versions."""
+def _needs(workspace: Workspace, without: Collection[str] = (), versions: Collection[str] = ()) -> _Needs:
+    """Return the needs of all runs but those named in `without`, and of all registered versions but `versions`."""
     needs = _Needs()
     for name in _run_names(workspace):
         if name in without:
@@ -213,7 +219,7 @@ def _needs(workspace: Workspace, without: Collection[str] = ()) -> _Needs:
         if ledger is None and folder.parent.name == "register" and is_published:
             needs.unknown.add(f"{_name_in(workspace, folder)} cannot be read: run its settings again, or remove it")
     for artifact in _artifacts_of_kind(workspace, "register"):
-        if lost_registration(artifact, workspace) is None:
+        if registered_uri(artifact) not in versions and lost_registration(artifact, workspace) is None:
             _mark_needed(workspace, needs, "register", artifact.ledger.key, registered_uri(artifact))
     return needs
 

@@ -214,15 +214,27 @@ def presets(
 
 @app.command()
 def up(
+    config: Annotated[
+        str | None, typer.Argument(help="your YAML file: the schedules run it; without it, prefect.yaml as it is")
+    ] = None,
+    notify: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE/NAME", help="Prefect block told of runs that failed or never came"),
+    ] = None,
     workspace: WorkspaceOption = Path("workspace"),
     project: Annotated[Path, typer.Option(help="the folder that holds prefect.yaml")] = Path(),
     port: Annotated[int, typer.Option(min=1, max=65535, help="port of Prefect's server")] = 4200,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="port of MLflow's pages")] = 5000,
 ) -> None:
     """Start Prefect's server, the deployments of prefect.yaml and a worker on this machine, in the background."""
+    from flows.operations.deployments import ServiceOptions
     from flows.operations.service import up as start
+    from tasks.config.schema import load
 
-    service = start(project.expanduser().absolute(), workspace.expanduser().absolute(), port, mlflow_port)
+    home, place = (str(path.expanduser().absolute()) for path in (project, workspace))
+    if config is not None:
+        load(config, [])  # refused here, and not in the night
+    service = start(ServiceOptions(home, place, port, mlflow_port, config or "", notify or ""))
     typer.echo(f"Prefect: {service.prefect}")
     if service.mlflow is not None:
         typer.echo(f"MLflow:  {service.mlflow}")

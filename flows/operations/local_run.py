@@ -6,6 +6,7 @@ import os
 import shutil
 
 from flows.operations import service
+from flows.operations.deployments import logs_of
 from flows.operations.prefect_server import start_for_this_process
 from flows.operations.prefect_settings import apply
 from flows.pipeline import build_pipeline
@@ -43,10 +44,13 @@ def run(config: Config, until: str, quiet: bool = False) -> None:
         if all(status.fresh for status in plan_after_crashes(config, until)):
             return
         _start_prefect(config, quiet)
+        from prefect import tags
+
         from flows.operations.run_flow import run_pipeline
 
         try:
-            run_pipeline(config, until)
+            with tags("attend"):  # as the deployments have
+                run_pipeline(config, until)
         except AttendError:
             raise
         except Exception:  # without room for its database, the server answers with an internal error
@@ -80,7 +84,7 @@ def _start_prefect(config: Config, quiet: bool) -> None:
         log.info("starting Prefect's local server")
     # Locked because two servers that create the same database at once break each other's migrations.
     with Workspace(config.workspace).lock("prefect", "Prefect's local server"):
-        server = start_for_this_process(service.logs_of(config.workspace))
+        server = start_for_this_process(logs_of(config.workspace))
         os.environ["PREFECT_API_URL"] = server.api
         import flows.operations.run_flow  # noqa: F401 -- takes seconds, in which the server starts
 

@@ -1,6 +1,7 @@
 """Prefect's settings, to be set before it is imported. Variables that the environment already sets are left alone."""
 
 import os
+import tomllib
 from pathlib import Path
 
 _LOGGERS = "PREFECT_LOGGING_EXTRA_LOGGERS"
@@ -25,10 +26,25 @@ _QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
 
 def environment(workspace: Path) -> dict[str, str]:
     """Return this process's environment with the settings for a server and its worker, with files in the workspace."""
-    settings = {"PREFECT_HOME": str(workspace / "prefect"), **_SETTINGS, **os.environ}
+    settings = {"PREFECT_HOME": str(workspace / "prefect"), **_SETTINGS, **_profile(), **os.environ}
     loggers = [name for name in settings[_LOGGERS].split(",") if name]
     settings[_LOGGERS] = ",".join(dict.fromkeys([*loggers, "attend"]))
     return settings
+
+
+def _profile() -> dict[str, str]:
+    """Return the address and the key of the server in the user's active Prefect profile; empty where it names none.
+
+    A workspace has a PREFECT_HOME of its own, where Prefect itself would not find the profile.
+    """
+    home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
+    path = Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml")
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    profile = content.get("profiles", {}).get(os.environ.get("PREFECT_PROFILE") or content.get("active"), {})
+    return {name: str(profile[name]) for name in ("PREFECT_API_URL", "PREFECT_API_KEY") if name in profile}
 
 
 def apply(workspace: Path) -> None:

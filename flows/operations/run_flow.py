@@ -22,6 +22,7 @@ from flows.pipeline import build_pipeline
 from flows.startup_checks import prepare
 from tasks.common.errors import AttendError, is_disk_full
 from tasks.common.log import log, show_log
+from tasks.common.retries import may_pass
 from tasks.config.schema import Config
 from tasks.grids.extract import Grids
 from tasks.grids.views import Views
@@ -42,10 +43,8 @@ def _may_pass(_task: Any, run: Any, state: Any) -> bool:
 
     A user's mistake, a full disk and a failure of one of several processes do not pass.
     """
-    error = state.data if isinstance(state.data, BaseException) else None
-    module = type(error).__module__.split(".")[0]
-    temporary = isinstance(error, OSError) or module in ("mlflow", "sqlite3", "sqlalchemy", "requests", "urllib3")
-    if error is None or not temporary or is_disk_full(error):
+    error = state.data
+    if not isinstance(error, BaseException) or not may_pass(error) or is_disk_full(error):
         return False
     if distributed.size() > 1:  # the other processes are still in the middle of the stage
         return False

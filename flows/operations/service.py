@@ -20,6 +20,7 @@ from pathlib import Path
 
 import filelock
 
+from flows.operations.deployments import POOL, PREFECT, ServiceOptions, deploy, logs_of
 from flows.operations.prefect_server import LINE_SECONDS, wait_until_healthy
 from flows.operations.prefect_settings import environment
 from tasks.common.errors import AttendError
@@ -27,11 +28,8 @@ from tasks.common.files import write_atomically
 from tasks.common.log import log, show_log
 from tasks.common.progress import Stopwatch, lasting
 from tasks.pipeline.workspace import Workspace
-from tasks.registry.tracking import MLFLOW_UI, tracking_uri, ui_command, ui_environment
+from tasks.registry.tracking import MLFLOW_UI, connect, tracking_uri, ui_command, ui_environment
 
-POOL = "attend"
-ZOMBIES = Path(__file__).with_name("zombies.yaml")
-_PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
 _STOP_SECONDS = 60.0
 _CHECK_SECONDS = 3.0
 
@@ -63,12 +61,12 @@ def running_service(workspace: Path) -> Service | None:
     return None
 
 
-def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
+def up(options: ServiceOptions) -> Service:
     """Start the service in the background and wait until it answers.
 
-    project: the folder that holds prefect.yaml. Raises AttendError, with everything stopped again, where it cannot
-    start.
+    Raises AttendError, with everything stopped again, where it cannot start.
     """
+    project, workspace = Path(options.project), Path(options.workspace)
     if is_locked(workspace):
         service = running_service(workspace)
         state = service.prefect if service is not None else "it is starting or stopping"
@@ -77,7 +75,7 @@ def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
         raise AttendError(
             f"{project}: has no prefect.yaml: run `attend up` in the folder that has one, or give --project FOLDER"
         )
-    for name, number in (("--port", port), ("--mlflow-port", mlflow_port)):
+    for name, number in (("--port", options.port), ("--mlflow-port", options.mlflow_port)):
         if is_listening(number):
             remedy = f"give another port{_stop_orphans(workspace)}"
             raise AttendError(f"{name}: {number} is taken by another program: {remedy}")
@@ -85,10 +83,9 @@ def up(project: Path, workspace: Path, port: int, mlflow_port: int) -> Service:
     _service_file(workspace).unlink(missing_ok=True)
     logs = logs_of(workspace)
     logs.mkdir(parents=True, exist_ok=True)
-    arguments = [str(project), str(workspace), str(port), str(mlflow_port)]
     with (logs / "service.log").open("w") as log_file:
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "flows.operations.service", *arguments],
+            [sys.executable, "-m", "flows.operations.service", json.dumps(asdict(options))],
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=log_file,
@@ -134,8 +131,9 @@ class _StopRequested(BaseException):
     """The arrival of SIGTERM or SIGINT."""
 
 
-def supervise(project: Path, workspace: Path, port: int, mlflow_port: int) -> None:
+def supervise(options: ServiceOptions) -> None:
     """Start everything, restart what dies, and stop everything on SIGTERM or SIGINT. Runs until then."""
+    project, workspace, port = Path(options.project), Path(options.workspace), options.port
 
     def stop(*_: object) -> None:
         raise _StopRequested
@@ -146,12 +144,12 @@ def supervise(project: Path, workspace: Path, port: int, mlflow_port: int) -> No
     env = environment(workspace) | {"PREFECT_API_URL": f"{url}/api", "ATTEND_WORKSPACE": str(workspace)}
     env["PREFECT_UI_URL"] = url
     embedded = tracking_uri(workspace).startswith("sqlite:")
-    mlflow = f"http://127.0.0.1:{mlflow_port}" if embedded else None
+    mlflow = f"http://127.0.0.1:{options.mlflow_port}" if embedded else None
     if mlflow is not None:
         env[MLFLOW_UI] = mlflow
     programs = {
-        "server": ([*_PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)], env),
-        "worker": ([*_PREFECT, "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1"], env),
+        "server": ([*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)], env),
+        "worker": ([*PREFECT, "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1"], env),
     }
     children: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -162,10 +160,11 @@ def supervise(project: Path, workspace: Path, port: int, mlflow_port: int) -> No
         try:
             start("server")
             wait_until_healthy(f"{url}/api/health", children["server"], logs_of(workspace) / "server.log", "Prefect")
-            _deploy(project, env)
+            deploy(options, env)
             start("worker")
             if mlflow is not None:
-                programs["mlflow"] = ui_command(workspace, mlflow_port), ui_environment()
+                connect(workspace)  # makes the database whole: MLflow's server would make it in place
+                programs["mlflow"] = ui_command(workspace, options.mlflow_port), ui_environment()
                 start("mlflow")
                 wait_until_healthy(f"{mlflow}/health", children["mlflow"], logs_of(workspace) / "mlflow.log", "MLflow")
             while True:
@@ -186,24 +185,6 @@ def supervise(project: Path, workspace: Path, port: int, mlflow_port: int) -> No
             deadline = time.monotonic() + _STOP_SECONDS
             while is_listening(port) and time.monotonic() < deadline:  # Prefect's command ends before its server does
                 time.sleep(0.1)
-
-
-def _deploy(project: Path, env: dict[str, str]) -> None:
-    """Create Prefect's work pool, deployments and automation. Those that exist already stay."""
-    _call([*_PREFECT, "work-pool", "create", POOL, "--type", "process", "--overwrite"], project, env)
-    _call([*_PREFECT, "deploy", "--all"], project, env)
-    listed = _call([*_PREFECT, "automation", "ls"], project, env)
-    if "attend-zombies" not in listed:
-        _call([*_PREFECT, "automation", "create", "--from-file", str(ZOMBIES)], project, env)
-
-
-def _call(command: list[str], project: Path, env: dict[str, str]) -> str:
-    """Run a command of Prefect's and return its output. Exits where the command fails."""
-    finished = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
-    print(finished.stdout + finished.stderr, flush=True)
-    if finished.returncode != 0:
-        raise SystemExit(f"`prefect {' '.join(command[4:])}` failed: see above")
-    return finished.stdout
 
 
 def _start(
@@ -278,14 +259,9 @@ def _service_file(workspace: Path) -> Path:
     return workspace / "prefect" / "service.json"
 
 
-def logs_of(workspace: Path) -> Path:
-    """Return the folder for the logs of all servers of a workspace."""
-    return workspace / "prefect" / "logs"
-
-
 if __name__ == "__main__":
     show_log()
     try:
-        supervise(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+        supervise(ServiceOptions(**json.loads(sys.argv[1])))
     except AttendError as error:
         sys.exit(str(error))

@@ -70,9 +70,7 @@ def evaluate_registered(config: Config, model: str | None = None, results: Path 
             captioner = load_captioner(address_of(version))
             with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
                 scores = _score(config, captioner, version, manifest, captions, client, Path(scratch))
-                run_id = tracking.log_evaluation(
-                    client, config.workspace, version.name, f"{name} scored", key, scores, scratch
-                )
+                run_id = tracking.log_evaluation(client, config.workspace, version, key, scores, scratch)
         else:
             scores = read_scores(Path(client.download_artifacts(run_id, SCORES)).parent)
         if results is not None:

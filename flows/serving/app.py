@@ -240,9 +240,9 @@ async def _unknown(request: Request, error: HTTPException) -> Response:
 
 
 def _host(request: Request) -> str:
-    """Return the host that the request names, without a port."""
+    """Return the host that the request names, in lower case and without a port."""
     host = request.headers.get("host", "")
-    return host if host.endswith("]") else host.rpartition(":")[0] or host
+    return (host if host.endswith("]") else host.rpartition(":")[0] or host).lower()
 
 
 def _refusal(error: RefusedError) -> Response:

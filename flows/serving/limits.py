@@ -8,11 +8,13 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _HEAD_SECONDS, _WRITE_SECONDS = 10.0, 30.0
+_MAX_IDLE = 256  # connections that send nothing
 
 
 @dataclass(frozen=True)
@@ -74,24 +76,38 @@ class PatientProtocol(H11Protocol):
     """uvicorn's HTTP protocol, with time limits for slow clients.
 
     A client has ten seconds to send the head of a request, or the rest of a request that was answered already, and
-    thirty seconds to read what is sent to it. Otherwise its connection is closed.
+    thirty seconds to read what is sent to it. Otherwise its connection is closed. Of more than `_MAX_IDLE` connections
+    that send nothing, the oldest is closed: they take no place from those that do.
     """
+
+    _idle: ClassVar[dict[PatientProtocol, None]] = {}  # connections that wait for a head, the oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head_timer, self._write_timer = (_Timer(self.loop, transport.abort) for _ in range(2))
+        self._await_head()
+
+    def _await_head(self) -> None:
+        """Start to wait for the head of a request; close the connection that has waited longest for one."""
         self._head_timer.start(_HEAD_SECONDS)
+        self._idle.setdefault(self)
+        if len(self._idle) > _MAX_IDLE:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         awaits_head = self.conn.their_state is h11.IDLE
         answered = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
         if awaits_head or answered:
-            self._head_timer.start(_HEAD_SECONDS)
+            self._await_head()
         else:
             self._head_timer.stop()
+            self._idle.pop(self, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._idle.pop(self, None)
         self._head_timer.stop()
         self._write_timer.stop()
         super().connection_lost(exc)

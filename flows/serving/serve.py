@@ -15,7 +15,7 @@ from tasks.common.errors import AttendError
 from tasks.common.log import log
 
 _MAX_HEAD_BYTES = 16 * 1024
-_MAX_CONNECTIONS = 256
+_MAX_CONNECTIONS = 1024  # with those that send nothing, of which limits.py keeps few
 _CLIENT_TIMEOUT_MS = 60_000
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 

@@ -1,6 +1,7 @@
 """A workspace in object storage, at any URL that fsspec knows, and the local folder that is a bounded cache of it.
 
-    URL/artifacts/<stage>/<key>/...                 as in a workspace; ledger.json is uploaded last
+    URL/artifacts/<stage>/<key>/ledger.json         uploaded last, and not over another one that is whole
+    URL/artifacts/<stage>/<key>/<publication>/...   the files that the ledger names, of one upload alone
     URL/grids/<identity>/<SHA-256>.h5               the grids of a shard, named by the file's digest
     URL/grids/<identity>/shard-00000.parquet        the shard's index, uploaded after its grids; created once and never
                                                     overwritten

@@ -29,6 +29,7 @@ from models.photographs import Fit, Interpolation, decode, resize, stack
 from tasks.common.cores import available_cores
 from tasks.common.errors import AttendError, TransientError
 from tasks.common.progress import Bar, Stopwatch
+from tasks.common.retries import may_pass
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import GridsConfig
 from tasks.grids.failures import FailedPhotograph
@@ -142,13 +143,14 @@ def decoder_count(machine: MachineConfig) -> int:
 def read_photograph(digest: str, path: Path) -> bytes:
     """Return the content of a photograph's file.
 
-    Raises TransientError where the file cannot be read (any more), and AttendError where its SHA-256 is not `digest`,
-    because it was changed after it was ingested.
+    Raises AttendError where the file cannot be read (any more), a TransientError where that may pass, and where its
+    SHA-256 is not `digest`, because it was changed after it was ingested.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise TransientError(
+        kind = TransientError if may_pass(error) else AttendError
+        raise kind(
             f"{path}: cannot be read on {platform.node()} ({error.strerror}): run again when it can, or remove it"
         ) from None
     if hashlib.sha256(data).hexdigest() != digest:

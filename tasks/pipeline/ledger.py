@@ -86,6 +86,7 @@ class Ledger:
     versions: dict[str, str]
     made_from: dict[str, str] = field(default_factory=dict)  # kind -> key of the upstream artifacts that were read
     format: int = FORMAT
+    publication: str = ""  # in object storage: the subfolder of the files, one of its own for each upload
     unknown: dict[str, Any] = field(default_factory=dict)  # fields that another version of this program wrote
 
     @staticmethod

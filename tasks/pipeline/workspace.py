@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -111,11 +112,21 @@ class Workspace:
         shutil.rmtree(replaced, ignore_errors=True)
         return Artifact(folder, ledger) if ledger is not None else None
 
-    def _upload(self, remote: Remote, partial: Path, folder: Path, ledger: Ledger) -> None:
-        """Upload the files in `partial` as the artifact whose local folder will be `folder`."""
+    def _upload(self, remote: Remote, partial: Path, folder: Path, ledger: Ledger) -> Artifact | None:
+        """Upload the files in `partial` as the artifact whose local folder will be `folder`.
+
+        Return the artifact that another machine has uploaded meanwhile, if it is whole: then that one is the artifact.
+        The files of each upload have a folder of their own, so that no ledger ever names the files of two.
+        """
         remote_folder = folder.relative_to(self.root).as_posix()
-        for name in [*ledger.files, LEDGER]:  # the ledger last: files without a ledger are no artifact
-            remote.put(partial / name, f"{remote_folder}/{name}")
+        for name in ledger.files:
+            remote.put(partial / name, _remote_name(remote_folder, ledger, name))
+        if remote.create((partial / LEDGER).read_bytes(), f"{remote_folder}/{LEDGER}"):
+            return None
+        stored = self._replace_from_storage(folder, ledger.key)
+        if stored is None:  # the other one's is damaged
+            remote.put(partial / LEDGER, f"{remote_folder}/{LEDGER}")
+        return stored
 
     def damage(self, artifact: Artifact, read: Collection[Path] = ()) -> str | None:
         """Return what is wrong with an artifact's files, in words; None if they match the ledger.
@@ -228,6 +239,7 @@ class Workspace:
             seconds=round(seconds, 3),
             versions={name: metadata.version(name) for name in ("attend", "torch", "torchvision")},
             made_from=made_from or {},
+            publication="" if self.remote is None else secrets.token_hex(8),
             unknown=unknown or {},
         )
         # Side by side: the disk takes many small files, such as generated pictures, several times as fast.
@@ -235,11 +247,10 @@ class Workspace:
             list(pool.map(flush, [path for path in partial.rglob("*") if path.is_file()]))
         write_atomically(partial / LEDGER, ledger.to_json())
         if self.remote is not None:
-            stored = self._replace_from_storage(folder, key)
+            stored = self._replace_from_storage(folder, key) or self._upload(self.remote, partial, folder, ledger)
             if stored is not None:
                 shutil.rmtree(partial)
                 return stored
-            self._upload(self.remote, partial, folder, ledger)
         if folder.exists():  # it is damaged: the stage would not have run otherwise
             shutil.rmtree(folder)
         partial.rename(folder)
@@ -322,12 +333,17 @@ class Workspace:
             lock.release()
 
 
+def _remote_name(remote_folder: str, ledger: Ledger, name: str) -> str:
+    """Return the name in the storage of a file of an artifact."""
+    return "/".join(filter(None, (remote_folder, ledger.publication, name)))
+
+
 def _download_files(remote: Remote, remote_folder: str, folder: Path, ledger: Ledger) -> bool:
     """Download an artifact's files; return whether the storage has all of them and they match the ledger."""
     for name, record in ledger.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         try:
-            remote.get(f"{remote_folder}/{name}", folder / name)
+            remote.get(_remote_name(remote_folder, ledger, name), folder / name)
         except FileNotFoundError:
             return False
         if digest_of_file(folder / name) != record.sha256:

@@ -124,8 +124,11 @@ def _of_same_training(client: MlflowClient, version: ModelVersion) -> list[Model
 
     There may be several: new held-out pictures make a new version without training.
     """
+    training = version.tags.get(TRAIN_KEY)
+    if training is None:  # another program registered it: nothing is known of its training
+        return [version]
     versions = client.search_model_versions(f"name = '{version.name}'")
-    return [other for other in versions if other.tags.get(TRAIN_KEY) == version.tags.get(TRAIN_KEY)]
+    return [other for other in versions if other.tags.get(TRAIN_KEY) == training]
 
 
 def make_champion(client: MlflowClient, version: ModelVersion, why: str) -> str:

@@ -6,6 +6,7 @@ package name made from the bundle's digest, so that two versions in one process 
 
 import base64
 import binascii
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -30,9 +31,18 @@ _LOADING = threading.Lock()
 
 
 def load_captioner(bundle, device="cpu"):
-    """Return the captioner in a bundle's folder and its function `admit`, both from the code in the bundle."""
+    """Return the captioner in a bundle's folder and its function `admit`, both from the code in the bundle.
+
+    Raise MlflowException where the files do not match the bundle's digest.
+    """
     folder = Path(bundle)
-    name = "attend_" + json.loads((folder / "bundle.json").read_text(encoding="utf-8"))["digest"][:20]
+    digest = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))["digest"]
+    if digest_of_bundle(folder) != digest:
+        raise mlflow.exceptions.MlflowException(
+            f"{folder}: the model's files do not match the digest that they were registered with: they are damaged or "
+            "were changed: register the model again"
+        )
+    name = f"attend_{digest[:20]}"
     with _LOADING:
         if name not in sys.modules:
             spec = importlib.util.spec_from_file_location(
@@ -43,6 +53,20 @@ def load_captioner(bundle, device="cpu"):
             spec.loader.exec_module(module)
         captioner = importlib.import_module(f"{name}.captioner").Captioner.load(folder, device)
         return captioner, importlib.import_module(f"{name}.photographs").admit
+
+
+def digest_of_bundle(folder):
+    """Return the SHA-256 (hex) of the names and digests of a bundle's files, but bundle.json and Python's caches."""
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    kept = [name for name in names if name.parts != ("bundle.json",) and "__pycache__" not in name.parts]
+    digests = [[name.as_posix(), _digest_of_file(folder / name)] for name in kept]
+    return hashlib.sha256(json.dumps(digests, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
+
+
+def _digest_of_file(path):
+    """Return the SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def photographs_of(model_input):

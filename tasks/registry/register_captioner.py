@@ -47,7 +47,7 @@ from tasks.registry.promotion import (
     was_rolled_back,
 )
 from tasks.registry.registration_record import RegistrationRecord, write_registration
-from tasks.registry.tracking import TRAIN_KEY, TrainingLog, log_scores, shown_tracking_uri, training_log
+from tasks.registry.tracking import TRAIN_KEY, TrainingLog, log_scores_of_evaluation, shown_tracking_uri, training_log
 from tasks.registry.versions import (
     EVALUATION,
     PREDICTIONS_DIGEST,
@@ -168,9 +168,8 @@ def _same_version(
 
 def _log_files(log: TrainingLog, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> None:
     """Log the model's scores, histories, weights, predictions and vocabulary in its run."""
-    log_scores(log.client, log.run_id, scores["scores"])
-    log.client.set_tag(log.run_id, "attend.signature", scores["signature"])
     evaluation = _evaluation_folder(artifacts)
+    log_scores_of_evaluation(log, evaluation, scores)
     decoder = artifacts.decoder.path
     files = [(decoder / HISTORY, "")]
     files += [(path, "checkpoints") for path in (*kept_weights(decoder), decoder / LAST)]

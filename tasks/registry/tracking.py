@@ -6,10 +6,12 @@ same run.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import logging
 import os
+import socket
 import sqlite3
 import sys
 import time
@@ -35,11 +37,14 @@ from tasks.registry.registration_record import read_registration
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
 TRAIN_KEY = "attend.train_key"
 _EPOCHS = "attend.epochs"
 _PARAMS_PER_REQUEST = 100  # the most parameters that MLflow accepts in a request
 _EVALUATION = "attend.evaluation"
+PARENT_RUN = "mlflow.parentRunId"  # MLflow's own tag: its pages show the run below its parent
+EVALUATED_VERSION = "attend.version"  # tag of an evaluation's run: the address of the version that was scored
 MLFLOW_UI = "ATTEND_MLFLOW_UI"  # address of the server that shows an embedded store, if there is one
 
 
@@ -150,7 +155,7 @@ def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the errors that it raises
     user_set = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")}
     mlflow.set_tracking_uri(uri)
-    mlflow.set_registry_uri(uri)
+    mlflow.set_registry_uri(user_set["MLFLOW_REGISTRY_URI"] or uri)
     for name, value in user_set.items():
         # MLflow writes the address to the environment, where it would be taken for one that the user set.
         if value is None:
@@ -167,8 +172,13 @@ def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
 def _check_server(uri: str) -> None:
     """Raise AttendError where the MLflow server does not answer within 5 s."""
     shown = without_credentials(uri).rstrip("/")
+    parts = urlsplit(uri)
+    credentials, _, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(f"{parts.scheme}://{host}{parts.path.rstrip('/')}/health")
+    if credentials:  # urllib does not take them from the address
+        request.add_header("Authorization", f"Basic {base64.b64encode(unquote(credentials).encode()).decode()}")
     try:
-        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5).close()
+        urllib.request.urlopen(request, timeout=5).close()
     except urllib.error.HTTPError:
         pass  # it answers; whether it grants access shows in later requests
     except (OSError, ValueError) as error:
@@ -297,6 +307,21 @@ def log_scores(client: MlflowClient, run_id: str, scores: Mapping[str, float], s
     client.log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in scores.items()])
 
 
+def log_scores_of_evaluation(log: TrainingLog, evaluation: str, scores: ScoreRecord) -> None:
+    """Log the scores of one evaluation in a child of the training's run: a training may be evaluated in several ways.
+
+    evaluation: its name, which is also that of its folder in the training's run.
+    """
+    experiment = log.client.get_run(log.run_id).info.experiment_id
+    query = f"tags.`{PARENT_RUN}` = '{log.run_id}' and attributes.run_name = '{evaluation}'"
+    earlier = log.client.search_runs([experiment], query, max_results=1)
+    tags = {PARENT_RUN: log.run_id, "attend.signature": scores["signature"]}
+    run = earlier[0] if earlier else log.client.create_run(experiment, tags=tags, run_name=evaluation)
+    run_id = run.info.run_id
+    log_scores(log.client, run_id, scores["scores"])
+    log.client.set_terminated(run_id)
+
+
 def find_evaluation_run(client: MlflowClient, workspace: Path, model: str, key: str) -> str | None:
     """Return the id of the finished run that `log_evaluation` made for this key; None where there is no such run."""
     experiment = get_or_create_experiment(client, workspace, model)
@@ -306,15 +331,17 @@ def find_evaluation_run(client: MlflowClient, workspace: Path, model: str, key: 
 
 
 def log_evaluation(
-    client: MlflowClient, workspace: Path, model: str, name: str, key: str, scores: ScoreRecord, folder: str
+    client: MlflowClient, workspace: Path, version: ModelVersion, key: str, scores: ScoreRecord, folder: str
 ) -> str:
-    """Log the scores of a registered model, and the files that they were computed from, in a new run; return its id.
+    """Log the scores of a registered version, and the files that they were computed from, in a new run; return its id.
 
-    name: the run's name. key: the digest that `find_evaluation_run` finds it by. scores: the content of scores.json.
-    folder: the folder that contains the files.
+    key: the digest that `find_evaluation_run` finds it by. scores: the content of scores.json. folder: the folder that
+    contains the files.
     """
-    experiment = get_or_create_experiment(client, workspace, model)
-    tags = {_EVALUATION: key, "attend.signature": scores["signature"]}
+    experiment = get_or_create_experiment(client, workspace, version.name)
+    name = f"{version.name} version {version.version} scored"
+    address = f"models:/{version.name}/{version.version}"
+    tags = {_EVALUATION: key, EVALUATED_VERSION: address, "attend.signature": scores["signature"]}
     with _exclusive_run(workspace, experiment, _EVALUATION, key):
         run_id = client.create_run(experiment, tags=tags, run_name=name).info.run_id
         with _terminated(client, run_id):
@@ -353,6 +380,9 @@ def mlflow_ui(workspace: Path, port: int) -> None:
         raise AttendError(
             f"MLFLOW_TRACKING_URI names a server: its page is at {without_credentials(tracking_uri(workspace))}"
         )
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise AttendError(f"--port: {port} is taken by another program: give another port")
     connect(workspace, must_exist=True)  # upgrades the database where need be: MLflow's server would do so in place
     command = ui_command(workspace, port)
     os.execve(command[0], command, ui_environment())

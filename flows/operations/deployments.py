@@ -1,0 +1,99 @@
+"""What `attend up` makes at Prefect's server: a work pool, the deployments of prefect.yaml, and automations."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+POOL = "attend"
+PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
+_ZOMBIES, _NOTIFICATIONS = (Path(__file__).with_name(f"{name}.yaml") for name in ("zombies", "notifications"))
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """What `attend up` was told.
+
+    project: the folder that holds prefect.yaml. config: the preset or YAML file whose schedules are active; empty: the
+    deployments are made as prefect.yaml has them. notify: `TYPE/NAME` of the Prefect block that is told of failures;
+    empty for none. port, mlflow_port: of Prefect's server and of MLflow's pages.
+    """
+
+    project: str
+    workspace: str
+    port: int
+    mlflow_port: int
+    config: str = ""
+    notify: str = ""
+
+
+def deploy(options: ServiceOptions, env: dict[str, str]) -> None:
+    """Create Prefect's work pool and automations where they do not exist, and deploy what prefect.yaml has now."""
+    project = Path(options.project)
+    if not _succeeds([*PREFECT, "work-pool", "inspect", POOL], project, env):
+        _call([*PREFECT, "work-pool", "create", POOL, "--type", "process"], project, env)
+    deployments = project / "prefect.yaml"
+    if options.config:
+        deployments = logs_of(Path(options.workspace)) / "deployments.yaml"
+        deployments.write_text(_with_config(project / "prefect.yaml", options.config), encoding="utf-8")
+    _call([*PREFECT, "deploy", "--all", "--prefect-file", str(deployments)], project, env)
+    automations = [_ZOMBIES.read_text(encoding="utf-8")]
+    if options.notify:
+        block = _block_id(options.notify, f"http://127.0.0.1:{options.port}", env)
+        automations += [
+            text.replace("BLOCK", block) for text in _NOTIFICATIONS.read_text(encoding="utf-8").split("---\n")
+        ]
+    for text in automations:
+        automation = yaml.safe_load(text)
+        if not _succeeds([*PREFECT, "automation", "inspect", automation["name"]], project, env):
+            _call([*PREFECT, "automation", "create", "--from-json", json.dumps(automation)], project, env)
+
+
+def _with_config(deployments: Path, config: str) -> str:
+    """Return prefect.yaml with a config in place of `preset: demo`, and the schedules of those deployments active."""
+    content = yaml.safe_load(deployments.read_text(encoding="utf-8"))
+    for deployment in content["deployments"]:
+        if deployment["parameters"].get("config") == {"preset": "demo"}:
+            deployment["parameters"]["config"] = {"preset": config}
+            for schedule in deployment["schedules"]:
+                schedule["active"] = True
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def _block_id(name: str, address: str, env: dict[str, str]) -> str:
+    """Return the id of the Prefect block `TYPE/NAME`. Exits where there is none."""
+    kind, _, block = name.partition("/")
+    request = urllib.request.Request(f"{env['PREFECT_API_URL']}/block_types/slug/{kind}/block_documents/name/{block}")
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return str(json.load(answer)["id"])
+    except (OSError, ValueError):
+        raise SystemExit(
+            f"--notify: {name}: no such block: `attend up` without --notify, make it at {address}/blocks (Slack, "
+            "e-mail, a webhook, ...), then `attend down` and this again"
+        ) from None
+
+
+def _succeeds(command: list[str], project: Path, env: dict[str, str]) -> bool:
+    """Return whether a command of Prefect's ends with exit code 0."""
+    return subprocess.run(command, cwd=project, env=env, capture_output=True, check=False).returncode == 0
+
+
+def _call(command: list[str], project: Path, env: dict[str, str]) -> str:
+    """Run a command of Prefect's and return its output. Exits where the command fails."""
+    finished = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+    print(finished.stdout + finished.stderr, flush=True)
+    if finished.returncode != 0:
+        raise SystemExit(f"`prefect {' '.join(command[4:])}` failed: see above")
+    return finished.stdout
+
+
+def logs_of(workspace: Path) -> Path:
+    """Return the folder for the logs of all servers of a workspace."""
+    return workspace / "prefect" / "logs"

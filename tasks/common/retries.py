@@ -1,0 +1,32 @@
+"""Failures that may be over in a minute, so that a stage is worth another try. All others are reported at once."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+
+from tasks.common.errors import TransientError
+
+_ERRNOS = {
+    getattr(errno, name)
+    for name in (
+        *("EIO", "EAGAIN", "EINTR", "EBUSY", "ESTALE", "ENOLCK", "EPIPE", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH"),
+        *("ECONNRESET", "ECONNREFUSED", "ECONNABORTED", "ENETDOWN", "ENETUNREACH", "ENETRESET", "ENOTCONN"),
+    )
+}
+_OF_HTTP = {"ConnectionError", "Timeout", "ConnectTimeout", "ReadTimeout", "ChunkedEncodingError", "ProtocolError"}
+_OF_MLFLOW = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED"}
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether the failure is one of a disk, a network, a database or a server that may recover by itself."""
+    module, name = type(error).__module__.split(".")[0], type(error).__name__
+    if isinstance(error, TransientError):
+        return True
+    if module in ("requests", "urllib3"):
+        return name in _OF_HTTP
+    if module == "mlflow":
+        return getattr(error, "error_code", None) in _OF_MLFLOW
+    if isinstance(error, sqlite3.OperationalError) or (module == "sqlalchemy" and name == "OperationalError"):
+        return any(word in str(error) for word in ("locked", "busy", "connection"))
+    return isinstance(error, OSError) and error.errno in _ERRNOS
