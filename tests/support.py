@@ -131,7 +131,7 @@ def empty_store() -> Path:
     return Path(folder.name)
 
 
-def _give_store(workspace: Path) -> None:
+def give_store(workspace: Path) -> None:
     """Put an MLflow database into the workspace, where it has none."""
     if not (workspace / DATABASE).exists():
         workspace.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def _give_store(workspace: Path) -> None:
 
 def register_all(config: Config) -> dict[str, str]:
     """Run every stage; stage -> its state before."""
-    _give_store(config.workspace)
+    give_store(config.workspace)
     return {name: run_stage(config, name).state for name in names_of(config)}
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from flows.operations import prefect_server
 from flows.operations.prefect_server import start_for_this_process, wait_until_healthy
+from flows.operations.prefect_settings import environment
 from tasks.common.errors import AttendError
 
 SLOW = """
@@ -110,3 +111,18 @@ def test_a_server_that_cannot_begin_is_told(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:////nowhere/prefect.db")
     with pytest.raises(AttendError, match=r"run-server-\d+\.log: Prefect's local server ended with exit code \d"):
         start_for_this_process(tmp_path / "logs").wait()
+
+
+def test_the_server_of_the_users_own_profile_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    assert "PREFECT_API_URL" not in environment(tmp_path / "workspace")
+    profiles = 'active = "ours"\n[profiles.ours]\nPREFECT_API_URL = "http://ours/api"\n'
+    (tmp_path / "profiles.toml").write_text(f'{profiles}[profiles.other]\nPREFECT_API_KEY = "k"\n')
+    assert environment(tmp_path / "workspace")["PREFECT_API_URL"] == "http://ours/api"
+    monkeypatch.setenv("PREFECT_PROFILE", "other")
+    found = environment(tmp_path / "workspace")
+    assert found["PREFECT_API_KEY"] == "k" and "PREFECT_API_URL" not in found
+    monkeypatch.setenv("PREFECT_API_URL", "http://mine/api")
+    assert environment(tmp_path / "workspace")["PREFECT_API_URL"] == "http://mine/api"

@@ -6,8 +6,11 @@ import base64
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pandas as pd
@@ -23,7 +26,7 @@ from tasks.metrics import measure
 from tasks.registry import bundle, tracking
 from tasks.registry.logged_model import load_model, log_model
 from tasks.registry.registration_record import REGISTRATION
-from tests.support import HERE, artifacts, captioner_artifacts, pictures, plan, run_stage, trained
+from tests.support import HERE, artifacts, captioner_artifacts, give_store, pictures, plan, run_stage, trained
 from tests.support import register_all as run_all
 
 
@@ -41,6 +44,8 @@ def outside(workspace: Path, code: str) -> str:
     """Run code in a process that has the installed libraries, but not this project."""
     prelude = f"""
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 sys.path = [place for place in sys.path if place not in ("", {str(HERE)!r})]
 sys.meta_path = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__.lower()]
 for name in ("models", "tasks", "flows"):
@@ -226,10 +231,11 @@ def test_a_champion_scored_on_other_pictures_is_scored_anew(
 def test_a_registration_that_the_store_lost_is_made_again(tmp_path: Path, workspace: Path) -> None:
     copy = tmp_path / "photos #1, \u00e9"
     shutil.copytree(workspace, copy)
+    run_stage(trained(copy), "register")
     assert plan(trained(copy))[-1].fresh
     (copy / "mlflow.db").unlink()
     status = plan(trained(copy))[-1]
-    assert status.state == "damaged" and "models:/small/1 is not in mlflow.db any more" in status.why
+    assert status.state == "damaged" and "models:/small/2 is not in mlflow.db any more" in status.why
     run_stage(trained(copy), "register")
     assert plan(trained(copy))[-1].fresh
 
@@ -245,6 +251,43 @@ def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeyp
     with pytest.raises(AttendError, match=r"MLflow server http://127.0.0.1:9 does not answer") as caught:
         tracking.check_store(tmp_path)
     assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_credentials_in_the_address_reach_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers.get("Authorization")))
+            self.send_response(200)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.handle_request).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:s%40cret@127.0.0.1:{server.server_port}/base/")
+        tracking.check_store(tmp_path)
+    assert asked == [("/base/health", f"Basic {base64.b64encode(b'user:s@cret').decode()}")]
+
+
+def test_a_registry_of_its_own_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow
+
+    workspace = tmp_path / "workspace"
+    give_store(workspace)
+    shutil.copytree(workspace, tmp_path / "other")
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", f"sqlite:///{tmp_path}/other/mlflow.db")
+    tracking.connect(workspace)
+    try:
+        assert mlflow.get_registry_uri() == f"sqlite:///{tmp_path}/other/mlflow.db"
+    finally:
+        mlflow.set_registry_uri("")
+
+
+def test_pages_at_a_port_that_is_taken_are_refused(workspace: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AttendError, match=f"--port: {port} is taken by another program: give another port"):
+            tracking.mlflow_ui(workspace, port)
 
 
 def test_credentials_are_told_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

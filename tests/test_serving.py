@@ -324,6 +324,19 @@ def raw(port: int, data: bytes, seconds: float = 15) -> bytes:
         return answer
 
 
+def test_a_thousand_connections_that_send_nothing_take_no_place(
+    port: int, photographs: list[bytes], expected: list[str]
+) -> None:
+    head = b"POST /caption HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nConnection: close\r\n"
+    good = head + b"Content-Length: %d\r\n\r\n%s" % (len(photographs[0]), photographs[0])
+    with contextlib.ExitStack() as idle:
+        for _ in range(1000):
+            idle.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+        answer = raw(port, good)
+    assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
+    assert json.loads(answer.rpartition(b"\r\n")[2])["caption"] == expected[0]
+
+
 def test_tricks_with_headers_and_bodies(port: int, photographs: list[bytes], expected: list[str]) -> None:
     head = b"POST /caption HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nConnection: close\r\n"
     good = head + b"Content-Length: %d\r\n\r\n%s" % (len(photographs[0]), photographs[0])
@@ -337,6 +350,7 @@ def test_tricks_with_headers_and_bodies(port: int, photographs: list[bytes], exp
         (head.replace(b"localhost", b"evil.example") + b"Content-Length: 0\r\n\r\n", b"403"),
         (head + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", b"200"),
         (head + b"Transfer-Encoding: chunked\r\n\r\n" + (b"100000\r\n" + bytes(2**20) + b"\r\n") * 33, b"413"),
+        (good.replace(b"Host: localhost", b"Host: LOCALHOST"), b"200"),
         (good, b"200"),
     ):
         answer = raw(port, data)

@@ -1,16 +1,19 @@
 """Kill `attend run` with SIGKILL at random instants of every stage, resume it, and compare with a run left alone.
 
-    python -m bench.soak.kills [--kills 100] [--seed 0]
+    python -m bench.soak.kills [--kills 100] [--seed 0] [--at-once 1] [--s3]
 
-The whole process group dies, and Prefect's local server ends with it. At the end of each round of kills the artifacts
-must be those of the run left alone, to the last digest; no temporary file, no second model version, no MLflow run still
-RUNNING, and the databases whole. Exit code 1 where they are not.
+From the first millisecond of a new workspace on, in which MLflow and Prefect make their databases. --at-once: this many
+runs begin together, and die together. --s3: the workspace is in object storage (a server of this process), and runs end
+after `evaluate`. The whole process group dies, and Prefect's local server ends with it. At the end of each round of
+kills the artifacts must be those of the run left alone, to the last digest; no temporary file, no second model version,
+no MLflow run still RUNNING, and the databases whole. Exit code 1 where they are not.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -19,18 +22,35 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from flows.pipeline import build_pipeline
-from tasks.config.schema import load
-from tasks.pipeline.plan import plan
+from tasks.config.schema import Config, load
+from tasks.pipeline.plan import plan, up_to
+from tasks.pipeline.stage import Pipeline
 
 STAGE_NAMES = ("ingest", "extract", "tensorise", "train", "evaluate", "register")
-# Where the kills of a round fall; `start` is anywhere between the command and its first stage.
-ROUND = ("start", "ingest", "extract", "extract", "tensorise", "train", "train", "train", "evaluate", "register")
+# Where the kills of a round fall; `start` is anywhere between the command and its first stage, the first milliseconds
+# as likely as the seconds; `databases` is while MLflow's is made.
+ROUND = (
+    "start",
+    "start",
+    "databases",
+    "ingest",
+    "extract",
+    "extract",
+    "tensorise",
+    "train",
+    "train",
+    "train",
+    "evaluate",
+    "register",
+)
 CONFIG = {
     "name": "killed",
     "data": {"adapter": "scenes", "pictures": 400, "side": 48},
@@ -46,10 +66,10 @@ CONFIG = {
 def main() -> None:
     given = _arguments()
     chance = random.Random(given.seed)
-    with tempfile.TemporaryDirectory(prefix="attend-kills-") as folder:
+    with tempfile.TemporaryDirectory(prefix="attend-kills-") as folder, _storage(given.s3) as storage:
         place = Path(folder)
         began = time.monotonic()
-        alone = _workspace(place / "alone")
+        alone = _workspace(place / "alone", storage)
         lasted = _run(alone)
         expected = contents(alone)
         print(f"left alone: {time.monotonic() - began:.0f} s; {len(expected)} files", flush=True)
@@ -57,12 +77,13 @@ def main() -> None:
         fell: dict[str, int] = {}
         while killed < given.kills:
             rounds += 1
-            workspace = _workspace(place / f"round-{rounds}")
-            left = min(given.kills - killed, len(ROUND))
-            for target in (ROUND[at] for at in sorted(chance.sample(range(len(ROUND)), left))):
-                where = _kill(workspace, target, lasted, chance)
-                fell[where] = fell.get(where, 0) + 1
-                killed += 1
+            workspace = _workspace(place / f"round-{rounds}", storage)
+            targets = [target for target in ROUND if not (given.s3 and target == "register")]
+            left = min(math.ceil((given.kills - killed) / given.at_once), len(targets))
+            for target in (targets[at] for at in sorted(chance.sample(range(len(targets)), left))):
+                where = _kill(workspace, target, lasted, chance, given.at_once)
+                fell[where] = fell.get(where, 0) + given.at_once
+                killed += given.at_once
                 print(f"{killed:>4} killed in {where} (meant: {target})", flush=True)
             _run(workspace)
             _check(workspace, expected)
@@ -75,21 +96,60 @@ def _arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--s3", action="store_true")
     return parser.parse_args()
 
 
-def _workspace(folder: Path) -> Path:
+@contextmanager
+def _storage(s3: bool) -> Iterator[str]:
+    """Start an S3 server with a bucket; yield its URL, empty for workspaces in folders."""
+    if not s3:
+        yield ""
+        return
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    os.environ.update({"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"})
+    os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
+    boto3.client("s3").create_bucket(Bucket="kills")
+    yield "s3://kills"
+    server.stop()
+
+
+def _workspace(folder: Path, storage: str) -> Path:
+    """Make a folder with a config, whose workspace is below it, or in the storage and cached below it."""
     folder.mkdir()
-    config = {**CONFIG, "machine": {**CONFIG["machine"], "workspace": str(folder / "workspace")}}  # type: ignore[dict-item]
+    place = {"workspace": str(folder / "workspace")}
+    if storage:
+        place = {"workspace": f"{storage}/{folder.name}", "cache": str(folder / "workspace")}
+    config = {**CONFIG, "machine": {**CONFIG["machine"], **place}}  # type: ignore[dict-item]
     (folder / "killed.yaml").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def _config(folder: Path) -> Config:
+    return load(str(folder / "killed.yaml"))
+
+
+def _stages(folder: Path) -> tuple[str, ...]:
+    """Return the stages that are run: `register` needs an MLflow server where the workspace is in object storage."""
+    return STAGE_NAMES[:-1] if "://" in _config(folder).machine.address else STAGE_NAMES
+
+
+def _pipeline(folder: Path) -> Pipeline:
+    return up_to(build_pipeline(_config(folder)), _stages(folder)[-1])
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
     log = (folder / "log").open("ab")
+    until = ["--until", _stages(folder)[-1]]
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.commands.cli", "run", str(folder / "killed.yaml")],
+        [sys.executable, "-m", "flows.commands.cli", "run", str(folder / "killed.yaml"), *until],
         stdout=log,
         stderr=log,
         start_new_session=True,
@@ -102,35 +162,47 @@ def _run(folder: Path) -> dict[str, float]:
     process = _start(folder)
     if process.wait() != 0:
         raise SystemExit((folder / "log").read_text(encoding="utf-8"))
-    found = plan(build_pipeline(load(str(folder / "killed.yaml"))))
+    found = plan(_pipeline(folder))
     return {status.stage.name: status.artifact.ledger.seconds for status in found if status.artifact is not None}
 
 
-def _kill(folder: Path, target: str, lasted: dict[str, float], chance: random.Random) -> str:
-    """Kill a run at a random instant of a stage; the stage it was in. One that ends before is left as it is."""
-    process = _start(folder)
-    artifacts = folder / "workspace" / "artifacts"
-    wait = chance.uniform(0, 12)
-    if target != "start":
-        while process.poll() is None and not list((artifacts / target).glob("*.partial")):
-            time.sleep(0.002)
-        wait = chance.uniform(0, 0.5 * lasted[target])  # it may go on from where it was killed before
-    end = time.monotonic() + wait
-    while process.poll() is None and time.monotonic() < end:
+def _kill(folder: Path, target: str, lasted: dict[str, float], chance: random.Random, at_once: int) -> str:
+    """Kill runs at a random instant of a stage; return the stage they were in. Those that end before are left alone."""
+    processes = [_start(folder) for _ in range(at_once)]
+    workspace = folder / "workspace"
+    patterns = {"start": "", "databases": ".mlflow.db.draft*"}
+    pattern = patterns.get(target, f"artifacts/{target}/*.partial")
+
+    def going_on() -> bool:
+        return any(process.poll() is None for process in processes)
+
+    while going_on() and pattern and not list(workspace.glob(pattern)) and not _is_past(workspace, target):
         time.sleep(0.002)
-    working = [path.parent.name for path in artifacts.glob("*/*.partial")]
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    elif process.returncode != 0:
-        raise SystemExit((folder / "log").read_text(encoding="utf-8"))
-    process.wait()
+    # A stage may go on from where it was killed before.
+    wait = math.exp(chance.uniform(math.log(0.001), math.log(12))) if target == "start" else None
+    wait = chance.uniform(0, 0.5 * lasted.get(target, 4.0)) if wait is None else wait
+    end = time.monotonic() + wait
+    while going_on() and time.monotonic() < end:
+        time.sleep(0.002)
+    working = [path.parent.name for path in workspace.glob("artifacts/*/*.partial")]
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        elif process.returncode != 0:
+            raise SystemExit((folder / "log").read_text(encoding="utf-8"))
+        process.wait()
     return max(working, key=STAGE_NAMES.index) if working else "between stages"
+
+
+def _is_past(workspace: Path, target: str) -> bool:
+    """Return whether MLflow's database is there already, which is made once."""
+    return target == "databases" and (workspace / "mlflow.db").exists()
 
 
 def contents(folder: Path) -> dict[str, str]:
     """Every file that a run leaves, by stage and name, with its digest; what tells times and ids left out."""
     files = {}
-    for status in plan(build_pipeline(load(str(folder / "killed.yaml"))), read="all"):
+    for status in plan(_pipeline(folder), read="all"):
         if status.artifact is None or not status.fresh:
             raise SystemExit(f"{folder.name}: {status.stage.name} is {status.state}: {'; '.join(status.why)}")
         ledger = status.artifact.ledger
@@ -153,6 +225,18 @@ def _check(folder: Path, expected: dict[str, str]) -> None:
         wrong += [str(path) for path in folder.rglob(pattern)]
     wrong += [str(path) for path in (workspace / "locks" / "sessions").glob("*")]
     wrong += [str(path) for path in (workspace / "runs" / "mlflow").glob("*")]
+    if "register" in _stages(folder):
+        wrong += _wrong_in_mlflow(workspace)
+    with sqlite3.connect(f"file:{workspace / 'prefect' / 'prefect.db'}?mode=ro", uri=True) as store:
+        if store.execute("pragma integrity_check").fetchone() != ("ok",):
+            wrong.append("prefect.db is damaged")
+    if wrong:
+        raise SystemExit(f"{folder.name}: " + "; ".join(wrong) + "\n" + (folder / "log").read_text(encoding="utf-8"))
+
+
+def _wrong_in_mlflow(workspace: Path) -> list[str]:
+    """Return what is wrong in the MLflow store of a workspace whose model was registered once."""
+    wrong = []
     with sqlite3.connect(f"file:{workspace / 'mlflow.db'}?mode=ro", uri=True) as store:
         if store.execute("pragma integrity_check").fetchone() != ("ok",):
             wrong.append("mlflow.db is damaged")
@@ -160,16 +244,12 @@ def _check(folder: Path, expected: dict[str, str]) -> None:
         if versions != 1:
             wrong.append(f"{versions} model versions")
         runs = store.execute("select status, count(*) from runs group by status").fetchall()
-        if runs != [("FINISHED", 1)]:
+        if runs != [("FINISHED", 2)]:  # the training, and its evaluation's scores
             wrong.append(f"MLflow runs: {runs}")
         logged = len(list((workspace / "mlartifacts" / "killed" / "models").glob("m-*")))
         if logged != 1:
             wrong.append(f"{logged} logged models")
-    with sqlite3.connect(f"file:{workspace / 'prefect' / 'prefect.db'}?mode=ro", uri=True) as store:
-        if store.execute("pragma integrity_check").fetchone() != ("ok",):
-            wrong.append("prefect.db is damaged")
-    if wrong:
-        raise SystemExit(f"{folder.name}: " + "; ".join(wrong) + "\n" + (folder / "log").read_text(encoding="utf-8"))
+    return wrong
 
 
 if __name__ == "__main__":

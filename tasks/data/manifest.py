@@ -35,6 +35,7 @@ SCHEMA = pa.schema(
 )
 MANIFEST = "manifest.parquet"
 GENERATED_FOLDER = "pictures"
+SPLITS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,10 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
     for split in ("train", "dev"):
         if split not in present:
             raise AttendError(f"{data.path}: the split {split!r} is empty: {_how_to_fill(split, rows, data)}")
+    undivided = sum(row.split is None for row in rows)
+    if undivided:
+        sizes = ", ".join(f"{len(content[split]):,} {split}" for split in SPLITS if split in content)
+        notes.append(f"{undivided:,} pictures come without a split: divided by their content into {sizes}")
     counts: dict[str, int | float] = {"pictures": len({record["digest"] for record in records})}
     counts["captions"] = sum(len(row.captions) for row in rows)
     counts |= {split: len(content[split]) for split in present}
