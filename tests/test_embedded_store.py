@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from flows.commands.cache_contents import usage
+from flows.operations.prefect_server import set_aside_half_made_database
 from tasks.common.errors import AttendError
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
 from tasks.registry.embedded_store import DATABASE, VERSION
 from tasks.registry.logged_model import load_captioner
 from tasks.registry.versions import files_of, resolve
-from tests.support import artifacts, empty_store, pictures, plan, register_all, trained
+from tests.support import artifacts, empty_store, pictures, plan, register_all, trained, verify
 
 CONNECT = "import pathlib, sys; from tasks.registry import tracking; tracking.connect(pathlib.Path(sys.argv[1]))"
 
@@ -101,3 +102,39 @@ def test_a_moved_workspace_registers_its_model_again_and_captions(registered: Pa
     assert files is not None and files.is_relative_to(moved)
     assert all(item.needed_by for item in usage(Workspace(moved)) if item.what == "train")
     assert artifacts(trained(moved))["register"].ledger.counts["version"] == 3
+
+
+def test_a_registered_model_that_is_damaged_is_registered_again(registered: Path, tmp_path: Path) -> None:
+    """As after a power cut: its version is in MLflow's database, and its files are not whole."""
+    workspace = tmp_path / "workspace"
+    shutil.copytree(registered, workspace)
+    register_all(trained(workspace))  # as version 2, whose files are in this workspace
+    client = tracking.connect(workspace)
+    files = files_of(client, client.get_model_version("small", "2"))
+    assert files is not None
+    (weights,) = files.rglob("decoder.safetensors")
+    whole = weights.read_bytes()
+    weights.write_bytes(bytes(len(whole)))
+    assert verify(trained(workspace))[-1].state == "damaged"
+    Workspace(workspace).suspect([weights])  # as a run does after a crash
+    register_all(trained(workspace))
+    assert resolve(None, workspace) == "models:/small/3"
+    why = tracking.connect(workspace).get_model_version("small", "3").tags["attend.decision"]
+    assert why == "version 3 is champion: the files of version 2 are damaged"
+    photograph = pictures(workspace)[0].read_bytes()
+    assert load_captioner("models:/small@champion").caption([photograph])[0].error is None
+
+
+def test_prefects_database_that_was_cut_off_is_set_aside(tmp_path: Path) -> None:
+    """The record of past runs alone is in it."""
+    (tmp_path / "prefect.db").write_bytes(b"half")
+    (tmp_path / "prefect.db-wal").write_bytes(b"made")
+    log_file = tmp_path / "server.log"
+    log_file.write_text("the port is taken")
+    assert not set_aside_half_made_database(tmp_path, log_file) and (tmp_path / "prefect.db").exists()
+    log_file.write_text("OperationalError: index ix_block_document__block_type_name_name already exists")
+    assert set_aside_half_made_database(tmp_path, log_file)
+    assert sorted(path.name for path in tmp_path.glob("prefect.db*")) == [
+        "prefect.db-wal.damaged",
+        "prefect.db.damaged",
+    ]

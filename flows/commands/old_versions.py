@@ -65,11 +65,11 @@ def old_versions(workspace: Path, keep: int, days: float) -> list[OldVersion]:
         kept_runs = {version.run_id for version in versions if number(version) in kept}
         for version in versions:
             if number(version) not in kept:
-                found.append(_with_files(client, version, kept_runs))
+                found.append(_with_files(client, version, kept_runs, workspace))
     return found
 
 
-def _with_files(client: MlflowClient, version: ModelVersion, kept_runs: set[str | None]) -> OldVersion:
+def _with_files(client: MlflowClient, version: ModelVersion, kept_runs: set[str | None], workspace: Path) -> OldVersion:
     """Return a version with the runs and folders that go with it. kept_runs: runs of versions that stay."""
     runs = [] if version.run_id in kept_runs or version.run_id is None else [version.run_id]
     run = client.get_run(str(version.run_id))
@@ -78,8 +78,9 @@ def _with_files(client: MlflowClient, version: ModelVersion, kept_runs: set[str 
         found = client.search_runs([run.info.experiment_id], f"tags.`{tag}` = '{value}'")
         runs += [item.info.run_id for item in found]
     files = files_of(client, version)
-    folders = [folder for folder in (files, *_artifact_folders(client, runs)) if folder is not None and folder.is_dir()]
-    return OldVersion(version, runs, folders)
+    folders = [*([] if files is None else [files.parent]), *_artifact_folders(client, runs)]
+    # Of a copied workspace, MLflow's database names folders of the original: they are not this workspace's to remove.
+    return OldVersion(version, runs, [folder for folder in folders if tracking.is_in_workspace(str(folder), workspace)])
 
 
 def _artifact_folders(client: MlflowClient, runs: list[str]) -> Iterator[Path]:

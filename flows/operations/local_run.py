@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 from flows.operations import service
 from flows.operations.deployments import logs_of
-from flows.operations.prefect_server import start_for_this_process
+from flows.operations.prefect_server import LocalServer, set_aside_half_made_database, start_for_this_process
 from flows.operations.prefect_settings import apply
 from flows.pipeline import build_pipeline
 from flows.startup_checks import notice_crashes, prepare
@@ -61,6 +62,19 @@ def run(config: Config, until: str, quiet: bool = False) -> None:
             ) from None
 
 
+def _wait_or_start_again(server: LocalServer) -> LocalServer:
+    """Return the server once it answers, or another one where a killed run had left a database half made."""
+    try:
+        server.wait()
+        return server
+    except AttendError:
+        if not set_aside_half_made_database(Path(os.environ["PREFECT_HOME"]), server.log):
+            raise
+    again = start_for_this_process(server.log.parent)
+    again.wait()
+    return again
+
+
 def _free_bytes(config: Config) -> int:
     """Return the free bytes of the workspace's disk."""
     return shutil.disk_usage(config.workspace).free
@@ -89,7 +103,8 @@ def _start_prefect(config: Config, quiet: bool) -> None:
         import flows.operations.run_flow  # noqa: F401 -- takes seconds, in which the server starts
 
         try:
-            server.wait()
+            server = _wait_or_start_again(server)
+            os.environ["PREFECT_API_URL"] = server.api
         except BaseException:
             del os.environ["PREFECT_API_URL"]
             raise

@@ -21,6 +21,8 @@ from tasks.common.progress import Stopwatch, lasting
 
 LINE_SECONDS = 15.0  # between two progress lines while waiting for a server
 _STOP_SECONDS = 5.0
+# In the log of a server that cannot upgrade its database.
+_HALF_MADE = ("already exists", "duplicate column", "no such table", "malformed", "file is not a database")
 _LAST_LINES = 5  # how many lines of the log to show where a server dies
 
 
@@ -104,6 +106,22 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log_file: Path
     lines = [line for line in log_file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     last_lines = " | ".join(line.strip() for line in lines[-_LAST_LINES:]) or "it wrote nothing"
     raise AttendError(f"{log_file}: {name} ended with exit code {server.returncode} before it answered: {last_lines}")
+
+
+def set_aside_half_made_database(home: Path, log_file: Path) -> bool:
+    """Set Prefect's database aside where a server died because it was cut off while it was made; return whether.
+
+    Prefect makes it in many transactions, and cannot go on where it was killed between them. It holds nothing but the
+    record of past runs. home: PREFECT_HOME. log_file: of the server that died.
+    """
+    text = log_file.read_text(encoding="utf-8", errors="replace")
+    if not any(words in text for words in _HALF_MADE) or not (home / "prefect.db").exists():
+        return False
+    for path in home.glob("prefect.db*"):
+        if not path.name.endswith(".damaged"):
+            path.replace(path.with_name(f"{path.name}.damaged"))
+    log.info(f"{home / 'prefect.db'}: was not finished when it was made; set aside, and made again")
+    return True
 
 
 def _serve(listener: socket.socket) -> None:

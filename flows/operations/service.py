@@ -15,13 +15,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import filelock
 
 from flows.operations.deployments import POOL, PREFECT, ServiceOptions, deploy, logs_of
-from flows.operations.prefect_server import LINE_SECONDS, wait_until_healthy
+from flows.operations.prefect_server import LINE_SECONDS, set_aside_half_made_database, wait_until_healthy
 from flows.operations.prefect_settings import environment
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
@@ -153,13 +154,13 @@ def supervise(options: ServiceOptions) -> None:
     }
     children: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(name: str) -> None:
+    def start(name: str) -> subprocess.Popen[bytes]:
         children[name] = _start(name, *programs[name], workspace, project)
+        return children[name]
 
     with _lock(workspace).acquire(timeout=0):
         try:
-            start("server")
-            wait_until_healthy(f"{url}/api/health", children["server"], logs_of(workspace) / "server.log", "Prefect")
+            _start_server(lambda: start("server"), url, workspace, Path(env["PREFECT_HOME"]))
             deploy(options, env)
             start("worker")
             if mlflow is not None:
@@ -185,6 +186,17 @@ def supervise(options: ServiceOptions) -> None:
             deadline = time.monotonic() + _STOP_SECONDS
             while is_listening(port) and time.monotonic() < deadline:  # Prefect's command ends before its server does
                 time.sleep(0.1)
+
+
+def _start_server(start: Callable[[], subprocess.Popen[bytes]], url: str, workspace: Path, home: Path) -> None:
+    """Start Prefect's server and wait until it answers; once more where a killed one had left a database half made."""
+    server_log = logs_of(workspace) / "server.log"
+    try:
+        wait_until_healthy(f"{url}/api/health", start(), server_log, "Prefect")
+    except AttendError:
+        if not set_aside_half_made_database(home, server_log):
+            raise
+        wait_until_healthy(f"{url}/api/health", start(), server_log, "Prefect")
 
 
 def _start(

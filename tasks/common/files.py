@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 
@@ -24,6 +25,13 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def flush_all(folder: Path) -> None:
+    """Flush every file and folder below a folder to the disk, and the folder itself."""
+    # Side by side: the disk takes many small files, such as generated pictures, several times as fast.
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(flush, [folder, *folder.rglob("*")]))
 
 
 @contextlib.contextmanager

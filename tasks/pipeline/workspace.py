@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 import filelock
 
 from tasks.common.errors import AttendError
-from tasks.common.files import digest_of_file, flush, write_atomically
+from tasks.common.files import digest_of_file, flush, flush_all, write_atomically
 from tasks.common.log import log
 from tasks.common.object_storage import Remote
 from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, KeyParts, Ledger, Outcome, split_fields
@@ -242,9 +241,7 @@ class Workspace:
             publication="" if self.remote is None else secrets.token_hex(8),
             unknown=unknown or {},
         )
-        # Side by side: the disk takes many small files, such as generated pictures, several times as fast.
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(flush, [path for path in partial.rglob("*") if path.is_file()]))
+        flush_all(partial)
         write_atomically(partial / LEDGER, ledger.to_json())
         if self.remote is not None:
             stored = self._replace_from_storage(folder, key) or self._upload(self.remote, partial, folder, ledger)

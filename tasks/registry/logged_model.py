@@ -6,13 +6,17 @@ import io
 import shutil
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from PIL import Image
 
 from tasks.common.errors import AttendError
+from tasks.common.files import flush_all
 from tasks.registry.tracking import TrainingLog, without_credentials
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 _REQUIREMENTS = ("mlflow", "torch", "torchvision", "torchcodec", "safetensors", "pillow", "numpy", "pandas")
 
@@ -35,6 +39,16 @@ def log_model(run_id: str, bundle: Path, libraries: tuple[str, ...] = ()) -> str
             pip_requirements=[f"{name}=={metadata.version(name).split('+')[0]}" for name in requirements],
         )
     return str(info.model_uri)
+
+
+def flush_logged_model(client: MlflowClient, source: str) -> None:
+    """Flush a logged model's files to the disk, which MLflow does not, where they are on this machine.
+
+    source: its `models:/m-...` address.
+    """
+    location = urlsplit(str(client.get_logged_model(source.removeprefix("models:/")).artifact_location))
+    if location.scheme in ("", "file"):
+        flush_all(Path(unquote(location.path)))
 
 
 def _signature() -> Any:
@@ -84,7 +98,9 @@ def drop_unregistered(log: TrainingLog, model: str) -> None:
             log.client.delete_logged_model(logged.model_id)
             location = urlsplit(logged.artifact_location)
             if location.scheme == "file":
-                shutil.rmtree(unquote(location.path), ignore_errors=True)
+                shutil.rmtree(
+                    Path(unquote(location.path)).parent, ignore_errors=True
+                )  # the folder of its files' folder
 
 
 def load_model(uri: str) -> Any:

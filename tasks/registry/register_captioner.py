@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError
-from tasks.common.files import temporary_files_in
+from tasks.common.files import digest_of_file, temporary_files_in
 from tasks.common.log import log
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
@@ -29,13 +29,13 @@ from tasks.evaluation.caption_and_score import (
 from tasks.evaluation.report import REPORT, ComparedModel, EarlierVersion, write_report
 from tasks.evaluation.rescore import rescore
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
-from tasks.pipeline.ledger import Outcome, digest_of
+from tasks.pipeline.ledger import FileRecord, Outcome, digest_of
 from tasks.pipeline.plan import by_kind
 from tasks.pipeline.stage import Work
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.bundle import make_captioner, write_bundle
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
-from tasks.registry.logged_model import drop_unregistered, load_captioner, log_model
+from tasks.registry.logged_model import drop_unregistered, flush_logged_model, load_captioner, log_model
 from tasks.registry.model_card import card
 from tasks.registry.promotion import (
     ModelComparison,
@@ -47,7 +47,16 @@ from tasks.registry.promotion import (
     was_rolled_back,
 )
 from tasks.registry.registration_record import RegistrationRecord, write_registration
-from tasks.registry.tracking import TRAIN_KEY, TrainingLog, log_scores_of_evaluation, shown_tracking_uri, training_log
+from tasks.registry.tracking import (
+    TRAIN_KEY,
+    TrainingLog,
+    flush_run,
+    is_embedded,
+    is_in_workspace,
+    log_scores_of_evaluation,
+    shown_tracking_uri,
+    training_log,
+)
 from tasks.registry.versions import (
     EVALUATION,
     PREDICTIONS_DIGEST,
@@ -87,13 +96,12 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
         for row in pq.read_table(artifacts.decoder.path / HISTORY).to_pylist():
             log.epoch(row)
         _check_predictions(artifacts, scores, Workspace(workspace))
-        version = _version_with_key(log.client, registry.model, work.key)
-        if version is not None and is_lost(log.client, version, workspace):
-            version = None
+        version = _version_with_key(log.client, registry.model, work.key, workspace)
         champion = version_with_alias(log.client, registry.model, "champion")
         why_first = "the first"
-        if champion is not None and is_lost(log.client, champion, workspace):
-            why_first = f"the files of {_label(champion)} are not in this workspace"
+        flaw = None if champion is None else _flaw(log.client, champion, workspace)
+        if champion is not None and flaw is not None:
+            why_first = f"the files of {_label(champion)} are {flaw}"
             champion = None
         comparison = None
         if champion is not None and (version is None or number(champion) != number(version)):
@@ -113,10 +121,14 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
             drop_unregistered(log, registry.model)
             libraries = ("timm",) if config.grids.backbone.startswith("timm:") else ()
             source = log_model(log.run_id, scratch / "bundle", libraries)
+            # Before the version names them: MLflow's database is on the disk at once.
+            flush_run(log.client, log.run_id)
+            flush_logged_model(log.client, source)
             description = card(config, artifacts, scores)
             version = _create_version(log, registry.model, source, work, artifacts, scores, digest, description)
         alias, why = _decide(log.client, registry, version, champion, comparison, scores, why_first)
         files = files_of(log.client, version)
+        shared = {} if files is None else _file_records(files, workspace)
     registration: RegistrationRecord = {
         "model": registry.model,
         "version": str(version.version),
@@ -129,7 +141,20 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
     if files is not None:
         registration["files"] = str(files)
     write_registration(registration, work.out)
-    return Outcome({"version": digest_of([registry.model, version.version])}, {"version": int(version.version)}, [why])
+    products = {"version": digest_of([registry.model, version.version])}
+    return Outcome(products, {"version": int(version.version)}, [why], shared)
+
+
+def _file_records(folder: Path, workspace: Path) -> dict[str, FileRecord]:
+    """Return the sizes and digests of a model's files in the workspace: damage to them makes the stage run again."""
+    if not is_in_workspace(str(folder), workspace):
+        return {}
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    root = workspace.resolve()
+    return {
+        path.resolve().relative_to(root).as_posix(): FileRecord(path.stat().st_size, digest_of_file(path))
+        for path in paths
+    }
 
 
 def _check_predictions(artifacts: CaptionerArtifacts, scores: ScoreRecord, workspace: Workspace) -> None:
@@ -149,10 +174,25 @@ def _check_predictions(artifacts: CaptionerArtifacts, scores: ScoreRecord, works
         raise AttendError(f"{damage}: not registered: run again, which evaluates again")
 
 
-def _version_with_key(client: MlflowClient, model: str, key: str) -> ModelVersion | None:
-    """Return the version that was registered with a stage key; None where no version was."""
-    versions = client.search_model_versions(f"name = '{model}'")
-    return next((version for version in versions if version.tags.get(_KEY) == key), None)
+def _version_with_key(client: MlflowClient, model: str, key: str, workspace: Path) -> ModelVersion | None:
+    """Return the latest version that was registered with a stage key; None where no version, or a damaged one, was."""
+    versions = client.search_model_versions(f"name = '{model}'", order_by=["version_number DESC"])
+    version = next((version for version in versions if version.tags.get(_KEY) == key), None)
+    return version if version is not None and _flaw(client, version, workspace) is None else None
+
+
+def _flaw(client: MlflowClient, version: ModelVersion, workspace: Path) -> str | None:
+    """Return what is wrong with the files of a version of the embedded store: where they are, or what is in them."""
+    if not is_embedded():
+        return None  # a server that does not give them now may do so in a minute
+    if is_lost(client, version, workspace):
+        return "not in this workspace"
+    try:
+        load_captioner(address_of(version))  # checks the digest of its files
+    except AttendError as error:
+        log.info(f"register: {error}")
+        return "damaged"
+    return None
 
 
 def _same_version(
@@ -161,7 +201,7 @@ def _same_version(
     """Return the version with this very bundle and these scores, whatever its stage key; None where there is none."""
     same = {"attend.bundle": digest, "attend.data": scores["data"], "attend.signature": scores["signature"]}
     for version in client.search_model_versions(f"name = '{model}'"):
-        if same.items() <= version.tags.items() and not is_lost(client, version, workspace):
+        if same.items() <= version.tags.items() and _flaw(client, version, workspace) is None:
             return version
     return None
 

@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 import filelock
 
 from tasks.common.errors import AttendError
-from tasks.common.files import write_atomically
+from tasks.common.files import flush_all, write_atomically
 from tasks.common.log import log
 from tasks.common.object_storage import Remote
 from tasks.evaluation.score_record import ScoreRecord
@@ -86,9 +86,6 @@ def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
     database = workspace.root / DATABASE
     if not registration["store"].startswith("sqlite:") or not is_embedded():
         return None  # the server says so when the version is asked for
-    files = registration.get("files")
-    if files is not None and not is_in_workspace(files, workspace.root):
-        return f"{registration['uri']} has its files in {files}, which is not in this workspace: it was moved or copied"
     try:
         with contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             # MLflow keeps the row of a deleted version, in this stage.
@@ -98,7 +95,12 @@ def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
             row = connection.execute(query, (registration["model"], int(registration["version"]))).fetchone()
     except sqlite3.Error:
         row = None
-    return None if row else f"{registration['uri']} is not in {database.name} any more"
+    if row is None:
+        return f"{registration['uri']} is not in {database.name} any more"
+    files = registration.get("files")
+    if files is not None and not is_in_workspace(files, workspace.root):
+        return f"{registration['uri']} has its files in {files}, which is not in this workspace: it was moved or copied"
+    return None
 
 
 def is_in_workspace(folder: str, workspace: Path) -> bool:
@@ -322,6 +324,14 @@ def log_scores_of_evaluation(log: TrainingLog, evaluation: str, scores: ScoreRec
     log.client.set_terminated(run_id)
 
 
+def flush_run(client: MlflowClient, run_id: str) -> None:
+    """Flush a run's files to the disk, which MLflow does not, where they are on this machine."""
+    location = urlsplit(str(client.get_run(run_id).info.artifact_uri))
+    folder = Path(unquote(location.path))
+    if location.scheme in ("", "file") and folder.is_dir():
+        flush_all(folder)
+
+
 def find_evaluation_run(client: MlflowClient, workspace: Path, model: str, key: str) -> str | None:
     """Return the id of the finished run that `log_evaluation` made for this key; None where there is no such run."""
     experiment = get_or_create_experiment(client, workspace, model)
@@ -347,6 +357,7 @@ def log_evaluation(
         with _terminated(client, run_id):
             log_scores(client, run_id, scores["scores"])
             client.log_artifacts(run_id, folder)
+            flush_run(client, run_id)
     return str(run_id)
 
 
