@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
@@ -129,13 +130,22 @@ def _decode_jpeg(data: bytes) -> Tensor:
         raise ValueError(f"cannot be decoded: {str(error).rpartition(', ')[2]}") from None
 
 
+def _parts(values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """Return views of an array's values, a million at most in each."""
+    flat = values.reshape(-1)
+    return [flat[first : first + 2**20] for first in range(0, len(flat), 2**20)]
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
     """Return the picture as 8-bit RGB, its transparent pixels blended with white."""
     if image.mode.startswith("I") or image.mode == "F":
         # Pillow's conversion clips 16-bit grey values at 255; scale them from their true range instead.
-        values = np.asarray(image, dtype=np.float64)
+        values = np.asarray(image)
         white = 65535.0 if image.mode.startswith("I") else max(float(values.max()), 1.0)
-        return Image.fromarray(np.clip(values / white * 255.0 + 0.5, 0, 255).astype(np.uint8)).convert("RGB")
+        grey = np.empty(values.shape, np.uint8)
+        for part, into in zip(_parts(values), _parts(grey), strict=True):  # all at once would take GiBs
+            into[:] = np.clip(part.astype(np.float64) / white * 255.0 + 0.5, 0, 255)
+        return Image.fromarray(grey).convert("RGB")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         background = Image.new("RGBA", image.size, (255, 255, 255, 255))

@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
+import socket
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -389,6 +391,43 @@ def tabled(folder: Path, count: int, workspace: Path) -> Config:
 
 def splits_in(out: Path) -> dict[str, str]:
     return {picture.digest: split for split in ("train", "dev", "test") for picture in read_pictures(out, split)}
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "link to a device"])
+def test_what_is_no_regular_file_is_told_and_never_read(tmp_path: Path, kind: str) -> None:
+    """Reading a FIFO would wait for ever."""
+    path = tmp_path / "x.jpg"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(path))
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(AttendError, match=r"x\.jpg: is no regular file: move it out of the folder of pictures"):
+        find_pictures(tmp_path)
+
+
+def test_a_split_column_that_is_named_must_be_there(tmp_path: Path, workspace: Path) -> None:
+    """Else test pictures would go into training. One that is not named is told of, with how the pictures are divided."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    lines = ["image,caption"]
+    for number in range(30):
+        (folder / f"{number}.png").write_bytes(b"picture %d" % number)
+        lines.append(f"{number}.png,a shape")
+    (folder / "captions.csv").write_text("\n".join(lines))
+    named = small(workspace, data={"adapter": "table", "path": folder / "captions.csv", "split_column": "subset"})
+    with pytest.raises(
+        AttendError, match=r"data\.split_column: .*captions\.csv has no column 'subset': correct it, or"
+    ):
+        run_stage(named, "ingest")
+    config = small(workspace, data={"adapter": "table", "path": folder / "captions.csv"})
+    run_stage(config, "ingest")
+    (note,) = artifacts(config, "ingest")["ingest"].ledger.notes
+    assert re.fullmatch(
+        r"30 pictures come without a split: divided by their content into \d+ train, \d+ dev(, \d+ test)?", note
+    )
 
 
 def test_hashed_splits_do_not_move_when_pictures_are_added(tmp_path: Path, workspace: Path) -> None:

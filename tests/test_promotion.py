@@ -22,7 +22,7 @@ from tasks.registry import tracking
 from tasks.registry.promotion import PromotionRule, was_rolled_back
 from tasks.registry.registration_record import REGISTRATION
 from tasks.registry.versions import default_champion, scores_of
-from tests.support import artifacts, plan, register_all, run_stage, small
+from tests.support import artifacts, pictures, plan, register_all, run_stage, small
 from tests.test_cli import Capture, attend, refused
 
 Said = Callable[[dict[str, Any]], str]
@@ -296,3 +296,27 @@ def test_a_version_of_unknown_training_is_rolled_back_alone(
     roll_back(tmp_path / "workspace", "small")
     assert not was_rolled_back(client, client.get_model_version("small", "2"))
     assert was_rolled_back(client, client.get_model_version("small", "3"))
+
+
+def test_pictures_that_are_in_training_too_are_told_wherever_scores_are(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    generated = small(tmp_path / "drawn", data__pictures=40)
+    run_stage(generated, "ingest")
+    lines = []
+    for number, path in enumerate(pictures(tmp_path / "drawn")):
+        split = ("train", "dev", "test")[0 if number < 24 else 1 if number < 30 else 2]
+        lines.append({"file_name": path.name, "text": "a shape", "split": split})
+    folder.mkdir()
+    for path in pictures(tmp_path / "drawn"):
+        shutil.copyfile(path, folder / path.name)
+    for train, test in zip(lines[:3], lines[30:33], strict=True):  # three test pictures are train pictures
+        shutil.copyfile(folder / train["file_name"], folder / test["file_name"])
+    (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    config = small(tmp_path / "workspace", data={"adapter": "jsonl", "path": folder}, training__epochs=1)
+    register_all(config)
+    scores = json.loads((artifacts(config)["evaluate"].path / "scores.json").read_text())
+    assert scores["also_in_training"] == 3
+    sentence = "3 of these pictures are identical to pictures of the train split: the scores are too good"
+    assert sentence in str(tracking.connect(config.workspace).get_model_version("small", "1").description)
+    (report,) = config.workspace.glob("mlartifacts/**/report.html")
+    assert sentence in report.read_text()

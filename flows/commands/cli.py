@@ -16,7 +16,7 @@ import typer
 from flows.commands import cache as cli_cache
 from flows.commands import models as cli_models
 from flows.commands import score as cli_score
-from flows.commands.options import Json, Overrides, Preset, Until, Verify, WorkspaceOption, print_json
+from flows.commands.options import Json, Overrides, Preset, Until, Verify, WorkspaceOption, print_json, whole_number
 from tasks.common.errors import AttendError, is_disk_full
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def caption(
     ],
     model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
     beam: Annotated[
-        int | None, typer.Option(min=1, max=32, help="beam width; by default the registered model's")
+        int | None, typer.Option(help="beam width; by default the registered model's", **whole_number(1, 32))
     ] = None,
     attention: Annotated[
         Path | None,
@@ -136,8 +136,10 @@ def serve(
     host: Annotated[
         str, typer.Option(help="address to listen on; any but a loopback address lets other machines connect")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 8000,
-    batch: Annotated[int, typer.Option(min=1, max=32, help="the most pictures that are captioned at once")] = 32,
+    port: Annotated[int, typer.Option(help="port to listen on", **whole_number(1, 65535))] = 8000,
+    batch: Annotated[
+        int, typer.Option(help="the most pictures that are captioned at once", **whole_number(1, 32))
+    ] = 32,
     refresh: Annotated[float, typer.Option(help="seconds between two checks for a new champion")] = 15,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
@@ -223,8 +225,8 @@ def up(
     ] = None,
     workspace: WorkspaceOption = Path("workspace"),
     project: Annotated[Path, typer.Option(help="the folder that holds prefect.yaml")] = Path(),
-    port: Annotated[int, typer.Option(min=1, max=65535, help="port of Prefect's server")] = 4200,
-    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="port of MLflow's pages")] = 5000,
+    port: Annotated[int, typer.Option(help="port of Prefect's server", **whole_number(1, 65535))] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="port of MLflow's pages", **whole_number(1, 65535))] = 5000,
 ) -> None:
     """Start Prefect's server, the deployments of prefect.yaml and a worker on this machine, in the background."""
     from flows.operations.deployments import ServiceOptions
@@ -255,7 +257,7 @@ def down(workspace: WorkspaceOption = Path("workspace")) -> None:
 @app.command()
 def ui(
     workspace: WorkspaceOption = Path("workspace"),
-    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 5000,
+    port: Annotated[int, typer.Option(help="port to listen on", **whole_number(1, 65535))] = 5000,
 ) -> None:
     """Start MLflow's UI on the store that `attend run` logs to."""
     from tasks.registry.tracking import mlflow_ui

@@ -7,10 +7,9 @@ of a manifest.
 from __future__ import annotations
 
 import itertools
-import json
-import zipfile
+import reprlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from tasks.common.errors import AttendError
 from tasks.common.progress import Bar
 from tasks.config.schema import Config
 from tasks.data.manifest import MANIFEST
+from tasks.datasets.documents import parse_text
 from tasks.grids.identity import identity_of
 from tasks.grids.reader import GridReader
 from tasks.grids.store import Grids, GridStore, hdf5_arrays
@@ -117,7 +117,7 @@ def _digests_by_id(manifest: Path) -> dict[str, str]:
 
 def _without_leading_zeros(digits: str) -> str:
     """Return a number's digits without leading zeros; an empty string where the text is not all digits."""
-    return str(int(digits)) if digits.isdecimal() else ""
+    return (digits.lstrip("0") or "0") if digits.isascii() and digits.isdecimal() else ""
 
 
 def _select(names: list[str], digests_by_id: dict[str, str], file: Path) -> list[tuple[int, str]]:
@@ -150,9 +150,12 @@ def _open_grids(file: Path) -> Iterator[tuple[Any, Any]]:
     if not file.is_file():
         raise AttendError(f"{file}: no such file")
     if file.suffix in (".h5", ".hdf5"):
-        with _read(file, lambda: hdf5_arrays(file)) as arrays:
-            array, ids = _grids_and_ids(file, arrays)
-            yield array, None if ids is None else np.asarray(ids)
+        with ExitStack() as stack:
+            arrays = _read(file, lambda: stack.enter_context(hdf5_arrays(file)))
+            array, ids = _grids_and_ids(file, {name: _inside(file, name, arrays[name]) for name in arrays})
+            if ids is not None and ids.shape != array.shape[:1]:  # compared first: they may be more than memory holds
+                raise AttendError(f"{file}: {ids.size} ids for {array.shape[0]} grids: give one id for each grid")
+            yield array, None if ids is None else _read(file, lambda: np.asarray(ids))
     elif file.suffix == ".npy":
         yield _read(file, lambda: np.load(file, mmap_mode="r", allow_pickle=False)), None
     elif file.suffix == ".npz":
@@ -161,12 +164,22 @@ def _open_grids(file: Path) -> Iterator[tuple[Any, Any]]:
         raise AttendError(f"{file}: is of no known format: give a file of grids that ends in .npy, .npz, .h5 or .hdf5")
 
 
-def _read(file: Path, reader: Callable[[], Any]) -> Any:
-    """Return what `reader` returns. Raises AttendError, with the file's name, where it cannot read the file."""
+def _inside(file: Path, name: str, array: Any) -> Any:
+    """Return an array of an HDF5 file. Raises AttendError where its values lie in another file."""
+    if not Path(array.file.filename).samefile(file) or array.external or array.is_virtual:
+        raise AttendError(f"{file}: {name}: refers to another file: copy its values into this one")
+    return array
+
+
+def _read(where: Path | str, reader: Callable[[], Any]) -> Any:
+    """Return what `reader` returns. Raises AttendError, with the file's name, where it cannot read the file.
+
+    where: the file, or a grid in it.
+    """
     try:
         return reader()
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise AttendError(f"{file}: not readable: {' '.join(str(error).split())[:160]}") from None
+    except Exception as error:  # numpy, h5py and zipfile raise various errors for a damaged file
+        raise AttendError(f"{where}: not readable: {' '.join(str(error).split())[:160]}") from None
 
 
 def _grids_and_ids(file: Path, arrays: dict[str, Any]) -> tuple[Any, Any]:
@@ -187,7 +200,7 @@ def _ids(file: Path, array: Any, file_ids: npt.NDArray[Any] | None, ids: Path | 
     if ids is not None:
         names = _ids_of_file(ids)
     elif file_ids is not None:
-        names = [name.decode() if isinstance(name, bytes) else str(name) for name in file_ids.tolist()]
+        names = _texts(file, _read(file, file_ids.tolist))
     else:
         raise AttendError(f"{file}: holds no `ids`: give them with --ids FILE, one for each grid")
     if len(names) != len(array):
@@ -195,15 +208,26 @@ def _ids(file: Path, array: Any, file_ids: npt.NDArray[Any] | None, ids: Path | 
     return names
 
 
+def _texts(path: Path, ids: Any) -> list[str]:
+    """Return ids as texts. Raises AttendError where they are no list of texts and whole numbers."""
+    if not isinstance(ids, list):
+        raise AttendError(f"{path}: ids: are no list")
+    texts = [id_.decode(errors="replace") if isinstance(id_, bytes) else id_ for id_ in ids]
+    for number, text in enumerate(texts):
+        if not isinstance(text, str | int) or isinstance(text, bool):
+            raise AttendError(f"{path}: ids[{number}]: is {reprlib.repr(text)}: an id is a text or a whole number")
+    return list(map(str, texts))
+
+
 def _ids_of_file(path: Path) -> list[str]:
     """Return the ids in a .npy file, a JSON list, or a text file with one id a line."""
     if not path.is_file():
         raise AttendError(f"--ids: {path}: no such file")
     if path.suffix == ".npy":
-        return _read(path, lambda: [str(name) for name in np.load(path, allow_pickle=False).tolist()])  # type: ignore[no-any-return]
+        return _texts(path, _read(path, lambda: np.load(path, allow_pickle=False).tolist()))
     text: str = _read(path, lambda: path.read_text(encoding="utf-8"))
     if path.suffix == ".json":
-        return _read(path, lambda: [str(name) for name in json.loads(text)])  # type: ignore[no-any-return]
+        return _texts(path, parse_text(text, path))
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -224,7 +248,7 @@ def _grid(array: Any, index: int, axes: tuple[int, int, int], where: str) -> npt
 
     where: the file and the grid's id, for messages. Raises AttendError where a value is not finite.
     """
-    values = np.asarray(array[index], dtype=np.float32).transpose(axes)
+    values: npt.NDArray[np.float32] = _read(where, lambda: np.asarray(array[index], dtype=np.float32)).transpose(axes)
     if not np.isfinite(values).all():
         raise AttendError(f"{where}: holds values that are not finite")
     largest = float(np.finfo(np.float16).max)

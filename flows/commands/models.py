@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands.options import Json, WorkspaceOption, print_json
+from flows.commands.options import Json, WorkspaceOption, print_json, whole_number
 from tasks.common.errors import AttendError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def compare(
     first: _Address,
     second: _Address,
     on: _On = None,
-    captions: Annotated[int, typer.Option(min=0, help="how many of the differing captions to show")] = 10,
+    captions: Annotated[int, typer.Option(help="how many of the differing captions to show", **whole_number(0))] = 10,
     workspace: WorkspaceOption = Path("workspace"),
     as_json: Json = False,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,21 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
 Until = Annotated[str, typer.Option(help="the last stage to run")]
 Verify = Annotated[bool, typer.Option("--verify", help="read every file and check its digest, not only its size")]
+
+
+def whole_number(least: int, most: int | None = None) -> dict[str, Any]:
+    """Return the arguments of an option that takes a whole number, in plain digits: Python takes `1_0` for 10."""
+
+    def parse(value: str | int) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", str(value).strip()):
+            raise typer.BadParameter(f"{str(value)[:80]!r} is not a whole number")
+        number = int(value)
+        if number < least or (most is not None and number > most):
+            raise typer.BadParameter(f"{number} is not in the range {metavar}")
+        return number
+
+    metavar = f"{least}<=x" if most is None else f"{least}<=x<={most}"
+    return {"parser": parse, "metavar": f"INTEGER [{metavar}]"}
 
 
 def _folder(value: str) -> Path:

@@ -38,8 +38,8 @@ class RefusedError(Exception):
     """A request that is not served. status: the HTTP status. why: the reason, in one line for the client."""
 
     def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status, self.why = status, why
+        self.status, self.why = status, " ".join(why.split())  # it may quote a name from the request
+        super().__init__(self.why)
 
 
 class Room:

@@ -72,7 +72,7 @@ def _typed(name: str, value: Any, kind: type) -> int | float | bool:
         truth = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
         if truth is not None:
             return truth
-    elif not isinstance(value, bool) and isinstance(value, (int, float, str)):
+    elif not isinstance(value, bool) and isinstance(value, (int, float, str)) and _is_plain(value):
         try:
             number = kind(value)
             if number == float(value):  # refuses a fraction for an integer, and NaN
@@ -81,6 +81,11 @@ def _typed(name: str, value: Any, kind: type) -> int | float | bool:
             pass
     expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
     raise RefusedError(400, f"{name}: is {str(value)[:80]!r}: give {expected}")
+
+
+def _is_plain(value: float | str) -> bool:
+    """Return False for a text that Python takes for a number, but others do not: 1_0, or digits of other scripts."""
+    return not isinstance(value, str) or (value.isascii() and "_" not in value)
 
 
 def _from_json(body: bytes, known: Mapping[str, type]) -> CaptionRequest:

@@ -4,6 +4,8 @@ import difflib
 import errno
 from collections.abc import Iterable
 
+_LONGEST = 600  # characters of a message
+
 
 class AttendError(Exception):
     """A mistake in the data, the config or the machine, reported in one line.
@@ -11,6 +13,9 @@ class AttendError(Exception):
     The message names the file, row or field, says what is wrong and what to do.
     The command line prints it without a traceback and exits with 1.
     """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_one_line(message))
 
 
 class TransientError(AttendError, OSError):
@@ -27,6 +32,19 @@ def check_format(found: object, known: int, where: str) -> None:
             f"{where}: has format {str(found)[:20]}, and this version of attend reads formats up to {known}: a later "
             "version wrote it; nothing is changed: use that version"
         )
+
+
+def _one_line(message: str) -> str:
+    """Return a message as one line of printable characters, its middle left out where it is long.
+
+    Messages quote what they refuse, which may be of any length and hold any character.
+    """
+    if not message.isprintable():
+        words = " ".join(message.split())
+        message = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in words)
+    if len(message) <= _LONGEST:
+        return message
+    return f"{message[: _LONGEST * 2 // 3]} ... {message[-_LONGEST // 4 :]}"
 
 
 def is_disk_full(error: BaseException) -> bool:

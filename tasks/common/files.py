@@ -11,6 +11,37 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+_LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes, of a file's name and of its whole path
+
+
+def check_name(name: str) -> str:
+    """Return a relative path from outside; ValueError, with the reason, where no file can have it."""
+    encoded = check_text(name).encode()
+    if b"\0" in encoded:
+        raise ValueError("holds a NUL character, which no file's name has")
+    if max(map(len, encoded.split(b"/"))) > _LONGEST_NAME or len(encoded) > _LONGEST_PATH:
+        raise ValueError(f"is too long: a file's name has {_LONGEST_NAME} bytes at most, its path {_LONGEST_PATH:,}")
+    return name
+
+
+def check_path(path: str) -> str:
+    """Return a path from outside, which may begin with `~`; ValueError where no file can have it."""
+    check_name(path)
+    try:
+        Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError("begins with ~ and no user of this machine") from None
+    return path
+
+
+def check_text(text: str) -> str:
+    """Return a text from outside; ValueError where it cannot be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"holds half a surrogate pair ({ascii(text[error.start])[1:-1]}), which is no text") from None
+    return text
+
 
 def digest_of_file(path: Path) -> str:
     """Return the SHA-256 digest (hex) of a file's bytes."""

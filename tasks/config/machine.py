@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from tasks.common.files import check_path
 from tasks.common.object_storage import Remote, set_cache
 from tasks.common.section import Section
 
@@ -65,6 +66,11 @@ class MachineConfig(Section):
         description="compile the backbone for extraction and the decoder's training step: takes seconds, which long "
         "runs regain",
     )
+
+    @field_validator("workspace")
+    @classmethod
+    def _check_workspace(cls, workspace: str) -> str:
+        return check_path(workspace)
 
     @property
     def address(self) -> str:

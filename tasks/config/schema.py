@@ -7,15 +7,17 @@ change no result: such fields are marked `NotInKey()` or belong to the section `
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from models.backbones import BACKBONES
 from models.decoders import DECODERS
 from tasks.common.errors import AttendError, suggestion
+from tasks.common.section import Checked
 from tasks.config.decoder import DecoderConfig
 from tasks.config.machine import MachineConfig
 from tasks.config.presets import resolve_preset, values_of
@@ -29,10 +31,8 @@ from tasks.datasets import ADAPTERS, Dataset
 from tasks.metrics import METRICS
 
 
-class Config(BaseModel):
+class Config(Checked):
     """Everything that a run depends on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="name of the run")
     about: str = Field("", description="one line about the run")
@@ -148,7 +148,7 @@ def _first_refusal(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{field}: is missing"
     message = first["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
+    given = "" if isinstance(first["input"], dict) else f" (given {reprlib.repr(first['input'])})"
     return f"{field}: {message}{given}" if field else message
 
 

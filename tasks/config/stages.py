@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from models.backbones import BACKBONES, LIBRARIES
 from models.options import Decoding, Searches
 from tasks.common.errors import check_known
+from tasks.common.files import check_path
 from tasks.common.section import NotInKey, Section
 from tasks.config.tokenisers import TOKENISERS
 from tasks.metrics import METRICS
@@ -48,6 +49,11 @@ class GridsConfig(Section):
         le=1,
         description="largest share of unreadable pictures, from 0 to 1: the stage fails where there are more",
     )
+
+    @field_validator("weights")
+    @classmethod
+    def _check_weights(cls, weights: str) -> str:
+        return check_path(weights)
 
     @model_validator(mode="after")
     def _check(self) -> GridsConfig:

@@ -11,13 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field, model_validator
 
 from tasks.common.errors import AttendError
+from tasks.common.files import check_name, check_text
 from tasks.common.section import NotInKey, Section
 
+LONGEST_CAPTION = 10_000  # characters: learning byte pairs takes the square of a word's length
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 SPLIT_NAMES = {
     "train": "train",
@@ -45,6 +48,23 @@ class Row:
     split: str | None
     where: str
     facts: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise AttendError for a name that no file can have, and for a caption that is no text or too long."""
+        try:
+            check_name(self.name)
+        except ValueError as error:
+            raise AttendError(f"{self.where}: {reprlib.repr(self.name)}: the picture's name {error}") from None
+        for caption in self.captions:
+            try:
+                check_text(caption)
+            except ValueError as error:
+                raise AttendError(f"{self.where}: caption: {error}") from None
+            if len(caption) > LONGEST_CAPTION:
+                raise AttendError(
+                    f"{self.where}: caption: has {len(caption):,} characters, over the limit of {LONGEST_CAPTION:,}: "
+                    "shorten it"
+                )
 
 
 class PictureFile(NamedTuple):
@@ -97,8 +117,10 @@ def require_file(path: Path, field: str) -> Path:
     """Return `path` with `~` expanded; raise AttendError, which names the config field, unless it is a file."""
     file = path.expanduser()
     if not file.is_file():
-        problem = "is a folder, not a file" if file.exists() else "no such file"
-        raise AttendError(f"{field}: {file}: {problem}")
+        problem = (
+            "is a folder, not a file" if file.is_dir() else "is no regular file" if file.exists() else "no such file"
+        )
+        raise AttendError(f"{field}: {file}: {problem}: give an existing file")
     return file
 
 
@@ -150,6 +172,8 @@ def find_pictures(folder: Path, without: Path | None = None) -> list[PictureFile
                         stat = entry.stat()
                     except FileNotFoundError:
                         raise AttendError(f"{entry.path}: is a broken link: remove it") from None
+                    if not S_ISREG(stat.st_mode):  # reading a FIFO would wait for ever
+                        raise AttendError(f"{entry.path}: is no regular file: move it out of the folder of pictures")
                     pictures.append(PictureFile(f"{prefix}{name}", stat.st_size, stat.st_mtime_ns))
     return sorted(pictures)
 

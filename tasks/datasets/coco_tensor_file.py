@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,10 +40,11 @@ class CocoPt(UnpackedOptions):
                 continue
             images = _tensor(document, f"{part}_images", 4, path)
             captions = _tensor(document, f"{part}_captions", 2, path)
-            if len(images) != len(captions) or images.shape[1] != 3 or str(images.dtype) != "torch.uint8":
+            whole = not (captions.is_floating_point() or captions.is_complex())
+            if len(images) != len(captions) or images.shape[1] != 3 or str(images.dtype) != "torch.uint8" or not whole:
                 raise AttendError(
                     f"{path}: {part}_images is {tuple(images.shape)} {images.dtype} and {part}_captions "
-                    f"{tuple(captions.shape)}: (N, 3, H, W) uint8 and (N, T) are needed"
+                    f"{tuple(captions.shape)} {captions.dtype}: (N, 3, H, W) uint8 and (N, T) integers are needed"
                 )
             for number, (pixels, ids) in enumerate(zip(images, captions.tolist(), strict=True)):
                 name = f"{part}-{number:06d}.png"
@@ -58,7 +58,7 @@ def _load(path: Path) -> dict[str, Any]:
 
     try:
         document = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # torch's reader raises various errors for a damaged file
         raise AttendError(f"{path}: cannot be read as tensors: {' '.join(str(error).split())[:160]}") from None
     if not isinstance(document, dict) or "train_images" not in document:
         raise AttendError(f"{path}: has no train_images: is it a coco.pt file?")
@@ -78,10 +78,16 @@ def _tensor(document: dict[str, Any], field: str, dimensions: int, path: Path) -
 def _vocabulary_words(document: dict[str, Any], path: Path) -> list[str]:
     vocabulary = document.get("vocab")
     words = vocabulary.get("idx_to_token") if isinstance(vocabulary, dict) else None
-    if isinstance(words, dict):
+    if isinstance(words, dict) and all(type(index) is int for index in words):
         words = [words[index] for index in sorted(words)]
-    if not isinstance(words, list) or tuple(words[: len(SPECIAL)]) != SPECIAL:
-        raise AttendError(f"{path}: vocab.idx_to_token: a list that begins with {', '.join(SPECIAL)} is needed")
+    if (
+        not isinstance(words, list)
+        or tuple(words[: len(SPECIAL)]) != SPECIAL
+        or not all(isinstance(word, str) for word in words)
+    ):
+        raise AttendError(
+            f"{path}: vocab.idx_to_token: a list that begins with {', '.join(SPECIAL)}, all texts, is needed"
+        )
     return words
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,28 @@ def parse_json(path: Path) -> Any:
     Raise AttendError if the file is missing, or if it cannot be parsed, with line and column.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise AttendError(f"{path}:{error.lineno}: is not JSON: {error.msg} (column {error.colno})") from None
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise AttendError(f"{path}: is not UTF-8 text") from None
     except (FileNotFoundError, IsADirectoryError):
         raise AttendError(f"{path}: no such file") from None
+    return parse_text(text, path)
+
+
+def parse_text(text: str | bytes, source: Path | str, line: int = 1) -> Any:
+    """Return the value of a JSON text; raise AttendError, with line and column, if it cannot be parsed.
+
+    source: the file that it is from, for the message. line: its first line there.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"{source}:{line + error.lineno - 1}"
+        raise AttendError(f"{where}: is not JSON: {error.msg} (column {error.colno})") from None
+    except RecursionError:
+        raise AttendError(f"{source}:{line}: is JSON nested too deeply") from None
+    except ValueError as error:  # bytes that are not UTF-8, or a number of thousands of digits
+        raise AttendError(f"{source}:{line}: is not JSON: {error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -47,6 +63,6 @@ def require_field(item: dict[str, Any], field: str, kind: type, where: str) -> A
     """Return `item[field]`; raise AttendError, which names the field, unless it is of type `kind`."""
     value = item.get(field)
     if not isinstance(value, kind) or isinstance(value, bool):
-        problem = "is missing" if value is None else f"is {value!r}, not {kind.__name__}"
+        problem = "is missing" if value is None else f"is {reprlib.repr(value)}, not {kind.__name__}"
         raise AttendError(f"{where}.{field}: {problem}")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,8 @@ from tasks.datasets.base import (
     require_folder,
 )
 
+_NUMBER = re.compile("[0-9]{1,9}")
+
 
 def read_tokens(path: Path) -> dict[str, tuple[str, list[str]]]:
     """Return, for each picture name, `file:line` of its first caption and its captions in the order of their numbers.
@@ -29,7 +32,7 @@ def read_tokens(path: Path) -> dict[str, tuple[str, list[str]]]:
         name, sharp, index = key.rpartition("#")
         if not tab:
             raise AttendError(f"{path}:{number}: no tab between picture and caption: expected NAME.jpg#K<TAB>caption")
-        if not sharp or not index.strip().isdigit():
+        if not sharp or not _NUMBER.fullmatch(index.strip()):
             raise AttendError(f"{path}:{number}: picture: {key!r} does not end in #K, the caption's number")
         if not caption.strip():
             raise AttendError(f"{path}:{number}: caption: is empty")

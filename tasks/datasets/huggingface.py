@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from tasks.common.errors import AttendError
+from tasks.common.files import check_name
 from tasks.datasets.base import Row, UnpackedOptions, needs_text, parse_split, require_folder
 
 _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"RI": ".webp", b"GI": ".gif", b"BM": ".bmp"}
@@ -45,15 +46,16 @@ class HuggingFace(UnpackedOptions):
         image = record[self.image_column]
         data = image.get("bytes") if isinstance(image, dict) else image
         if data is None and isinstance(image, dict) and image.get("path"):
-            data = _read(Path(image["path"]), where)
+            data = _read(self.path.expanduser(), str(image["path"]), where)
         if not isinstance(data, bytes) or not data:
             raise AttendError(f"{where}: {self.image_column}: has no encoded picture")
         texts = record[self.caption_column]
         texts = texts if isinstance(texts, list) else [texts]
         captions = [needs_text(text, where, self.caption_column) for text in texts]
         name = f"{split or 'row'}-{number:08d}{_SUFFIXES.get(data[:2], '.tif')}"
+        row = Row(name, tuple(captions), parse_split(split, where) if split else None, where)
         (generated / name).write_bytes(data)
-        return Row(name, tuple(captions), parse_split(split, where) if split else None, where)
+        return row
 
     def _splits(self) -> list[tuple[str | None, Any]]:
         try:
@@ -62,6 +64,8 @@ class HuggingFace(UnpackedOptions):
             raise AttendError("data.adapter: huggingface needs a package: run uv pip install datasets") from None
         try:
             loaded = datasets.load_from_disk(str(require_folder(self.path, "data.path")))
+            for rows in loaded.values() if isinstance(loaded, datasets.DatasetDict) else [loaded]:
+                rows.data.table.validate(full=True)  # Arrow reads a damaged file as it is, even beyond its end
         except Exception as error:  # datasets, pyarrow and json raise various errors for a damaged folder
             cause = " ".join(str(error).split())[:160]
             raise AttendError(f"data.path: {self.path}: cannot be read as a data set: {cause}") from None
@@ -76,8 +80,12 @@ class HuggingFace(UnpackedOptions):
         return rows
 
 
-def _read(path: Path, where: str) -> bytes:
+def _read(folder: Path, name: str, where: str) -> bytes:
+    """Return the bytes of a picture that a row names; raise AttendError where it is not a file in the data set."""
     try:
+        path = (folder / check_name(name)).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise AttendError(f"{where}: {name}: lies outside the data set: copy it there, or embed it in the rows")
         return path.read_bytes()
-    except OSError as error:
-        raise AttendError(f"{where}: {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise AttendError(f"{where}: {name}: {getattr(error, 'strerror', None) or error}") from None

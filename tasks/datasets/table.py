@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from tasks.datasets.base import (
     require_file,
     require_folder,
 )
+from tasks.datasets.documents import parse_text
 
 Record = tuple[str, dict[str, Any]]  # (`file:line`, column -> value)
 
@@ -43,7 +43,10 @@ class _RecordOptions(DatasetOptions):
     def rows(self, generated: Path) -> Iterator[Row]:
         captions: dict[str, list[str]] = {}
         first: dict[str, tuple[str, str | None]] = {}  # picture -> (position of its first record, its split)
+        # Random splits in place of those that were named would put test pictures into training.
+        missing_split = "split_column" in self.model_fields_set
         for where, record in self.records():
+            missing_split = missing_split and self.split_column not in record
             for column in (self.image_column, self.caption_column):
                 if column not in record:
                     raise AttendError(f"{where}: no column {column!r}; there are: {', '.join(map(str, record))}")
@@ -59,6 +62,11 @@ class _RecordOptions(DatasetOptions):
             texts = record[self.caption_column]
             for text in texts if isinstance(texts, list) else [texts]:
                 captions.setdefault(name, []).append(needs_text(text, where, self.caption_column))
+        if first and missing_split:
+            raise AttendError(
+                f"data.split_column: {self.path} has no column {self.split_column!r}: correct it, or leave it out: the "
+                "pictures are then divided by data.dev_share and data.test_share"
+            )
         for name, (where, split) in first.items():
             yield Row(name, tuple(captions.get(name, ())), split, where)
 
@@ -96,10 +104,7 @@ class Jsonl(_RecordOptions):
     def records(self) -> Iterable[Record]:
         path = self.annotation_files()[0]
         for number, line in numbered_lines(path):
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise AttendError(f"{path}:{number}: is not JSON: {error.msg} (column {error.colno})") from None
+            record = parse_text(line, path, number)
             if not isinstance(record, dict):
                 raise AttendError(f"{path}:{number}: is not an object")
             yield f"{path}:{number}", record
@@ -136,8 +141,8 @@ def _parquet_records(path: Path) -> Iterator[Record]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
+        records = pq.read_table(path).to_pylist()
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise AttendError(f"{path}: is not a Parquet file: {' '.join(str(error).split())[:120]}") from None
-    for number, record in enumerate(table.to_pylist()):
+    for number, record in enumerate(records):
         yield f"{path}: row {number}", record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -19,6 +18,7 @@ from tasks.datasets.base import (
     parse_split,
     require_folder,
 )
+from tasks.datasets.documents import parse_text
 
 _TRAILER = 1024  # number of zero bytes at the end of a tar file
 
@@ -57,15 +57,17 @@ class WebDataset(UnpackedOptions):
             raise AttendError(f"{where}: has no .txt with its caption; set data.caption_field to a field of its .json")
         split = parse_split(str(fields.get(self.split_field)), f"{where}.json") if self.split_field else None
         name = f"{path.stem}-{key.replace('/', '-')}.{picture_suffix}"
+        row = Row(name, (text,), split, where)
         (generated / name).write_bytes(members[picture_suffix])
-        return Row(name, (text,), split, where)
+        return row
 
 
 def _samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield each sample of a tar file in order: its key, and the bytes of its files by lower-case suffix."""
     key, members = "", dict[str, bytes]()
+    size = path.stat().st_size
     with path.open("rb") as stream:
-        stream.seek(max(path.stat().st_size - _TRAILER, 0))
+        stream.seek(max(size - _TRAILER, 0))
         if stream.read() != bytes(_TRAILER):  # tarfile reports no error for a file cut off between two members
             raise AttendError(f"{path}: is not a valid tar file: it does not end like one: was it cut short?")
     try:
@@ -73,6 +75,8 @@ def _samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
             for member in tar:
                 if not member.isfile():
                     continue
+                if member.offset_data + member.size > size:  # more than a file that is not compressed can hold
+                    raise AttendError(f"{path}: {member.name}: is said to have {member.size:,} bytes: was it damaged?")
                 member_path = PurePosixPath(member.name)
                 stem, _, suffix = member_path.name.partition(".")
                 member_key = (member_path.parent / stem).as_posix()
@@ -83,8 +87,8 @@ def _samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
                 file = tar.extractfile(member)
                 assert file is not None
                 members[suffix.lower()] = file.read()
-    except (tarfile.TarError, EOFError) as error:
-        raise AttendError(f"{path}: is not a valid tar file: {error}") from None
+    except (tarfile.TarError, EOFError, ValueError, MemoryError) as error:
+        raise AttendError(f"{path}: is not a valid tar file: {error or 'a part has no end'}") from None
     if members:
         yield key, members
 
@@ -92,10 +96,7 @@ def _samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
 def _json_fields(members: dict[str, bytes], where: str) -> dict[str, object]:
     if "json" not in members:
         raise AttendError(f"{where}: has no .json, which data.caption_field or data.split_field reads")
-    try:
-        fields = json.loads(members["json"])
-    except ValueError as error:
-        raise AttendError(f"{where}.json: is not JSON: {error}") from None
+    fields = parse_text(members["json"], f"{where}.json")
     if not isinstance(fields, dict):
         raise AttendError(f"{where}.json: is not an object")
     return fields

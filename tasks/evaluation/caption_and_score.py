@@ -155,14 +155,18 @@ def read_predictions(path: Path) -> dict[str, ScoredCaption]:
         raise AttendError(f"{path}: cannot be read as Parquet: {' '.join(str(error).split())}") from None
     if not {"digest", "caption", "references", "facts"} <= set(columns):
         raise AttendError(f"{path}: has no references: it is not a predictions.parquet, or an older version wrote it")
-    return {
-        row["digest"]: ScoredCaption(
-            tokenize(row["caption"]),
-            [text.split() for text in row["references"]],
-            json.loads(row["facts"]) if row["facts"] is not None else None,
-        )
-        for row in pq.read_table(path, columns=["digest", "caption", "references", "facts"]).to_pylist()
-    }
+    try:
+        rows = pq.read_table(path, columns=["digest", "caption", "references", "facts"]).to_pylist()
+        return {
+            row["digest"]: ScoredCaption(
+                tokenize(row["caption"]),
+                [text.split() for text in row["references"]],
+                json.loads(row["facts"]) if row["facts"] is not None else None,
+            )
+            for row in rows
+        }
+    except (pa.ArrowException, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise AttendError(f"{path}: holds no captions with references: {' '.join(str(error).split())[:160]}") from None
 
 
 def differing_scores(path: Path, recorded: Mapping[str, float]) -> list[str]:

@@ -40,7 +40,7 @@ class Identity:
             check_format(values["format"], FORMAT, str(path))
             known, unknown = split_fields(Identity, values)
             return Identity(**known, unknown=unknown)
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             reason = " ".join(str(error).split())[:120]
             raise AttendError(
                 f"{path}: cannot be read as the identity of grids ({reason}): restore it from a backup, or move its "

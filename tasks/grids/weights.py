@@ -6,10 +6,10 @@ extracted, or the path of a .safetensors, .pth or .pt file.
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from models.memory import is_out_of_memory
 from tasks.common.errors import AttendError
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import GridsConfig
@@ -128,7 +128,6 @@ def _existing_file(weights: str) -> Path:
 
 def _file_state(weights: str) -> dict[str, Tensor]:
     """Return the state dict in a weights file. Raises AttendError where it does not contain one."""
-    import safetensors
     import safetensors.torch
     import torch
 
@@ -137,7 +136,9 @@ def _file_state(weights: str) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load_file(path))
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (safetensors.SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # the unpickler alone raises a dozen types for a damaged file
+        if is_out_of_memory(error):
+            raise
         reason = " ".join(str(error).split())[:160]
         raise AttendError(f"grids.weights: {path}: not readable as weights: {reason}") from None
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):

@@ -103,9 +103,22 @@ class Ledger:
                 records = values[kind].items()
                 values[kind] = {name: FileRecord(record["size"], record["sha256"]) for name, record in records}
             known, unknown = split_fields(Ledger, values)
-            return Ledger(**known, unknown=unknown)
-        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
+            ledger = Ledger(**known, unknown=unknown)
+            return ledger if ledger.has_its_types() else None
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
+
+    def has_its_types(self) -> bool:
+        """Return whether the fields have the types that they are declared with: a file may hold anything."""
+        mappings = (self.parts, self.products, self.counts, self.versions, self.made_from)
+        texts = (self.stage, self.key, self.publication, *self.products.values(), *self.made_from.values())
+        records = (*self.files.values(), *self.shared.values())
+        return (
+            all(isinstance(mapping, dict) for mapping in mappings)
+            and all(isinstance(text, str) for text in (*texts, *(record.sha256 for record in records), *self.notes))
+            and all(isinstance(number, int | float) for number in (self.seconds, *self.counts.values()))
+            and all(isinstance(record.size, int) for record in records)
+        )
 
     def to_json(self) -> str:
         """Return the text of ledger.json."""

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from tasks.common.errors import AttendError, check_known, suggestion
+from tasks.common.files import check_path
 
 
 def presets() -> dict[str, Path]:
@@ -26,6 +27,10 @@ def values_of(preset_or_file: str, overrides: Sequence[str] = ()) -> dict[str, A
     """
     known = presets()
     path = Path(preset_or_file)
+    try:
+        check_path(preset_or_file)
+    except ValueError as error:
+        raise AttendError(f"{preset_or_file}: {error}") from None
     if preset_or_file in known:
         values: dict[str, Any] = {"preset": preset_or_file}
     elif path.suffix not in (".yaml", ".yml"):
@@ -54,7 +59,10 @@ def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> d
     if preset in ancestors:
         raise ValueError(f"preset: {preset} is based on itself: change the `preset` of one of these files")
     if preset.endswith((".yaml", ".yml")):
-        path = Path(preset).expanduser()
+        try:
+            path = Path(check_path(preset)).expanduser()
+        except ValueError as error:
+            raise ValueError(f"preset: {error}") from None
         if not path.is_file():
             raise ValueError(f"preset: {path}: no such file")
     else:
@@ -68,12 +76,70 @@ def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> d
 def _read(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file; AttendError where the file holds none."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise AttendError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+        values = _parse(path.read_text(encoding="utf-8"), str(path))
+    except AttendError:
+        raise
+    except Exception as error:  # PyYAML raises various errors for odd scalars
+        raise AttendError(f"{path}: not readable as YAML: {error}") from None
     if not isinstance(values, dict):
         raise AttendError(f"{path}: a config must be a mapping of sections, not {type(values).__name__}")
     return values
+
+
+_DEEPEST = 20  # levels of a config; reading them takes PyYAML the square of their number
+
+
+class _RefusedError(yaml.MarkedYAMLError):
+    """YAML that may be read, but hardly as it was meant."""
+
+
+class _Loader(yaml.SafeLoader):
+    """A loader that refuses a key that a mapping has twice, numbers not in plain digits, and very deep nesting."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+        if self.depth == _DEEPEST:
+            raise _RefusedError(problem="is nested too deeply")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise _RefusedError(problem=f"line {line}: {key.value} is set already in line {lines[key.value]}")
+                lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        """Return an integer or float; raise _RefusedError for one such as 1_0, 010 or 1:30."""
+        digits = node.value.lstrip("+-")
+        if set("_:") & set(digits) or (digits.isdecimal() and digits != "0" and digits[0] == "0"):
+            line = node.start_mark.line + 1
+            raise _RefusedError(problem=f"line {line}: {node.value} is not a number in plain digits")
+        whole = node.tag == "tag:yaml.org,2002:int"
+        return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+
+
+def _parse(text: str, where: str) -> Any:
+    """Return the value of a YAML text; AttendError for what `_Loader` refuses.
+
+    Raises what PyYAML raises for what is no YAML: YAMLError, and other errors for odd scalars. where: the file or
+    override, for the message.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except _RefusedError as error:
+        raise AttendError(f"{where}: {error.problem}: correct it") from None
 
 
 def _parse_override(text: str) -> dict[str, Any]:
@@ -82,8 +148,8 @@ def _parse_override(text: str) -> dict[str, Any]:
     if not equals or not path:
         raise AttendError(f"{text}: an override must have the form section.field=value")
     try:
-        tree: Any = yaml.safe_load(value)
-    except yaml.YAMLError:
+        tree: Any = _parse(value, text)
+    except (yaml.YAMLError, ValueError, AttributeError):  # it is a text, then
         tree = value
     for part in reversed(path.split(".")):
         tree = {part: tree}
