@@ -94,6 +94,8 @@ def remove_versions(workspace: Path, versions: list[OldVersion]) -> None:
 
     The caller must be alone in the workspace.
     """
+    if not versions:
+        return
     client = tracking.connect(workspace, must_exist=True)
     for item in versions:
         client.delete_model_version(item.version.name, number(item.version))

@@ -39,7 +39,9 @@ class Identity:
             values = json.loads(path.read_text(encoding="utf-8"))
             check_format(values["format"], FORMAT, str(path))
             known, unknown = split_fields(Identity, values)
-            return Identity(**known, unknown=unknown)
+            identity = Identity(**known, unknown=unknown)
+            digest_of(identity.as_dict)  # raises for values that have none, such as NaN
+            return identity
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             reason = " ".join(str(error).split())[:120]
             raise AttendError(

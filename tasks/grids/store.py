@@ -319,7 +319,7 @@ def _index_of(digests: Sequence[str], sizes: Sequence[tuple[int, int]], record: 
 def _shard_number(path: Path) -> int:
     """Return the number in the name of a shard's file; -1 where the name has none."""
     number = path.name.removeprefix("shard-").partition(".")[0]
-    return int(number) if number.isdigit() else -1
+    return int(number) if number.isascii() and number.isdecimal() else -1
 
 
 def _remote_hdf5_name(record: FileRecord) -> str:
@@ -352,7 +352,7 @@ def read_shard(index: Path) -> Shard:
         record = FileRecord(metadata["size"], metadata["sha256"])
         path = index.with_suffix(".h5")
         return Shard(_shard_number(index), path, metadata["identity"], record, table.column("digest").to_pylist())
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError):
         raise DamagedIndexError(f"{index}: is damaged") from None
 
 
@@ -413,13 +413,17 @@ def _map_file(store: GridStore, shard: Shard) -> Mapped:
 def hdf5_arrays(path: Path) -> contextlib.AbstractContextManager[dict[str, Any]]:
     """Open an HDF5 file that another program wrote, as a context with name -> array of its top level, not read yet.
 
-    Raises OSError, at once and not on entering the context, where it is not an HDF5 file.
+    Raises OSError where it is not an HDF5 file, at once, and, on entering the context, where a name of it stands for
+    another file's content.
     """
     file = h5py.File(path, "r")
 
     @contextlib.contextmanager
     def arrays() -> Iterator[dict[str, Any]]:
         with file:
+            for name in file:
+                if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+                    raise OSError(f"{name}: refers to another file: copy its values into this one")
             yield {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
 
     return arrays()
