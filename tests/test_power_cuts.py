@@ -74,6 +74,12 @@ def test_what_is_below_a_renamed_folder_goes_with_it() -> None:
     assert left_after(calls, 1) == [{"g": None, "g/a": OLD, "fa": OLD}]
 
 
+def test_a_linked_file_has_its_data_under_both_names() -> None:
+    calls = [*written("a", OLD), Call("link", "b", target="a"), Call("remove", "a"), *written("c", NEW)]
+    assert {left.get("b") for left in left_after(calls)} == {OLD}
+    assert all("a" not in left for left in left_after(calls))
+
+
 def test_an_unlinked_file_may_be_there_again() -> None:
     seen = [set(left) for left in left_after([*written("a", OLD), Call("remove", "a")])]
     assert {"a"} in seen and set() in seen

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["create", "mkdir", "rename", "remove", "write", "truncate", "fsync", "fdatasync"]
-NAMING = ("create", "mkdir", "rename", "remove")
+Kind = Literal["create", "mkdir", "link", "rename", "remove", "write", "truncate", "fsync", "fdatasync"]
+NAMING = ("create", "mkdir", "link", "rename", "remove")
 _PAGE = 4096
 
 
@@ -23,7 +23,7 @@ class Call:
     """A call that a program made.
 
     at: the offset of what is written, None for the end of the file; or the size to which a file is cut. target: the new
-    name of what is renamed.
+    name of what is renamed, or the file that gets another name by a link.
     """
 
     kind: Kind
@@ -75,9 +75,9 @@ class Disk:
         """Do a call of the program. A file that exists is not made again, and one that does not is not written."""
         if call.kind in NAMING:
             exists = call.path in self.names
-            if exists == (call.kind in ("create", "mkdir")):
+            if exists == (call.kind in ("create", "mkdir", "link")):
                 return
-            made = None if exists else Node(folder=call.kind == "mkdir")
+            made = None if exists else self.names.get(call.target) or Node(folder=call.kind == "mkdir")
             naming = Naming(call, made)
             _rename(self.names, naming)
             self._unsafe.append(naming)

@@ -16,11 +16,12 @@ from bench.soak.disk import Call, Disk, Kind
 _REMOVING = ("unlink", "unlinkat", "rmdir")
 _RENAMING = ("rename", "renameat", "renameat2")
 _MAKING = ("mkdir", "mkdirat")
+_LINKING = ("link", "linkat")
 _FLUSHING: Mapping[str, Kind] = {"fsync": "fsync", "fdatasync": "fdatasync"}
 _OTHERS = ("openat", "write", "pwrite64", "writev", "pwritev", "pwritev2", "lseek", "sendfile", "ftruncate", "truncate")
 # Calls that would have to be followed too: where one of them is made, the record is refused.
-_UNKNOWN = ("open", "creat", "copy_file_range", "splice", "fallocate", "link", "linkat", "symlink", "symlinkat")
-TRACED = (*_REMOVING, *_RENAMING, *_MAKING, *_FLUSHING, *_OTHERS, *_UNKNOWN)
+_UNKNOWN = ("open", "creat", "copy_file_range", "splice", "fallocate", "symlink", "symlinkat")
+TRACED = (*_REMOVING, *_RENAMING, *_MAKING, *_LINKING, *_FLUSHING, *_OTHERS, *_UNKNOWN)
 
 _CALL = re.compile(r"(\w+)\((.*)\)\s+= (.*)")
 _FILE = re.compile(r"(\d+)<([^>]*)>(\(deleted\))?")
@@ -93,10 +94,12 @@ class _Reader:
     def _by_name(self, name: str, arguments: str, result: str) -> list[Call]:
         if name == "openat":
             return self._open(arguments, result)
-        if name in (*_REMOVING, *_RENAMING, *_MAKING, "truncate"):
+        if name in (*_REMOVING, *_RENAMING, *_MAKING, *_LINKING, "truncate"):
             paths = [os.path.join(folder, _bytes(text).decode()) for folder, text in _PATH.findall(arguments)]  # noqa: PTH118
             if name in _RENAMING:
                 return [Call("rename", paths[0], target=paths[1])]
+            if name in _LINKING:
+                return [Call("link", paths[1], target=paths[0])]
             if name == "truncate":
                 return [Call("truncate", paths[0], int(arguments.rpartition(",")[2]))]
             return [Call("mkdir" if name in _MAKING else "remove", paths[0])]
