@@ -25,6 +25,7 @@ from tasks.evaluation.coco_files import corpus_of
 from tasks.metrics import measure
 from tasks.registry import bundle, tracking
 from tasks.registry.logged_model import load_model, log_model
+from tasks.registry.mlflow_pages import mlflow_ui
 from tasks.registry.registration_record import REGISTRATION
 from tests.support import HERE, artifacts, captioner_artifacts, give_store, pictures, plan, run_stage, trained
 from tests.support import register_all as run_all
@@ -285,7 +286,7 @@ def test_pages_at_a_port_that_is_taken_are_refused(workspace: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(AttendError, match=f"--port: {port} is taken by another program: give another port"):
-            tracking.mlflow_ui(workspace, port)
+            mlflow_ui(workspace, port)
 
 
 def test_credentials_are_told_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

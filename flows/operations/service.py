@@ -29,7 +29,8 @@ from tasks.common.files import write_atomically
 from tasks.common.log import log, show_log
 from tasks.common.progress import Stopwatch, lasting
 from tasks.pipeline.workspace import Workspace
-from tasks.registry.tracking import MLFLOW_UI, connect, tracking_uri, ui_command, ui_environment
+from tasks.registry.mlflow_pages import ui_command, ui_environment
+from tasks.registry.tracking import MLFLOW_UI, connect, tracking_uri
 
 _STOP_SECONDS = 60.0
 _CHECK_SECONDS = 3.0

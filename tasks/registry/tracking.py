@@ -11,9 +11,7 @@ import contextlib
 import json
 import logging
 import os
-import socket
 import sqlite3
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -380,42 +378,3 @@ def close_dead_runs(workspace: Path) -> None:
 def _notes_folder(workspace: Path) -> Path:
     """Return the folder of the notes about runs that have not ended."""
     return workspace / "runs" / "mlflow"
-
-
-def mlflow_ui(workspace: Path, port: int) -> None:
-    """Replace this process with MLflow's own server, which shows the workspace's embedded store until it is stopped.
-
-    Raise AttendError where the store is not embedded but a server, or does not exist.
-    """
-    if tracking_uri(workspace).startswith(("http://", "https://")):
-        raise AttendError(
-            f"MLFLOW_TRACKING_URI names a server: its page is at {without_credentials(tracking_uri(workspace))}"
-        )
-    with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", port)) == 0:
-            raise AttendError(f"--port: {port} is taken by another program: give another port")
-    connect(workspace, must_exist=True)  # upgrades the database where need be: MLflow's server would do so in place
-    command = ui_command(workspace, port)
-    os.execve(command[0], command, ui_environment())
-
-
-def ui_command(workspace: Path, port: int) -> list[str]:
-    """Return the command that serves the pages of an embedded store at a port of this machine.
-
-    Raise AttendError where MLflow's program is not installed beside this Python.
-    """
-    program = Path(sys.executable).with_name("mlflow")
-    if not program.exists():
-        raise AttendError(
-            f"{program}: MLflow's program is not installed beside this Python: install `mlflow` in this environment"
-        )
-    arguments = ["server", "--backend-store-uri", tracking_uri(workspace), "--host", "127.0.0.1", "--port", str(port)]
-    arguments += ["--artifacts-destination", (workspace / "mlartifacts").as_uri(), "--workers", "1"]
-    return [str(program), *arguments]
-
-
-def ui_environment() -> dict[str, str]:
-    """Return the environment variables to run `ui_command` with."""
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    environment.pop("MLFLOW_TRACKING_URI", None)
-    return environment
