@@ -49,7 +49,7 @@ from models.vocabulary import SPECIAL, Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import dump, load
 from tasks.config.stages import CaptionsConfig
-from tasks.config.tokenisers import TOKENISERS
+from tasks.config.tokeniser_names import TOKENISERS
 from tasks.data import tokenisers
 from tasks.data.manifest import SCHEMA
 from tasks.data.token_ids import build_vocabulary

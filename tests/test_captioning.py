@@ -112,7 +112,7 @@ def test_mistakes_are_told_and_nothing_is_lost(
     gone = folder / "gone.png"
     gone.symlink_to(folder / "nothing.png")
     written = read(out)
-    monkeypatch.setattr("flows.registered.pictures.picture_files", lambda _: [*sorted(folder.glob("*.png"))])
+    monkeypatch.setattr("flows.registered.pictures_to_caption.picture_files", lambda _: [*sorted(folder.glob("*.png"))])
     assert write_captions_file(out, [str(folder)], None, None, registered) == CaptionCounts(1, 4, 1)
     said = [[row["digest"], row["text"]] for row in written]
     assert [[row["digest"], row["text"]] for row in read(out) if row["error"] is None] == said
@@ -127,7 +127,7 @@ def test_mistakes_are_told_and_nothing_is_lost(
 
 def test_what_a_failed_run_captioned_is_kept(registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, out = folder_of(registered, tmp_path / "folder", 12), tmp_path / "captions.parquet"
-    monkeypatch.setattr("flows.registered.pictures._BATCH", 4)
+    monkeypatch.setattr("flows.registered.pictures_to_caption._BATCH", 4)
     asked: list[int] = []
     real = caption.caption_batch
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flows.registered.pictures import EncodedPicture, ParquetPictures, Pictures, open_pictures
+from flows.registered.pictures_to_caption import EncodedPicture, ParquetPictures, Pictures, open_pictures
 from tasks.common.errors import AttendError
 from tasks.common.files import write_whole
 from tasks.common.progress import Bar

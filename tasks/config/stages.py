@@ -11,7 +11,7 @@ from models.options import Decoding, Searches
 from tasks.common.errors import check_known
 from tasks.common.files import check_path
 from tasks.common.section import NotInKey, Section
-from tasks.config.tokenisers import TOKENISERS
+from tasks.config.tokeniser_names import TOKENISERS
 from tasks.metrics import METRICS
 
 Split = Literal["train", "dev", "test"]

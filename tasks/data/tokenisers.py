@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from models.vocabulary import SPECIAL, UNK, WORD_END
 from tasks.config.stages import CaptionsConfig
-from tasks.config.tokenisers import TOKENISERS
+from tasks.config.tokeniser_names import TOKENISERS
 
 Tokeniser = Callable[[str], list[str]]
 
