@@ -17,6 +17,7 @@ import math
 import os
 import random
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -29,10 +30,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from flows.operations.prefect_server import wait_until_healthy
 from flows.pipeline import build_pipeline
 from tasks.config.schema import Config, load
 from tasks.pipeline.plan import plan, up_to
 from tasks.pipeline.stage import Pipeline
+from tasks.registry.mlflow_pages import ui_command, ui_environment
+from tasks.registry.tracking import connect
 
 STAGE_NAMES = ("ingest", "extract", "tensorise", "train", "evaluate", "register")
 # Where the kills of a round fall; `start` is anywhere between the command and its first stage, the first milliseconds
@@ -54,6 +58,7 @@ CONFIG = {
 
 
 def main() -> None:
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
     given = _arguments()
     chance = random.Random(given.seed)
     with tempfile.TemporaryDirectory(prefix="attend-kills-") as folder, _storage(given.s3) as storage:
@@ -93,7 +98,7 @@ def _arguments() -> Any:
 
 @contextmanager
 def _storage(s3: bool) -> Iterator[str]:
-    """Start an S3 server with a bucket; yield its URL, empty for workspaces in folders."""
+    """Start an S3 server with a bucket, and MLflow's; yield the bucket's URL, empty for workspaces in folders."""
     if not s3:
         yield ""
         return
@@ -106,7 +111,22 @@ def _storage(s3: bool) -> Iterator[str]:
     os.environ.update({"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"})
     os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
     boto3.client("s3").create_bucket(Bucket="kills")
-    yield "s3://kills"
+    with tempfile.TemporaryDirectory(prefix="attend-mlflow-") as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        connect(Path(folder))
+        probe.close()
+        log = Path(folder) / "log"
+        with log.open("wb") as output:
+            command = ui_command(Path(folder), port)
+            mlflow = subprocess.Popen(
+                command, stdout=output, stderr=output, env=ui_environment(), start_new_session=True
+            )
+        wait_until_healthy(f"http://127.0.0.1:{port}/health", mlflow, log, "MLflow")
+        os.environ["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{port}"
+        yield "s3://kills"
+        os.killpg(mlflow.pid, signal.SIGKILL)
+        mlflow.wait()
     server.stop()
 
 
@@ -135,7 +155,7 @@ def _pipeline(folder: Path, until: str = "") -> Pipeline:
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     log = (folder / "log").open("ab")
     until = ["--until", _stages(folder)[-1]]
     return subprocess.Popen(
@@ -159,7 +179,7 @@ def _run(folder: Path) -> dict[str, float]:
 def _kill(folder: Path, target: str, lasted: dict[str, float], chance: random.Random, at_once: int) -> str:
     """Kill runs at a random instant of a stage; return the stage they were in. Those that end before are left alone."""
     processes = [_start(folder) for _ in range(at_once)]
-    workspace = folder / "workspace"
+    workspace = _config(folder).workspace
     patterns = {"start": "", "databases": ".mlflow.db.draft*"}
     pattern = patterns.get(target, f"artifacts/{target}/*.partial")
 
@@ -212,7 +232,7 @@ def contents(folder: Path, until: str = "") -> dict[str, str]:
 
 def check(folder: Path, expected: dict[str, str]) -> None:
     """Raise SystemExit where a workspace is not as that of a run left alone: other contents, or anything left over."""
-    workspace = folder / "workspace"
+    workspace = _config(folder).workspace
     found = contents(folder)
     wrong = [name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)]
     for pattern in (".*.tmp", "*.partial", ".removed-*", "*.damaged", "attend-*"):
