@@ -94,7 +94,7 @@ def use(
     ] = None,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Fix whose champion `caption`, `serve` and `evaluate` use where no --model is given."""
+    """Fix whose champion `caption` and `serve` use where no --model is given."""
     from tasks.registry.versions import fix_model
 
     fix_model(workspace.expanduser().absolute(), model)
