@@ -51,8 +51,8 @@ from tasks.config.schema import dump, load
 from tasks.config.stages import CaptionsConfig
 from tasks.config.tokeniser_names import TOKENISERS
 from tasks.data import tokenisers
+from tasks.data.caption_files import build_vocabulary
 from tasks.data.manifest import SCHEMA
-from tasks.data.token_ids import build_vocabulary
 from tasks.data.word_vectors import load_word_vectors
 from tasks.datasets import ADAPTERS
 from tasks.evaluation.caption_and_score import read_predictions

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from models.vocabulary import END, START
-from tasks.data.token_ids import CaptionedPicture
+from tasks.data.caption_files import CaptionedPicture
 from tasks.grids import reader as grid_reader
 from tasks.grids.reader import GridReader
 from tasks.grids.store import remove_shard

@@ -15,7 +15,7 @@ from models.vocabulary import SPECIAL, UNK, Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.config.stages import CaptionsConfig
-from tasks.data.token_ids import build_vocabulary, read_vocabulary
+from tasks.data.caption_files import build_vocabulary, read_vocabulary
 from tasks.data.tokenisers import BytePairs, tokeniser
 from tasks.data.word_vectors import load_word_vectors, vector_digests
 from tasks.metrics import ScoredCaption, measure

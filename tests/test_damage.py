@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from flows.commands.retry import retry_failed
+from flows.commands.retry_pictures import retry_failed
 from models.backbones.base import make
 from models.photographs import decode
 from tasks.common.errors import AttendError

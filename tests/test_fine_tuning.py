@@ -22,11 +22,11 @@ from models.end_to_end import EndToEnd
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
+from tasks.data.caption_files import CaptionedPicture
 from tasks.data.manifest import files_by_digest
-from tasks.data.token_ids import CaptionedPicture
 from tasks.grids.encoding import decoders
 from tasks.grids.index import open_grids
-from tasks.training import fit_backbone as fine_tuning
+from tasks.training import fine_tune_backbone as fine_tuning
 from tasks.training import loop as fitting
 from tests.support import artifacts, names_of, plan, run_stage, small
 

@@ -19,7 +19,7 @@ from models.search import Caption
 from models.vocabulary import END, NULL, START
 from tasks.common.errors import AttendError
 from tasks.config.training import SelfCriticalConfig
-from tasks.data.token_ids import read_captions, read_frequencies
+from tasks.data.caption_files import read_captions, read_frequencies
 from tasks.metrics.consensus import Frequencies, Ids, cider, cider_d
 from tasks.training import loop as fitting
 from tasks.training import outputs as trained

@@ -19,8 +19,8 @@ from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
 from tasks.config.schema import Config
 from tasks.config.stages import CaptionsConfig
+from tasks.data.caption_files import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
-from tasks.data.token_ids import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
 from tasks.data.tokenisers import tokeniser
 from tasks.evaluation.caption_and_score import ScoreInputs, predict, score
 from tasks.grids.index import open_grids

@@ -16,8 +16,8 @@ from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.config.stages import ViewsConfig
+from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
 from tasks.data.manifest import files_by_digest
-from tasks.data.token_ids import CaptionedPicture, read_captions, read_vocabulary
 from tasks.grids import view_crops
 from tasks.grids.index import indexed_digests, open_grids
 from tasks.grids.weights import load_backbone

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bench.machine import describe
 from models.vocabulary import END, START
-from tasks.data.token_ids import CaptionedPicture
+from tasks.data.caption_files import CaptionedPicture
 from tasks.grids.identity import Identity
 from tasks.grids.reader import GridReader
 from tasks.grids.store import GridStore

@@ -25,14 +25,14 @@ from flows.pipeline import build_pipeline
 from models.backbones.encoder import Encoder
 from models.decoders.base import Decoder, make
 from tasks.config.schema import Config, validate
+from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
 from tasks.data.manifest import files_by_digest, read_pictures
-from tasks.data.token_ids import CaptionedPicture, read_captions, read_vocabulary
 from tasks.grids.encoding import decoders
 from tasks.grids.weights import load_backbone
 from tasks.pipeline.plan import artifacts, up_to
 from tasks.pipeline.run import run_stage
 from tasks.training.batches import Batches
-from tasks.training.fit_backbone import Views
+from tasks.training.fine_tune_backbone import Views
 from tasks.training.loop import Dev, TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
 from tasks.training.outputs import HISTORY

@@ -162,7 +162,7 @@ def cache_retry(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.field=value")] = None,
 ) -> None:
     """Try the pictures again that could not be read; `attend run` then takes up those that can be read now."""
-    from flows.commands.retry import retry_failed
+    from flows.commands.retry_pictures import retry_failed
     from tasks.config.schema import load
     from tasks.pipeline.sessions import session
     from tasks.pipeline.workspace import Workspace

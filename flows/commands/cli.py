@@ -229,7 +229,7 @@ def up(
     mlflow_port: Annotated[int, typer.Option(help="port of MLflow's pages", **whole_number(1, 65535))] = 5000,
 ) -> None:
     """Start Prefect's server, the deployments of prefect.yaml and a worker on this machine, in the background."""
-    from flows.operations.deployments import ServiceOptions
+    from flows.operations.deploy import ServiceOptions
     from flows.operations.service import up as start
     from tasks.config.schema import load
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from flows.operations import service
-from flows.operations.deployments import logs_of
+from flows.operations.deploy import logs_of
 from flows.operations.prefect_server import LocalServer, set_aside_half_made_database, start_for_this_process
 from flows.operations.prefect_settings import apply
 from flows.pipeline import build_pipeline

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import filelock
 
-from flows.operations.deployments import POOL, PREFECT, ServiceOptions, deploy, logs_of
+from flows.operations.deploy import POOL, PREFECT, ServiceOptions, deploy, logs_of
 from flows.operations.prefect_server import LINE_SECONDS, set_aside_half_made_database, wait_until_healthy
 from flows.operations.prefect_settings import environment
 from tasks.common.errors import AttendError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from flows.pipeline import build_pipeline
 from flows.startup_checks import prepare
 from tasks.config.schema import Config
+from tasks.data.caption_files import read_vocabulary
 from tasks.data.manifest import files_by_digest, read_pictures
-from tasks.data.token_ids import read_vocabulary
 from tasks.evaluation.caption_and_score import PREDICTIONS, captions_in, describe_pictures
 from tasks.evaluation.coco_files import export
 from tasks.evaluation.evaluate import Scores

@@ -1,7 +1,7 @@
 """Stage `tensorise`: captions -> vocabulary and token ids.
 
 In: the captions of all splits, from `ingest`. Out: vocabulary.json, built from the train split; captions.parquet, the
-captions as token ids; document_frequencies.parquet, with which CIDEr-D weights n-grams (see token_ids.py).
+captions as token ids; document_frequencies.parquet, with which CIDEr-D weights n-grams (see caption_files.py).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Captions(Stage):
         return (self.manifest.captions,)
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.data.token_ids import write_captions
+        from tasks.data.caption_files import write_captions
 
         return write_captions(self.captions, work.artifacts[self.manifest], work.out)
 

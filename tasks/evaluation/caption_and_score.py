@@ -27,8 +27,8 @@ from tasks.common.progress import Bar
 from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import EvaluationConfig
+from tasks.data.caption_files import read_vocabulary
 from tasks.data.manifest import Picture, read_pictures
-from tasks.data.token_ids import read_vocabulary
 from tasks.evaluation.caption_statistics import DESCRIPTIONS, caption_statistics
 from tasks.evaluation.score_record import ScoreRecord, write_scores
 from tasks.grids.index import open_grids

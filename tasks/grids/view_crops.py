@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.vocabulary import Vocabulary
 from tasks.config.stages import ViewsConfig
-from tasks.data.token_ids import CaptionedPicture
+from tasks.data.caption_files import CaptionedPicture
 from tasks.grids.reader import GridReader
 
 # A caption with one of these words is wrong of the mirrored picture.

@@ -10,7 +10,7 @@ import models
 from models.captioner import Captioner
 from tasks.common.files import digest_of_file
 from tasks.config.stages import EvaluationConfig, GridsConfig
-from tasks.data.token_ids import read_vocabulary
+from tasks.data.caption_files import read_vocabulary
 from tasks.grids.weights import load_backbone
 from tasks.pipeline.ledger import digest_of
 from tasks.registry.captioner_artifacts import CaptionerArtifacts

@@ -17,8 +17,8 @@ from tasks.common.files import digest_of_file, temporary_files_in
 from tasks.common.log import log
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
+from tasks.data.caption_files import VOCABULARY, read_vocabulary
 from tasks.data.manifest import files_by_digest
-from tasks.data.token_ids import VOCABULARY, read_vocabulary
 from tasks.evaluation.caption_and_score import (
     PREDICTIONS,
     describe_pictures,

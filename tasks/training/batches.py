@@ -24,7 +24,7 @@ from torch import Tensor
 from models.vocabulary import NULL
 from tasks.common.errors import AttendError
 from tasks.config.machine import MachineConfig
-from tasks.data.token_ids import CaptionedPicture
+from tasks.data.caption_files import CaptionedPicture
 from tasks.grids.reader import GridReader
 from tasks.pipeline import distributed as processes
 

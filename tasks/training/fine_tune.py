@@ -53,7 +53,7 @@ class TunedBackbone(Backbone):
         return weight_digests(self.frozen.grids.grids, self.machine)
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.training.fit_backbone import TuneInputs, fit_backbone
+        from tasks.training.fine_tune_backbone import TuneInputs, fine_tune_backbone
 
         captions, grids = self.frozen.captions, self.frozen.grids
         manifest = work.artifacts[captions.manifest]
@@ -61,7 +61,7 @@ class TunedBackbone(Backbone):
             manifest, work.artifacts[captions], work.artifacts[grids], work.artifacts[self.frozen], self.data
         )
         freeze_words = self.frozen.decoder.freeze_words
-        return fit_backbone(grids.grids, self.tuning, freeze_words, self.machine, sources, work.out)
+        return fine_tune_backbone(grids.grids, self.tuning, freeze_words, self.machine, sources, work.out)
 
 
 def fine_tune(config: Config, tuning: TuningConfig, frozen: Trained) -> TunedBackbone:

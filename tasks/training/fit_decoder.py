@@ -22,8 +22,8 @@ from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import ViewsConfig
 from tasks.config.training import GridTrainingConfig, TrainingConfig
+from tasks.data.caption_files import read_captions, read_vocabulary
 from tasks.data.manifest import read_pictures
-from tasks.data.token_ids import read_captions, read_vocabulary
 from tasks.data.word_vectors import load_word_vectors
 from tasks.grids.index import open_grids
 from tasks.grids.view_crops import grid_names_for_training

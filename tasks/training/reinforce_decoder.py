@@ -21,7 +21,7 @@ from models.vocabulary import END, NULL, START
 from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
 from tasks.config.training import SelfCriticalConfig
-from tasks.data.token_ids import read_frequencies, read_vocabulary
+from tasks.data.caption_files import read_frequencies, read_vocabulary
 from tasks.metrics.consensus import Frequencies, Ids, cider_d
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batch

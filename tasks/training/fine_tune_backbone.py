@@ -24,8 +24,8 @@ from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import GridsConfig
 from tasks.config.training import TuningConfig
+from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
 from tasks.data.manifest import Picture, files_by_digest, read_pictures
-from tasks.data.token_ids import CaptionedPicture, read_captions, read_vocabulary
 from tasks.datasets.base import DatasetOptions
 from tasks.grids.encoding import decoders, read_photograph
 from tasks.grids.index import open_grids
@@ -51,7 +51,7 @@ class TuneInputs:
     data: DatasetOptions
 
 
-def fit_backbone(
+def fine_tune_backbone(
     grids: GridsConfig,
     tuning: TuningConfig,
     freeze_words: bool,
