@@ -73,7 +73,7 @@ def main() -> None:
         while killed < given.kills:
             rounds += 1
             workspace = _workspace(place / f"round-{rounds}", storage)
-            targets = [target for target in ROUND if not (given.s3 and target == "register")]
+            targets = [target for target in ROUND if not (given.s3 and target in ("register", "databases"))]
             left = min(math.ceil((given.kills - killed) / given.at_once), len(targets))
             for target in (targets[at] for at in sorted(chance.sample(range(len(targets)), left))):
                 where = _kill(workspace, target, lasted, chance, given.at_once)
