@@ -125,16 +125,17 @@ def test_a_registered_model_that_is_damaged_is_registered_again(registered: Path
     assert load_captioner("models:/small@champion").caption([photograph])[0].error is None
 
 
-def test_prefects_database_that_was_cut_off_is_set_aside(tmp_path: Path) -> None:
-    """The record of past runs alone is in it."""
-    (tmp_path / "prefect.db").write_bytes(b"half")
-    (tmp_path / "prefect.db-wal").write_bytes(b"made")
-    log_file = tmp_path / "server.log"
-    log_file.write_text("the port is taken")
-    assert not set_aside_half_made_database(tmp_path, log_file) and (tmp_path / "prefect.db").exists()
-    log_file.write_text("OperationalError: index ix_block_document__block_type_name_name already exists")
-    assert set_aside_half_made_database(tmp_path, log_file)
-    assert sorted(path.name for path in tmp_path.glob("prefect.db*")) == [
-        "prefect.db-wal.damaged",
-        "prefect.db.damaged",
-    ]
+def test_prefects_database_that_was_cut_off_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But never one of the user's own home, nor for another failure."""
+    monkeypatch.delenv("PREFECT_HOME", raising=False)
+    home = tmp_path / "prefect"
+    home.mkdir()
+    (home / "prefect.db").write_bytes(b"half")
+    (home / "prefect.db-wal").write_bytes(b"made")
+    assert not set_aside_half_made_database(tmp_path, "the port is taken") and (home / "prefect.db").exists()
+    died = "alembic/runtime/migration.py OperationalError: index ix_block_document__block_type already exists"
+    monkeypatch.setenv("PREFECT_HOME", "/home/theirs")
+    assert not set_aside_half_made_database(tmp_path, died)
+    monkeypatch.delenv("PREFECT_HOME")
+    assert set_aside_half_made_database(tmp_path, died)
+    assert sorted(path.name for path in home.iterdir()) == ["prefect.db-wal.damaged", "prefect.db.damaged"]

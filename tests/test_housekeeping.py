@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 
 from flows.commands import cache_contents as housekeeping
 from flows.commands.cache_contents import Item, compact, planned_compactions, prune, usage
+from flows.commands.old_versions import old_versions, remove_versions
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.grids.identity import Identity
@@ -20,8 +24,8 @@ from tasks.grids.index import indexed_digests, open_grids
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
 from tasks.registry.logged_model import load_captioner
-from tasks.registry.versions import resolve
-from tests.support import artifacts, pictures, register_all, run_all, run_stage, small
+from tasks.registry.versions import files_of, logged_model_of, resolve
+from tests.support import artifacts, pictures, register_all, run_all, run_stage, small, trained
 from tests.test_cli import attend
 from tests.test_stages import Killed
 
@@ -284,3 +288,41 @@ def test_nightly_runs_for_ever_stay_within_a_bound(
     captioner = load_captioner(resolve(None, workspace))
     assert captioner.caption([pictures(workspace)[0].read_bytes()])[0].error is None
     assert set(register_all(small(workspace, training__seed=7, training__epochs=1)).values()) == {"fresh"}
+
+
+@pytest.mark.parametrize("state", ["junk", "locked", "gone"])
+def test_a_store_that_cannot_be_read_frees_nothing(registered: Path, tmp_path: Path, state: str) -> None:
+    """A version is not there only where MLflow's database says so."""
+    workspace = Workspace(tmp_path / "workspace")
+    shutil.copytree(registered, workspace.root)
+    (workspace.root / "runs" / "small.json").unlink()  # the registered version alone needs them
+    assert not unneeded(workspace)  # also where the workspace was copied
+    database = workspace.root / "mlflow.db"
+    if state == "locked":
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            connection.execute("begin exclusive")
+            assert not unneeded(workspace)
+        return
+    if state == "junk":
+        database.write_bytes(b"junk" * 1000)
+    else:
+        database.unlink()
+    assert not unneeded(workspace)
+
+
+def test_versions_that_share_files_with_one_that_stays_are_kept(registered: Path, tmp_path: Path) -> None:
+    """As MLflow's own way to promote a version to another model makes them."""
+    workspace = tmp_path / "workspace"
+    shutil.copytree(registered, workspace)
+    register_all(trained(workspace))  # version 2, whose files are in this workspace
+    client = tracking.connect(workspace)
+    source = client.get_model_version("small", "2")
+    client.copy_model_version("models:/small/2", "prod")
+    client.set_registered_model_alias("prod", "live", "1")
+    client.create_model_version("theirs", "runs:/nothing/model") if client.create_registered_model("theirs") else None
+    for alias in ("champion", "previous", "challenger"):
+        client.delete_registered_model_alias("small", alias)
+    remove_versions(workspace, old_versions(workspace, 0, 0))
+    assert load_captioner("models:/prod@live") is not None
+    assert logged_model_of(client, client.get_model_version("prod", "1")) == str(source.source).removeprefix("models:/")
+    assert files_of(client, client.get_model_version("theirs", "1")) is None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import socket
 import sqlite3
+from urllib.error import URLError
 
 import pytest
 from mlflow.exceptions import MlflowException
@@ -19,6 +21,9 @@ PASSING: list[BaseException] = [
     OSError(errno.EIO, "input/output error"),
     OSError(errno.ESTALE, "stale file handle"),
     ConnectionResetError(errno.ECONNRESET, "reset"),
+    TimeoutError("timed out"),
+    URLError(ConnectionRefusedError(errno.ECONNREFUSED, "refused")),
+    socket.gaierror(socket.EAI_AGAIN, "temporary failure in name resolution"),
     sqlite3.OperationalError("database is locked"),
     NoConnection("refused"),
     MlflowException("down", error_code=TEMPORARILY_UNAVAILABLE),
@@ -26,6 +31,8 @@ PASSING: list[BaseException] = [
 MISTAKES: list[BaseException] = [
     AttendError("grids.backbone: no such backbone"),
     *(OSError(getattr(errno, name), name) for name in ("EACCES", "EROFS", "ENOENT", "EISDIR", "ELOOP", "ENAMETOOLONG")),
+    URLError("unknown url type: mailto"),
+    socket.gaierror(socket.EAI_NONAME, "name or service not known"),
     sqlite3.OperationalError("no such table: runs"),
     InvalidURL("http://:x"),
     MlflowException("not allowed", error_code=PERMISSION_DENIED),

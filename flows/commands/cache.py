@@ -164,11 +164,11 @@ def cache_retry(
     """Try the pictures again that could not be read; `attend run` then takes up those that can be read now."""
     from flows.commands.retry_pictures import retry_failed
     from tasks.config.schema import load
-    from tasks.pipeline.sessions import session
+    from tasks.pipeline.sessions import exclusive_session
     from tasks.pipeline.workspace import Workspace
 
     settings = load(config, overrides or [])
-    with session(Workspace(settings.workspace), "retry of pictures that could not be read"):
+    with exclusive_session(Workspace(settings.workspace), "retry"):
         before, after = retry_failed(settings)
     typer.echo(f"{before - after:,} of {before:,} pictures that could not be read can be read now")
 

@@ -8,6 +8,7 @@ says what is needed cannot be read, everything is kept.
 
 from __future__ import annotations
 
+import sqlite3
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ from tasks.grids.weights import IMPORTED
 from tasks.pipeline.ledger import Artifact, Ledger
 from tasks.pipeline.stage import kind_of
 from tasks.pipeline.workspace import LastRun, Workspace
-from tasks.registry.tracking import lost_registration, registered_uri
+from tasks.registry.registration_record import read_registration
+from tasks.registry.tracking import has_version
 
 _ALL_KEPT = "what is needed is not known"
 _INDEXED = ("extract", "views")  # stages whose artifacts hold an index of grids
@@ -219,8 +221,15 @@ def _needs(workspace: Workspace, without: Collection[str] = (), versions: Collec
         if ledger is None and folder.parent.name == "register" and is_published:
             needs.unknown.add(f"{_name_in(workspace, folder)} cannot be read: run its settings again, or remove it")
     for artifact in _artifacts_of_kind(workspace, "register"):
-        if registered_uri(artifact) not in versions and lost_registration(artifact, workspace) is None:
-            _mark_needed(workspace, needs, "register", artifact.ledger.key, registered_uri(artifact))
+        try:
+            registration = read_registration(artifact.path)
+            if registration["uri"] not in versions and has_version(registration, workspace):
+                _mark_needed(workspace, needs, "register", artifact.ledger.key, registration["uri"])
+        except (OSError, ValueError, KeyError, TypeError, sqlite3.Error) as error:
+            name = _name_in(workspace, artifact.path)
+            needs.unknown.add(
+                f"which version {name} registered, and whether it is there still, cannot be read: {error}"
+            )
     return needs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from tasks.common.errors import AttendError
+from tasks.common.files import remove_folder
 from tasks.grids.store import folder_size
 from tasks.registry import tracking
-from tasks.registry.versions import CHAMPIONS, address_of, files_of, number
+from tasks.registry.versions import CHAMPIONS, address_of, files_of, logged_model_of, number
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -53,30 +53,31 @@ def old_versions(workspace: Path, keep: int, days: float) -> list[OldVersion]:
         raise AttendError("--keep-versions: MLFLOW_TRACKING_URI names another store: remove versions there")
     client = tracking.connect(workspace, must_exist=True)
     youngest = (time.time() - days * _DAY) * 1000
-    found = []
+    kept: list[ModelVersion] = []
+    old: list[ModelVersion] = []
     for model in client.search_registered_models():
         registered = client.get_registered_model(model.name)
-        if CHAMPIONS not in registered.tags:
-            continue
         versions = sorted(client.search_model_versions(f"name = '{model.name}'"), key=lambda item: int(item.version))
-        kept = {str(version) for version in registered.aliases.values()}
-        kept |= {number(version) for version in versions[len(versions) - keep :]} if keep else set()
-        kept |= {number(version) for version in versions if version.creation_timestamp > youngest}
-        kept_runs = {version.run_id for version in versions if number(version) in kept}
+        last = versions[max(len(versions) - keep, 0) :]
+        aliased = {str(version) for version in registered.aliases.values()}
         for version in versions:
-            if number(version) not in kept:
-                found.append(_with_files(client, version, kept_runs, workspace))
-    return found
+            stays = number(version) in aliased or version in last or version.creation_timestamp > youngest
+            (kept if stays or CHAMPIONS not in registered.tags else old).append(version)
+    # A version may be copied to another model, whose runs and files it then shares.
+    models = {logged_model_of(client, version) for version in kept}
+    runs = {version.run_id for version in kept}
+    free = [version for version in old if logged_model_of(client, version) not in models]
+    return [_with_files(client, version, runs, workspace) for version in free if version.run_id is not None]
 
 
 def _with_files(client: MlflowClient, version: ModelVersion, kept_runs: set[str | None], workspace: Path) -> OldVersion:
     """Return a version with the runs and folders that go with it. kept_runs: runs of versions that stay."""
-    runs = [] if version.run_id in kept_runs or version.run_id is None else [version.run_id]
-    run = client.get_run(str(version.run_id))
-    tags = {tracking.EVALUATED_VERSION: address_of(version), **({tracking.PARENT_RUN: runs[0]} if runs else {})}
+    training = str(version.run_id)
+    runs = [] if training in kept_runs else [training]
+    experiment = client.get_run(training).info.experiment_id
+    tags = {tracking.EVALUATED_VERSION: address_of(version), **({tracking.PARENT_RUN: training} if runs else {})}
     for tag, value in tags.items():
-        found = client.search_runs([run.info.experiment_id], f"tags.`{tag}` = '{value}'")
-        runs += [item.info.run_id for item in found]
+        runs += [item.info.run_id for item in client.search_runs([experiment], f"tags.`{tag}` = '{value}'")]
     files = files_of(client, version)
     folders = [*([] if files is None else [files.parent]), *_artifact_folders(client, runs)]
     # Of a copied workspace, MLflow's database names folders of the original: they are not this workspace's to remove.
@@ -90,7 +91,7 @@ def _artifact_folders(client: MlflowClient, runs: list[str]) -> Iterator[Path]:
 
 
 def remove_versions(workspace: Path, versions: list[OldVersion]) -> None:
-    """Remove versions with their runs and files, the version first: what a kill leaves is removed the next time.
+    """Remove versions with their runs and files, the version last: what a kill leaves is removed the next time.
 
     The caller must be alone in the workspace.
     """
@@ -98,9 +99,12 @@ def remove_versions(workspace: Path, versions: list[OldVersion]) -> None:
         return
     client = tracking.connect(workspace, must_exist=True)
     for item in versions:
-        client.delete_model_version(item.version.name, number(item.version))
-        for run_id in item.runs:
-            client.delete_run(run_id)
-        client.delete_logged_model(str(item.version.source).removeprefix("models:/"))
         for folder in item.folders:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
+        for run_id in item.runs:
+            if client.get_run(run_id).info.lifecycle_stage != "deleted":
+                client.delete_run(run_id)
+        model_id = logged_model_of(client, item.version)
+        if model_id is not None:
+            client.delete_logged_model(model_id)
+        client.delete_model_version(item.version.name, number(item.version))

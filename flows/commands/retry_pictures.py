@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 from flows.pipeline import build_pipeline
+from tasks.common.errors import AttendError
 from tasks.common.files import remove_folder
 from tasks.config.schema import Config
-from tasks.pipeline.plan import artifact, plan, up_to
+from tasks.pipeline.plan import plan
 from tasks.pipeline.run import run_stage
+from tasks.pipeline.stage import Stage
 
 
 def retry_failed(config: Config) -> tuple[int, int]:
-    """Extract again the pictures of a config that could not be read. Returns their number before and after."""
+    """Extract again the pictures of a config that could not be read. Returns their number before and after.
+
+    The caller must be alone in the workspace. Stages that are stale are left to the next run. Raises AttendError for a
+    workspace in object storage.
+    """
     pipeline = build_pipeline(config)
+    if pipeline.workspace.remote is not None:
+        raise AttendError(
+            f"{config.machine.address}: pictures cannot be tried again in object storage, whose artifacts are never "
+            "changed: copy such a picture under another content, or use a workspace in a folder"
+        )
     before = after = 0
-    for status in plan(pipeline):
-        if status.artifact is None or status.stage.kind not in ("extract", "views"):
-            continue
-        failed = int(status.artifact.ledger.counts["failed"])
-        if failed:
-            before += failed
-            remove_folder(
-                status.artifact.path
-            )  # the index alone: the stage makes it again, from the grids in the store
-            run_stage(pipeline, status.stage.name)
-            after += int(artifact(up_to(pipeline, status.stage.name)).ledger.counts["failed"])
-    return before, after
+    tried: set[Stage] = set()
+    while True:
+        # Planned anew each time: pictures that can be read now may make later extractions stale.
+        for status in plan(pipeline):
+            stage, artifact = status.stage, status.artifact
+            is_extraction = stage.kind in ("extract", "views") and stage not in tried
+            if is_extraction and artifact is not None and artifact.ledger.counts["failed"]:
+                break
+        else:
+            return before, after
+        tried.add(stage)
+        before += int(artifact.ledger.counts["failed"])
+        remove_folder(artifact.path)  # the index alone: the stage makes it again, from the grids in the store
+        run_stage(pipeline, stage.name)
+        made = pipeline.workspace.find(stage.kind, artifact.ledger.key)
+        after += int(made.ledger.counts["failed"]) if made is not None else 0

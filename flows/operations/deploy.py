@@ -13,6 +13,7 @@ import yaml
 
 POOL = "attend"
 PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
+_NOTIFYING = ("attend-failed", "attend-never-came")
 _ZOMBIES, _NOTIFICATIONS = (Path(__file__).with_name(f"{name}.yaml") for name in ("zombies", "notifications"))
 
 
@@ -49,9 +50,12 @@ def deploy(options: ServiceOptions, env: dict[str, str]) -> None:
         automations += [
             text.replace("BLOCK", block) for text in _NOTIFICATIONS.read_text(encoding="utf-8").split("---\n")
         ]
-    for text in automations:
-        automation = yaml.safe_load(text)
-        if not _succeeds([*PREFECT, "automation", "inspect", automation["name"]], project, env):
+    for automation in map(yaml.safe_load, automations):
+        name = automation["name"]
+        exists = _succeeds([*PREFECT, "automation", "inspect", name], project, env)
+        if exists and name in _NOTIFYING:  # of another block, perhaps
+            _call([*PREFECT, "automation", "delete", name], project, env)
+        if not exists or name in _NOTIFYING:
             _call([*PREFECT, "automation", "create", "--from-json", json.dumps(automation)], project, env)
 
 

@@ -62,13 +62,13 @@ def run(config: Config, until: str, quiet: bool = False) -> None:
             ) from None
 
 
-def _wait_or_start_again(server: LocalServer) -> LocalServer:
+def _wait_or_start_again(server: LocalServer, workspace: Path) -> LocalServer:
     """Return the server once it answers, or another one where a killed run had left a database half made."""
     try:
         server.wait()
         return server
     except AttendError:
-        if not set_aside_half_made_database(Path(os.environ["PREFECT_HOME"]), server.log):
+        if not set_aside_half_made_database(workspace, server.log.read_text(encoding="utf-8", errors="replace")):
             raise
     again = start_for_this_process(server.log.parent)
     again.wait()
@@ -103,7 +103,7 @@ def _start_prefect(config: Config, quiet: bool) -> None:
         import flows.operations.run_flow  # noqa: F401 -- takes seconds, in which the server starts
 
         try:
-            server = _wait_or_start_again(server)
+            server = _wait_or_start_again(server, config.workspace)
             os.environ["PREFECT_API_URL"] = server.api
         except BaseException:
             del os.environ["PREFECT_API_URL"]

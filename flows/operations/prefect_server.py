@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.common.errors import AttendError
+from tasks.common.files import free_name
 from tasks.common.log import log
 from tasks.common.progress import Stopwatch, lasting
 
 LINE_SECONDS = 15.0  # between two progress lines while waiting for a server
 _STOP_SECONDS = 5.0
 # In the log of a server that cannot upgrade its database.
-_HALF_MADE = ("already exists", "duplicate column", "no such table", "malformed", "file is not a database")
+_HALF_MADE = ("already exists", "duplicate column", "no such table")
 _LAST_LINES = 5  # how many lines of the log to show where a server dies
 
 
@@ -108,18 +109,19 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log_file: Path
     raise AttendError(f"{log_file}: {name} ended with exit code {server.returncode} before it answered: {last_lines}")
 
 
-def set_aside_half_made_database(home: Path, log_file: Path) -> bool:
+def set_aside_half_made_database(workspace: Path, log_text: str) -> bool:
     """Set Prefect's database aside where a server died because it was cut off while it was made; return whether.
 
-    Prefect makes it in many transactions, and cannot go on where it was killed between them. It holds nothing but the
-    record of past runs. home: PREFECT_HOME. log_file: of the server that died.
+    Prefect makes it in many transactions, and cannot go on where it was killed between them. Only the database in the
+    workspace is touched, not one of the user's own PREFECT_HOME. log_text: what the server that died wrote.
     """
-    text = log_file.read_text(encoding="utf-8", errors="replace")
-    if not any(words in text for words in _HALF_MADE) or not (home / "prefect.db").exists():
+    home = workspace / "prefect"
+    is_half_made = "alembic" in log_text and any(words in log_text for words in _HALF_MADE)
+    if not is_half_made or not (home / "prefect.db").exists() or Path(os.environ.get("PREFECT_HOME", home)) != home:
         return False
     for path in home.glob("prefect.db*"):
-        if not path.name.endswith(".damaged"):
-            path.replace(path.with_name(f"{path.name}.damaged"))
+        if ".damaged" not in path.name:
+            path.replace(free_name(path.with_name(f"{path.name}.damaged")))
     log.info(f"{home / 'prefect.db'}: was not finished when it was made; set aside, and made again")
     return True
 

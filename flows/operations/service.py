@@ -161,7 +161,7 @@ def supervise(options: ServiceOptions) -> None:
 
     with _lock(workspace).acquire(timeout=0):
         try:
-            _start_server(lambda: start("server"), url, workspace, Path(env["PREFECT_HOME"]))
+            _start_server(lambda: start("server"), url, workspace)
             deploy(options, env)
             start("worker")
             if mlflow is not None:
@@ -189,13 +189,15 @@ def supervise(options: ServiceOptions) -> None:
                 time.sleep(0.1)
 
 
-def _start_server(start: Callable[[], subprocess.Popen[bytes]], url: str, workspace: Path, home: Path) -> None:
+def _start_server(start: Callable[[], subprocess.Popen[bytes]], url: str, workspace: Path) -> None:
     """Start Prefect's server and wait until it answers; once more where a killed one had left a database half made."""
     server_log = logs_of(workspace) / "server.log"
+    before = server_log.stat().st_size if server_log.exists() else 0  # it is appended to
     try:
         wait_until_healthy(f"{url}/api/health", start(), server_log, "Prefect")
     except AttendError:
-        if not set_aside_half_made_database(home, server_log):
+        text = server_log.read_bytes()[before:].decode(errors="replace")
+        if not set_aside_half_made_database(workspace, text):
             raise
         wait_until_healthy(f"{url}/api/health", start(), server_log, "Prefect")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -88,9 +90,15 @@ def write_atomically(path: Path, text: str) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder. It is renamed first, so that a kill never leaves a part of it under its name."""
-    renamed = folder.with_name(f".removed-{folder.name}")
+    renamed = folder.with_name(f".removed-{folder.name}-{secrets.token_hex(4)}")
     folder.rename(renamed)
     shutil.rmtree(renamed)
+
+
+def free_name(path: Path) -> Path:
+    """Return the path, or, where it is taken, the first free one with a number after it."""
+    names = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 def drop_temporaries(folders: Iterable[Path]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import socket
 import sqlite3
+from urllib.error import URLError
 
 from tasks.common.errors import TransientError
 
@@ -21,12 +23,15 @@ _OF_MLFLOW = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEED
 def may_pass(error: BaseException) -> bool:
     """Return whether the failure is one of a disk, a network, a database or a server that may recover by itself."""
     module, name = type(error).__module__.split(".")[0], type(error).__name__
-    if isinstance(error, TransientError):
-        return True
+    if isinstance(error, URLError) and isinstance(error.reason, BaseException):
+        return may_pass(error.reason)
     if module in ("requests", "urllib3"):
         return name in _OF_HTTP
     if module == "mlflow":
         return getattr(error, "error_code", None) in _OF_MLFLOW
     if isinstance(error, sqlite3.OperationalError) or (module == "sqlalchemy" and name == "OperationalError"):
         return any(word in str(error) for word in ("locked", "busy", "connection"))
-    return isinstance(error, OSError) and error.errno in _ERRNOS
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_AGAIN
+    passing = isinstance(error, TransientError | ConnectionError | TimeoutError)
+    return passing or (isinstance(error, OSError) and error.errno in _ERRNOS)

@@ -17,6 +17,7 @@ from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.training.outputs import load_ensemble
 
 CODE = Path(models.__file__).parent
+_DIGEST = "bundle.json"
 
 
 def make_captioner(grids: GridsConfig, evaluation: EvaluationConfig, artifacts: CaptionerArtifacts) -> Captioner:
@@ -44,7 +45,24 @@ def write_bundle(captioner: Captioner, folder: Path, source: Path = CODE) -> str
     """
     captioner.save(folder)
     shutil.copytree(source, folder / "models", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    digest = digest_of([[path.relative_to(folder).as_posix(), digest_of_file(path)] for path in files])
-    (folder / "bundle.json").write_text(json.dumps({"format": 1, "digest": digest}), encoding="utf-8")
+    digest = _digest_of_files(folder)
+    (folder / _DIGEST).write_text(json.dumps({"format": 1, "digest": digest}), encoding="utf-8")
     return digest
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether a bundle's files match the digest in its bundle.json, as the model checks when it is loaded.
+
+    Raises OSError where a file cannot be read.
+    """
+    try:
+        return bool(json.loads((folder / _DIGEST).read_text(encoding="utf-8"))["digest"] == _digest_of_files(folder))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _digest_of_files(folder: Path) -> str:
+    """Return the digest of the names and contents of a bundle's files, but bundle.json and Python's caches."""
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    kept = [name for name in names if name.parts != (_DIGEST,) and "__pycache__" not in name.parts]
+    return digest_of([[name.as_posix(), digest_of_file(folder / name)] for name in kept])

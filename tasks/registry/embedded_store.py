@@ -12,7 +12,7 @@ import sqlite3
 from pathlib import Path
 
 from tasks.common.errors import AttendError
-from tasks.common.files import flush, write_atomically
+from tasks.common.files import flush, free_name, write_atomically
 from tasks.common.log import log
 
 DATABASE, VERSION = "mlflow.db", "mlflow.db.version"
@@ -30,6 +30,9 @@ def prepare_database(workspace: Path) -> None:
     database, version = workspace / DATABASE, workspace / VERSION
     if database.is_file() and version.is_file() and version.read_text(encoding="utf-8") == mlflow.__version__:
         return
+    if database.is_file() and _is_up_to_date(database):
+        write_atomically(version, mlflow.__version__)
+        return
     draft = _new_draft(workspace)
     try:
         if database.is_file():
@@ -39,13 +42,13 @@ def prepare_database(workspace: Path) -> None:
     except Exception as error:
         if not database.is_file():
             raise
-        if _has_runs(database):
+        if _may_have_runs(database):
             reason = " ".join(str(error).split())[:160]
             raise AttendError(
                 f"{database}: MLflow {mlflow.__version__} cannot upgrade it ({reason}): it is unchanged; install the "
                 "version of MLflow that made it, or move it away"
             ) from None
-        database.replace(database.with_name(f"{DATABASE}.damaged"))
+        database.replace(free_name(database.with_name(f"{DATABASE}.damaged")))
         log.info(f"{database}: was not finished when it was made; set aside, and made again")
         draft = _new_draft(workspace)
         _create_tables(draft)
@@ -53,6 +56,21 @@ def prepare_database(workspace: Path) -> None:
     draft.replace(database)
     flush(workspace)
     write_atomically(version, mlflow.__version__)
+
+
+def _is_up_to_date(database: Path) -> bool:
+    """Return whether the tables are those of this version of MLflow; False for a database that cannot be read."""
+    import sqlalchemy
+    from mlflow.store.db.utils import _get_latest_schema_revision, _get_schema_version
+
+    engine = sqlalchemy.create_engine(f"sqlite:///{database}")
+    try:
+        found = _get_schema_version(engine)  # type: ignore[no-untyped-call]
+        return bool(found == _get_latest_schema_revision())  # type: ignore[no-untyped-call]
+    except sqlalchemy.exc.SQLAlchemyError:
+        return False
+    finally:
+        engine.dispose()
 
 
 def _new_draft(workspace: Path) -> Path:
@@ -94,11 +112,14 @@ def _create_tables(draft: Path) -> None:
     mlflow.MlflowClient(uri, uri).search_experiments(max_results=1)
 
 
-def _has_runs(database: Path) -> bool:
-    """Return whether the database holds a run or a registered model."""
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        for table in ("runs", "registered_models"):
-            with contextlib.suppress(sqlite3.Error):  # the table was not made yet
-                if connection.execute(f"select 1 from {table} limit 1").fetchone():
-                    return True
-    return False
+def _may_have_runs(database: Path) -> bool:
+    """Return False where the database can be read, and holds neither a run nor a registered model."""
+    try:
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            tables = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
+            return any(
+                connection.execute(f"select 1 from {table} limit 1").fetchone() is not None
+                for table in tables & {"runs", "registered_models"}
+            )
+    except sqlite3.Error:
+        return True

@@ -15,6 +15,7 @@ from tasks.common.errors import AttendError
 from tasks.common.files import flush_all
 from tasks.registry.tracking import TrainingLog, without_credentials
 
+BUNDLE = "artifacts/bundle"  # the bundle's folder in a logged model's files
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 

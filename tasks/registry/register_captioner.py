@@ -33,9 +33,9 @@ from tasks.pipeline.ledger import FileRecord, Outcome, digest_of
 from tasks.pipeline.plan import by_kind
 from tasks.pipeline.stage import Work
 from tasks.pipeline.workspace import Workspace
-from tasks.registry.bundle import make_captioner, write_bundle
+from tasks.registry.bundle import is_whole, make_captioner, write_bundle
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
-from tasks.registry.logged_model import drop_unregistered, flush_logged_model, load_captioner, log_model
+from tasks.registry.logged_model import BUNDLE, drop_unregistered, flush_logged_model, load_captioner, log_model
 from tasks.registry.model_card import card
 from tasks.registry.promotion import (
     ModelComparison,
@@ -185,14 +185,12 @@ def _flaw(client: MlflowClient, version: ModelVersion, workspace: Path) -> str |
     """Return what is wrong with the files of a version of the embedded store: where they are, or what is in them."""
     if not is_embedded():
         return None  # a server that does not give them now may do so in a minute
+    files = files_of(client, version)
+    if files is None:  # of another program: nothing is known of its files
+        return None
     if is_lost(client, version, workspace):
         return "not in this workspace"
-    try:
-        load_captioner(address_of(version))  # checks the digest of its files
-    except AttendError as error:
-        log.info(f"register: {error}")
-        return "damaged"
-    return None
+    return None if (files / "MLmodel").is_file() and is_whole(files / BUNDLE) else "damaged"
 
 
 def _same_version(

@@ -31,7 +31,7 @@ from tasks.evaluation.score_record import ScoreRecord
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.embedded_store import DATABASE, prepare_database
-from tasks.registry.registration_record import read_registration
+from tasks.registry.registration_record import RegistrationRecord, read_registration
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -81,24 +81,33 @@ def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
     Return None where it has them, and also where the store is a server's, which is not asked.
     """
     registration = read_registration(artifact.path)
-    database = workspace.root / DATABASE
-    if not registration["store"].startswith("sqlite:") or not is_embedded():
-        return None  # the server says so when the version is asked for
     try:
-        with contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            # MLflow keeps the row of a deleted version, in this stage.
-            query = (
-                "select 1 from model_versions where name = ? and version = ? and current_stage != 'Deleted_Internal'"
-            )
-            row = connection.execute(query, (registration["model"], int(registration["version"]))).fetchone()
+        is_there = has_version(registration, workspace)
     except sqlite3.Error:
-        row = None
-    if row is None:
-        return f"{registration['uri']} is not in {database.name} any more"
+        is_there = False
+    if not is_there:
+        return f"{registration['uri']} is not in {DATABASE} any more"
+    if not registration["store"].startswith("sqlite:") or not is_embedded():
+        return None
     files = registration.get("files")
     if files is not None and not is_in_workspace(files, workspace.root):
         return f"{registration['uri']} has its files in {files}, which is not in this workspace: it was moved or copied"
     return None
+
+
+def has_version(registration: RegistrationRecord, workspace: Workspace) -> bool:
+    """Return whether the embedded store has a version; True where the store is a server's, which is not asked.
+
+    Raises sqlite3.Error where the store's database cannot be read.
+    """
+    if not registration["store"].startswith("sqlite:") or not is_embedded():
+        return True  # the server says so when the version is asked for
+    database = (workspace.root / DATABASE).absolute()
+    with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+        # MLflow keeps the row of a deleted version, in this stage.
+        query = "select 1 from model_versions where name = ? and version = ? and current_stage != 'Deleted_Internal'"
+        row = connection.execute(query, (registration["model"], int(registration["version"]))).fetchone()
+    return row is not None
 
 
 def is_in_workspace(folder: str, workspace: Path) -> bool:

@@ -37,10 +37,35 @@ def address_of(version: ModelVersion) -> str:
 
 
 def files_of(client: MlflowClient, version: ModelVersion) -> Path | None:
-    """Return the folder of a version's files; None where MLflow does not keep them on this machine."""
-    model_id = str(version.source).removeprefix("models:/")
+    """Return the folder of a version's files; None where MLflow does not keep them on this machine.
+
+    None as well for a version that another program registered, from something else than a logged model.
+    """
+    model_id = logged_model_of(client, version)
+    if model_id is None:
+        return None
     location = urlsplit(str(client.get_logged_model(model_id).artifact_location))
     return Path(unquote(location.path)) if location.scheme in ("", "file") else None
+
+
+def logged_model_of(client: MlflowClient, version: ModelVersion) -> str | None:
+    """Return the id of the logged model that a version is of, also of a copied one; None where it is of none."""
+    from mlflow.exceptions import MlflowException
+
+    source = str(version.source)
+    try:
+        while source.startswith("models:/") and not source.startswith("models:/m-"):
+            name, _, number_ = source.removeprefix("models:/").partition("/")
+            source = str(client.get_model_version(name, number_).source)
+        if not source.startswith("models:/m-"):
+            return None
+        model_id = source.removeprefix("models:/")
+        client.get_logged_model(model_id)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+    return model_id
 
 
 def is_lost(client: MlflowClient, version: ModelVersion, workspace: Path) -> bool:

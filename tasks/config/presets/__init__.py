@@ -121,7 +121,9 @@ class _Loader(yaml.SafeLoader):
         digits = node.value.lstrip("+-")
         if set("_:") & set(digits) or (digits.isdecimal() and digits != "0" and digits[0] == "0"):
             line = node.start_mark.line + 1
-            raise _RefusedError(problem=f"line {line}: {node.value} is not a number in plain digits")
+            raise _RefusedError(
+                problem=f"line {line}: {node.value} is not a number in plain digits (a text needs quotes)"
+            )
         whole = node.tag == "tag:yaml.org,2002:int"
         return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
 
