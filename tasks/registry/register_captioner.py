@@ -110,7 +110,7 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
         if version is None:
             captioner = make_captioner(config.grids, evaluation, artifacts)
             digest = write_bundle(captioner, scratch / "bundle")
-            version = _same_version(log.client, registry.model, digest, scores, workspace)
+            version = _same_version(log.client, registry.model, artifacts, digest, scores, workspace)
         if version is None:
             _log_files(log, artifacts, scores)
             rivals = (
@@ -194,10 +194,11 @@ def _flaw(client: MlflowClient, version: ModelVersion, workspace: Path) -> str |
 
 
 def _same_version(
-    client: MlflowClient, model: str, digest: str, scores: ScoreRecord, workspace: Path
+    client: MlflowClient, model: str, artifacts: CaptionerArtifacts, digest: str, scores: ScoreRecord, workspace: Path
 ) -> ModelVersion | None:
-    """Return the version with this very bundle and these scores, whatever its stage key; None where there is none."""
-    same = {"attend.bundle": digest, "attend.data": scores["data"], "attend.signature": scores["signature"]}
+    """Return the version of this very training, bundle and scores, whatever its stage key; None where there is none."""
+    same = {"attend.bundle": digest, TRAIN_KEY: artifacts.decoder.ledger.key}
+    same |= {"attend.data": scores["data"], "attend.signature": scores["signature"]}
     for version in client.search_model_versions(f"name = '{model}'"):
         if same.items() <= version.tags.items() and _flaw(client, version, workspace) is None:
             return version
