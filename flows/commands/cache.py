@@ -15,6 +15,7 @@ from tasks.common.errors import AttendError
 
 if TYPE_CHECKING:
     from flows.commands.cache_contents import Item
+    from flows.commands.old_versions import OldVersion
     from tasks.grids.store import Shard
     from tasks.pipeline.workspace import Workspace
 
@@ -85,21 +86,25 @@ def cache_prune(
 ) -> None:
     """List what no run and no registered model needs; remove it with --yes. All versions are kept by default."""
     from flows.commands import cache_contents as housekeeping
-    from flows.commands.old_versions import old_versions, remove_versions
     from tasks.pipeline.sessions import exclusive_session
 
     opened = _open_workspace(workspace)
     _check_local(opened, "prune")
     without = forget or []
     with exclusive_session(opened, "prune"):
-        versions = [] if keep_versions is None else old_versions(opened.root, keep_versions, keep_days)
+        versions: list[OldVersion] = []
+        if keep_versions is not None:
+            from flows.commands.old_versions import old_versions, remove_versions  # loads torch and MLflow
+
+            versions = old_versions(opened.root, keep_versions, keep_days)
         size = sum(item.size for item in versions)
         for item in versions:
             typer.echo(f"{_mib(item.size)}  {item.address}  with its run and its files")
         # Only the versions that stay need anything.
         items = housekeeping.unneeded(opened, without, {item.address for item in versions})
         if yes:
-            remove_versions(opened.root, versions)
+            if versions:
+                remove_versions(opened.root, versions)
             housekeeping.prune(opened, items, without)
     _print_items(items, opened.root)
     outcome = "removed" if yes else "would be removed: add --yes"

@@ -95,8 +95,6 @@ def remove_versions(workspace: Path, versions: list[OldVersion]) -> None:
 
     The caller must be alone in the workspace.
     """
-    if not versions:
-        return
     client = tracking.connect(workspace, must_exist=True)
     for item in versions:
         for folder in item.folders:
