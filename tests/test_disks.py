@@ -75,7 +75,7 @@ def test_a_disk_that_is_full_again_and_again(tmp_path: Path, finished: Path) -> 
     print(told)
     lines = [line for line in told.splitlines() if "the disk is full" in line or line.startswith("not full")]
     assert len(lines) == 4 and sum(line.startswith(f"attend: {workspace}") for line in lines) >= 3
-    assert all(status.fresh for status in plan(small(kept), read="all"))
+    assert all(status.fresh for status in plan(small(kept), read="all")[:-1])  # its model is where the disk was
     assert products(kept) == products(finished)
     for pattern in (".*.tmp", "*.partial", "*.damaged"):
         assert not list(kept.rglob(pattern))
