@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from flows.operations import service
+from tasks.common.ports import is_listening
 from tasks.registry import tracking
 from tests.support import small
 
@@ -152,13 +153,13 @@ def test_up_that_is_interrupted_leaves_nothing(project: Path) -> None:
     command += ["--mlflow-port", str(free_port())]
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # the tests may run where it is ignored
     with subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as begun:  # noqa: PLW1509
-        while not service.is_listening(port):
+        while not is_listening(port):
             assert begun.poll() is None and service.running_service(workspace) is None
             time.sleep(0.1)
         begun.send_signal(signal.SIGINT)
         _, said = begun.communicate(timeout=120)
     assert begun.returncode not in (0, None) and "Traceback" not in said
-    assert not service.is_locked(workspace) and not service.is_listening(port)
+    assert not service.is_locked(workspace) and not is_listening(port)
 
 
 def cached_tasks(api: str, run: str) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError, suggestion
 from tasks.common.files import digest_of_file, remove_folder
+from tasks.grids.identity import Identity
 from tasks.grids.index import indexed_digests, read_identity, reindex
 from tasks.grids.reader import GridReader
 from tasks.grids.store import Grids, GridStore, Row, Shard, folder_size, remove_shard, stores
@@ -28,7 +29,6 @@ from tasks.pipeline.workspace import LastRun, Workspace
 from tasks.registry.registration_record import read_registration
 from tasks.registry.tracking import has_version
 
-_ALL_KEPT = "what is needed is not known"
 _INDEXED = ("extract", "views")  # stages whose artifacts hold an index of grids
 
 
@@ -73,8 +73,7 @@ def prune(workspace: Workspace, items: Iterable[Item], without: Collection[str] 
     The caller must be alone in the workspace.
     """
     for name in without:
-        if name in _run_names(workspace):
-            (workspace.root / "runs" / f"{name}.json").unlink(missing_ok=True)
+        (workspace.root / "runs" / f"{name}.json").unlink(missing_ok=True)  # imported grids have none
     for item in items:
         assert not item.needed_by
         if item.path.suffix == ".h5":
@@ -101,7 +100,7 @@ class Compaction:
 
 
 def planned_compactions(workspace: Workspace) -> list[Compaction]:
-    """Return which shards hold unneeded grids, or grids that another shard holds too; a line for each such store.
+    """Return which shards hold unneeded grids, or grids that another shard holds too, store by store.
 
     Raises AttendError while an extraction is not finished, and where a record that says what is needed cannot be read:
     which grids are needed is not known then.
@@ -111,12 +110,13 @@ def planned_compactions(workspace: Workspace) -> list[Compaction]:
         names = ", ".join(needs.unfinished)
         raise AttendError(f"{workspace.root}: the extraction of {names} is not finished: run it first")
     if needs.unknown:
-        raise AttendError(f"{workspace.root}: {_ALL_KEPT}: {'; '.join(sorted(needs.unknown))}")
+        raise AttendError(f"{workspace.root}: what is needed is not known: {'; '.join(sorted(needs.unknown))}")
+    indexes = _indexes(workspace, needs)
     planned = []
     for store in stores(workspace.grids):
         if store.identity.backbone == IMPORTED:
             continue
-        live = {digest for artifact, _ in _indexes(workspace, store, needs) for digest in indexed_digests(artifact)}
+        live = {digest for index in indexes if index.identity == store.identity for digest in index.digests()}
         kept: set[str] = set()
         old = []
         for shard in store.shards():
@@ -136,18 +136,19 @@ def compact(workspace: Workspace, planned: Iterable[Compaction], shard_rows: int
     since the compaction was planned. Raises AttendError, with nothing removed, for a shard that does not match its
     digest.
     """
+    suspects = workspace.suspects()
     for item in planned:
         store, old = item.store, {shard.number for shard in item.old}
         for shard in store.shards():
-            damage = shard.damage(verify=shard.number in old or shard.path in workspace.suspects())
+            damage = shard.damage(verify=shard.number in old or shard.path in suspects)
             if damage is not None:
                 raise AttendError(f"{damage}: run `attend cache verify`, `attend run`, and then this again")
         store.clean()
         _rewrite(item, shard_rows)
         rows, _ = store.rows(without=old)
-        for artifact, _ in _indexes(workspace, store, None):
-            if all(digest in rows for digest in indexed_digests(artifact)):
-                reindex(workspace, artifact, store, rows)
+        for index in _indexes(workspace):
+            if index.identity == store.identity and all(digest in rows for digest in index.digests()):
+                reindex(workspace, index.artifact, store, rows)
         for shard in item.old:
             remove_shard(shard.path)
 
@@ -287,14 +288,16 @@ def _grid_items(workspace: Workspace, needs: _Needs, without: Collection[str]) -
     without: names of imported grids that need not be kept.
     """
     unfinished = {f"{name} (its extraction is not finished)" for name in needs.unfinished}
+    indexes = _indexes(workspace, needs)
     for store in stores(workspace.grids):
         backbone, weights = store.identity.backbone, store.identity.weights
         kept = {f"{weights}, which cannot be made again"} if backbone == IMPORTED and weights not in without else set()
         users_of_all = unfinished | needs.unknown | kept
         users_of_grid: dict[str, set[str]] = defaultdict(set)
-        for artifact, users in _indexes(workspace, store, needs):
-            for digest in indexed_digests(artifact):
-                users_of_grid[digest] |= users
+        for index in indexes:
+            if index.identity == store.identity:
+                for digest in index.digests():
+                    users_of_grid[digest] |= index.users
         for shard in store.shards():
             live = [users_of_grid[digest] for digest in shard.digests if digest in users_of_grid]
             users = users_of_all.union(*live)
@@ -306,13 +309,24 @@ def _grid_items(workspace: Workspace, needs: _Needs, without: Collection[str]) -
             yield Item(f"grids of {backbone}, set aside", path, path.stat().st_size, tuple(sorted(users)))
 
 
-def _indexes(workspace: Workspace, store: GridStore, needs: _Needs | None) -> Iterator[tuple[Artifact, set[str]]]:
-    """Yield the needed artifacts that hold an index of the store, with their users.
+@dataclass(frozen=True)
+class _Index:
+    """An artifact that holds an index of grids, the identity of their store, and its users."""
 
-    Where `needs` is None, yields all artifacts with such an index, each with an empty set of users.
-    """
+    artifact: Artifact
+    identity: Identity
+    users: set[str]
+
+    def digests(self) -> list[str]:
+        """Return the names of the grids that it indexes."""
+        return indexed_digests(self.artifact)
+
+
+def _indexes(workspace: Workspace, needs: _Needs | None = None) -> list[_Index]:
+    """Return the whole indexes that somebody needs, with their users; all of them where `needs` is None."""
+    found = []
     for artifact in (artifact for kind in _INDEXED for artifact in _artifacts_of_kind(workspace, kind)):
         users = set() if needs is None else needs.users.get(artifact.path, set())
-        is_needed = needs is None or bool(users)
-        if is_needed and _index_is_whole(artifact, workspace) and read_identity(artifact) == store.identity:
-            yield artifact, users
+        if (needs is None or users) and _index_is_whole(artifact, workspace):
+            found.append(_Index(artifact, read_identity(artifact), users))
+    return found

@@ -152,7 +152,7 @@ def _open_grids(file: Path) -> Iterator[tuple[Any, Any]]:
     if file.suffix in (".h5", ".hdf5"):
         with ExitStack() as stack:
             arrays = _read(file, lambda: stack.enter_context(hdf5_arrays(file)))
-            array, ids = _grids_and_ids(file, {name: _inside(file, name, arrays[name]) for name in arrays})
+            array, ids = _grids_and_ids(file, arrays)
             if ids is not None and ids.shape != array.shape[:1]:  # compared first: they may be more than memory holds
                 raise AttendError(f"{file}: {ids.size} ids for {array.shape[0]} grids: give one id for each grid")
             yield array, None if ids is None else _read(file, lambda: np.asarray(ids))
@@ -164,13 +164,6 @@ def _open_grids(file: Path) -> Iterator[tuple[Any, Any]]:
         raise AttendError(f"{file}: is of no known format: give a file of grids that ends in .npy, .npz, .h5 or .hdf5")
 
 
-def _inside(file: Path, name: str, array: Any) -> Any:
-    """Return an array of an HDF5 file. Raises AttendError where its values lie in another file."""
-    if not Path(array.file.filename).samefile(file) or array.external or array.is_virtual:
-        raise AttendError(f"{file}: {name}: refers to another file: copy its values into this one")
-    return array
-
-
 def _read(where: Path | str, reader: Callable[[], Any]) -> Any:
     """Return what `reader` returns. Raises AttendError, with the file's name, where it cannot read the file.
 
@@ -178,6 +171,8 @@ def _read(where: Path | str, reader: Callable[[], Any]) -> Any:
     """
     try:
         return reader()
+    except AttendError:
+        raise
     except Exception as error:  # numpy, h5py and zipfile raise various errors for a damaged file
         raise AttendError(f"{where}: not readable: {' '.join(str(error).split())[:160]}") from None
 

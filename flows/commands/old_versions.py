@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from tasks.common.errors import AttendError
 from tasks.common.files import remove_folder
@@ -79,15 +77,10 @@ def _with_files(client: MlflowClient, version: ModelVersion, kept_runs: set[str 
     for tag, value in tags.items():
         runs += [item.info.run_id for item in client.search_runs([experiment], f"tags.`{tag}` = '{value}'")]
     files = files_of(client, version)
-    folders = [*([] if files is None else [files.parent]), *_artifact_folders(client, runs)]
+    locations = [tracking.local_folder(str(client.get_run(run_id).info.artifact_uri)) for run_id in runs]
+    folders = [folder.parent for folder in (files, *locations) if folder is not None]
     # Of a copied workspace, MLflow's database names folders of the original: they are not this workspace's to remove.
     return OldVersion(version, runs, [folder for folder in folders if tracking.is_in_workspace(str(folder), workspace)])
-
-
-def _artifact_folders(client: MlflowClient, runs: list[str]) -> Iterator[Path]:
-    """Yield the folders of runs' artifacts."""
-    for run_id in runs:
-        yield Path(unquote(urlsplit(str(client.get_run(run_id).info.artifact_uri)).path)).parent
 
 
 def remove_versions(workspace: Path, versions: list[OldVersion]) -> None:

@@ -6,9 +6,8 @@ from flows.pipeline import build_pipeline
 from tasks.common.errors import AttendError
 from tasks.common.files import remove_folder
 from tasks.config.schema import Config
-from tasks.pipeline.plan import plan
+from tasks.pipeline.plan import plan, up_to
 from tasks.pipeline.run import run_stage
-from tasks.pipeline.stage import Stage
 
 
 def retry_failed(config: Config) -> tuple[int, int]:
@@ -24,19 +23,15 @@ def retry_failed(config: Config) -> tuple[int, int]:
             "changed: copy such a picture under another content, or use a workspace in a folder"
         )
     before = after = 0
-    tried: set[Stage] = set()
-    while True:
-        # Planned anew each time: pictures that can be read now may make later extractions stale.
-        for status in plan(pipeline):
-            stage, artifact = status.stage, status.artifact
-            is_extraction = stage.kind in ("extract", "views") and stage not in tried
-            if is_extraction and artifact is not None and artifact.ledger.counts["failed"]:
-                break
-        else:
-            return before, after
-        tried.add(stage)
-        before += int(artifact.ledger.counts["failed"])
-        remove_folder(artifact.path)  # the index alone: the stage makes it again, from the grids in the store
-        run_stage(pipeline, stage.name)
-        made = pipeline.workspace.find(stage.kind, artifact.ledger.key)
-        after += int(made.ledger.counts["failed"]) if made is not None else 0
+    for stage in pipeline.stages:
+        if stage.kind not in ("extract", "views"):
+            continue
+        # Planned when its turn comes: pictures that can be read now may make later extractions stale.
+        artifact = plan(up_to(pipeline, stage.name))[-1].artifact
+        if artifact is not None and artifact.ledger.counts["failed"]:
+            before += int(artifact.ledger.counts["failed"])
+            remove_folder(artifact.path)  # the index alone: the stage makes it again, from the grids in the store
+            run_stage(pipeline, stage.name)
+            made = pipeline.workspace.find(stage.kind, artifact.ledger.key)
+            after += int(made.ledger.counts["failed"]) if made is not None else 0
+    return before, after

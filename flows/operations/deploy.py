@@ -19,7 +19,7 @@ _ZOMBIES, _NOTIFICATIONS = (Path(__file__).with_name(f"{name}.yaml") for name in
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """What `attend up` was told.
+    """The options of `attend up`.
 
     project: the folder that holds prefect.yaml. config: the preset or YAML file whose schedules are active; empty: the
     deployments are made as prefect.yaml has them. notify: `TYPE/NAME` of the Prefect block that is told of failures;

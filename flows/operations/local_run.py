@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
+from functools import partial
 
 from flows.operations import service
 from flows.operations.deploy import logs_of
-from flows.operations.prefect_server import LocalServer, set_aside_half_made_database, start_for_this_process
+from flows.operations.prefect_server import start_for_this_process, wait_or_start_again
 from flows.operations.prefect_settings import apply
 from flows.pipeline import build_pipeline
 from flows.startup_checks import notice_crashes, prepare
@@ -62,19 +62,6 @@ def run(config: Config, until: str, quiet: bool = False) -> None:
             ) from None
 
 
-def _wait_or_start_again(server: LocalServer, workspace: Path) -> LocalServer:
-    """Return the server once it answers, or another one where a killed run had left a database half made."""
-    try:
-        server.wait()
-        return server
-    except AttendError:
-        if not set_aside_half_made_database(workspace, server.log.read_text(encoding="utf-8", errors="replace")):
-            raise
-    again = start_for_this_process(server.log.parent)
-    again.wait()
-    return again
-
-
 def _free_bytes(config: Config) -> int:
     """Return the free bytes of the workspace's disk."""
     return shutil.disk_usage(config.workspace).free
@@ -98,13 +85,13 @@ def _start_prefect(config: Config, quiet: bool) -> None:
         log.info("starting Prefect's local server")
     # Locked because two servers that create the same database at once break each other's migrations.
     with Workspace(config.workspace).lock("prefect", "Prefect's local server"):
-        server = start_for_this_process(logs_of(config.workspace))
+        start = partial(start_for_this_process, logs_of(config.workspace))
+        server = start()
         os.environ["PREFECT_API_URL"] = server.api
         import flows.operations.run_flow  # noqa: F401 -- takes seconds, in which the server starts
 
         try:
-            server = _wait_or_start_again(server, config.workspace)
-            os.environ["PREFECT_API_URL"] = server.api
+            os.environ["PREFECT_API_URL"] = wait_or_start_again(server, start, config.workspace).api
         except BaseException:
             del os.environ["PREFECT_API_URL"]
             raise

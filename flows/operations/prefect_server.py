@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +30,17 @@ _LAST_LINES = 5  # how many lines of the log to show where a server dies
 
 @dataclass(frozen=True)
 class LocalServer:
-    """A server that this process started. address: its URL, without `/api`. log: the file of its output."""
+    """A server that this process started.
+
+    address: its URL, without `/api`. log: the file of its output, which begins at the byte `log_start`. name: for
+    messages.
+    """
 
     address: str
     process: subprocess.Popen[bytes]
     log: Path
+    log_start: int = 0
+    name: str = "Prefect's local server"
 
     @property
     def api(self) -> str:
@@ -42,7 +49,7 @@ class LocalServer:
 
     def wait(self) -> None:
         """Wait until the server answers. Raises AttendError, with the last lines of its log, where it dies before."""
-        wait_until_healthy(f"{self.api}/health", self.process, self.log, "Prefect's local server")
+        wait_until_healthy(f"{self.api}/health", self.process, self.log, self.name)
 
 
 def start_for_this_process(logs: Path) -> LocalServer:
@@ -107,6 +114,23 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log_file: Path
     lines = [line for line in log_file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     last_lines = " | ".join(line.strip() for line in lines[-_LAST_LINES:]) or "it wrote nothing"
     raise AttendError(f"{log_file}: {name} ended with exit code {server.returncode} before it answered: {last_lines}")
+
+
+def wait_or_start_again(server: LocalServer, start: Callable[[], LocalServer], workspace: Path) -> LocalServer:
+    """Return the server once it answers, or another one where a killed run had left a database half made.
+
+    start: starts that other one. Raises AttendError where it dies for another reason.
+    """
+    try:
+        server.wait()
+        return server
+    except AttendError:
+        text = server.log.read_bytes()[server.log_start :].decode(errors="replace")
+        if not set_aside_half_made_database(workspace, text):
+            raise
+    again = start()
+    again.wait()
+    return again
 
 
 def set_aside_half_made_database(workspace: Path, log_text: str) -> bool:

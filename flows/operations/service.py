@@ -11,22 +11,21 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import filelock
 
 from flows.operations.deploy import POOL, PREFECT, ServiceOptions, deploy, logs_of
-from flows.operations.prefect_server import LINE_SECONDS, set_aside_half_made_database, wait_until_healthy
+from flows.operations.prefect_server import LINE_SECONDS, LocalServer, wait_or_start_again, wait_until_healthy
 from flows.operations.prefect_settings import environment
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
 from tasks.common.log import log, show_log
+from tasks.common.ports import is_listening
 from tasks.common.progress import Stopwatch, lasting
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.mlflow_pages import ui_command, ui_environment
@@ -155,13 +154,18 @@ def supervise(options: ServiceOptions) -> None:
     }
     children: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(name: str) -> subprocess.Popen[bytes]:
+    def start(name: str) -> None:
         children[name] = _start(name, *programs[name], workspace, project)
-        return children[name]
+
+    def start_server() -> LocalServer:
+        log_file = logs_of(workspace) / "server.log"  # it is appended to
+        log_start = log_file.stat().st_size if log_file.exists() else 0
+        start("server")
+        return LocalServer(url, children["server"], log_file, log_start, "Prefect")
 
     with _lock(workspace).acquire(timeout=0):
         try:
-            _start_server(lambda: start("server"), url, workspace)
+            wait_or_start_again(start_server(), start_server, workspace)
             deploy(options, env)
             start("worker")
             if mlflow is not None:
@@ -187,19 +191,6 @@ def supervise(options: ServiceOptions) -> None:
             deadline = time.monotonic() + _STOP_SECONDS
             while is_listening(port) and time.monotonic() < deadline:  # Prefect's command ends before its server does
                 time.sleep(0.1)
-
-
-def _start_server(start: Callable[[], subprocess.Popen[bytes]], url: str, workspace: Path) -> None:
-    """Start Prefect's server and wait until it answers; once more where a killed one had left a database half made."""
-    server_log = logs_of(workspace) / "server.log"
-    before = server_log.stat().st_size if server_log.exists() else 0  # it is appended to
-    try:
-        wait_until_healthy(f"{url}/api/health", start(), server_log, "Prefect")
-    except AttendError:
-        text = server_log.read_bytes()[before:].decode(errors="replace")
-        if not set_aside_half_made_database(workspace, text):
-            raise
-        wait_until_healthy(f"{url}/api/health", start(), server_log, "Prefect")
 
 
 def _start(
@@ -243,13 +234,6 @@ def _stop_orphans(workspace: Path) -> str:
         groups = Service(**json.loads(_service_file(workspace).read_text(encoding="utf-8"))).groups
         return f", or stop what a killed `attend up` left: kill -- {' '.join(f'-{group}' for group in groups)}"
     return ""
-
-
-def is_listening(port: int) -> bool:
-    """Return whether a program on this machine listens on the port."""
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _lock(workspace: Path) -> filelock.FileLock:

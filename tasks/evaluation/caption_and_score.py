@@ -32,7 +32,7 @@ from tasks.data.manifest import Picture, read_pictures
 from tasks.evaluation.caption_statistics import DESCRIPTIONS, caption_statistics
 from tasks.evaluation.score_record import ScoreRecord, write_scores
 from tasks.grids.index import open_grids
-from tasks.metrics import METRICS, Counts, Metric, ScoredCaption, load
+from tasks.metrics import METRICS, ScoredCaption, load, measure
 from tasks.metrics.bootstrap import intervals
 from tasks.metrics.ptb import tokenize
 from tasks.pipeline import distributed as processes
@@ -172,14 +172,11 @@ def read_predictions(path: Path) -> dict[str, ScoredCaption]:
 def differing_scores(path: Path, recorded: Mapping[str, float]) -> list[str]:
     """Return the names of the recorded scores that counting again from a predictions file does not give."""
     corpus = list(read_predictions(path).values())
-    metrics = [load(name) for name, member in METRICS.items() if {*member.scores} & recorded.keys()]
-    again = {name: float(value) for metric in metrics for name, value in _scores_of(metric, corpus).items()}
+    again: dict[str, float] = {}
+    for name, member in METRICS.items():
+        if {*member.scores} & recorded.keys():
+            again |= measure(name, corpus)
     return sorted(name for name, value in recorded.items() if abs(again.get(name, math.inf) - value) > 1e-6)
-
-
-def _scores_of(metric: Metric, corpus: Sequence[ScoredCaption]) -> dict[str, Counts]:
-    """Return a metric's scores of a corpus, in percent."""
-    return metric.scores(metric.statistics(corpus).sum(axis=0))
 
 
 def captions_in(path: Path) -> dict[str, str]:

@@ -120,7 +120,8 @@ def extract_grids(
                 bar.advance(batch.requested)
                 writer.add(batch, values)
         except NotFiniteError as error:
-            files = ", ".join(str(dict(wanted)[name]) for name in error.names[:3])
+            paths = dict(wanted)
+            files = ", ".join(str(paths[name]) for name in error.names[:3])
             raise AttendError(
                 f"grids.weights: {grids.weights}: gives values that are not finite for {len(error.names)} photographs "
                 f"of a batch: {files}: the weights are damaged or do not fit {grids.backbone}; use others"

@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks.common.errors import AttendError, check_format
 from tasks.config.stages import GridsConfig
-from tasks.pipeline.ledger import digest_of, split_fields
+from tasks.pipeline.ledger import digest_of, join_fields, split_fields
 
 FORMAT = 1  # version of the shards' file format
 # To be raised by hand when a change to the code decodes, resizes or encodes photographs differently.
@@ -55,9 +55,7 @@ class Identity:
 
         An empty `view` is left out, so that grids extracted before the field existed keep their digest.
         """
-        values = {name: value for name, value in self.__dict__.items() if name != "view" or value}
-        unknown: dict[str, Any] = values.pop("unknown")
-        return unknown | values
+        return join_fields({name: value for name, value in self.__dict__.items() if name != "view" or value})
 
     @property
     def digest(self) -> str:

@@ -413,18 +413,23 @@ def _map_file(store: GridStore, shard: Shard) -> Mapped:
 def hdf5_arrays(path: Path) -> contextlib.AbstractContextManager[dict[str, Any]]:
     """Open an HDF5 file that another program wrote, as a context with name -> array of its top level, not read yet.
 
-    Raises OSError where it is not an HDF5 file, at once, and, on entering the context, where a name of it stands for
-    another file's content.
+    Raises OSError where it is not an HDF5 file, at once, and AttendError, on entering the context, where the values of
+    one lie in another file.
     """
     file = h5py.File(path, "r")
 
     @contextlib.contextmanager
     def arrays() -> Iterator[dict[str, Any]]:
         with file:
+            arrays = {}
             for name in file:
-                if not isinstance(file.get(name, getlink=True), h5py.HardLink):
-                    raise OSError(f"{name}: refers to another file: copy its values into this one")
-            yield {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
+                is_own = isinstance(file.get(name, getlink=True), h5py.HardLink)  # others are not opened
+                item = file[name] if is_own else None
+                if not is_own or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
+                    raise AttendError(f"{path}: {name}: refers to another file: copy its values into this one")
+                if isinstance(item, h5py.Dataset):
+                    arrays[name] = item
+            yield arrays
 
     return arrays()
 

@@ -122,8 +122,7 @@ class Ledger:
 
     def to_json(self) -> str:
         """Return the text of ledger.json."""
-        values = asdict(self)
-        return json.dumps(values.pop("unknown") | values, indent=1, sort_keys=True)
+        return json.dumps(join_fields(asdict(self)), indent=1, sort_keys=True)
 
 
 def split_fields(kind: type[DataclassInstance], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -131,6 +130,11 @@ def split_fields(kind: type[DataclassInstance], values: Mapping[str, Any]) -> tu
     names = {item.name for item in fields(kind)} - {"unknown"}
     known = {name: value for name, value in values.items() if name in names}
     return known, {name: value for name, value in values.items() if name not in names}
+
+
+def join_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of such a dataclass with those in its field `unknown` among them, as they were read."""
+    return {**values["unknown"], **{name: value for name, value in values.items() if name != "unknown"}}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file, flush, flush_all, write_atomically
 from tasks.common.log import log
 from tasks.common.object_storage import Remote
-from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, KeyParts, Ledger, Outcome, split_fields
+from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, KeyParts, Ledger, Outcome, join_fields, split_fields
 
 SUSPECTS = "suspects.json"
 
@@ -306,8 +306,7 @@ class Workspace:
     def _write_recent(self, run: str, recent: LastRun) -> None:
         path = self.root / "runs" / f"{run}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        values = asdict(recent)
-        write_atomically(path, json.dumps(values.pop("unknown") | values, indent=1, sort_keys=True))
+        write_atomically(path, json.dumps(join_fields(asdict(recent)), indent=1, sort_keys=True))
 
     @contextlib.contextmanager
     def lock(self, name: str, doing: str | None = None, by: str = "another run is working on it") -> Iterator[None]:

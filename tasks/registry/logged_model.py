@@ -7,18 +7,16 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from PIL import Image
 
 from tasks.common.errors import AttendError
-from tasks.common.files import flush_all
-from tasks.registry.tracking import TrainingLog, without_credentials
+from tasks.registry.tracking import TrainingLog, flush_location, local_folder, without_credentials
 
-BUNDLE = "artifacts/bundle"  # the bundle's folder in a logged model's files
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+BUNDLE = "artifacts/bundle"  # the bundle's folder in a logged model's files
 _REQUIREMENTS = ("mlflow", "torch", "torchvision", "torchcodec", "safetensors", "pillow", "numpy", "pandas")
 
 
@@ -47,9 +45,7 @@ def flush_logged_model(client: MlflowClient, source: str) -> None:
 
     source: its `models:/m-...` address.
     """
-    location = urlsplit(str(client.get_logged_model(source.removeprefix("models:/")).artifact_location))
-    if location.scheme in ("", "file"):
-        flush_all(Path(unquote(location.path)))
+    flush_location(str(client.get_logged_model(source.removeprefix("models:/")).artifact_location))
 
 
 def _signature() -> Any:
@@ -97,11 +93,9 @@ def drop_unregistered(log: TrainingLog, model: str) -> None:
     for logged in log.client.search_logged_models([experiment], f"source_run_id = '{log.run_id}'"):
         if f"models:/{logged.model_id}" not in registered:
             log.client.delete_logged_model(logged.model_id)
-            location = urlsplit(logged.artifact_location)
-            if location.scheme == "file":
-                shutil.rmtree(
-                    Path(unquote(location.path)).parent, ignore_errors=True
-                )  # the folder of its files' folder
+            files = local_folder(str(logged.artifact_location))
+            if files is not None:
+                shutil.rmtree(files.parent, ignore_errors=True)
 
 
 def load_model(uri: str) -> Any:

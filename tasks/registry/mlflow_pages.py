@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 
 from tasks.common.errors import AttendError
+from tasks.common.ports import is_listening
 from tasks.registry.tracking import connect, tracking_uri, without_credentials
 
 
@@ -20,9 +20,8 @@ def mlflow_ui(workspace: Path, port: int) -> None:
         raise AttendError(
             f"MLFLOW_TRACKING_URI names a server: its page is at {without_credentials(tracking_uri(workspace))}"
         )
-    with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", port)) == 0:
-            raise AttendError(f"--port: {port} is taken by another program: give another port")
+    if is_listening(port):
+        raise AttendError(f"--port: {port} is taken by another program: give another port")
     connect(workspace, must_exist=True)  # upgrades the database where need be: MLflow's server would do so in place
     command = ui_command(workspace, port)
     os.execve(command[0], command, ui_environment())

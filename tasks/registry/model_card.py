@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 
 from tasks.config.schema import Config
 from tasks.config.training import TrainingConfig
+from tasks.data.manifest import SPLITS
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions, score_lines
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.metrics.bleu import sentence_bleu4
@@ -37,7 +38,7 @@ def card(config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> 
         else ""
     )
     vocabulary = artifacts.captions.ledger.counts
-    splits = ", ".join(f"{ingested[split]:,} {split}" for split in ("train", "dev", "test") if split in ingested)
+    splits = ", ".join(f"{ingested[split]:,} {split}" for split in SPLITS if split in ingested)
     tuned = ", fine-tuned on these pictures" if artifacts.tuned is not None else ""
     augmented = ", trained on cropped and mirrored views too" if artifacts.views is not None else ""
     lines = [

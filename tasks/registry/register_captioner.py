@@ -64,8 +64,8 @@ from tasks.registry.versions import (
     download_version_predictions,
     earlier_versions,
     files_of,
-    is_lost,
     number,
+    scored_alike,
     version_with_alias,
 )
 from tasks.training.outputs import HISTORY, LAST, kept_weights
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
     from models.captioner import Captioner
 
-_KEY = "attend.key"
+_KEY, _BUNDLE = "attend.key", "attend.bundle"  # tags of a version: the stage's key, the digest of its bundle
 
 
 def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: dict[str, Any], work: Work) -> Outcome:
@@ -97,35 +97,16 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
             log.epoch(row)
         _check_predictions(artifacts, scores, Workspace(workspace))
         version = _version_with_key(log.client, registry.model, work.key, workspace)
-        champion = version_with_alias(log.client, registry.model, "champion")
-        why_first = "the first"
-        flaw = None if champion is None else _flaw(log.client, champion, workspace)
-        if champion is not None and flaw is not None:
-            why_first = f"the files of {_label(champion)} are {flaw}"
-            champion = None
+        champion, why_first = _champion_to_beat(log.client, registry.model, workspace)
         comparison = None
         if champion is not None and (version is None or number(champion) != number(version)):
             champion_predictions = _predictions_of(champion, scores, config, artifacts, log.client, scratch)
             comparison = side_by_side(champion_predictions, artifacts.scores.path / PREDICTIONS, evaluation.metrics)
         if version is None:
-            captioner = make_captioner(config.grids, evaluation, artifacts)
-            digest = write_bundle(captioner, scratch / "bundle")
-            version = _same_version(log.client, registry.model, artifacts, digest, scores, workspace)
-        if version is None:
-            _log_files(log, artifacts, scores)
             rivals = (
                 [] if champion is None or comparison is None else [ComparedModel(_label(champion), comparison.scores)]
             )
-            earlier = earlier_versions(log.client, registry.model, scores)
-            _log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
-            drop_unregistered(log, registry.model)
-            libraries = ("timm",) if config.grids.backbone.startswith("timm:") else ()
-            source = log_model(log.run_id, scratch / "bundle", libraries)
-            # Before the version names them: MLflow's database is on the disk at once.
-            flush_run(log.client, log.run_id)
-            flush_logged_model(log.client, source)
-            description = card(config, artifacts, scores)
-            version = _create_version(log, registry.model, source, work, artifacts, scores, digest, description)
+            version = _bundle_and_register(log, config, artifacts, scores, rivals, work, scratch)
         alias, why = _decide(log.client, registry, version, champion, comparison, scores, why_first)
         files = files_of(log.client, version)
         shared = {} if files is None else _file_records(files, workspace)
@@ -143,6 +124,47 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
     write_registration(registration, work.out)
     products = {"version": digest_of([registry.model, version.version])}
     return Outcome(products, {"version": int(version.version)}, [why], shared)
+
+
+def _champion_to_beat(client: MlflowClient, model: str, workspace: Path) -> tuple[ModelVersion | None, str]:
+    """Return the champion; None where there is none, or none whose files are whole, with why the next is champion."""
+    champion = version_with_alias(client, model, "champion")
+    flaw = None if champion is None else _flaw(client, champion, workspace)
+    if champion is None or flaw is None:
+        return champion, "the first"
+    return None, f"the files of {_label(champion)} are {flaw}"
+
+
+def _bundle_and_register(
+    log: TrainingLog,
+    config: Config,
+    artifacts: CaptionerArtifacts,
+    scores: ScoreRecord,
+    rivals: list[ComparedModel],
+    work: Work,
+    scratch: Path,
+) -> ModelVersion:
+    """Return the version of the captioner's bundle, which is logged and registered where there is none.
+
+    rivals: the models that the report compares it with.
+    """
+    model = config.registry.model
+    captioner = make_captioner(config.grids, config.evaluation, artifacts)
+    digest = write_bundle(captioner, scratch / "bundle")
+    same = _same_version(log.client, model, artifacts, digest, scores, config.workspace)
+    if same is not None:
+        return same
+    _log_files(log, artifacts, scores)
+    earlier = earlier_versions(log.client, model, scores)
+    _log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
+    drop_unregistered(log, model)
+    libraries = ("timm",) if config.grids.backbone.startswith("timm:") else ()
+    source = log_model(log.run_id, scratch / "bundle", libraries)
+    # Before the version names them: MLflow's database is on the disk at once.
+    flush_run(log.client, log.run_id)
+    flush_logged_model(log.client, source)
+    description = card(config, artifacts, scores)
+    return _create_version(log, model, source, work, artifacts, scores, digest, description)
 
 
 def _file_records(folder: Path, workspace: Path) -> dict[str, FileRecord]:
@@ -188,7 +210,7 @@ def _flaw(client: MlflowClient, version: ModelVersion, workspace: Path) -> str |
     files = files_of(client, version)
     if files is None:  # of another program: nothing is known of its files
         return None
-    if is_lost(client, version, workspace):
+    if not is_in_workspace(str(files), workspace):
         return "not in this workspace"
     return None if (files / "MLmodel").is_file() and is_whole(files / BUNDLE) else "damaged"
 
@@ -197,10 +219,10 @@ def _same_version(
     client: MlflowClient, model: str, artifacts: CaptionerArtifacts, digest: str, scores: ScoreRecord, workspace: Path
 ) -> ModelVersion | None:
     """Return the version of this very training, bundle and scores, whatever its stage key; None where there is none."""
-    same = {"attend.bundle": digest, TRAIN_KEY: artifacts.decoder.ledger.key}
-    same |= {"attend.data": scores["data"], "attend.signature": scores["signature"]}
+    same = {_BUNDLE: digest, TRAIN_KEY: artifacts.decoder.ledger.key}
     for version in client.search_model_versions(f"name = '{model}'"):
-        if same.items() <= version.tags.items() and _flaw(client, version, workspace) is None:
+        is_same = same.items() <= version.tags.items() and scored_alike(version, scores)
+        if is_same and _flaw(client, version, workspace) is None:
             return version
     return None
 
@@ -241,7 +263,7 @@ def _create_version(
     tags = {
         _KEY: work.key,
         TRAIN_KEY: artifacts.decoder.ledger.key,
-        "attend.bundle": digest,
+        _BUNDLE: digest,
         "attend.data": scores["data"],
         "attend.signature": scores["signature"],
         EVALUATION: _evaluation_folder(artifacts),
@@ -336,10 +358,7 @@ def _predictions_of(
 
     They come from the champion's run where it has them; else the champion captions the pictures now.
     """
-    if (
-        champion.tags.get("attend.data") == scores["data"]
-        and champion.tags.get("attend.signature") == scores["signature"]
-    ):
+    if scored_alike(champion, scores):
         stored = download_version_predictions(client, champion, scratch / "kept")
         if stored is not None:
             return stored

@@ -48,7 +48,7 @@ MLFLOW_UI = "ATTEND_MLFLOW_UI"  # address of the server that shows an embedded s
 
 def tracking_uri(workspace: Path) -> str:
     """Return MLFLOW_TRACKING_URI where it is set, else the address of an sqlite store embedded in the workspace."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace}/mlflow.db"
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace}/{DATABASE}"
 
 
 def is_embedded() -> bool:
@@ -87,10 +87,8 @@ def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
         is_there = False
     if not is_there:
         return f"{registration['uri']} is not in {DATABASE} any more"
-    if not registration["store"].startswith("sqlite:") or not is_embedded():
-        return None
     files = registration.get("files")
-    if files is not None and not is_in_workspace(files, workspace.root):
+    if files is not None and _is_of_embedded_store(registration) and not is_in_workspace(files, workspace.root):
         return f"{registration['uri']} has its files in {files}, which is not in this workspace: it was moved or copied"
     return None
 
@@ -100,7 +98,7 @@ def has_version(registration: RegistrationRecord, workspace: Workspace) -> bool:
 
     Raises sqlite3.Error where the store's database cannot be read.
     """
-    if not registration["store"].startswith("sqlite:") or not is_embedded():
+    if not _is_of_embedded_store(registration):
         return True  # the server says so when the version is asked for
     database = (workspace.root / DATABASE).absolute()
     with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
@@ -110,14 +108,19 @@ def has_version(registration: RegistrationRecord, workspace: Workspace) -> bool:
     return row is not None
 
 
+def _is_of_embedded_store(registration: RegistrationRecord) -> bool:
+    return registration["store"].startswith("sqlite:") and is_embedded()
+
+
+def local_folder(location: str) -> Path | None:
+    """Return the folder of an MLflow location, a path or a URL; None where it is not on this machine."""
+    parts = urlsplit(location)
+    return Path(unquote(parts.path)) if parts.scheme in ("", "file") else None
+
+
 def is_in_workspace(folder: str, workspace: Path) -> bool:
     """Return whether a folder exists and is in the workspace, by whatever links."""
     return Path(folder).is_dir() and Path(folder).resolve().is_relative_to(workspace.resolve())
-
-
-def registered_uri(artifact: Artifact) -> str:
-    """Return the address of the version that `register` made, `models:/NAME/VERSION`."""
-    return str(read_registration(artifact.path)["uri"])
 
 
 def check_store(workspace: Path, must_exist: bool = False) -> None:
@@ -214,8 +217,9 @@ def get_or_create_experiment(client: MlflowClient, workspace: Path, name: str) -
         embedded = tracking_uri(workspace).startswith("sqlite:")
         location = (workspace / "mlartifacts" / name).absolute() if embedded else None
         if experiment is not None:
-            earlier = Path(unquote(urlsplit(experiment.artifact_location).path))
-            if location is None or not is_embedded() or earlier.resolve() == location.resolve():
+            earlier = local_folder(str(experiment.artifact_location))
+            is_here = location is None or earlier is None or earlier.resolve() == location.resolve()
+            if is_here or not is_embedded():
                 return str(experiment.experiment_id)
             # The workspace was moved or copied. MLflow would go on writing to where it was.
             client.rename_experiment(experiment.experiment_id, f"{name} (files in {earlier})")
@@ -333,9 +337,13 @@ def log_scores_of_evaluation(log: TrainingLog, evaluation: str, scores: ScoreRec
 
 def flush_run(client: MlflowClient, run_id: str) -> None:
     """Flush a run's files to the disk, which MLflow does not, where they are on this machine."""
-    location = urlsplit(str(client.get_run(run_id).info.artifact_uri))
-    folder = Path(unquote(location.path))
-    if location.scheme in ("", "file") and folder.is_dir():
+    flush_location(str(client.get_run(run_id).info.artifact_uri))
+
+
+def flush_location(location: str) -> None:
+    """Flush the files at an MLflow location to the disk, where it is on this machine and there are any."""
+    folder = local_folder(location)
+    if folder is not None and folder.is_dir():
         flush_all(folder)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from tasks.common.errors import AttendError, suggestion
 from tasks.common.files import digest_of_file, write_atomically
@@ -16,6 +15,7 @@ from tasks.registry import tracking
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
     from mlflow.entities.model_registry import ModelVersion
 
 EVALUATION = "attend.evaluation"  # tag of a version: the folder in its run with its predictions and scores
@@ -41,15 +41,18 @@ def files_of(client: MlflowClient, version: ModelVersion) -> Path | None:
 
     None as well for a version that another program registered, from something else than a logged model.
     """
-    model_id = logged_model_of(client, version)
-    if model_id is None:
-        return None
-    location = urlsplit(str(client.get_logged_model(model_id).artifact_location))
-    return Path(unquote(location.path)) if location.scheme in ("", "file") else None
+    logged = _logged_model(client, version)
+    return None if logged is None else tracking.local_folder(str(logged.artifact_location))
 
 
 def logged_model_of(client: MlflowClient, version: ModelVersion) -> str | None:
     """Return the id of the logged model that a version is of, also of a copied one; None where it is of none."""
+    logged = _logged_model(client, version)
+    return None if logged is None else str(logged.model_id)
+
+
+def _logged_model(client: MlflowClient, version: ModelVersion) -> LoggedModel | None:
+    """Return the logged model that a version is of; None where it is of none, or of one that was deleted."""
     from mlflow.exceptions import MlflowException
 
     source = str(version.source)
@@ -57,21 +60,11 @@ def logged_model_of(client: MlflowClient, version: ModelVersion) -> str | None:
         while source.startswith("models:/") and not source.startswith("models:/m-"):
             name, _, number_ = source.removeprefix("models:/").partition("/")
             source = str(client.get_model_version(name, number_).source)
-        if not source.startswith("models:/m-"):
-            return None
-        model_id = source.removeprefix("models:/")
-        client.get_logged_model(model_id)
+        return client.get_logged_model(source.removeprefix("models:/")) if source.startswith("models:/m-") else None
     except MlflowException as error:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
         raise
-    return model_id
-
-
-def is_lost(client: MlflowClient, version: ModelVersion, workspace: Path) -> bool:
-    """Return whether a version of the embedded store has its files outside the workspace, which was moved or copied."""
-    files = files_of(client, version) if tracking.is_embedded() else None
-    return files is not None and not tracking.is_in_workspace(str(files), workspace)
 
 
 def version_with_alias(client: MlflowClient, model: str, alias: str) -> ModelVersion | None:
@@ -110,7 +103,7 @@ def earlier_versions(client: MlflowClient, model: str, scores: ScoreRecord) -> l
     versions = client.search_model_versions(
         f"name = '{model}'", order_by=["version_number DESC"], max_results=_EARLIER_LIMIT
     )
-    return [EarlierVersion(number(version), scores_of(version), _scored_alike(version, scores)) for version in versions]
+    return [EarlierVersion(number(version), scores_of(version), scored_alike(version, scores)) for version in versions]
 
 
 def scores_of(version: ModelVersion) -> dict[str, float]:
@@ -119,7 +112,7 @@ def scores_of(version: ModelVersion) -> dict[str, float]:
     return {name.removeprefix("score."): float(value) for name, value in tags if name.startswith("score.")}
 
 
-def _scored_alike(version: ModelVersion, scores: ScoreRecord) -> bool:
+def scored_alike(version: ModelVersion, scores: ScoreRecord) -> bool:
     """Return whether a version was scored on the same pictures with the same settings as `scores`."""
     return all(version.tags.get(f"attend.{name}") == scores[name] for name in ("data", "signature"))
 
@@ -136,7 +129,7 @@ def download_version_predictions(client: MlflowClient, version: ModelVersion, fo
     path = download_predictions(client, str(version.run_id), folder, f"{evaluation}/{PREDICTIONS}")
     if path is None:
         return None
-    if version.tags.get(PREDICTIONS_DIGEST, digest_of_file(path)) != digest_of_file(path):
+    if version.tags.get(PREDICTIONS_DIGEST) not in (None, digest_of_file(path)):
         log.info(f"{address_of(version)}: its predictions in MLflow do not match their digest: they are not used")
         return None
     if differing_scores(path, scores_of(version)):
