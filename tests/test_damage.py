@@ -14,6 +14,7 @@ from flows.commands.retry_pictures import retry_failed
 from models.backbones.base import make
 from models.photographs import decode
 from tasks.common.errors import AttendError
+from tasks.training import kept_weights
 from tasks.training import loop as fitting
 from tests.support import artifacts, run_stage, small
 from tests.test_stages import Killed, picture_folder, states
@@ -117,12 +118,12 @@ def test_weights_that_were_ranked_and_are_damaged_are_never_published(
 
 
 def test_weights_that_are_not_finite_are_never_published(finished_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save = fitting.save_weights
+    save = kept_weights.save_weights
 
     def spoilt(state: dict[str, torch.Tensor], path: Path) -> None:
         save({name: value.float() * float("nan") for name, value in state.items()}, path)
 
-    monkeypatch.setattr(fitting, "save_weights", spoilt)
+    monkeypatch.setattr(kept_weights, "save_weights", spoilt)
     with pytest.raises(
         AttendError, match=r"train: the weights of epoch \d are not finite .*: lower training.learning_rate"
     ):

@@ -29,6 +29,7 @@ from tasks.metrics import ScoredCaption, measure
 from tasks.pipeline.ledger import Ledger
 from tasks.pipeline.plan import Inputs, Status
 from tasks.pipeline.workspace import Workspace
+from tasks.training import kept_weights
 from tasks.training import loop as fitting
 from tasks.training import outputs as trained
 from tests.support import (
@@ -455,7 +456,7 @@ def test_a_full_disk_is_told_whoever_finds_it(workspace: Path, monkeypatch: pyte
     def full(*_: object) -> None:
         raise RuntimeError(words)
 
-    monkeypatch.setattr(fitting, "save_weights", full)
+    monkeypatch.setattr(kept_weights, "save_weights", full)
     config = small(workspace, training__seed=3)
     with pytest.raises(AttendError, match=r"the disk is full \(train\): make room and run again"):
         run_stage(config, "train")

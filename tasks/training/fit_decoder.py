@@ -124,7 +124,7 @@ def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path) -> Outcome:
         return Outcome({})
     (out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
     fit.write()
-    best = fit.history[fit.ranking()[0]]
+    best = fit.history[fit.kept()[0]]
     counts: dict[str, int | float] = {"epochs": len(fit.history)}
     counts |= {name: round(best[name], 3) for name in DEV_SCORES}
     digests = [digest_of_file(path) for path in kept_weights(out)]

@@ -28,7 +28,7 @@ from models.options import Decoding
 from models.search import greedy
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
-from tasks.common.files import digest_of_file, flush, write_whole
+from tasks.common.files import write_whole
 from tasks.common.log import log
 from tasks.common.progress import Bar, Stopwatch
 from tasks.config.devices import device_of, prepare_compiler
@@ -41,11 +41,12 @@ from tasks.metrics.ptb import tokenize
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.stage import PROGRESS
 from tasks.training.batches import Batch, Batches, decode_batch_size, grids_in_order
+from tasks.training.kept_weights import KeptWeights, save_weights
 from tasks.training.objectives import Count, LossOutput, Objective, count
 from tasks.training.outputs import HISTORY, LAST, NEXT_BEST, WEIGHTS
 from tasks.training.precision import SHARE
 
-_CHECKPOINT, _EPOCH_WEIGHTS = ".checkpoint.pt", ".epoch-{}.safetensors"
+_CHECKPOINT = ".checkpoint.pt"
 DEV_SCORES = ("dev_bleu4", "dev_cider")
 EpochDone = Callable[[dict[str, float]], None]
 
@@ -163,7 +164,7 @@ class TrainingLoop:
         self.step = 0
         self.sums = Sums()
         self.history: list[dict[str, float]] = []
-        self.kept_digests: dict[int, str] = {}  # epoch -> SHA-256 of its weights' file
+        self.kept_weights = KeptWeights(out)
         self._resume()
 
     @property
@@ -190,13 +191,11 @@ class TrainingLoop:
             self._train_epoch(epoch)
             row = self._validate(dev)
             self.history.append(row)
-            kept = self.ranking()[: self.keep]
+            kept = self.kept()
             if epoch in kept:
-                save_weights(self.weights(), self._epoch_path(epoch))
-                digests = {**self.kept_digests, epoch: digest_of_file(self._epoch_path(epoch))}
-                self.kept_digests = {epoch: digests[epoch] for epoch in kept if epoch in digests}
+                self.kept_weights.save(self.weights(), epoch, kept)
             self.checkpoint()
-            self._remove_other_weights()
+            self.kept_weights.remove_others(kept)
             metric = self.objective.metric
             log.info(
                 f"{self.name}: epoch {epoch + 1}/{self.training.epochs}  {metric} {row[metric]:.3f}  "
@@ -306,27 +305,10 @@ class TrainingLoop:
         self.sums = Sums()
         return row
 
-    def ranking(self) -> list[int]:
-        """Return the epochs, as indices into the history, the best on dev first; of equal ones the later is first."""
-        return sorted(range(len(self.history)), key=lambda epoch: (-self.history[epoch][self.selected], -epoch))
-
-    def _kept_paths(self) -> list[Path]:
-        """Return the files of the `keep` best epochs' weights, the best first."""
-        return [self._epoch_path(epoch) for epoch in self.ranking()[: self.keep]]
-
-    def _epoch_path(self, epoch: int) -> Path:
-        return self.out / _EPOCH_WEIGHTS.format(epoch)
-
-    def _remove_other_weights(self) -> None:
-        """Remove the weights of epochs that are not kept.
-
-        Call this only after the checkpoint: a killed run resumes with the history of its checkpoint, and needs the
-        weights that are kept by it.
-        """
-        kept_paths = self._kept_paths()
-        for path in self.out.glob(_EPOCH_WEIGHTS.format("*")):
-            if path not in kept_paths:
-                path.unlink()
+    def kept(self) -> list[int]:
+        """Return the `keep` best epochs on dev, as indices into the history, the best first; of equals, the later."""
+        ranking = sorted(range(len(self.history)), key=lambda epoch: (-self.history[epoch][self.selected], -epoch))
+        return ranking[: self.keep]
 
     def _stalled(self) -> bool:
         """Return whether the selected dev score has not risen for `patience` epochs."""
@@ -344,7 +326,7 @@ class TrainingLoop:
             "step": self.step,
             "sums": asdict(self.sums),
             "history": self.history,
-            "kept_digests": self.kept_digests,
+            "kept_digests": self.kept_weights.digests,
         }
         with write_whole(self.out / _CHECKPOINT) as temporary:
             torch.save(state, temporary)
@@ -366,7 +348,7 @@ class TrainingLoop:
         rows = [{**row, SHARE: row.get(SHARE, default_share)} for row in state["history"]]
         default_sums = {"bfloat16": int(default_share) * (state["step"] - len(rows) * len(self.batches))}
         self.step, self.sums, self.history = state["step"], Sums(**{**default_sums, **state["sums"]}), rows
-        self.kept_digests = dict(state.get("kept_digests", {}))
+        self.kept_weights.digests = dict(state.get("kept_digests", {}))
         log.info(f"{self.name}: resumes at step {self.step:,} of {self.steps:,}")
 
     def _read_checkpoint(self) -> dict[str, Any] | None:
@@ -375,43 +357,23 @@ class TrainingLoop:
         if not path.exists():
             return None
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        damage = self._damage_to_kept(state.get("kept_digests", {}))
+        damage = self.kept_weights.damage(state.get("kept_digests", {}))
         if damage is not None:
             log.info(f"{self.name}: {damage}: the training begins anew")
             return None
         return state
-
-    def _damage_to_kept(self, digests: dict[int, str]) -> str | None:
-        """Return which kept weights are gone or do not match their digest; None where all do."""
-        for epoch, digest in digests.items():
-            path = self._epoch_path(epoch)
-            if not path.exists() or digest_of_file(path) != digest:
-                return f"{path}: the weights of epoch {epoch + 1} do not match their digest"
-        return None
-
-    def _check_kept(self) -> None:
-        """Raise AttendError where the kept weights do not match their digests, or are not finite."""
-        damage = self._damage_to_kept(self.kept_digests)
-        if damage is not None:
-            raise AttendError(f"{damage}: run again: the training begins anew")
-        for epoch in self.ranking()[: self.keep]:
-            weights = safetensors.torch.load_file(self._epoch_path(epoch))
-            broken = [name for name, value in weights.items() if not value.isfinite().all()]
-            if broken:
-                raise AttendError(
-                    f"{self.name}: the weights of epoch {epoch + 1} are not finite ({broken[0]}): lower "
-                    f"{self.section}.learning_rate"
-                )
 
     def write(self) -> None:
         """Write the finished artifact's weights and history. The checkpoint stays until they are published.
 
         Raises AttendError where the kept weights are damaged or not finite.
         """
-        self._check_kept()
+        self.kept_weights.check(self.kept(), self.name, self.section)
         save_weights(self.weights(), self.out / LAST)
-        for rank, path in enumerate(self._kept_paths(), 1):
-            shutil.copyfile(path, self.out / (WEIGHTS if rank == 1 else NEXT_BEST.format(rank)))
+        for rank, epoch in enumerate(self.kept(), 1):
+            shutil.copyfile(
+                self.kept_weights.path(epoch), self.out / (WEIGHTS if rank == 1 else NEXT_BEST.format(rank))
+            )
         self.write_history()
 
     def write_history(self) -> None:
@@ -420,8 +382,8 @@ class TrainingLoop:
 
     def best(self) -> dict[str, Tensor]:
         """Return the weights with the best dev score so far, on the CPU; AttendError where they are damaged."""
-        self._check_kept()
-        return dict(safetensors.torch.load_file(self._kept_paths()[0]))
+        self.kept_weights.check(self.kept(), self.name, self.section)
+        return dict(safetensors.torch.load_file(self.kept_weights.path(self.kept()[0])))
 
 
 class LossModule(nn.Module):
@@ -447,10 +409,3 @@ def _ignore_row(row: dict[str, float]) -> None:  # noqa: ARG001 -- an EpochDone 
 
 def _copy_weights(state: dict[str, Any]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items()}
-
-
-def save_weights(state: dict[str, Tensor], path: Path) -> None:
-    """Write weights whole and flush them, so that they are on the disk before the checkpoint that ranks them."""
-    with write_whole(path) as temporary:
-        safetensors.torch.save_file({name: value.contiguous().cpu() for name, value in state.items()}, temporary)
-    flush(path.parent)
