@@ -634,9 +634,6 @@ def _read_grids(files: Files, folder: Path) -> object:
         names = import_grids._ids(grids, array, file_ids, ids)
         axes = import_grids._axes_to_hwc(grids, array, None)
         selected = import_grids._select(names, {"a": "1", "b": "2", "3": "3"}, grids)
-        filename = str(getattr(getattr(array, "file", None), "filename", grids))
-        assert filename == str(grids), f"the grids are read from {filename}"
-        assert not getattr(array, "external", None) and not getattr(array, "is_virtual", False)
         return [import_grids._grid(array, index, axes, f"{grids}: {names[index]}") for index, _ in selected]
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from flows.commands.import_grids import import_grids
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.data.manifest import read_pictures
+from tasks.grids import foreign_hdf5
+from tasks.grids.foreign_hdf5 import foreign_arrays
 from tasks.grids.index import open_grids
 from tasks.pipeline.workspace import Workspace
 from tests.support import artifacts, run_stage, small
@@ -56,6 +61,25 @@ def write(path: Path, layout: str) -> Path | None:
         ids.write_text(json.dumps(list(range(COUNT))))  # the numbers that the names end in
         return ids
     return None
+
+
+@pytest.mark.parametrize(
+    ("signal_", "message"),
+    [(signal.SIGKILL, "the HDF5 library crashed"), (signal.SIGSTOP, "found no end in 1 s")],
+)
+def test_an_hdf5_library_that_crashes_or_hangs_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal_: signal.Signals, message: str
+) -> None:
+    path = tmp_path / "grids.h5"
+    write(path, "nhwc")
+    with foreign_arrays(path) as arrays:
+        np.testing.assert_array_equal(arrays["features"][2], grids()[2])
+        (reader,) = multiprocessing.active_children()
+        os.kill(reader.pid or 0, signal_)
+        monkeypatch.setattr(foreign_hdf5, "PATIENCE", 1.0)
+        with pytest.raises(OSError, match=message):
+            arrays["features"][3]
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])

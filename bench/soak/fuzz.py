@@ -145,7 +145,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._current = Path(tempfile.mkstemp(prefix="fuzz-", suffix=".pickle")[1])
-        self._process = context.Process(target=_work, args=(theirs, self._current, planted), daemon=True)
+        self._process = context.Process(target=_work, args=(theirs, self._current, planted))
         self._process.start()
         theirs.close()
         self._pipe.recv()  # its imports are done

@@ -23,9 +23,10 @@ from tasks.common.progress import Bar
 from tasks.config.schema import Config
 from tasks.data.manifest import MANIFEST
 from tasks.datasets.documents import parse_text
+from tasks.grids.foreign_hdf5 import foreign_arrays
 from tasks.grids.identity import identity_of
 from tasks.grids.reader import GridReader
-from tasks.grids.store import Grids, GridStore, hdf5_arrays
+from tasks.grids.store import Grids, GridStore
 from tasks.grids.weights import IMPORTED, weight_digests
 from tasks.pipeline.plan import artifact, up_to
 from tasks.pipeline.run import run_stage
@@ -151,11 +152,11 @@ def _open_grids(file: Path) -> Iterator[tuple[Any, Any]]:
         raise AttendError(f"{file}: no such file")
     if file.suffix in (".h5", ".hdf5"):
         with ExitStack() as stack:
-            arrays = _read(file, lambda: stack.enter_context(hdf5_arrays(file)))
+            arrays = _read(file, lambda: stack.enter_context(foreign_arrays(file)))
             array, ids = _grids_and_ids(file, arrays)
             if ids is not None and ids.shape != array.shape[:1]:  # compared first: they may be more than memory holds
                 raise AttendError(f"{file}: {ids.size} ids for {array.shape[0]} grids: give one id for each grid")
-            yield array, None if ids is None else _read(file, lambda: np.asarray(ids))
+            yield array, None if ids is None else _read(file, ids.whole)
     elif file.suffix == ".npy":
         yield _read(file, lambda: np.load(file, mmap_mode="r", allow_pickle=False)), None
     elif file.suffix == ".npz":

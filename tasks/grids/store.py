@@ -1,4 +1,4 @@
-"""Read and write the grid cache. No other file of the pipeline uses h5py.
+"""Read and write the grid cache. Only `foreign_hdf5.py` beside it uses h5py.
 
 There is one store per backbone identity, shared by all data sets, with one row per distinct image content:
 
@@ -408,30 +408,6 @@ def _map_file(store: GridStore, shard: Shard) -> Mapped:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     grids: Grids = np.frombuffer(mapped, np.float16, math.prod(shape), offset).reshape(shape)
     return Mapped(mapped, offset, grids, shard.digests)
-
-
-def hdf5_arrays(path: Path) -> contextlib.AbstractContextManager[dict[str, Any]]:
-    """Open an HDF5 file that another program wrote, as a context with name -> array of its top level, not read yet.
-
-    Raises OSError where it is not an HDF5 file, at once, and AttendError, on entering the context, where the values of
-    one lie in another file.
-    """
-    file = h5py.File(path, "r")
-
-    @contextlib.contextmanager
-    def arrays() -> Iterator[dict[str, Any]]:
-        with file:
-            arrays = {}
-            for name in file:
-                is_own = isinstance(file.get(name, getlink=True), h5py.HardLink)  # others are not opened
-                item = file[name] if is_own else None
-                if not is_own or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
-                    raise AttendError(f"{path}: {name}: refers to another file: copy its values into this one")
-                if isinstance(item, h5py.Dataset):
-                    arrays[name] = item
-            yield arrays
-
-    return arrays()
 
 
 def stores(grids: Path) -> Iterator[GridStore]:
