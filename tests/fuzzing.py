@@ -758,7 +758,9 @@ def _read_captions(given: tuple[list[str], CaptionsConfig], folder: Path) -> obj
     captions, config = given
     lines = [as_json({"file_name": f"{number}.png", "text": text}) for number, text in enumerate(captions)]
     write({"metadata.jsonl": b"\n".join(lines)}, folder)
-    texts = [text for row in ADAPTERS["jsonl"].model_validate({"path": folder}).rows(folder) for text in row.captions]
+    texts = [
+        text for row in ADAPTERS["imagefolder"].model_validate({"path": folder}).rows(folder) for text in row.captions
+    ]
     words = [tokenisers.tokeniser(config.tokeniser)(text) for text in texts]
     for text in texts:
         " ".join(tokenize(text))
@@ -943,7 +945,7 @@ READERS: tuple[Reader, ...] = (
             "metadata.jsonl",
             b'{"file_name": "x.png", "text": "one"}\n{"file_name": "y.png", "text": ["two"], "split": "val"}',
         ),
-        rows_of("jsonl"),
+        rows_of("imagefolder"),
         found=tuple(map(in_jsonl, _JSON_FOUND)),
     ),
     Reader("parquet", file("t.parquet", _records().map(as_parquet)), rows_of("table", "t.parquet")),

@@ -213,7 +213,7 @@ def test_what_attend_up_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 
 def test_datasets_and_presets_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     _, out, _ = attend(monkeypatch, capsys, "datasets")
-    for name in ("flickr8k", "flickr30k", "karpathy", "coco", "table", "jsonl", "scenes"):
+    for name in ("flickr8k", "flickr30k", "karpathy", "coco", "table", "imagefolder", "scenes"):
         assert f"\n{name} " in f"\n{out}"
     _, out, _ = attend(monkeypatch, capsys, "presets", "--json")
     assert set(json.loads(out)) == set(presets())

@@ -154,7 +154,7 @@ def test_kaggles_captions_txt(tmp_path: Path) -> None:
 def test_metadata_jsonl(tmp_path: Path) -> None:
     lines = [{"file_name": "x.png", "text": "one"}, {"file_name": "y.png", "text": ["two", "three"], "split": "test"}]
     (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    rows = rows_of("jsonl", tmp_path)
+    rows = rows_of("imagefolder", tmp_path)
     assert [(row.name, row.captions, row.split) for row in rows] == [
         ("x.png", ("one",), None),
         ("y.png", ("two", "three"), "test"),
@@ -357,9 +357,9 @@ MALFORMED: list[tuple[str, str, Spoil, str]] = [
     ("table", "t.csv", text("t.csv", "image,caption,split\na,x,trian\n"), r"t.csv:2: split: 'trian'"),
     ("table", "t.parquet", text("t.parquet", "no"), r"t.parquet: is not a Parquet file"),
     ("table", "t.xls", text("t.xls", "no"), r"a table ends in .csv"),
-    ("jsonl", "", text("metadata.jsonl", '{"file_name": "a"}\n'), r"metadata.jsonl:1: no column 'text'"),
-    ("jsonl", "", text("metadata.jsonl", '{"file_name": "a", "text": 3}\n'), r"metadata.jsonl:1: text: is 3"),
-    ("jsonl", "", text("metadata.jsonl", '{}\n{"a\n'), r"metadata.jsonl:\d"),
+    ("imagefolder", "", text("metadata.jsonl", '{"file_name": "a"}\n'), r"metadata.jsonl:1: no column 'text'"),
+    ("imagefolder", "", text("metadata.jsonl", '{"file_name": "a", "text": 3}\n'), r"metadata.jsonl:1: text: is 3"),
+    ("imagefolder", "", text("metadata.jsonl", '{}\n{"a\n'), r"metadata.jsonl:\d"),
     ("flickr30k", "", text("other.txt", ""), r"results_20130124.token: no such file"),
 ]
 
@@ -425,9 +425,7 @@ def test_a_split_column_that_is_named_must_be_there(tmp_path: Path, workspace: P
     config = small(workspace, data={"adapter": "table", "path": folder / "captions.csv"})
     run_stage(config, "ingest")
     (note,) = artifacts(config, "ingest")["ingest"].ledger.notes
-    assert re.fullmatch(
-        r"30 pictures come without a split: divided by their content into \d+ train, \d+ dev(, \d+ test)?", note
-    )
+    assert re.fullmatch(r"30 pictures without a split, divided by content: \d+ train, \d+ dev(, \d+ test)?", note)
 
 
 def test_hashed_splits_do_not_move_when_pictures_are_added(tmp_path: Path, workspace: Path) -> None:

@@ -312,7 +312,7 @@ def test_pictures_that_are_in_training_too_are_told_wherever_scores_are(tmp_path
     for train, test in zip(lines[:3], lines[30:33], strict=True):  # three test pictures are train pictures
         shutil.copyfile(folder / train["file_name"], folder / test["file_name"])
     (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    config = small(tmp_path / "workspace", data={"adapter": "jsonl", "path": folder}, training__epochs=1)
+    config = small(tmp_path / "workspace", data={"adapter": "imagefolder", "path": folder}, training__epochs=1)
     register_all(config)
     scores = json.loads((artifacts(config)["evaluate"].path / "scores.json").read_text())
     assert scores["also_in_training"] == 3

@@ -192,7 +192,7 @@ def picture_folder(tmp_path: Path, finished: Path, max_failed: float) -> Config:
         json.dumps({"file_name": path.name, "text": "a shape"}) for path in sorted((tmp_path / "pictures").iterdir())
     ]
     (tmp_path / "pictures" / "metadata.jsonl").write_text("\n".join(lines))
-    data = {"adapter": "jsonl", "path": tmp_path / "pictures"}
+    data = {"adapter": "imagefolder", "path": tmp_path / "pictures"}
     return small(tmp_path / "workspace", data=data, grids__max_failed=max_failed, evaluation__metrics=["bleu"])
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import unicodedata
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -17,10 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError
+from tasks.common.wording import counted
 from tasks.config.machine import MachineConfig
 from tasks.data.sources import digests_of
-from tasks.data.splits import hashed_split
+from tasks.data.splits import divide
 from tasks.datasets.base import PICTURE_SUFFIXES, DatasetOptions, Row, picture_files
+from tasks.datasets.faults import Faults
 from tasks.pipeline.file_digests import Digests
 from tasks.pipeline.ledger import Outcome, digest_of
 
@@ -35,6 +38,7 @@ SCHEMA = pa.schema(
 )
 MANIFEST = "manifest.parquet"
 GENERATED_FOLDER = "pictures"
+LEFT_OUT = "left_out.txt"  # the rows that `data.on_error: skip` left out: a line each, which says where and why
 SPLITS = ("train", "dev", "test")
 
 
@@ -62,17 +66,18 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
     """Read the data set with its adapter, check it, split it, and write the manifest to `out`.
 
     inputs: the digests of the data set's files when the run began. Raises AttendError if the files have changed since
-    then, if a row or its picture is not valid, or if the train or the dev split is empty.
+    then, if a row or its picture is not valid (unless such rows are skipped), or if train or dev is empty.
     """
-    rows = list(data.rows(out / GENERATED_FOLDER))
+    faults = Faults(gather=data.on_error == "skip")
+    rows = list(data.rows(out / GENERATED_FOLDER, faults))
     folder = data.image_folder(out / GENERATED_FOLDER)
     workspace = machine.folder
-    _check(rows, folder, data, set(picture_files(folder, without=None if data.unpacks else workspace)))
+    rows = valid_rows(rows, folder, data, picture_files(folder, without=None if data.unpacks else workspace), faults)
     paths = [folder / row.name for row in rows]
     digests = _uncached_digests(paths) if data.unpacks else Digests(workspace / "digests.sqlite").of(paths)
     if digests_of(data, machine) != inputs:
         raise AttendError(f"{data.path}: the data set changed while it was being read: run again")
-    splits = [row.split or hashed_split(digests[path], data) for row, path in zip(rows, paths, strict=True)]
+    divided = divide([(row.split, digests[path]) for row, path in zip(rows, paths, strict=True)], data)
     records: list[ManifestRow] = [
         {
             "name": row.name,
@@ -81,7 +86,7 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
             "captions": list(row.captions),
             "facts": json.dumps(row.facts) if row.facts is not None else None,
         }
-        for row, path, split in zip(rows, paths, splits, strict=True)
+        for row, path, split in zip(rows, paths, divided.splits, strict=True)
     ]
     records.sort(key=lambda record: record["name"])
     pq.write_table(pa.Table.from_pylist(records, schema=SCHEMA), out / MANIFEST)
@@ -93,21 +98,26 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
     products["splits"] = digest_of([[split, products[split]] for split in present])
     for split in ("train", "dev"):
         if split not in present:
-            raise AttendError(f"{data.path}: the split {split!r} is empty: {_how_to_fill(split, rows, data)}")
-    undivided = sum(row.split is None for row in rows)
-    if undivided:
-        sizes = ", ".join(f"{len(content[split]):,} {split}" for split in SPLITS if split in content)
-        notes.append(f"{undivided:,} pictures come without a split: divided by their content into {sizes}")
+            raise AttendError(f"{data.path}: the split {split!r} is empty: {how_to_fill(split, rows, data)}")
+    sizes = {split: len(content[split]) for split in SPLITS if split in content}
+    if divided.note:
+        notes.append(f"{divided.note}: {', '.join(f'{size:,} {split}' for split, size in sizes.items())}")
     counts: dict[str, int | float] = {"pictures": len({record["digest"] for record in records})}
     counts["captions"] = sum(len(row.captions) for row in rows)
-    counts |= {split: len(content[split]) for split in present}
+    counts |= sizes
+    if faults.found:
+        (out / LEFT_OUT).write_text("".join(f"{fault}\n" for fault in faults.found), encoding="utf-8")
+        counts["left out"] = len(faults.found)
+        notes.append(
+            f"{counted(len(faults.found), 'row')} left out, listed in {LEFT_OUT}; the first: {faults.found[0]}"
+        )
     return Outcome(products, counts, notes)
 
 
-def _how_to_fill(split: str, rows: list[Row], data: DatasetOptions) -> str:
+def how_to_fill(split: str, rows: list[Row], data: DatasetOptions) -> str:
     """Return what to do about an empty split, as part of a message."""
-    if any(row.split for row in rows):
-        return "give it pictures in the data set's split files or column"
+    if split == "train" and any(row.split for row in rows):
+        return "give it pictures in the data set's split files, folders or column"
     change = f"raise data.dev_share (now {data.dev_share})"
     if split == "train":
         change = f"lower data.dev_share and data.test_share (now {data.dev_share} and {data.test_share})"
@@ -119,32 +129,55 @@ def _uncached_digests(paths: list[Path]) -> dict[Path, str]:
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def _check(rows: list[Row], folder: Path, data: DatasetOptions, pictures: set[Path]) -> None:
-    """Raise AttendError for the first row that is not valid, or if there is no row.
+def valid_rows(rows: list[Row], folder: Path, data: DatasetOptions, pictures: list[Path], faults: Faults) -> list[Row]:
+    """Return the rows that have captions and a picture of their own; the others are faults.
 
-    folder: the image folder. pictures: all picture files in it.
+    folder: the image folder. pictures: all picture files in it. Raises AttendError if there is no such row.
     """
-    if not rows:
-        raise AttendError(f"{data.path}: the data set has no captioned picture: add one, or correct data.path")
+    known = {path.relative_to(folder).as_posix() for path in pictures}
+    # macOS writes the letters of file names apart from their accents, as most programs do not.
+    composed = {unicodedata.normalize("NFC", name): name for name in known}
     where_by_name: dict[str, str] = {}
+    valid = []
     for row in rows:
-        if row.name in where_by_name:
-            raise AttendError(
-                f"{row.where}: {row.name} has an entry already, at {where_by_name[row.name]}: remove one of the two"
-            )
-        where_by_name[row.name] = row.where
-        if not row.captions:
-            raise AttendError(f"{row.where}: {row.name} has no caption: add one, or remove its entry")
-        if not (folder / row.name).is_file():
-            raise AttendError(
-                f"{row.where}: {row.name} is captioned, but there is no such picture in {folder}: "
-                "add it or remove its captions"
-            )
-        if folder / row.name not in pictures:
-            raise AttendError(
-                f"{row.where}: {row.name} is not a picture file in {folder}: give its path relative to that folder, "
-                f"ending in {', '.join(sorted(PICTURE_SUFFIXES))}"
-            )
+        name = row.name if row.name in known else composed.get(unicodedata.normalize("NFC", row.name), row.name)
+        with faults.of_row():
+            if name in where_by_name:
+                raise AttendError(
+                    f"{row.where}: {name} has an entry already, at {where_by_name[name]}: remove one of the two"
+                )
+            where_by_name[name] = row.where
+            if not row.captions:
+                raise AttendError(f"{row.where}: {name} has no caption: add one, or remove its entry")
+            if name not in known:
+                raise AttendError(f"{row.where}: {_why_no_picture(name, folder, known)}")
+            valid.append(row if name == row.name else replace(row, name=name))
+    if not valid:
+        first = f": the first fault: {faults.found[0]}" if faults.found else ": add one, or correct data.path"
+        raise AttendError(f"{data.path}: the data set has no captioned picture{first}")
+    return valid
+
+
+def _why_no_picture(name: str, folder: Path, known: Collection[str]) -> str:
+    """Return why a captioned name is not one of the pictures of the folder, and what to do."""
+    path = folder / name
+    if path.is_file():
+        return (
+            f"{name} is not a picture file that is read in {folder}: convert it to JPEG or PNG, or give its path in "
+            f"that folder; files that are read end in {', '.join(sorted(PICTURE_SUFFIXES))}"
+        )
+    advice = "add it or remove its captions"
+    if not known:
+        advice = f"no picture is in {folder}: set data.images to the folder of the pictures"
+    elif path.suffix == "" and any(f"{name}{suffix}" in known for suffix in PICTURE_SUFFIXES):
+        suffix = next(suffix for suffix in PICTURE_SUFFIXES if f"{name}{suffix}" in known)
+        advice = f"{name}{suffix} is there: set data.suffix={suffix}"
+    else:
+        alike = next((other for other in known if other.lower() == name.lower()), None)
+        elsewhere = alike or next((other for other in known if other.endswith(f"/{name}")), None)
+        if elsewhere is not None:
+            advice = f"{elsewhere} is there: correct the name"
+    return f"{name} is captioned, but there is no such picture in {folder}: {advice}"
 
 
 def _duplicate_notes(records: list[ManifestRow]) -> list[str]:
@@ -157,10 +190,10 @@ def _duplicate_notes(records: list[ManifestRow]) -> list[str]:
             copies += 1
             if first["split"] != record["split"]:
                 leaks.append(f"{first['name']} ({first['split']}) = {record['name']} ({record['split']})")
-    notes = [f"{copies} pictures have the same content as another"] if copies else []
+    notes = [f"{counted(copies, 'picture')} with the same content as another"] if copies else []
     if leaks:
         shown = "; ".join(leaks[:5]) + (f"; and {len(leaks) - 5} more" if len(leaks) > 5 else "")
-        notes.append(f"{len(leaks)} pictures have the same content in two splits: {shown}")
+        notes.append(f"{counted(len(leaks), 'picture')} with the same content in two splits: {shown}")
     return notes
 
 

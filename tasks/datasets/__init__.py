@@ -12,13 +12,14 @@ from tasks.datasets.coco import Coco
 from tasks.datasets.coco_tensor_file import CocoPt
 from tasks.datasets.flickr_tokens import Flickr8k, Flickr30k
 from tasks.datasets.huggingface import HuggingFace
+from tasks.datasets.image_folder import ImageFolder
 from tasks.datasets.karpathy import Karpathy
 from tasks.datasets.scenes import Scenes
-from tasks.datasets.table import Jsonl, Table
+from tasks.datasets.table import Table
 from tasks.datasets.webdataset import WebDataset
 
 Dataset = Annotated[
-    Flickr8k | Flickr30k | Karpathy | Coco | Table | Jsonl | WebDataset | HuggingFace | CocoPt | Scenes,
+    ImageFolder | Table | Coco | Karpathy | Flickr8k | Flickr30k | WebDataset | HuggingFace | CocoPt | Scenes,
     Field(discriminator="adapter"),
 ]
 

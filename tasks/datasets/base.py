@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from tasks.common.errors import AttendError
 from tasks.common.files import check_name, check_text
 from tasks.common.section import NotInKey, Section
+from tasks.datasets.faults import REFUSE, Faults
 
 LONGEST_CAPTION = 10_000  # characters: learning byte pairs takes the square of a word's length
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -85,8 +86,18 @@ class DatasetOptions(Section, ABC):
     images: Annotated[Path | None, NotInKey()] = Field(
         None, description="folder of the pictures, if it is not where the format expects it"
     )
-    dev_share: float = Field(0.1, ge=0, lt=1, description="share of pictures for dev, if the data set has no splits")
+    dev_share: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="share of pictures for dev, if the data set has no splits; of train, if it lacks dev alone",
+    )
     test_share: float = Field(0.1, ge=0, lt=1, description="share of pictures for test, if the data set has no splits")
+    on_error: Literal["stop", "skip"] | None = Field(
+        None,
+        description="`stop` (the default) at the first row that is not valid, or `skip` such rows, which are counted "
+        "and listed",
+    )
 
     @abstractmethod
     def annotation_files(self) -> list[Path]:
@@ -97,10 +108,11 @@ class DatasetOptions(Section, ABC):
         """Return the folder of the pictures. generated: the folder for pictures that an adapter writes."""
 
     @abstractmethod
-    def rows(self, generated: Path) -> Iterator[Row]:
+    def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         """Yield a row for every captioned picture; an adapter that writes pictures writes them to `generated`.
 
-        Raise AttendError, which names file, line and field, for malformed input.
+        A row that is not valid is one of the `faults`, whose message names file, line and field. Raise AttendError
+        where no row can be read.
         """
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from models.vocabulary import END, NULL, SPECIAL, START, UNK
 from tasks.common.errors import AttendError
 from tasks.datasets.base import Row, UnpackedOptions, require_file
+from tasks.datasets.faults import REFUSE, Faults
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +29,7 @@ class CocoPt(UnpackedOptions):
     def annotation_files(self) -> list[Path]:
         return [require_file(self.path, "data.path")]
 
-    def rows(self, generated: Path) -> Iterator[Row]:
+    def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         from PIL import Image
 
         path = self.annotation_files()[0]
@@ -50,7 +51,8 @@ class CocoPt(UnpackedOptions):
                 name = f"{part}-{number:06d}.png"
                 Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(generated / name, compress_level=1)
                 where = f"{path}: {part}_captions[{number}]"
-                yield Row(name, (_decode(ids, words, where),), split, where)
+                with faults.of_row():
+                    yield Row(name, (_decode(ids, words, where),), split, where)
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -16,32 +16,40 @@ from tasks.datasets.base import (
     require_file,
     require_folder,
 )
+from tasks.datasets.faults import REFUSE, Faults
 
 _NUMBER = re.compile("[0-9]{1,9}")
 
 
-def read_tokens(path: Path) -> dict[str, tuple[str, list[str]]]:
+def read_tokens(path: Path, faults: Faults) -> dict[str, tuple[str, list[str]]]:
     """Return, for each picture name, `file:line` of its first caption and its captions in the order of their numbers.
 
-    Raise AttendError, which names file and line, for a malformed line or a caption number that occurs twice.
+    A malformed line and a caption number that occurs twice are faults.
     """
     captions_by_name: dict[str, dict[int, str]] = {}
     where: dict[str, str] = {}
     for number, line in numbered_lines(path):
-        key, tab, caption = line.partition("\t")
-        name, sharp, index = key.rpartition("#")
-        if not tab:
-            raise AttendError(f"{path}:{number}: no tab between picture and caption: expected NAME.jpg#K<TAB>caption")
-        if not sharp or not _NUMBER.fullmatch(index.strip()):
-            raise AttendError(f"{path}:{number}: picture: {key!r} does not end in #K, the caption's number")
-        if not caption.strip():
-            raise AttendError(f"{path}:{number}: caption: is empty")
-        captions = captions_by_name.setdefault(name, {})
-        if int(index) in captions:
-            raise AttendError(f"{path}:{number}: picture: {key!r} already has a caption")
-        captions[int(index)] = caption.strip()
-        where.setdefault(name, f"{path}:{number}")
+        with faults.of_row():
+            name, index, caption = _parse_line(line, f"{path}:{number}")
+            captions = captions_by_name.setdefault(name, {})
+            if index in captions:
+                raise AttendError(f"{path}:{number}: picture: {name}#{index} already has a caption")
+            captions[index] = caption
+            where.setdefault(name, f"{path}:{number}")
     return {name: (where[name], [captions[k] for k in sorted(captions)]) for name, captions in captions_by_name.items()}
+
+
+def _parse_line(line: str, where: str) -> tuple[str, int, str]:
+    """Return a line's picture, the number of its caption, and the caption. Raise AttendError where it is malformed."""
+    key, tab, caption = line.partition("\t")
+    name, sharp, index = key.rpartition("#")
+    if not tab:
+        raise AttendError(f"{where}: no tab between picture and caption: expected NAME.jpg#K<TAB>caption")
+    if not sharp or not _NUMBER.fullmatch(index.strip()):
+        raise AttendError(f"{where}: picture: {key!r} does not end in #K, the caption's number")
+    if not caption.strip():
+        raise AttendError(f"{where}: caption: is empty")
+    return name, int(index), caption.strip()
 
 
 class Flickr8k(DatasetOptions):
@@ -68,21 +76,22 @@ class Flickr8k(DatasetOptions):
         names = ("images", "Images", "Flicker8k_Dataset", "Flickr8k_Dataset")
         return first_folder([folder / name for name in names], "data.path")
 
-    def rows(self, generated: Path) -> Iterator[Row]:
-        captions = read_tokens(self._token_file())
+    def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
+        captions = read_tokens(self._token_file(), faults)
         splits = self._split_files()
         if not splits:
-            yield from (Row(name, tuple(texts), None, where) for name, (where, texts) in captions.items())
+            yield from _rows_without_splits(captions, faults)
         listed: dict[str, str] = {}
         for split, path in splits.items():
             for number, line in numbered_lines(path):
                 name, where = line.strip(), f"{path}:{number}"
-                if name in listed:
-                    raise AttendError(f"{where}: {name} is already listed at {listed[name]}")
-                listed[name] = where
-                if name not in captions:
-                    raise AttendError(f"{where}: {name} has no caption in {self._token_file()}")
-                yield Row(name, tuple(captions[name][1]), split, where)
+                with faults.of_row():
+                    if name in listed:
+                        raise AttendError(f"{where}: {name} is already listed at {listed[name]}")
+                    listed[name] = where
+                    if name not in captions:
+                        raise AttendError(f"{where}: {name} has no caption in {self._token_file()}")
+                    yield Row(name, tuple(captions[name][1]), split, where)
 
 
 class Flickr30k(DatasetOptions):
@@ -103,6 +112,12 @@ class Flickr30k(DatasetOptions):
         folder = self._token_file().parent
         return first_folder([folder / name for name in ("flickr30k-images", "flickr30k_images", "images")], "data.path")
 
-    def rows(self, generated: Path) -> Iterator[Row]:
-        for name, (where, captions) in read_tokens(self._token_file()).items():
-            yield Row(name, tuple(captions), None, where)
+    def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
+        yield from _rows_without_splits(read_tokens(self._token_file(), faults), faults)
+
+
+def _rows_without_splits(captions: dict[str, tuple[str, list[str]]], faults: Faults) -> Iterator[Row]:
+    """Yield the row of each picture. captions: as `read_tokens` returns them."""
+    for name, (where, texts) in captions.items():
+        with faults.of_row():
+            yield Row(name, tuple(texts), None, where)

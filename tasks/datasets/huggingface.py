@@ -11,6 +11,7 @@ from pydantic import Field
 from tasks.common.errors import AttendError
 from tasks.common.files import check_name
 from tasks.datasets.base import Row, UnpackedOptions, needs_text, parse_split, require_folder
+from tasks.datasets.faults import REFUSE, Faults
 
 _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"RI": ".webp", b"GI": ".gif", b"BM": ".bmp"}
 
@@ -29,7 +30,7 @@ class HuggingFace(UnpackedOptions):
             raise AttendError(f"data.path: {folder}: no .arrow file in it: give a folder that save_to_disk wrote")
         return files
 
-    def rows(self, generated: Path) -> Iterator[Row]:
+    def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         generated.mkdir(parents=True, exist_ok=True)
         for split, rows in self._splits():
             for column in (self.image_column, self.caption_column):
@@ -39,7 +40,8 @@ class HuggingFace(UnpackedOptions):
                         "set data.image_column and data.caption_column"
                     )
             for number, record in enumerate(self._without_decoding(rows)):
-                yield self._row(split, number, record, generated)
+                with faults.of_row():
+                    yield self._row(split, number, record, generated)
 
     def _row(self, split: str | None, number: int, record: dict[str, Any], generated: Path) -> Row:
         where = f"{self.path}: {split + ' ' if split else ''}row {number}"

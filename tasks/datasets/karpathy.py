@@ -9,6 +9,7 @@ from typing import Literal
 from tasks.common.errors import AttendError
 from tasks.datasets.base import DatasetOptions, Row, needs_text, parse_split, require_file, require_folder
 from tasks.datasets.documents import read_json, require_field, require_objects
+from tasks.datasets.faults import REFUSE, Faults
 
 
 class Karpathy(DatasetOptions):
@@ -35,15 +36,16 @@ class Karpathy(DatasetOptions):
         folder = self._document().parent
         return folder / "images" if (folder / "images").is_dir() else folder
 
-    def rows(self, generated: Path) -> Iterator[Row]:
+    def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         path = self._document()
         for index, image in enumerate(require_objects(read_json(path), "images", str(path))):
             where = f"{path}: images[{index}]"
-            name = require_field(image, "filename", str, where)
-            sentences = require_objects(image, "sentences", where)
-            captions = tuple(
-                needs_text(sentence.get("raw"), f"{where}.sentences[{number}]", "raw")
-                for number, sentence in enumerate(sentences)
-            )
-            split = parse_split(require_field(image, "split", str, where), where)
-            yield Row(f"{image['filepath']}/{name}" if image.get("filepath") else name, captions, split, where)
+            with faults.of_row():
+                name = require_field(image, "filename", str, where)
+                sentences = require_objects(image, "sentences", where)
+                captions = tuple(
+                    needs_text(sentence.get("raw"), f"{where}.sentences[{number}]", "raw")
+                    for number, sentence in enumerate(sentences)
+                )
+                split = parse_split(require_field(image, "split", str, where), where)
+                yield Row(f"{image['filepath']}/{name}" if image.get("filepath") else name, captions, split, where)

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from tasks.common.section import NotInKey
 from tasks.datasets.base import DatasetOptions, Row
+from tasks.datasets.faults import REFUSE, Faults
 
 COLOURS = {
     "red": (214, 40, 40),
@@ -61,7 +62,7 @@ class Scenes(DatasetOptions):
     def image_folder(self, generated: Path) -> Path:
         return generated
 
-    def rows(self, generated: Path) -> Iterator[Row]:
+    def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         generated.mkdir(parents=True, exist_ok=True)
         for number in range(self.pictures):
             rng = random.Random(f"scene {self.seed} {number}")

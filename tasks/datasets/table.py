@@ -1,4 +1,4 @@
-"""Adapters for one caption per row: CSV, TSV, Parquet (Kaggle's Flickr `captions.txt`), and `metadata.jsonl`."""
+"""Adapter for a table, one caption per row: CSV, TSV, Parquet or JSON lines (Kaggle's Flickr `captions.txt`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field, field_validator
+
 from tasks.common.errors import AttendError
 from tasks.datasets.base import (
+    SPLIT_NAMES,
     DatasetOptions,
     Row,
     needs_text,
@@ -18,100 +21,175 @@ from tasks.datasets.base import (
     require_file,
     require_folder,
 )
-from tasks.datasets.documents import parse_text
+from tasks.datasets.documents import parse_json, parse_text, require_objects
+from tasks.datasets.faults import REFUSE, Faults
 
 Record = tuple[str, dict[str, Any]]  # (`file:line`, column -> value)
+DELIMITERS = {"\t": "tab", ",": ",", ";": ";", "|": "|"}  # with their names in messages
+TABLE_SUFFIXES = (".csv", ".txt", ".tsv", ".parquet", ".jsonl", ".json")
+IMAGE_FOLDERS = ("Images", "images")
 
 
-class _RecordOptions(DatasetOptions):
+class RecordOptions(DatasetOptions):
     """The base class of adapters of records with an image column, a caption column and an optional split column."""
 
     image_column: str
     caption_column: str
-    split_column: str = "split"
+    split_column: str = Field("split", description="column of the split; where no row has it, the pictures are divided")
+    suffix: str | None = Field(None, description="ending of the picture files, such as .jpg, if the names lack it")
+    delimiter: str | None = Field(
+        None, description="character between the columns, or `tab`; default: a tab in .tsv, else a comma"
+    )
+    encoding: str | None = Field(None, description="encoding of a text file, such as cp1252 or utf-16; default: utf-8")
 
-    def image_folder(self, generated: Path) -> Path:
-        if self.images is not None:
-            return require_folder(self.images, "data.images")
-        folder = self.annotation_files()[0].parent
-        return next((folder / name for name in ("Images", "images") if (folder / name).is_dir()), folder)
+    @field_validator("delimiter")
+    @classmethod
+    def _check_delimiter(cls, delimiter: str | None) -> str | None:
+        delimiter = "\t" if delimiter == "tab" else delimiter
+        if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
+            raise ValueError("is not one character, such as ;, or tab")
+        return delimiter
+
+    @field_validator("encoding")
+    @classmethod
+    def _check_encoding(cls, encoding: str | None) -> str | None:
+        try:
+            "".encode(encoding or "utf-8")
+        except (LookupError, UnicodeError, ValueError):
+            raise ValueError("is no encoding that Python knows, such as cp1252 or utf-16") from None
+        return encoding
 
     @abstractmethod
-    def records(self) -> Iterable[Record]:
+    def records(self, faults: Faults) -> Iterable[Record]:
         """Return each record with its position as `file:line`."""
 
-    def rows(self, generated: Path) -> Iterator[Row]:
+    def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
+        folder = self.image_folder(generated)
         captions: dict[str, list[str]] = {}
         first: dict[str, tuple[str, str | None]] = {}  # picture -> (position of its first record, its split)
         # Random splits in place of those that were named would put test pictures into training.
         missing_split = "split_column" in self.model_fields_set
-        for where, record in self.records():
+        for number, (where, record) in enumerate(self.records(faults)):
             missing_split = missing_split and self.split_column not in record
-            for column in (self.image_column, self.caption_column):
-                if column not in record:
-                    raise AttendError(f"{where}: no column {column!r}; there are: {', '.join(map(str, record))}")
-            name = needs_text(record[self.image_column], where, self.image_column)
-            value = record.get(self.split_column)
-            split = parse_split(str(value), where) if value not in (None, "") else None
-            if name in first and first[name][1] != split:
-                raise AttendError(
-                    f"{where}: {self.split_column}: {name} is in {split} here and in {first[name][1]} at "
-                    f"{first[name][0]}: a picture is in one split, with all its captions"
-                )
-            first.setdefault(name, (where, split))
-            texts = record[self.caption_column]
-            for text in texts if isinstance(texts, list) else [texts]:
-                captions.setdefault(name, []).append(needs_text(text, where, self.caption_column))
+            if number == 0:
+                self._check_columns(where, record)  # of a table, all rows have those of the first
+            with faults.of_row():
+                self._check_columns(where, record)
+                name = self._name_in(folder, needs_text(record[self.image_column], where, self.image_column), where)
+                value = record.get(self.split_column)
+                split = parse_split(str(value), where) if value not in (None, "") else None
+                if name in first and first[name][1] != split:
+                    raise AttendError(
+                        f"{where}: {self.split_column}: {name} is in {split} here and in {first[name][1]} at "
+                        f"{first[name][0]}: a picture is in one split, with all its captions"
+                    )
+                texts = record[self.caption_column]
+                texts = [
+                    needs_text(text, where, self.caption_column)
+                    for text in (texts if isinstance(texts, list) else [texts])
+                ]
+                first.setdefault(name, (where, split))
+                captions.setdefault(name, []).extend(texts)
         if first and missing_split:
             raise AttendError(
                 f"data.split_column: {self.path} has no column {self.split_column!r}: correct it, or leave it out: the "
                 "pictures are then divided by data.dev_share and data.test_share"
             )
         for name, (where, split) in first.items():
-            yield Row(name, tuple(captions.get(name, ())), split, where)
+            with faults.of_row():
+                yield Row(name, tuple(captions[name]), split, where)
 
+    def _check_columns(self, where: str, record: dict[str, Any]) -> None:
+        """Raise AttendError where a record lacks a column."""
+        for column, setting in ((self.image_column, "image_column"), (self.caption_column, "caption_column")):
+            if column in record:
+                continue
+            columns = [str(name) for name in record]
+            signs = [sign for sign in DELIMITERS if len(columns) == 1 and sign in columns[0]]
+            advice = f"set data.{setting}=NAME"
+            if signs:
+                name = DELIMITERS[signs[0]]
+                advice = f"the columns seem to be separated by {name!r}: set data.delimiter={name}"
+            raise AttendError(f"{where}: no column {column!r}; there are: {', '.join(columns)}: {advice}")
 
-class Table(_RecordOptions):
-    """A CSV (also `.txt`), TSV or Parquet file of captions; the pictures are in `Images/`, `images/` or beside it."""
+    def _name_in(self, folder: Path, name: str, where: str) -> str:
+        """Return a picture's path relative to the image folder, with its ending.
 
-    adapter: Literal["table"] = "table"
-    image_column: str = "image"
-    caption_column: str = "caption"
+        Raise AttendError for an absolute path that lies elsewhere, and for an address.
+        """
+        if name.startswith(("http://", "https://")):
+            raise AttendError(
+                f"{where}: {self.image_column}: is an address: download the pictures, and give their files"
+            )
+        if self.suffix is not None and not name.lower().endswith(self.suffix.lower()):
+            name += self.suffix
+        path = Path(name)
+        if not path.is_absolute():
+            return name
+        for base in (folder.absolute(), folder.resolve()):
+            if path.is_relative_to(base):
+                return path.relative_to(base).as_posix()
+        raise AttendError(
+            f"{where}: {self.image_column}: {name} is not in the folder {folder}: set data.images to one it is in"
+        )
 
-    def annotation_files(self) -> list[Path]:
-        return [require_file(self.path, "data.path")]
-
-    def records(self) -> Iterable[Record]:
-        path = self.annotation_files()[0]
+    def records_of(self, path: Path, faults: Faults) -> Iterable[Record]:
+        """Return the records of one file, which is read as the ending of its name says."""
         if path.suffix == ".parquet":
             return _parquet_records(path)
-        if path.suffix in (".csv", ".txt", ".tsv"):
-            return _text_records(path, "\t" if path.suffix == ".tsv" else ",")
-        raise AttendError(f"data.path: {path}: a table ends in .csv, .txt, .tsv or .parquet")
+        if path.suffix == ".jsonl":
+            return _json_line_records(path, faults)
+        if path.suffix == ".json":
+            return _json_records(path)
+        delimiter = self.delimiter or ("\t" if path.suffix == ".tsv" else ",")
+        return _text_records(path, delimiter, self.encoding or "utf-8-sig", faults)
 
 
-class Jsonl(_RecordOptions):
-    """A folder of pictures with `metadata.jsonl`: one object per line, its caption a text or a list of texts."""
+class Table(RecordOptions):
+    """A CSV (also `.txt`), TSV, Parquet, .jsonl or .json file of captions, or a folder with one for each split.
 
-    adapter: Literal["jsonl"] = "jsonl"
-    image_column: str = "file_name"
-    caption_column: str = "text"
+    The pictures are in its folder, or in `images/` there. A file of a folder is named by its split: `train.csv`.
+    """
+
+    adapter: Literal["table"] = "table"
+    image_column: str = Field("image", description="column of the picture's file")
+    caption_column: str = Field("caption", description="column of the caption: a text, or (not in CSV) a list of texts")
 
     def annotation_files(self) -> list[Path]:
-        path = self.path.expanduser()
-        return [require_file(path / "metadata.jsonl" if path.is_dir() else path, "data.path")]
+        if self.path.expanduser().is_dir():
+            files = split_tables(self.path.expanduser())
+            if not files:
+                raise AttendError(
+                    f"data.path: {self.path}: no train.csv or the like in it: give the file of the captions"
+                )
+            return files
+        path = require_file(self.path, "data.path")
+        if path.suffix not in TABLE_SUFFIXES:
+            raise AttendError(f"data.path: {path}: a table ends in {', '.join(TABLE_SUFFIXES)}")
+        return [path]
 
-    def records(self) -> Iterable[Record]:
-        path = self.annotation_files()[0]
-        for number, line in numbered_lines(path):
-            record = parse_text(line, path, number)
-            if not isinstance(record, dict):
-                raise AttendError(f"{path}:{number}: is not an object")
-            yield f"{path}:{number}", record
+    def image_folder(self, generated: Path) -> Path:
+        if self.images is not None:
+            return require_folder(self.images, "data.images")
+        folder = self.annotation_files()[0].parent
+        return next((folder / name for name in IMAGE_FOLDERS if (folder / name).is_dir()), folder)
+
+    def records(self, faults: Faults) -> Iterable[Record]:
+        for path in self.annotation_files():
+            for where, record in self.records_of(path, faults):
+                if self.path.expanduser().is_dir():
+                    record.setdefault(self.split_column, path.stem)
+                yield where, record
 
 
-def _text_records(path: Path, delimiter: str) -> Iterator[Record]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
+def split_tables(folder: Path) -> list[Path]:
+    """Return the tables of a folder that are named by their splits, such as train.csv."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in TABLE_SUFFIXES and path.is_file())
+    return [path for path in files if path.stem.lower() in SPLIT_NAMES]
+
+
+def _text_records(path: Path, delimiter: str, encoding: str, faults: Faults) -> Iterator[Record]:
+    with path.open(encoding=encoding, newline="") as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         try:
             header = next(reader, None)
@@ -125,15 +203,37 @@ def _text_records(path: Path, delimiter: str) -> Iterator[Record]:
                 if not values:
                     continue
                 if len(values) != len(header):
-                    raise AttendError(
-                        f"{path}:{start}: has {len(values)} fields, the first line names {len(header)} "
-                        f"({', '.join(header)}): quote a field that holds {delimiter!r}"
+                    faults.add(
+                        AttendError(
+                            f"{path}:{start}: has {len(values)} fields, the first line names {len(header)} "
+                            f"({', '.join(header)}): quote a field that holds {delimiter!r}"
+                        )
                     )
+                    continue
                 yield f"{path}:{start}", dict(zip(header, values, strict=True))
         except csv.Error as error:
             raise AttendError(f"{path}:{reader.line_num}: is not well-formed: {error}") from None
-        except UnicodeDecodeError:
-            raise AttendError(f"{path}:{reader.line_num + 1}: is not UTF-8 text") from None
+        except UnicodeError:
+            name = "UTF-8" if encoding == "utf-8-sig" else encoding
+            raise AttendError(
+                f"{path}:{reader.line_num + 1}: is not {name} text: set data.encoding, for instance to cp1252 or utf-16"
+            ) from None
+
+
+def _json_line_records(path: Path, faults: Faults) -> Iterator[Record]:
+    for number, line in numbered_lines(path):
+        with faults.of_row():
+            record = parse_text(line, path, number)
+            if not isinstance(record, dict):
+                raise AttendError(f"{path}:{number}: is not an object")
+            yield f"{path}:{number}", record
+
+
+def _json_records(path: Path) -> Iterator[Record]:
+    """Yield the objects of a JSON list."""
+    document = parse_json(path)
+    for number, record in enumerate(require_objects({"the document": document}, "the document", str(path))):
+        yield f"{path}: [{number}]", record
 
 
 def _parquet_records(path: Path) -> Iterator[Record]:

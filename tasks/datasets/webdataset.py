@@ -19,6 +19,7 @@ from tasks.datasets.base import (
     require_folder,
 )
 from tasks.datasets.documents import parse_text
+from tasks.datasets.faults import REFUSE, Faults
 
 _TRAILER = 1024  # number of zero bytes at the end of a tar file
 
@@ -37,11 +38,12 @@ class WebDataset(UnpackedOptions):
             raise AttendError(f"data.path: {folder}: no .tar file in it")
         return paths
 
-    def rows(self, generated: Path) -> Iterator[Row]:
+    def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         generated.mkdir(parents=True, exist_ok=True)
         for path in self.annotation_files():
-            for key, members in _samples(path):
-                yield self._row(path, key, members, generated)
+            for key, members in samples(path):
+                with faults.of_row():
+                    yield self._row(path, key, members, generated)
 
     def _row(self, path: Path, key: str, members: dict[str, bytes], generated: Path) -> Row:
         where = f"{path}: {key}"
@@ -62,7 +64,7 @@ class WebDataset(UnpackedOptions):
         return row
 
 
-def _samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
+def samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield each sample of a tar file in order: its key, and the bytes of its files by lower-case suffix."""
     key, members = "", dict[str, bytes]()
     size = path.stat().st_size

@@ -1,0 +1,346 @@
+"""What a folder or a file of captions holds: the adapter that reads it, and the settings that it needs."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tasks.common.errors import AttendError
+from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES
+from tasks.datasets.coco import Coco
+from tasks.datasets.documents import parse_json
+from tasks.datasets.faults import Faults
+from tasks.datasets.image_folder import METADATA, ImageFolder
+from tasks.datasets.table import DELIMITERS, IMAGE_FOLDERS, TABLE_SUFFIXES, RecordOptions, Table, split_tables
+
+Options = dict[str, Any]  # the config's section `data`
+_SAMPLE = 200  # records that are looked at
+_MOST_FOLDERS = 1000  # folders that are searched for pictures
+_CAPTION_NAMES = ("caption", "captions", "text", "description", "sentence", "sentences", "comment", "title")
+_OTHER_PICTURES = (".heic", ".heif", ".svg", ".avif", ".raw", ".cr2", ".nef", ".dng", ".psd", ".jxl")
+
+
+class _Columns(NamedTuple):
+    """The columns of a table, the folder of its pictures (None: as the adapter has it), and the names' missing ending."""
+
+    image: str
+    caption: str
+    split: str | None
+    images: Path | None
+    suffix: str | None
+
+
+def detect(path: Path) -> Options:
+    """Return the settings of `data` that read a folder or file.
+
+    Raises AttendError where it holds no captions of pictures in any known form.
+    """
+    path = path.expanduser().absolute()
+    if path.is_dir():
+        return _of_folder(path)
+    if path.is_file():
+        return _of_file(path)
+    raise AttendError(f"{path}: no such file or folder")
+
+
+def _of_folder(folder: Path) -> Options:
+    published = _published(folder)
+    if published is not None:
+        return published
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    if split_tables(folder):
+        return _of_table(folder)
+    errors = []
+    for path in (*files, *sorted(folder.glob("annotations/*.json"))):
+        if path.suffix not in TABLE_SUFFIXES or path.with_suffix("").name.lower() in (
+            "readme",
+            "license",
+            "requirements",
+        ):
+            continue
+        if path.suffix == ".txt" and any(path.with_suffix(suffix).is_file() for suffix in PICTURE_SUFFIXES):
+            continue  # the caption of one picture
+        try:
+            return _of_file(path)
+        except AttendError as error:
+            errors.append(str(error))
+    try:
+        ImageFolder(path=folder).annotation_files()
+    except AttendError:
+        pictures, others = _count_pictures(folder)
+        if errors:
+            raise AttendError(errors[0]) from None
+        if not pictures and others:
+            raise AttendError(
+                f"{folder}: its {others:,} pictures are {', '.join(sorted(_kinds(folder)))}, which are not read: convert "
+                "them to JPEG or PNG"
+            ) from None
+        raise AttendError(
+            f"{folder}: has {pictures:,} pictures and no captions: add a metadata.jsonl with a line a picture, "
+            '{"file_name": "a.jpg", "text": "a dog runs"}, or a .txt beside each picture'
+        ) from None
+    return {"adapter": "imagefolder", "path": folder}
+
+
+def _published(folder: Path) -> Options | None:
+    """Return the settings of a folder that is laid out as a known data set is; None where it is not."""
+    if (folder / "Flickr8k.token.txt").is_file():
+        return {"adapter": "flickr8k", "path": folder}
+    if (folder / "results_20130124.token").is_file():
+        return {"adapter": "flickr30k", "path": folder}
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        return _of_hugging_face(folder)
+    if any(folder.glob("*.tar")):
+        return _of_tars(folder)
+    metadata = [path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.name in METADATA]
+    if metadata:
+        return _of_metadata(folder, min(metadata))
+    if len(list(folder.glob("dataset_*.json"))) == 1:
+        return {"adapter": "karpathy", "path": folder}
+    try:
+        Coco(path=folder).annotation_files()
+    except AttendError:
+        return None
+    return {"adapter": "coco", "path": folder}
+
+
+def _of_file(path: Path) -> Options:
+    if path.suffix == ".tar":
+        return _of_tars(path.parent)
+    if path.suffix == ".pt":
+        return {"adapter": "coco_pt", "path": path}
+    if path.suffix == ".token" or path.name == "Flickr8k.token.txt":
+        adapter = "flickr8k" if path.name == "Flickr8k.token.txt" else "flickr30k"
+        return {"adapter": adapter, "path": path.parent if adapter == "flickr8k" else path}
+    if path.suffix == ".json":
+        document = parse_json(path)
+        if isinstance(document, dict) and isinstance(document.get("images"), list):
+            if "annotations" not in document:
+                return {"adapter": "karpathy", "path": path}
+            names = [image.get("file_name") for image in document["images"][:_SAMPLE] if isinstance(image, dict)]
+            place = _folder_of([str(name) for name in names], path.parent)
+            return {"adapter": "coco", "path": path, **({} if place is None else {"images": place.images})}
+        if not isinstance(document, list):
+            raise AttendError(
+                f"{path}: is neither COCO's JSON, nor Karpathy's, nor a list of objects with a picture each"
+            )
+    if path.name in METADATA:
+        return _of_metadata(path.parent, path)
+    if path.suffix not in TABLE_SUFFIXES:
+        raise AttendError(f"{path}: is no file of captions that is known: a table ends in {', '.join(TABLE_SUFFIXES)}")
+    return _of_table(path)
+
+
+def _of_table(path: Path) -> Options:
+    """Return the settings of a table, or of a folder with one for each split."""
+    files = split_tables(path) if path.is_dir() else [path]
+    options = {"adapter": "table", "path": path, **_text_form(files[0])}
+    columns = _columns(Table(**options), files[0])
+    return {**options, **_settings(columns, Table, files[0].parent)}
+
+
+def _of_metadata(folder: Path, file: Path) -> Options:
+    """Return the settings of a folder of pictures with metadata."""
+    options: Options = {"adapter": "imagefolder", "path": folder, **_text_form(file)}
+    columns = _columns(ImageFolder(**options), file)
+    return {**options, **_settings(columns, ImageFolder, file.parent)}
+
+
+def _settings(columns: _Columns, kind: type[RecordOptions], folder: Path) -> Options:
+    """Return the settings that differ from the adapter's own. folder: of the file."""
+    settings: Options = {}
+    if columns.image != kind.model_fields["image_column"].default:
+        settings["image_column"] = columns.image
+    if columns.caption != kind.model_fields["caption_column"].default:
+        settings["caption_column"] = columns.caption
+    if columns.split is not None:
+        settings["split_column"] = columns.split
+    expected = [folder] if kind is ImageFolder else [folder / name for name in IMAGE_FOLDERS] + [folder]
+    if columns.images is not None and columns.images != next((path for path in expected if path.is_dir()), None):
+        settings["images"] = columns.images
+    if columns.suffix is not None:
+        settings["suffix"] = columns.suffix
+    return settings
+
+
+def _text_form(path: Path) -> Options:
+    """Return the encoding and the delimiter of a table of text, where they are not UTF-8 and the usual one."""
+    if path.suffix not in (".csv", ".tsv", ".txt"):
+        return {}
+    with path.open("rb") as file:
+        start = file.read(1 << 20)
+    encoding = _encoding(start, path)
+    text = start.decode(encoding or "utf-8-sig", errors="replace")
+    usual = "\t" if path.suffix == ".tsv" else ","
+    delimiter = max((usual, *DELIMITERS), key=lambda sign: _regularity(text, sign))
+    form: Options = {} if encoding is None else {"encoding": encoding}
+    return form if delimiter == usual else {**form, "delimiter": DELIMITERS[delimiter]}
+
+
+def _encoding(start: bytes, path: Path) -> str | None:
+    """Return a file's encoding by its first bytes; None for UTF-8."""
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    try:
+        codecs.getincrementaldecoder("utf-8-sig")().decode(start)  # incremental: the last character may be cut
+    except UnicodeDecodeError:
+        if 0 in start:
+            raise AttendError(f"{path}: is neither text nor Parquet") from None
+        return "cp1252"
+    return None
+
+
+def _regularity(text: str, delimiter: str) -> float:
+    """Return how much a text looks like a table whose columns this character separates: 0 where it has one column."""
+    try:
+        rows = [
+            row
+            for row in itertools.islice(csv.reader(text.splitlines()[:-1] or [text], delimiter=delimiter), 100)
+            if row
+        ]
+    except csv.Error:
+        return 0.0
+    if not rows or len(rows[0]) < 2:
+        return 0.0
+    return sum(len(row) == len(rows[0]) for row in rows) / len(rows) + 0.01 * (len(rows) > 1)
+
+
+def _columns(options: RecordOptions, file: Path) -> _Columns:
+    """Return the columns of a table by what they hold. Raises AttendError where it has no pictures or no captions."""
+    faults = Faults(gather=True)
+    records = [record for _, record in itertools.islice(options.records_of(file, faults), _SAMPLE)]
+    if not records:
+        raise AttendError(faults.found[0] if faults.found else f"{file}: has no row")
+    names = list(dict.fromkeys(itertools.chain.from_iterable(records)))
+    values = {name: [record.get(name) for record in records if record.get(name) not in (None, "")] for name in names}
+    found = {name: _folder_of([str(value) for value in values[name]], file.parent) for name in names}
+    image = max(names, key=lambda name: found[name].share if found[name] is not None else 0.0)  # type: ignore[union-attr]
+    place = found[image]
+    if place is None:
+        shown = _row(records[0])
+        if _folder_of([str(name) for name in names], file.parent) is not None:
+            raise AttendError(f"{file}:1: names a picture: put a line with the columns' names first: image,caption")
+        raise AttendError(
+            f"{file}: none of its columns ({', '.join(map(str, names))}) names pictures in {file.parent}; its first "
+            f"row: {shown}: put the pictures there, or run `attend init` on the folder that holds both"
+        )
+    split = next((name for name in names if name != image and _is_split(values[name])), None)
+    texts = [name for name in names if name not in (image, split) and _words(values[name]) > 0]
+    if not texts:
+        raise AttendError(f"{file}: no column of texts beside the pictures' ({image}); there are: {', '.join(names)}")
+    caption = min(texts, key=lambda name: (name.lower() not in _CAPTION_NAMES, -_words(values[name])))
+    return _Columns(image, caption, split, place.images, place.suffix)
+
+
+class _Place(NamedTuple):
+    """Where named pictures lie. share: of the names, those that are found."""
+
+    images: Path
+    suffix: str | None
+    share: float
+
+
+def _folder_of(names: list[str], folder: Path) -> _Place | None:
+    """Return the folder, at or below `folder`, in which most of these names are pictures; None where none has any."""
+    sample = names[:_SAMPLE]
+    absolute = [Path(name) for name in names if name.startswith("/")]
+    if absolute and any(path.is_file() for path in absolute[:_SAMPLE]):
+        common = Path(os.path.commonpath([path.parent for path in absolute]))
+        return _Place(common, None, 1.0)
+    best: _Place | None = None
+    for candidate in itertools.islice(_folders(folder), _MOST_FOLDERS):
+        for suffix in (None, *PICTURE_SUFFIXES):
+            hits = sum(
+                (suffix is not None or name.lower().endswith((*PICTURE_SUFFIXES, *_OTHER_PICTURES)))
+                and len(name) < 255
+                and "\0" not in name
+                and (candidate / f"{name}{suffix or ''}").is_file()
+                for name in sample
+            )
+            if hits and (best is None or hits / len(sample) > best.share):
+                best = _Place(candidate, suffix, hits / len(sample))
+            if hits:
+                break
+        if best is not None and best.share > 0.99:
+            break
+    return best
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    """Yield a folder and those below it that are not hidden, the higher ones first."""
+    pending = [folder]
+    while pending:
+        yield from pending
+        pending = [
+            Path(entry.path)
+            for path in pending
+            for entry in sorted(os.scandir(path), key=lambda entry: entry.name)
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+        ]
+
+
+def _is_split(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, str) and value.strip().lower() in SPLIT_NAMES for value in values)
+
+
+def _words(values: list[Any]) -> float:
+    """Return the mean number of words of a column's texts; 0 where it holds none."""
+    texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        return 0.0
+    if all(text.replace(".", "", 1).replace("-", "").isdigit() for text in texts):
+        return 0.0
+    return sum(len(text.split()) for text in texts) / len(texts)
+
+
+def _of_hugging_face(folder: Path) -> Options:
+    """Return the settings of a folder that Hugging Face's `save_to_disk` wrote, by the types of its columns."""
+    options: Options = {"adapter": "huggingface", "path": folder}
+    described = next(iter(sorted(folder.rglob("dataset_info.json"))), None)
+    features = parse_json(described).get("features") if described is not None else None
+    if not isinstance(features, dict):
+        return options
+    images = [name for name, kind in features.items() if isinstance(kind, dict) and kind.get("_type") == "Image"]
+    texts = [name for name, kind in features.items() if name not in images and '"string"' in json.dumps(kind)]
+    if images and "image" not in images:
+        options["image_column"] = images[0]
+    if texts and "caption" not in texts:
+        options["caption_column"] = min(texts, key=lambda name: name.lower() not in _CAPTION_NAMES)
+    return options
+
+
+def _of_tars(folder: Path) -> Options:
+    """Return the settings of a folder of tar files, by the first sample of the first."""
+    from tasks.datasets.webdataset import samples
+
+    options: Options = {"adapter": "webdataset", "path": folder}
+    _, members = next(samples(min(folder.glob("*.tar"))), ("", {}))
+    if "txt" in members or "json" not in members:
+        return options
+    fields = json.loads(members["json"])
+    texts = [name for name, value in fields.items() if isinstance(value, str)] if isinstance(fields, dict) else []
+    captions = [name for name in texts if name.lower() in _CAPTION_NAMES]
+    return {**options, "caption_field": captions[0]} if captions else options
+
+
+def _count_pictures(folder: Path) -> tuple[int, int]:
+    """Return how many pictures a folder holds, with those below it: such as are read, and others."""
+    names = [name.lower() for _, _, files in os.walk(folder) for name in files]
+    return sum(name.endswith(PICTURE_SUFFIXES) for name in names), sum(name.endswith(_OTHER_PICTURES) for name in names)
+
+
+def _kinds(folder: Path) -> set[str]:
+    """Return the endings of a folder's pictures that are not read."""
+    suffixes = {Path(name).suffix.lower() for _, _, files in os.walk(folder) for name in files}
+    return suffixes & set(_OTHER_PICTURES)
+
+
+def _row(record: dict[str, Any]) -> str:
+    """Return a row in one line, its values shortened."""
+    return ", ".join(f"{name}: {str(value)[:40]!r}" for name, value in record.items())
