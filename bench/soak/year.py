@@ -4,9 +4,9 @@
 
 Every night a picture comes and the oldest goes; the whole pipeline runs, up to a version in MLflow, and then
 `attend cache prune --keep-versions N --yes` and `attend cache compact --yes`. The script ends with an error where a
-night's run fails, a version beyond the policy stays, the champion goes, the workspace's files take at the end of the
-year more than a tenth above what they took after a month, or MLflow's database grows by more than 40 KiB a night: MLflow
-keeps the rows of deleted runs, until its own command `mlflow gc` removes them.
+night's run fails, a version beyond the policy stays, the champion goes, the files take a tenth more at the end of the
+year than after a month, or MLflow's database grows by more than 40 KiB a night: MLflow keeps the rows of deleted runs
+until its own command `mlflow gc` removes them.
 """
 
 from __future__ import annotations

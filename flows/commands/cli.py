@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands import cache as cli_cache
+from flows.commands import init as cli_init
 from flows.commands import models as cli_models
 from flows.commands import score as cli_score
 from flows.commands.options import Json, Overrides, Preset, Until, Verify, WorkspaceOption, print_json, whole_number
@@ -32,7 +33,14 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(cli_cache.app, name="cache")
-for command in (cli_models.compare, cli_models.promote, cli_models.rollback, cli_models.use, cli_score.score):
+for command in (
+    cli_init.init,
+    cli_models.compare,
+    cli_models.promote,
+    cli_models.rollback,
+    cli_models.use,
+    cli_score.score,
+):
     app.command()(command)
 
 _STATE_COLOURS = {"fresh": "green", "stale": "yellow", "missing": "yellow", "damaged": "red", "interrupted": "magenta"}

@@ -27,12 +27,12 @@ _OTHER_PICTURES = (".heic", ".heif", ".svg", ".avif", ".raw", ".cr2", ".nef", ".
 
 
 class _Columns(NamedTuple):
-    """The columns of a table, the folder of its pictures (None: as the adapter has it), and the names' missing ending."""
+    """The columns of a table, the folder of its pictures, and the ending that their names lack, if any."""
 
     image: str
     caption: str
     split: str | None
-    images: Path | None
+    images: Path
     suffix: str | None
 
 
@@ -78,8 +78,8 @@ def _of_folder(folder: Path) -> Options:
             raise AttendError(errors[0]) from None
         if not pictures and others:
             raise AttendError(
-                f"{folder}: its {others:,} pictures are {', '.join(sorted(_kinds(folder)))}, which are not read: convert "
-                "them to JPEG or PNG"
+                f"{folder}: its {others:,} pictures are {', '.join(sorted(_kinds(folder)))}, which are not read: "
+                "convert them to JPEG or PNG"
             ) from None
         raise AttendError(
             f"{folder}: has {pictures:,} pictures and no captions: add a metadata.jsonl with a line a picture, "
@@ -90,51 +90,65 @@ def _of_folder(folder: Path) -> Options:
 
 def _published(folder: Path) -> Options | None:
     """Return the settings of a folder that is laid out as a known data set is; None where it is not."""
-    if (folder / "Flickr8k.token.txt").is_file():
-        return {"adapter": "flickr8k", "path": folder}
-    if (folder / "results_20130124.token").is_file():
-        return {"adapter": "flickr30k", "path": folder}
-    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-        return _of_hugging_face(folder)
-    if any(folder.glob("*.tar")):
-        return _of_tars(folder)
+    names = {path.name for path in folder.iterdir()}
     metadata = [path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.name in METADATA]
-    if metadata:
-        return _of_metadata(folder, min(metadata))
-    if len(list(folder.glob("dataset_*.json"))) == 1:
-        return {"adapter": "karpathy", "path": folder}
+    options: Options | None = None
+    if "Flickr8k.token.txt" in names:
+        options = {"adapter": "flickr8k", "path": folder}
+    elif "results_20130124.token" in names:
+        options = {"adapter": "flickr30k", "path": folder}
+    elif names & {"dataset_dict.json", "state.json"}:
+        options = _of_hugging_face(folder)
+    elif any(name.endswith(".tar") for name in names):
+        options = _of_tars(folder)
+    elif metadata:
+        options = _of_metadata(folder, min(metadata))
+    elif len(list(folder.glob("dataset_*.json"))) == 1:
+        options = {"adapter": "karpathy", "path": folder}
+    elif _has_coco_files(folder):
+        options = {"adapter": "coco", "path": folder}
+    return options
+
+
+def _has_coco_files(folder: Path) -> bool:
     try:
-        Coco(path=folder).annotation_files()
+        return bool(Coco(path=folder).annotation_files())
     except AttendError:
-        return None
-    return {"adapter": "coco", "path": folder}
+        return False
 
 
 def _of_file(path: Path) -> Options:
     if path.suffix == ".tar":
         return _of_tars(path.parent)
-    if path.suffix == ".pt":
-        return {"adapter": "coco_pt", "path": path}
-    if path.suffix == ".token" or path.name == "Flickr8k.token.txt":
-        adapter = "flickr8k" if path.name == "Flickr8k.token.txt" else "flickr30k"
-        return {"adapter": adapter, "path": path.parent if adapter == "flickr8k" else path}
-    if path.suffix == ".json":
-        document = parse_json(path)
-        if isinstance(document, dict) and isinstance(document.get("images"), list):
-            if "annotations" not in document:
-                return {"adapter": "karpathy", "path": path}
-            names = [image.get("file_name") for image in document["images"][:_SAMPLE] if isinstance(image, dict)]
-            place = _folder_of([str(name) for name in names], path.parent)
-            return {"adapter": "coco", "path": path, **({} if place is None else {"images": place.images})}
-        if not isinstance(document, list):
-            raise AttendError(
-                f"{path}: is neither COCO's JSON, nor Karpathy's, nor a list of objects with a picture each"
-            )
+    known: dict[str, Options] = {
+        ".pt": {"adapter": "coco_pt", "path": path},
+        ".token": {"adapter": "flickr30k", "path": path},
+    }
+    if path.suffix in known:
+        return known[path.suffix]
+    if path.name == "Flickr8k.token.txt":
+        return {"adapter": "flickr8k", "path": path.parent}
     if path.name in METADATA:
         return _of_metadata(path.parent, path)
     if path.suffix not in TABLE_SUFFIXES:
         raise AttendError(f"{path}: is no file of captions that is known: a table ends in {', '.join(TABLE_SUFFIXES)}")
-    return _of_table(path)
+    return (_of_json(path) if path.suffix == ".json" else None) or _of_table(path)
+
+
+def _of_json(path: Path) -> Options | None:
+    """Return the settings of a JSON document in COCO's or Karpathy's form; None for a list, which is a table."""
+    document = parse_json(path)
+    if isinstance(document, list):
+        return None
+    if not isinstance(document, dict) or not isinstance(document.get("images"), list):
+        raise AttendError(f"{path}: is neither COCO's JSON nor Karpathy's, nor a list of objects")
+    if "annotations" not in document:
+        return {"adapter": "karpathy", "path": path}
+    names = [str(image.get("file_name")) for image in document["images"][:_SAMPLE] if isinstance(image, dict)]
+    place = _folder_of(names, path.parent)
+    expected = path.parent / "images" if (path.parent / "images").is_dir() else path.parent
+    options: Options = {"adapter": "coco", "path": path}
+    return options if place is None or place.images == expected else {**options, "images": place.images}
 
 
 def _of_table(path: Path) -> Options:
@@ -162,7 +176,7 @@ def _settings(columns: _Columns, kind: type[RecordOptions], folder: Path) -> Opt
     if columns.split is not None:
         settings["split_column"] = columns.split
     expected = [folder] if kind is ImageFolder else [folder / name for name in IMAGE_FOLDERS] + [folder]
-    if columns.images is not None and columns.images != next((path for path in expected if path.is_dir()), None):
+    if columns.images != next((path for path in expected if path.is_dir()), None):
         settings["images"] = columns.images
     if columns.suffix is not None:
         settings["suffix"] = columns.suffix

@@ -1,0 +1,177 @@
+"""`attend init`: look at a folder or file of captioned pictures, and write a config that reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tasks.common.errors import AttendError
+from tasks.common.wording import counted
+
+_FEWEST = 10  # pictures, below which there is nothing to divide into three splits
+_UNKNOWN = 0.02  # share of the words of captions that may be too rare for the vocabulary
+_CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
+_HELD_OUT = 40  # pictures that a test split should have at least, for scores that mean something
+_LINES = 3  # sample rows
+
+
+def init(
+    data: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="a folder of pictures, or a file of captions")],
+    out: Annotated[Path | None, typer.Option(help="the file to write; default: NAME.yaml, after the folder")] = None,
+    weights: Annotated[
+        str, typer.Option(help="weights of MobileNetV2: a file, or torchvision's, which are downloaded once")
+    ] = "torchvision:IMAGENET1K_V1",
+    force: Annotated[bool, typer.Option("--force", help="replace the file if it is there")] = False,
+) -> None:
+    """Look at what a folder or file holds, and write a config that reads it, with settings that suit its size."""
+    from tasks.data.survey import survey
+    from tasks.datasets import ADAPTERS
+    from tasks.datasets.detection import detect
+
+    name = _name_of(data)
+    path = out or Path(f"{name}.yaml")
+    if path.exists() and not force:
+        raise AttendError(f"{path}: is there already: give another name with --out, or replace it with --force")
+    options = detect(data)
+    adapter = ADAPTERS[options["adapter"]]
+    with tempfile.TemporaryDirectory(prefix="attend-init-") as folder:
+        read = adapter.model_validate(options)
+        found = survey(read, Path(folder) / "pictures", Path(folder) / "digests.sqlite")
+        if len(found.rows) < _FEWEST:
+            raise AttendError(
+                f"{data}: {counted(len(found.rows), 'captioned picture')}: too few to train, validate and test on: "
+                f"{_FEWEST} are the least, and some hundreds make a useful model"
+            )
+        shares = _shares(len(found.rows)) if all(row.split is None for row in found.rows) else {}
+        if shares:
+            options |= shares
+            found = survey(adapter.model_validate(options), Path(folder) / "again", Path(folder) / "digests.sqlite")
+    typer.echo(f"{options['path']}: {(adapter.__doc__ or '').strip().splitlines()[0]}")
+    _tell(found)
+    path.write_text(_yaml(name, options, weights, found), encoding="utf-8")
+    typer.echo(f"{path}: written; look at it, and then:\n  attend check {path}\n  attend run {path}")
+
+
+def _name_of(data: Path) -> str:
+    """Return the name of a run after its folder or file."""
+    stem = data.expanduser().absolute()
+    words = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem.name if stem.is_dir() else stem.stem).strip("-_.")
+    return words or "captions"
+
+
+def _shares(pictures: int) -> dict[str, float]:
+    """Return the shares of dev and test for pictures that come without splits: a tenth, or more where they are few."""
+    share = round(min(0.2, max(0.1, _HELD_OUT / pictures)), 2)
+    return {} if share == 0.1 else {"dev_share": share, "test_share": share}
+
+
+def _tell(found: Any) -> None:
+    """Print what a data set holds."""
+    rows = found.rows
+    each = found.captions / len(rows)
+    more = "" if found.whole else " (the first; there are more)"
+    typer.echo(f"  {counted(len(rows), 'picture')} with {counted(found.captions, 'caption')}, {each:.1f} each{more}")
+    sizes = ", ".join(f"{size:,} {split}" for split, size in found.sizes.items())
+    if sizes:
+        typer.echo(f"  {found.note}: {sizes}" if found.note else f"  {sizes}, as the data set divides them")
+    for row in rows[:: max(1, len(rows) // _LINES)][:_LINES]:
+        others = f" (and {len(row.captions) - 1} more)" if len(row.captions) > 1 else ""
+        caption = row.captions[0] if len(row.captions[0]) <= 70 else f"{row.captions[0][:67]}..."
+        typer.echo(f"    {row.name}: {caption!r}{others}")
+    without = len(found.pictures) - len(rows)
+    if without > 0:
+        typer.echo(f"  {counted(without, 'other picture')} there without a caption: not used")
+    if found.faults:
+        typer.echo(f"  {counted(len(found.faults), 'row')} not valid, left out; the first: {found.faults[0]}")
+
+
+def _yaml(name: str, options: dict[str, Any], weights: str, found: Any) -> str:
+    """Return the config as commented YAML."""
+    from tasks.data.tokenisers import tokeniser
+
+    split = tokeniser("treebank")
+    captions = [split(caption) for row in found.of_split("train") for caption in row.captions]
+    min_count, words, unknown = _vocabulary(captions)
+    max_tokens, longer = _length(captions)
+    held_out = found.sizes.get("test") or found.sizes.get("dev") or 0
+    evaluated = "test" if found.splits is None or "test" in found.sizes else "dev"
+    lines = [
+        "# Written by `attend init`. Settings that are not here are the preset's (`attend presets flickr8k`) or have",
+        "# their defaults; `attend settings` lists them all.",
+        "preset: flickr8k  # MobileNetV2, and a decoder that attends to its 7x7 grid",
+        f"name: {_scalar(name)}",
+        "data:",
+        *(f"  {field}: {_scalar(value)}" for field, value in options.items()),
+    ]
+    if found.faults:
+        lines.append(
+            f"  on_error: skip  # {counted(len(found.faults), 'row')} not valid: `attend check` lists them; or: stop"
+        )
+    lines += [
+        "grids:",
+        f"  weights: {_scalar(weights)}"
+        + ("  # downloaded once; or a file" if weights.startswith("torchvision:") else ""),
+        "captions:",
+        f"  min_count: {min_count}  # {words:,} words; {unknown:.1%} of the captions' words are rarer, and unknown",
+        f"  max_tokens: {max_tokens}  # {longer:.0%} of the captions are longer, and cut",
+        *_training(len(captions)),
+        "evaluation:",
+        f"  split: {evaluated}" + ("" if evaluated == "test" else "  # there is no test split"),
+        f"  max_length: {max_tokens + 1}",
+        "registry:",
+        "  promote_on: cider  # the score by which a new version becomes champion; with few pictures BLEU-4 is often 0",
+    ]
+    if held_out < 30:
+        lines.append(
+            f"  # With {counted(held_out, 'held-out picture')} no version is known to be better than another (see "
+            "min_pictures): `attend models promote --force` decides."
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _vocabulary(captions: list[list[str]]) -> tuple[int, int, float]:
+    """Return the largest min_count up to 5 that leaves few words unknown, the words that it keeps, and that share."""
+    counts = Counter(word for caption in captions for word in caption)
+    total = max(counts.total(), 1)
+    for least in (5, 4, 3, 2, 1):
+        unknown = sum(count for count in counts.values() if count < least) / total
+        if unknown <= _UNKNOWN or least == 1:
+            break
+    return least, sum(count >= least for count in counts.values()), unknown
+
+
+def _length(captions: list[list[str]]) -> tuple[int, float]:
+    """Return captions.max_tokens, and the share of the captions that are longer."""
+    lengths = sorted(map(len, captions)) or [1]
+    length = min(60, max(10, lengths[min(len(lengths) - 1, int((1 - _CUT) * len(lengths)))]))
+    return length, sum(own > length for own in lengths) / len(lengths)
+
+
+def _training(captions: int) -> list[str]:
+    """Return the sections `decoder` and `training` for a number of captions to train on."""
+    lines = []
+    if captions < 5_000:
+        lines += ["decoder:  # smaller than the preset's: there are few captions"]
+        lines += ["  {embedding: 128, hidden: 256, attention_size: 128, dropout_words: 0.4, dropout_grid: 0.4}"]
+    epochs = min(40, max(8, round(300_000 / max(captions, 1))))
+    batch = 16 if captions >= 2_000 else 8
+    warmup = min(100, max(1, captions // (5 * batch)))
+    lines += ["training:", f"  epochs: {epochs}  # at most: training ends after five epochs without a better dev score"]
+    lines += [f"  batch_pictures: {batch}", f"  warmup_steps: {warmup}", "  select: cider"]
+    return lines
+
+
+def _scalar(value: object) -> str:
+    """Return a value as YAML on one line: JSON's quotes where it needs any."""
+    text = str(value)
+    return (
+        text
+        if re.fullmatch(r"[A-Za-z/][\w/.@:-]*(?<!:)", text)
+        else json.dumps(value if isinstance(value, float) else text, ensure_ascii=False)
+    )

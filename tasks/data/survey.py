@@ -1,0 +1,87 @@
+"""A survey of a data set before any stage runs: its rows, what is wrong with them, and how they are divided."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from tasks.common.errors import AttendError
+from tasks.data.manifest import SPLITS, valid_rows
+from tasks.data.splits import divide
+from tasks.datasets.base import DatasetOptions, PictureFile, Row, find_pictures
+from tasks.datasets.faults import Faults
+from tasks.pipeline.file_digests import Digests
+
+_MOST_UNPACKED = 1000  # rows that are read of a data set whose pictures are inside other files
+_MOST_BYTES = 4 << 30  # of pictures that are hashed, which takes seconds
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a data set holds.
+
+    rows: the valid ones. folder: of the pictures. pictures: all files there, captioned or not; of an adapter that
+    unpacks are in a temporary folder that is gone. splits: of each row, or None where the pictures were too much to
+    read for it. note: how the rows were divided here. faults: of rows that are not valid. whole: whether all rows were
+    read. digests: of the pictures of the rows, where they were read.
+    """
+
+    rows: list[Row]
+    folder: Path
+    pictures: list[PictureFile]
+    splits: list[str] | None
+    note: str
+    faults: list[str]
+    whole: bool
+    digests: dict[str, str]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the number of pictures of each split, in the order train, dev, test."""
+        counts = Counter(self.splits or [])
+        return {split: counts[split] for split in SPLITS if counts[split]}
+
+    @property
+    def captions(self) -> int:
+        return sum(len(row.captions) for row in self.rows)
+
+    def of_split(self, split: str) -> list[Row]:
+        """Return the rows of a split; all rows where these are not divided."""
+        if self.splits is None:
+            return self.rows
+        return [row for row, own in zip(self.rows, self.splits, strict=True) if own == split]
+
+
+def survey(data: DatasetOptions, generated: Path, digests: Path) -> Survey:
+    """Return what a data set holds; nothing of it is decoded.
+
+    generated: an empty folder for pictures that the adapter unpacks or generates. digests: the workspace's database of
+    digests, or one of another folder, in which they are kept. Raises AttendError where no row can be read.
+    """
+    faults = Faults(gather=True)
+    rows = list(islice(data.rows(generated, faults), _MOST_UNPACKED + 1 if data.unpacks else None))
+    whole = not data.unpacks or len(rows) <= _MOST_UNPACKED
+    folder = data.image_folder(generated)
+    pictures = find_pictures(folder)
+    rows = valid_rows(rows, folder, data, [folder / picture.name for picture in pictures], faults)
+    named = {picture.name: picture for picture in pictures}
+    of_rows = _digests(folder, [named[row.name] for row in rows], digests)
+    if of_rows is None and any(row.split is None for row in rows):
+        return Survey(rows, folder, pictures, None, "", faults.found, whole, {})
+    divided = divide([(row.split, (of_rows or {}).get(row.name, "")) for row in rows], data)
+    return Survey(rows, folder, pictures, divided.splits, divided.note, faults.found, whole, of_rows or {})
+
+
+def _digests(folder: Path, pictures: list[PictureFile], database: Path) -> dict[str, str] | None:
+    """Return the digest of each picture by name; None where there are too many bytes to read in seconds."""
+    if sum(picture.size for picture in pictures) > _MOST_BYTES:
+        return None
+    paths = {folder / picture.name: picture.name for picture in pictures}
+    try:
+        return {paths[path]: digest for path, digest in Digests(database).of(paths).items()}
+    except OSError as error:
+        raise AttendError(
+            f"{error.filename}: {error.strerror}: change its permissions, or remove its captions"
+        ) from None
