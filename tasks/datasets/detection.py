@@ -7,6 +7,7 @@ import csv
 import itertools
 import json
 import os
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from tasks.datasets.table import DELIMITERS, IMAGE_FOLDERS, TABLE_SUFFIXES, Reco
 
 Options = dict[str, Any]  # the config's section `data`
 _SAMPLE = 200  # records that are looked at
+_LONGEST_NAME = 1000  # characters of a path
 _MOST_FOLDERS = 1000  # folders that are searched for pictures
 _CAPTION_NAMES = ("caption", "captions", "text", "description", "sentence", "sentences", "comment", "title")
 _OTHER_PICTURES = (".heic", ".heif", ".svg", ".avif", ".raw", ".cr2", ".nef", ".dng", ".psd", ".jxl")
@@ -232,14 +234,14 @@ def _columns(options: RecordOptions, file: Path) -> _Columns:
     if not records:
         raise AttendError(faults.found[0] if faults.found else f"{file}: has no row")
     names = list(dict.fromkeys(itertools.chain.from_iterable(records)))
+    if any(str(name).lower().endswith(PICTURE_SUFFIXES) for name in names):
+        raise AttendError(f"{file}:1: names a picture: put a line with the columns' names first: image,caption")
     values = {name: [record.get(name) for record in records if record.get(name) not in (None, "")] for name in names}
     found = {name: _folder_of([str(value) for value in values[name]], file.parent) for name in names}
     image = max(names, key=lambda name: found[name].share if found[name] is not None else 0.0)  # type: ignore[union-attr]
     place = found[image]
     if place is None:
         shown = _row(records[0])
-        if _folder_of([str(name) for name in names], file.parent) is not None:
-            raise AttendError(f"{file}:1: names a picture: put a line with the columns' names first: image,caption")
         raise AttendError(
             f"{file}: none of its columns ({', '.join(map(str, names))}) names pictures in {file.parent}; its first "
             f"row: {shown}: put the pictures there, or run `attend init` on the folder that holds both"
@@ -270,13 +272,7 @@ def _folder_of(names: list[str], folder: Path) -> _Place | None:
     best: _Place | None = None
     for candidate in itertools.islice(_folders(folder), _MOST_FOLDERS):
         for suffix in (None, *PICTURE_SUFFIXES):
-            hits = sum(
-                (suffix is not None or name.lower().endswith((*PICTURE_SUFFIXES, *_OTHER_PICTURES)))
-                and len(name) < 255
-                and "\0" not in name
-                and (candidate / f"{name}{suffix or ''}").is_file()
-                for name in sample
-            )
+            hits = sum(_is_picture(candidate, f"{name}{suffix or ''}") for name in sample)
             if hits and (best is None or hits / len(sample) > best.share):
                 best = _Place(candidate, suffix, hits / len(sample))
             if hits:
@@ -284,6 +280,13 @@ def _folder_of(names: list[str], folder: Path) -> _Place | None:
         if best is not None and best.share > 0.99:
             break
     return best
+
+
+def _is_picture(folder: Path, name: str) -> bool:
+    """Return whether a folder has a picture of this name, whichever way its accents are written."""
+    if not name.lower().endswith((*PICTURE_SUFFIXES, *_OTHER_PICTURES)) or len(name) > _LONGEST_NAME or "\0" in name:
+        return False
+    return any((folder / unicodedata.normalize(form, name)).is_file() for form in ("NFC", "NFD"))
 
 
 def _folders(folder: Path) -> Iterator[Path]:

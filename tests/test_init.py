@@ -1,0 +1,263 @@
+"""`attend init`: folders as people have them are read without an edit, or refused in one clear line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import tarfile
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from tasks.common.errors import AttendError
+from tasks.config.schema import load
+from tasks.data.survey import Survey, survey
+from tasks.datasets import ADAPTERS
+from tasks.datasets.detection import detect
+from tests.support import artifacts, run_stage
+from tests.test_cli import attend, refused
+
+COUNT = 24
+Capture = pytest.CaptureFixture[str]
+Write = Callable[[Path], Path | None]
+
+
+def picture(path: Path, number: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng([number, *path.name.encode()]).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+
+
+def rows(folder: Path, name: str = "a{}.png", inside: str = "") -> list[tuple[str, str]]:
+    """Write pictures, and return (path in `folder`, caption) of each, with commas, quotes and letters beyond ASCII."""
+    found = []
+    for number in range(COUNT):
+        path = f"{inside}{name.format(number)}"
+        picture(folder / path, number)
+        found.append((name.format(number), f'Straße {number}, a "red" ball; in a café'))
+    return found
+
+
+def table(path: Path, given: list[tuple[str, str]], delimiter: str, encoding: str, header: tuple[str, ...]) -> None:
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter=delimiter)
+    writer.writerows([header, *([*row, number][: len(header)] for number, row in enumerate(given))])
+    path.write_bytes(out.getvalue().encode(encoding))
+
+
+def semicolons(folder: Path) -> None:
+    table(folder / "beschriftung.csv", rows(folder, inside="bilder/"), ";", "cp1252", ("Datei", "Text", "Nummer"))
+
+
+def tabs(folder: Path) -> None:
+    table(folder / "captions.csv", rows(folder), "\t", "utf-8", ("filename", "description"))
+
+
+def utf_16(folder: Path) -> None:
+    table(folder / "export.csv", rows(folder, inside="img/"), ",", "utf-16", ("Image", "Caption"))
+
+
+def absolute_paths(folder: Path) -> None:
+    given = [(str(folder / "somewhere" / "else" / name), text) for name, text in rows(folder, inside="somewhere/else/")]
+    table(folder / "list.csv", given, ",", "utf-8", ("path", "caption"))
+
+
+def names_without_ending(folder: Path) -> None:
+    given = [(name.removesuffix(".png"), text) for name, text in rows(folder, inside="pics/")]
+    table(folder / "ids.csv", given, ",", "utf-8", ("id", "text"))
+
+
+def metadata_csv_in_split_folders(folder: Path) -> None:
+    for split in ("train", "validation", "test"):
+        given = [(name, text) for name, text in rows(folder / split, name=f"{split}{{}}.png")]
+        table(folder / split / "metadata.csv", given, ",", "utf-8", ("file_name", "caption"))
+
+
+def train_and_test_only(folder: Path) -> None:
+    for number, split in enumerate(["train"] * COUNT + ["test"] * 4):
+        picture(folder / split / f"x{number}.png", number)
+        (folder / split / f"x{number}.txt").write_text(f"picture {number}\nanother caption of {number}\n")
+
+
+def text_beside_each(folder: Path) -> None:
+    for name, text in rows(folder, inside="2026/11/"):
+        (folder / "2026/11" / name).with_suffix(".txt").write_text(text)
+
+
+def decomposed_names(folder: Path) -> None:
+    given = rows(folder, name=unicodedata.normalize("NFD", "café-münchen-{}.png"))
+    given = [(unicodedata.normalize("NFC", name), text) for name, text in given]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps({"file_name": n, "text": t}) + "\n" for n, t in given))
+
+
+def json_list(folder: Path) -> None:
+    records = [{"image": f"images/{name}", "caption": [text, "b c"]} for name, text in rows(folder, inside="images/")]
+    (folder / "blip.json").write_text(json.dumps(records))
+
+
+def coco_of_one_file(folder: Path) -> None:
+    given = rows(folder, inside="photos/")
+    images = [{"id": number, "file_name": name} for number, (name, _) in enumerate(given)]
+    captions = [{"id": number, "image_id": number, "caption": text} for number, (_, text) in enumerate(given)]
+    (folder / "labels.json").write_text(json.dumps({"images": images, "annotations": captions}))
+
+
+def tables_of_splits(folder: Path) -> None:
+    given = rows(folder)
+    for split, part in (("train", given[:16]), ("val", given[16:20]), ("test", given[20:])):
+        pq.write_table(pa.Table.from_pylist([{"image": n, "caption": t} for n, t in part]), folder / f"{split}.parquet")
+
+
+def tars(folder: Path) -> None:
+    with tarfile.open(folder / "00000.tar", "w") as tar:
+        for number in range(COUNT):
+            picture(folder / "scratch.png", number)
+            for suffix, data in (
+                ("png", (folder / "scratch.png").read_bytes()),
+                ("json", json.dumps({"caption": f"picture {number}", "key": str(number)}).encode()),
+            ):
+                info = tarfile.TarInfo(f"{number:05}.{suffix}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    (folder / "scratch.png").unlink()
+
+
+READ = [
+    semicolons,
+    tabs,
+    utf_16,
+    absolute_paths,
+    names_without_ending,
+    metadata_csv_in_split_folders,
+    train_and_test_only,
+    text_beside_each,
+    decomposed_names,
+    json_list,
+    coco_of_one_file,
+    tables_of_splits,
+    tars,
+]
+
+
+@pytest.mark.parametrize("write", READ, ids=[write.__name__ for write in READ])
+def test_a_folder_is_read_without_an_edit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, write: Write
+) -> None:
+    folder = tmp_path / "my photographs"
+    folder.mkdir()
+    write(folder)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = attend(monkeypatch, capsys, "init", str(folder))
+    assert code == 0, err
+    assert "attend run my-photographs.yaml" in out and out.count("\n    ") == 3
+    pictures = len(list(folder.rglob("*.png"))) or COUNT
+    assert f"{pictures} pictures with" in out and "not valid" not in out
+    config = load("my-photographs.yaml", [f"machine.workspace={tmp_path / 'workspace'}"])
+    run_stage(config, "ingest")
+    counts = artifacts(config, "ingest")["ingest"].ledger.counts
+    assert counts["pictures"] == pictures and counts["train"] >= counts["dev"] > 0
+    captions = pq.read_table(artifacts(config, "ingest")["ingest"].path / "manifest.parquet")["captions"].to_pylist()
+    if write in (semicolons, utf_16):
+        assert ['Straße 3, a "red" ball; in a café'] in captions
+    # What was told is what a run reads.
+    assert f"{counts['train']} train, {counts['dev']} dev" in out
+
+
+def pictures_alone(folder: Path) -> None:
+    rows(folder)
+
+
+def three_pictures(folder: Path) -> None:
+    table(folder / "captions.csv", rows(folder)[:3], ",", "utf-8", ("image", "caption"))
+
+
+def heic(folder: Path) -> None:
+    for number in range(3):
+        (folder / f"IMG_{number}.HEIC").write_bytes(b"ftypheic")
+
+
+def addresses(folder: Path) -> None:
+    table(folder / "captions.csv", [("https://a/b.jpg", "a dog runs")], ",", "utf-8", ("url", "caption"))
+
+
+def no_header(folder: Path) -> None:
+    given = rows(folder)
+    table(folder / "captions.csv", given[1:], ",", "utf-8", given[0])
+
+
+def nothing(folder: Path) -> None:
+    (folder / "notes.md").write_text("nothing here")
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (pictures_alone, r"has 24 pictures and no captions: add a metadata.jsonl"),
+        (three_pictures, r"3 captioned pictures: too few"),
+        (heic, r"its 3 pictures are \.heic, which are not read: convert them to JPEG or PNG"),
+        (addresses, r"none of its columns \(url, caption\) names pictures in .*https://a/b.jpg"),
+        (no_header, r"captions.csv:1: names a picture: put a line with the columns' names first"),
+        (nothing, r"has 0 pictures and no captions"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, write: Write, message: str
+) -> None:
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    write(folder)
+    monkeypatch.chdir(tmp_path)
+    assert re.search(message, refused(monkeypatch, capsys, "init", str(folder)))
+    assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_a_config_that_is_there_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    tabs(folder)
+    monkeypatch.chdir(tmp_path)
+    assert attend(monkeypatch, capsys, "init", str(folder))[0] == 0
+    (tmp_path / "photographs.yaml").write_text("mine")
+    assert "photographs.yaml: is there already" in refused(monkeypatch, capsys, "init", str(folder))
+    assert (tmp_path / "photographs.yaml").read_text() == "mine"
+    assert attend(monkeypatch, capsys, "init", str(folder), "--force")[0] == 0
+
+
+def surveyed(folder: Path) -> Survey:
+    options = detect(folder)
+    adapter = ADAPTERS[options["adapter"]]
+    return survey(adapter.model_validate(options), folder / "pictures", folder.parent / "digests.sqlite")
+
+
+def test_rows_at_fault_are_all_found_and_may_be_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    given = rows(folder)
+    table(folder / "captions.csv", [*given, ("gone.png", "x"), (given[0][0], " ")], ",", "utf-8", ("image", "caption"))
+    assert [fault.split(": ", 1)[1][:40] for fault in surveyed(folder).faults] == [
+        "caption: is ' '; a text is needed",
+        f"gone.png is captioned, but there is no such picture in {folder}"[:40],
+    ]
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = attend(monkeypatch, capsys, "init", str(folder))
+    assert code == 0 and "2 rows not valid, left out; the first: " in out
+    config = load("photographs.yaml", [f"machine.workspace={tmp_path / 'workspace'}"])
+    assert config.data.on_error == "skip"
+    run_stage(config, "ingest")
+    manifest = artifacts(config, "ingest")["ingest"]
+    assert manifest.ledger.counts["left out"] == 2 and manifest.ledger.counts["pictures"] == COUNT
+    assert len((manifest.path / "left_out.txt").read_text().splitlines()) == 2
+    with pytest.raises(AttendError, match=r"captions.csv:27: caption: is ' '"):
+        run_stage(load("photographs.yaml", ["data.on_error=stop", f"machine.workspace={tmp_path / 'other'}"]), "ingest")
