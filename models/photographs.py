@@ -18,6 +18,7 @@ from torch.nn import functional
 from torchcodec import decoders
 
 from .memory import is_out_of_memory
+from .picture_formats import FORMATS, MAX_PIXELS
 
 Fit = Literal["squash", "crop"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -26,9 +27,6 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALVES: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
-# What `decode` takes.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-MAX_PIXELS = 100_000_000
 # What `admit` takes.
 ADMITTED = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 ADMITTED_BYTES, ADMITTED_PIXELS, _ADMITTED_MARKERS = 32 * 2**20, 50_000_000, 200

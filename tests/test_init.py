@@ -32,7 +32,7 @@ Write = Callable[[Path], Path | None]
 
 def picture(path: Path, number: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    noise = np.random.default_rng([number, *path.name.encode()]).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    noise = np.random.default_rng([number, *path.name.encode()]).integers(0, 256, (24, 24, 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
 
 

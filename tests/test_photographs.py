@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
-from models.photographs import ADMITTED, MAX_PIXELS, Fit, Interpolation, admit, decode, normalise, resize
+from models.photographs import ADMITTED, Fit, Interpolation, admit, decode, normalise, resize
+from models.picture_formats import MAX_PIXELS
 
 
 def encoded(image: Image.Image, form: str, **options: object) -> bytes:

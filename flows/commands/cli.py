@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands import cache as cli_cache
+from flows.commands import check as cli_check
 from flows.commands import init as cli_init
 from flows.commands import models as cli_models
 from flows.commands import score as cli_score
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.add_typer(cli_cache.app, name="cache")
 for command in (
     cli_init.init,
+    cli_check.check,
     cli_models.compare,
     cli_models.promote,
     cli_models.rollback,
@@ -77,6 +79,7 @@ def run(
 def status(preset: Preset, overrides: Overrides = None, verify: Verify = False, as_json: Json = False) -> None:
     """Show what `attend run` would do, and why, without running anything."""
     from flows.pipeline import build_pipeline
+    from flows.preflight import last_verdict
     from tasks.config.schema import load
     from tasks.pipeline.plan import plan
     from tasks.pipeline.plan import verify as verify_files
@@ -86,8 +89,9 @@ def status(preset: Preset, overrides: Overrides = None, verify: Verify = False, 
     statuses = verify_files(pipeline) if verify else plan(pipeline)
     if as_json:
         print_json([_as_json(item) for item in statuses])
-    else:
-        _print_plan(statuses)
+        return
+    _print_plan(statuses)
+    typer.echo(last_verdict(config) or f"not checked yet: attend check {preset}")
 
 
 @app.command()

@@ -93,10 +93,9 @@ def _tell(found: Any) -> None:
 
 def _yaml(name: str, options: dict[str, Any], weights: str, found: Any) -> str:
     """Return the config as commented YAML."""
-    from tasks.data.tokenisers import tokeniser
+    from tasks.data.survey import rough_words
 
-    split = tokeniser("treebank")
-    captions = [split(caption) for row in found.of_split("train") for caption in row.captions]
+    captions = [rough_words(caption) for row in found.of_split("train") for caption in row.captions]
     min_count, words, unknown = _vocabulary(captions)
     max_tokens, longer = _length(captions)
     held_out = found.sizes.get("test") or found.sizes.get("dev") or 0
@@ -118,8 +117,8 @@ def _yaml(name: str, options: dict[str, Any], weights: str, found: Any) -> str:
         f"  weights: {_scalar(weights)}"
         + ("  # downloaded once; or a file" if weights.startswith("torchvision:") else ""),
         "captions:",
-        f"  min_count: {min_count}  # {words:,} words; {unknown:.1%} of the captions' words are rarer, and unknown",
-        f"  max_tokens: {max_tokens}  # {longer:.0%} of the captions are longer, and cut",
+        f"  min_count: {min_count}  # about {words:,} words; {unknown:.1%} of what captions say is rarer, and unknown",
+        f"  max_tokens: {max_tokens}  # about {longer:.0%} of the captions are longer, and cut",
         *_training(len(captions)),
         "evaluation:",
         f"  split: {evaluated}" + ("" if evaluated == "test" else "  # there is no test split"),

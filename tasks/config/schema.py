@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, model_validator
+from pydantic_core import ErrorDetails
 
 from models.backbones import BACKBONES
 from models.decoders import DECODERS
@@ -28,7 +29,19 @@ from tasks.config.training import (
     TuningConfig,
 )
 from tasks.datasets import ADAPTERS, Dataset
+from tasks.datasets.base import DatasetOptions
 from tasks.metrics import METRICS
+
+_DATASET: TypeAdapter[DatasetOptions] = TypeAdapter(Dataset)
+_DESPITE_CONTRADICTIONS = "despite contradictions"  # a context of validation
+
+
+class ContradictionError(ValueError):
+    """Sections of a config that contradict each other, in a message each."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__("; ".join(found))
+        self.found = found
 
 
 class Config(Checked):
@@ -61,17 +74,23 @@ class Config(Checked):
         return values
 
     @model_validator(mode="after")
-    def _check_sections(self) -> Config:
-        """Raise ValueError where two sections contradict each other."""
+    def _check_sections(self, info: ValidationInfo) -> Config:
+        found = list(self._contradictions())
+        if found and info.context != _DESPITE_CONTRADICTIONS:
+            raise ContradictionError(found)
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        """Yield what is wrong where two sections contradict each other."""
         scores = [score for name in self.evaluation.metrics for score in METRICS[name].scores]
         if self.registry.promote_on not in scores:
-            raise ValueError(
+            yield (
                 f"registry.promote_on: {self.registry.promote_on!r} is not a score of evaluation.metrics, which give: "
                 f"{', '.join(scores)}"
             )
         need_facts = [name for name in self.evaluation.metrics if METRICS[name].needs_facts]
         if need_facts and not self.data.has_facts:
-            raise ValueError(
+            yield (
                 f"evaluation.metrics: `{need_facts[0]}` needs facts about each picture, which only `scenes` has: "
                 "leave it out, or set data.adapter=scenes"
             )
@@ -79,35 +98,32 @@ class Config(Checked):
         last_fit = self.self_critical or self.training
         kept = min(last_fit.keep, last_fit.epochs)
         if self.evaluation.ensemble > kept:
-            raise ValueError(
+            yield (
                 f"evaluation.ensemble: needs the weights of {self.evaluation.ensemble} epochs, but {last_section} "
                 f"keeps {kept}: raise {last_section}.keep (and {last_section}.epochs, if less)"
             )
         if self.self_critical is not None and self.decoder.name == "hard_attention":
-            raise ValueError(
+            yield (
                 "self_critical: hard_attention draws the positions it attends to in stage `train` alone: "
                 "choose another decoder"
             )
         if self.training.doubly_stochastic and not DECODERS[self.decoder.name].attends:
-            raise ValueError(f"training.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
+            yield (f"training.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
         if self.views is not None and self.grids.backbone == "imported":
-            raise ValueError(
-                "views: imported grids have neither photographs nor a backbone to make views with: leave views out"
-            )
+            yield ("views: imported grids have neither photographs nor a backbone to make views with: leave views out")
         if self.tuning is not None:
             blocks = BACKBONES[self.grids.backbone].blocks if self.grids.backbone in BACKBONES else 0
             if self.tuning.first_block > blocks:
                 has = f"has {blocks} blocks" if blocks else "does not say which blocks it has"
-                raise ValueError(
+                yield (
                     f"tuning.first_block: {self.grids.backbone} {has}: block {self.tuning.first_block} cannot be tuned"
                 )
         if self.captions.units == "bpe" and self.decoder.word_vectors is not None:
-            raise ValueError("decoder.word_vectors: word vectors are for whole words: set captions.units=words")
+            yield ("decoder.word_vectors: word vectors are for whole words: set captions.units=words")
         if self.tuning is not None and self.tuning.doubly_stochastic and not DECODERS[self.decoder.name].attends:
-            raise ValueError(f"tuning.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
+            yield (f"tuning.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
         if self.data.dev_share + self.data.test_share >= 1:
-            raise ValueError("data.dev_share and data.test_share: together they leave nothing to train on")
-        return self
+            yield ("data.dev_share and data.test_share: together they leave nothing to train on")
 
     @property
     def workspace(self) -> Path:
@@ -131,25 +147,108 @@ def validate(values: dict[str, Any], where: str) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise AttendError(f"{where}: {_first_refusal(error)}") from None
+        raise AttendError(f"{where}: {'; '.join(_refusal(min(error.errors(), key=_misspelt_first)))}") from None
 
 
-def _first_refusal(error: ValidationError) -> str:
-    """Return one line about the first field refused."""
-    # Unknown keys first: a misspelt required field is also reported missing, and the spelling is the cause.
-    first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
-    path = [str(part) for part in first["loc"] if part not in ADAPTERS]
-    field = ".".join(path)
-    if first["type"] == "extra_forbidden":
-        return f"{field}: no such setting{suggestion(path[-1], _known_fields(path[:-1], first['loc']))}"
-    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        tag = first.get("ctx", {}).get("tag", "")
-        return f"{field}.adapter: unknown dataset adapter {tag!r}{suggestion(str(tag), ADAPTERS)}"
-    if first["type"] == "missing":
-        return f"{field}: is missing"
-    message = first["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(first["input"], dict) else f" (given {reprlib.repr(first['input'])})"
-    return f"{field}: {message}{given}" if field else message
+def refusals(preset_or_file: str, overrides: Sequence[str] = ()) -> tuple[list[str], Config | None]:
+    """Return all that is wrong with a config, and the config without the fields at fault; None where it has no sense.
+
+    A field that is refused is left out, so that what is wrong with the others is found too. Raises AttendError for an
+    unknown preset, and a file that is not a mapping.
+    """
+    try:
+        values = resolve_preset(values_of(preset_or_file, overrides))
+    except ValueError as error:
+        return [str(error)], None
+    found: list[str] = []
+    removed: set[str] = set()
+    while True:
+        try:
+            Config.model_validate(values)
+        except ValidationError as error:
+            items = sorted(error.errors(), key=_misspelt_first)
+            if not items[0]["loc"]:
+                return found + _refusal(items[0]), Config.model_validate(values, context=_DESPITE_CONTRADICTIONS)
+            for item in items:
+                if _field(item) not in removed:  # otherwise it is missing because it was refused
+                    found += _refusal(item)
+                if item["type"] == "missing":
+                    return found, None
+                _remove(values, _field(item))
+                removed.add(_field(item))
+        else:
+            return found, Config.model_validate(values)
+
+
+def data_section(preset_or_file: str, overrides: Sequence[str] = ()) -> DatasetOptions | None:
+    """Return the section `data` of a config whose other sections are not valid; None where it is not valid itself."""
+    try:
+        return _DATASET.validate_python(resolve_preset(values_of(preset_or_file, overrides)).get("data"))
+    except (ValueError, AttendError):
+        return None
+
+
+def _field(item: ErrorDetails) -> str:
+    """Return the dotted name of a field that pydantic refuses, whose location names the adapter too."""
+    return ".".join(str(part) for part in item["loc"] if part not in ADAPTERS)
+
+
+def _remove(values: dict[str, Any], field: str) -> None:
+    """Remove a field from nested values."""
+    *sections, name = field.split(".")
+    for section in sections:
+        values = values.get(section, {}) if isinstance(values, dict) else {}
+    if isinstance(values, dict):
+        values.pop(name, None)
+
+
+def _misspelt_first(item: ErrorDetails) -> bool:
+    """Return the key that sorts unknown fields first: a misspelt one is also missing, and the spelling is the cause."""
+    return item["type"] != "extra_forbidden"
+
+
+def _refusal(item: ErrorDetails) -> list[str]:
+    """Return a line about a field refused, or one for each contradiction between sections."""
+    field = _field(item)
+    path = field.split(".")
+    contradiction = item.get("ctx", {}).get("error")
+    if isinstance(contradiction, ContradictionError):
+        return contradiction.found
+    if item["type"] == "extra_forbidden":
+        return [f"{field}: no such setting{suggestion(path[-1], _known_fields(path[:-1], item['loc']))}"]
+    if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        tag = item.get("ctx", {}).get("tag", "")
+        return [f"{field}.adapter: unknown dataset adapter {tag!r}{_adapter_suggestion(str(tag))}"]
+    if item["type"] == "missing":
+        return [f"{field}: is missing"]
+    message = item["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(item["input"], dict) else f" (given {reprlib.repr(item['input'])})"
+    return [f"{field}: {message}{given}" if field else message]
+
+
+# What adapters are called elsewhere.
+_OTHER_NAMES = {
+    "csv": "table",
+    "tsv": "table",
+    "parquet": "table",
+    "json": "table",
+    "folder": "imagefolder",
+    "image_folder": "imagefolder",
+    "jsonl": "imagefolder",
+    "metadata": "imagefolder",
+    "flickr": "flickr8k",
+    "mscoco": "coco",
+    "hf": "huggingface",
+    "datasets": "huggingface",
+    "wds": "webdataset",
+    "tar": "webdataset",
+}
+
+
+def _adapter_suggestion(name: str) -> str:
+    """Return a hint at the adapter that a name may mean."""
+    other = _OTHER_NAMES.get(name.lower())
+    return suggestion(name, ADAPTERS) if other is None else f"; did you mean {other!r}?"
 
 
 def _known_fields(path: list[str], location: tuple[int | str, ...]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +15,7 @@ from tasks.datasets.base import DatasetOptions, PictureFile, Row, find_pictures
 from tasks.datasets.faults import Faults
 from tasks.pipeline.file_digests import Digests
 
+_WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 _MOST_UNPACKED = 1000  # rows that are read of a data set whose pictures are inside other files
 _MOST_BYTES = 4 << 30  # of pictures that are hashed, which takes seconds
 
@@ -52,6 +54,11 @@ class Survey:
         if self.splits is None:
             return self.rows
         return [row for row, own in zip(self.rows, self.splits, strict=True) if own == split]
+
+
+def rough_words(text: str) -> list[str]:
+    """Return the words of a caption about as the tokenisers cut them, without the seconds that NLTK takes to load."""
+    return _WORD.findall(text.lower())
 
 
 def survey(data: DatasetOptions, generated: Path, digests: Path) -> Survey:

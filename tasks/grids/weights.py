@@ -17,6 +17,7 @@ from tasks.pipeline.file_digests import Digests
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torchvision.models import WeightsEnum
 
     from models.backbones.base import Backbone
     from tasks.pipeline.ledger import Artifact
@@ -58,6 +59,20 @@ def _imported_digest(grids: GridsConfig, machine: MachineConfig) -> str:
     indexes = sorted(store.folder.glob("shard-*.parquet"))
     digests = Digests(machine.folder / "digests.sqlite").of(indexes)
     return digest_of([[path.name, digests[path]] for path in indexes])
+
+
+def check_weights(grids: GridsConfig) -> None:
+    """Raise AttendError where the weights do not fit the backbone, or cannot be read; nothing is downloaded."""
+    kind, _, name = grids.weights.partition(":")
+    _checked_seed(grids.weights)
+    if kind in ("random", "timm", IMPORTED):
+        return
+    if kind == "torchvision":
+        import models.backbones.base as backbones
+
+        _torchvision_weights(backbones.make(grids.backbone, grids.grid, None), grids.backbone, name)
+    else:
+        load_backbone(grids)
 
 
 def load_backbone(grids: GridsConfig, tuned: Artifact | None = None) -> Backbone:
@@ -151,11 +166,25 @@ def _file_state(weights: str) -> dict[str, Tensor]:
 def _torchvision_state(backbone: Backbone, architecture: str, name: str) -> dict[str, Tensor]:
     """Download the state dict of torchvision's weights `name`.
 
-    Raises AttendError where there are no such weights, where they expect another preprocessing than the backbone has,
-    and where the download fails.
+    Raises AttendError as `_torchvision_weights` does, and where the download fails.
     """
     from urllib.error import URLError
 
+    weights = _torchvision_weights(backbone, architecture, name)
+    try:
+        return dict(weights.get_state_dict(progress=False, check_hash=True))
+    except (URLError, OSError, RuntimeError) as error:
+        raise AttendError(
+            f"grids.weights: torchvision:{name} cannot be downloaded ({error}): give a local file instead"
+        ) from None
+
+
+def _torchvision_weights(backbone: Backbone, architecture: str, name: str) -> WeightsEnum:
+    """Return torchvision's weights `name` of a backbone, which are not downloaded yet.
+
+    Raises AttendError where there are no such weights, and where they expect another preprocessing than the backbone
+    has.
+    """
     import torchvision.models
 
     from models.photographs import IMAGENET
@@ -176,12 +205,8 @@ def _torchvision_state(backbone: Backbone, architecture: str, name: str) -> dict
             f"grids.weights: torchvision:{name}: expects other statistics or interpolation than "
             f"{architecture} has here: choose other weights of it"
         )
-    try:
-        return dict(enum[name].get_state_dict(progress=False, check_hash=True))
-    except (URLError, OSError, RuntimeError) as error:
-        raise AttendError(
-            f"grids.weights: torchvision:{name} cannot be downloaded ({error}): give a local file instead"
-        ) from None
+    weights: WeightsEnum = enum[name]
+    return weights
 
 
 def _timm_state(backbone: Backbone, architecture: str) -> dict[str, Tensor]:

@@ -70,6 +70,9 @@ def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> d
         check_known(preset, "preset", known)
         path = known[preset]
     base = resolve_preset({"name": path.stem, **_read(path)}, (*ancestors, preset))
+    theirs, own = base.get("data"), values.get("data")
+    if isinstance(theirs, dict) and isinstance(own, dict) and own.get("adapter", "") not in ("", theirs.get("adapter")):
+        base = {**base, "data": {}}  # settings of an adapter mean nothing to another
     return _merged(base, values)
 
 

@@ -1,0 +1,64 @@
+"""`attend check`: print all that would stop or spoil a run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.commands.options import Json, Overrides, Preset, print_json
+from tasks.common.wording import counted
+
+if TYPE_CHECKING:
+    from flows.preflight import Finding, Verdict
+
+_SHOWN = 100  # findings of a kind that are printed
+
+
+def check(
+    preset: Preset,
+    overrides: Overrides = None,
+    sample: Annotated[
+        int, typer.Option(min=0, help="pictures whose pixels are read; of the others, only the headers")
+    ] = 300,
+    as_json: Json = False,
+) -> None:
+    """Find all that would stop or spoil a run: in settings, pictures, captions, splits, weights and workspace."""
+    from flows.preflight import verdict_of
+
+    verdict = verdict_of(preset, overrides or [], sample)
+    if as_json:
+        print_json(asdict(verdict))
+    else:
+        _print(verdict, preset)
+    if verdict.count("error"):
+        raise typer.Exit(1)
+
+
+def _print(verdict: Verdict, preset: str) -> None:
+    """Print the findings, the errors first, and what was looked at."""
+    for kind, colour in (("error", "red"), ("warning", "yellow")):
+        findings = [finding for finding in verdict.findings if finding.kind == kind]
+        for finding in findings[:_SHOWN]:
+            typer.secho(f"{kind:<8}", fg=colour, nl=False)
+            typer.echo(f"{finding.about}: {finding.message}" if not _names(finding) else finding.message)
+        if len(findings) > _SHOWN:
+            typer.echo(f"{'':<8}and {counted(len(findings) - _SHOWN, f'more {kind}')}: --json lists all")
+    sizes = ", ".join(f"{size:,} {split}" for split, size in verdict.splits.items())
+    typer.echo(
+        f"{preset}: {counted(verdict.pictures, 'picture')}{f' ({sizes})' if sizes else ''}, "
+        f"{counted(verdict.captions, 'caption')}: {counted(verdict.count('error'), 'error')}, "
+        f"{counted(verdict.count('warning'), 'warning')} in {verdict.seconds:.1f} s"
+    )
+    if verdict.pixels < verdict.pictures:
+        typer.echo(f"The headers of all pictures were read, and the pixels of {verdict.pixels:,}.")
+    if not verdict.count("error"):
+        typer.echo(f"next: attend run {preset}")
+
+
+def _names(finding: Finding) -> bool:
+    """Return whether a message begins with the file or the setting that it is about."""
+    first = finding.message.split(":", 1)[0]
+    return os.sep in first or "." in first

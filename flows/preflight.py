@@ -1,0 +1,247 @@
+"""Preflight checks: all that would stop or spoil a run, at once, in seconds, without Prefect, MLflow or training."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal
+
+from tasks.common.errors import AttendError
+from tasks.common.files import write_atomically
+from tasks.common.wording import counted
+from tasks.config.schema import Config, data_section, refusals
+from tasks.config.stages import CaptionsConfig, EvaluationConfig, GridsConfig
+from tasks.data.survey import Survey, rough_words, survey
+from tasks.datasets.base import DatasetOptions
+
+VERDICTS = "checks"  # a workspace's folder of the last verdicts
+_UNKNOWN = 0.1  # share of the words of captions that are not in the vocabulary, above which it is told
+_CUT = 0.1  # share of the captions that are cut, above which it is told
+_WORDY = 100  # words of a caption that is none
+_COMMON = 0.02  # share of the pictures that have the same caption, above which it is told
+_FREE = 1 << 30  # bytes
+
+Kind = Literal["error", "warning"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that stops a run (error), or makes its model worse than it need be (warning)."""
+
+    kind: Kind
+    about: str
+    message: str
+
+
+@dataclass
+class Verdict:
+    """What a check found, and how much it looked at."""
+
+    findings: list[Finding] = field(default_factory=list)
+    pictures: int = 0
+    captions: int = 0
+    splits: dict[str, int] = field(default_factory=dict)
+    pixels: int = 0
+    seconds: float = 0.0
+
+    def add(self, kind: Kind, about: str, messages: Iterable[str]) -> None:
+        """Add findings of a kind."""
+        self.findings += [Finding(kind, about, message) for message in messages]
+
+    def count(self, kind: Kind) -> int:
+        return sum(finding.kind == kind for finding in self.findings)
+
+
+def verdict_of(preset: str, overrides: list[str], sample: int) -> Verdict:
+    """Return what is wrong with a config and its data. sample: pictures whose pixels are read."""
+    begun = time.monotonic()
+    found, config = refusals(preset, overrides)
+    verdict = Verdict()
+    verdict.add("error", "settings", found)
+    data = config.data if config is not None else data_section(preset, overrides)
+    with contextlib.ExitStack() as stack:
+        weights = None if config is None else _start_weights_check(config.grids, stack)
+        if config is not None:
+            verdict.add("error", "workspace", _workspace_faults(config))
+        if data is not None:
+            _check_data(verdict, data, config, sample)
+        if weights is not None:
+            verdict.add("error", "weights", filter(None, [weights.result()]))
+    verdict.seconds = time.monotonic() - begun
+    if config is not None:
+        _keep(verdict, config)
+    return verdict
+
+
+def _check_data(verdict: Verdict, data: DatasetOptions, config: Config | None, sample: int) -> None:
+    """Add what is wrong with a data set. config: None where its other sections are not valid."""
+    captions = config.captions if config is not None else CaptionsConfig()
+    evaluation = config.evaluation if config is not None else EvaluationConfig()
+    with tempfile.TemporaryDirectory(prefix="attend-check-") as folder:
+        database = Path(folder) / "digests.sqlite"
+        if config is not None and not verdict.count("error"):
+            database = config.workspace / "digests.sqlite"
+        try:
+            found = survey(data, Path(folder) / "pictures", database)
+        except AttendError as error:
+            verdict.add("error", "data", [str(error)])
+            return
+        verdict.pictures, verdict.captions, verdict.splits = len(found.rows), found.captions, found.sizes
+        skips = data.on_error == "skip"
+        verdict.add("warning" if skips else "error", "data", found.faults)
+        verdict.add("error", "pictures", _picture_faults(found, sample))
+        verdict.pixels = min(sample, len(found.rows))
+    verdict.add("warning", "pictures", _duplicates(found))
+    verdict.add("warning", "captions", _caption_faults(found, captions))
+    for kind, message in _split_faults(found, evaluation, config):
+        verdict.add(kind, "splits", [message])
+
+
+def _picture_faults(found: Survey, sample: int) -> list[str]:
+    from tasks.data.picture_files import unreadable
+
+    reasons = unreadable([found.folder / row.name for row in found.rows], sample)
+    return [f"{path}: {reason}" for path, reason in reasons.items()]
+
+
+def _duplicates(found: Survey) -> Iterator[str]:
+    """Yield the pictures that are the same as another, those across splits first, and those without captions."""
+    names: dict[str, list[int]] = {}
+    for number, row in enumerate(found.rows):
+        if row.name in found.digests:
+            names.setdefault(found.digests[row.name], []).append(number)
+    splits = found.splits or [""] * len(found.rows)
+    groups = [numbers for numbers in names.values() if len(numbers) > 1]
+    for numbers in sorted(groups, key=lambda numbers: len({splits[number] for number in numbers}) == 1):
+        shown = " = ".join(f"{found.rows[number].name} ({splits[number]})" for number in numbers[:5])
+        leak = len({splits[number] for number in numbers}) > 1
+        advice = "a model is then tested on what it was trained on: keep them in one split" if leak else "keep one"
+        yield f"the same file several times: {shown}: {advice}"
+    without = len(found.pictures) - len(found.rows)
+    if without > 0 and found.whole:
+        captioned = {row.name for row in found.rows}
+        first = next(picture.name for picture in found.pictures if picture.name not in captioned)
+        more = ", ..." if without > 1 else ""
+        yield f"{counted(without, 'picture')} in {found.folder} without a caption, not used: {first}{more}"
+
+
+def _caption_faults(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
+    """Yield captions that are no captions or the same, and settings that lose much of them."""
+    pictures_by_caption: Counter[str] = Counter()
+    lengths: list[int] = []
+    for row in found.rows:
+        for caption, times in Counter(row.captions).items():
+            pictures_by_caption[caption] += 1
+            words = len(rough_words(caption))
+            lengths.append(words)
+            if times > 1:
+                yield f"{row.where}: {row.name} has the caption {_short(caption)} {times} times"
+            if words == 0:
+                yield f"{row.where}: {row.name}: the caption {_short(caption)} has no word"
+            if words > _WORDY:
+                yield f"{row.where}: {row.name}: a caption has {words} words: it begins {_short(caption)}"
+    for caption, pictures in pictures_by_caption.most_common(5):
+        if pictures > max(3, _COMMON * len(found.rows)):
+            yield f"{counted(pictures, 'picture')} with the caption {_short(caption)}: a model learns to say it often"
+    if lengths and captions.units == "words":
+        cut = sum(length > captions.max_tokens for length in lengths) / len(lengths)
+        if cut > _CUT:
+            yield f"captions.max_tokens={captions.max_tokens} cuts about {cut:.0%} of the captions: raise it"
+        texts = [text for row in found.of_split("train") for text in row.captions]
+        counts = Counter(word for text in texts for word in rough_words(text))
+        unknown = sum(count for count in counts.values() if count < captions.min_count) / max(counts.total(), 1)
+        if unknown > _UNKNOWN:
+            yield (
+                f"captions.min_count={captions.min_count} leaves about {unknown:.0%} of the captions' words out of the "
+                "vocabulary: lower it"
+            )
+
+
+def _split_faults(found: Survey, evaluation: EvaluationConfig, config: Config | None) -> Iterator[tuple[Kind, str]]:
+    """Yield splits that are empty, or too small to compare models on."""
+    if found.splits is None:
+        return
+    for split, use in (("train", "train on"), ("dev", "validate on"), (evaluation.split, "evaluate on")):
+        if split not in found.sizes:
+            has = ", ".join(f"{size:,} {name}" for name, size in found.sizes.items())
+            yield "error", f"the split {split} is empty, and there is nothing to {use} (the data set has {has})"
+    size = found.sizes.get(evaluation.split, 0)
+    if config is not None and 0 < size < config.registry.min_pictures:
+        yield (
+            "warning",
+            f"{counted(size, 'picture')} to evaluate on: a version needs {config.registry.min_pictures} to replace the "
+            "champion (registry.min_pictures)",
+        )
+
+
+def _start_weights_check(grids: GridsConfig, stack: contextlib.ExitStack) -> Future[str]:
+    """Start the check of a backbone's weights in a process of its own: loading torch takes as long as all the rest.
+
+    Random and imported weights need no torch, and are checked here. stack: ends the process.
+    """
+    if grids.weights.startswith(("random:", "imported:")):
+        done = Future[str]()
+        done.set_result(_weights_fault(grids))
+        return done
+    return stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))).submit(_weights_fault, grids)
+
+
+def _weights_fault(grids: GridsConfig) -> str:
+    """Return what is wrong with the weights of a backbone; empty where nothing is."""
+    from tasks.grids.weights import check_weights
+
+    try:
+        check_weights(grids)
+    except AttendError as error:
+        return str(error)
+    return ""
+
+
+def _workspace_faults(config: Config) -> Iterator[str]:
+    """Yield why a run cannot write to the workspace; a folder that is not there yet is made."""
+    folder = config.workspace
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        yield f"machine.workspace: {folder}: {error.strerror}: use another folder, or change its permissions"
+        return
+    free = shutil.disk_usage(folder).free
+    if free < _FREE:
+        yield f"machine.workspace: {folder}: {free >> 20} MiB are free on its disk: make room, or use another disk"
+
+
+def _keep(verdict: Verdict, config: Config) -> None:
+    """Keep a verdict in the workspace, for `attend status`, where that can be written."""
+    record = {"errors": verdict.count("error"), "warnings": verdict.count("warning"), "time": time.time()}
+    path = config.workspace / VERDICTS / f"{config.name}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(record))
+    except OSError:
+        return  # the verdict says so itself
+
+
+def last_verdict(config: Config) -> str:
+    """Return the last verdict on a config in a line; empty where it was not checked."""
+    try:
+        record = json.loads((config.workspace / VERDICTS / f"{config.name}.json").read_text(encoding="utf-8"))
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(record["time"]))
+        counts = f"{counted(record['errors'], 'error')}, {counted(record['warnings'], 'warning')}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f"checked {at}: {counts}"
+
+
+def _short(caption: str) -> str:
+    return repr(caption if len(caption) <= 40 else f"{caption[:37]}...")

@@ -1,0 +1,161 @@
+"""`attend check`: each planted fault is named, all at once, and what is sound is left in peace."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.test_cli import attend
+from tests.test_init import picture
+
+COUNT = 120
+Capture = pytest.CaptureFixture[str]
+
+
+def rows() -> list[dict[str, Any]]:
+    split = ("train", "train", "train", "validation", "test")
+    return [
+        {"file_name": f"{n:03}.png", "text": [f"a red ball {n} on grass", f"a ball {n}"], "split": split[n % 5]}
+        for n in range(COUNT)
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sound data and a sound config, `mine.yaml`, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "photographs"
+    for number in range(COUNT):
+        picture(folder / f"{number:03}.png", number)
+    write(folder, rows())
+    config(tmp_path)
+    return folder
+
+
+def write(folder: Path, given: list[dict[str, Any]], more: str = "") -> None:
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given) + more)
+
+
+def config(place: Path, **sections: object) -> None:
+    values: dict[str, object] = {
+        "preset": "demo",
+        "data": {"adapter": "imagefolder", "path": str(place / "photographs")},
+        "captions": {"min_count": 1},
+        "evaluation": {"metrics": ["bleu"]},
+        "registry": {"promote_on": "bleu4", "min_pictures": 5},
+        "machine": {"workspace": str(place / "workspace")},
+    }
+    (place / "mine.yaml").write_text(json.dumps(values | sections))
+
+
+def checked(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> dict[str, Any]:
+    """What `--json` says; its exit code must agree with it."""
+    code, out, err = attend(monkeypatch, capsys, "check", "mine.yaml", "--json")
+    assert not err
+    verdict: dict[str, Any] = json.loads(out)
+    assert code == any(finding["kind"] == "error" for finding in verdict["findings"])
+    return verdict
+
+
+def test_what_is_sound_is_left_in_peace(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    verdict = checked(monkeypatch, capsys)
+    assert verdict["findings"] == [] and verdict["pictures"] == COUNT and verdict["captions"] == 2 * COUNT
+    assert verdict["splits"] == {"train": 72, "dev": 24, "test": 24}
+    _, out, _ = attend(monkeypatch, capsys, "check", "mine.yaml")
+    assert "120 pictures (72 train, 24 dev, 24 test), 240 captions: 0 errors, 0 warnings" in out
+    _, out, _ = attend(monkeypatch, capsys, "status", "mine.yaml")
+    assert ": 0 errors, 0 warnings" in out.splitlines()[-1] and out.splitlines()[-1].startswith("checked 20")
+
+
+def changed(number: int, **fields: object) -> Callable[[Path], None]:
+    def plant(folder: Path) -> None:
+        given = rows()
+        given[number].update(fields)
+        write(folder, given)
+
+    return plant
+
+
+def settings(**sections: object) -> Callable[[Path], None]:
+    return lambda folder: config(folder.parent, **sections)
+
+
+def of_another_architecture(folder: Path) -> None:
+    safetensors.torch.save_file({"conv.weight": torch.zeros(2)}, folder.parent / "w.safetensors")
+    config(folder.parent, grids={"weights": str(folder.parent / "w.safetensors")})
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "cut header": (
+        lambda folder: (folder / "001.png").write_bytes((folder / "002.png").read_bytes()[:9]),
+        "error",
+        "001.png: is no picture of a known format",
+    ),
+    "cut pixels": (
+        lambda folder: (folder / "001.png").write_bytes((folder / "001.png").read_bytes()[:-400]),
+        "error",
+        "001.png: cannot be decoded",
+    ),
+    "missing file": (changed(3, file_name="gone.png"), "error", "metadata.jsonl:4: gone.png is captioned, but there"),
+    "other case": (changed(3, file_name="003.PNG"), "error", "003.png is there: correct the name"),
+    "copy across splits": (
+        lambda folder: shutil.copy(folder / "000.png", folder / "004.png"),
+        "warning",
+        "000.png (train) = 004.png (test)",
+    ),
+    "empty caption": (changed(5, text=["a ball", ""]), "error", "metadata.jsonl:6: text: is empty"),
+    "number for caption": (changed(5, text=7), "error", "metadata.jsonl:6: text: is 7"),
+    "long caption": (changed(6, text="word " * 200), "warning", "a caption has 200 words"),
+    "repeated caption": (changed(7, text=["a dog"] * 3), "warning", "has the caption 'a dog' 3 times"),
+    "caption without words": (changed(8, text="..."), "warning", "the caption '...' has no word"),
+    "unknown split": (changed(9, split="trian"), "error", "metadata.jsonl:10: split: 'trian' is none of"),
+    "broken line": (lambda folder: write(folder, rows(), "{\n"), "error", "metadata.jsonl:121: is not JSON"),
+    "uncaptioned": (lambda folder: picture(folder / "x.png", 999), "warning", "1 picture in"),
+    "no test": (
+        lambda folder: write(folder, [row for row in rows() if row["split"] != "test"]),
+        "error",
+        "the split test is empty",
+    ),
+    "unknown setting": (settings(training={"epochz": 1}), "error", "training.epochz: no such setting; did you mean"),
+    "bad setting": (settings(training={"learning_rate": -1}), "error", "training.learning_rate: "),
+    "contradiction": (settings(evaluation={"metrics": ["bleu", "truth"]}), "error", "`truth` needs facts"),
+    "weights": (of_another_architecture, "error", "grids.weights: "),
+    "workspace": (settings(machine={"workspace": "/proc/none"}), "error", "machine.workspace: /proc/none"),
+    "rare words": (settings(captions={"min_count": 90}), "warning", "captions.min_count=90 leaves about"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, fault: str) -> None:
+    plant, kind, message = FAULTS[fault]
+    plant(folder)
+    found = checked(monkeypatch, capsys)["findings"]
+    assert [item["kind"] for item in found if message in item["message"]] == [kind], found
+    # Nothing else is said of a picture or row that is sound.
+    assert len(found) <= 3, found
+
+
+def test_faults_are_told_together(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    FAULTS["cut header"][0](folder)
+    FAULTS["broken line"][0](folder)
+    config(folder.parent, training={"epochz": 1, "learning_rate": -1}, evaluation={"metrics": ["bleu", "truth"]})
+    code, out, _ = attend(monkeypatch, capsys, "check", "mine.yaml")
+    assert code == 1
+    for message in ("epochz", "learning_rate", "truth", "001.png", "metadata.jsonl:121"):
+        assert sum(message in line for line in out.splitlines()) == 1, out
+    assert ": 5 errors, " in out
+
+
+def test_rows_that_are_skipped_are_no_errors(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    FAULTS["empty caption"][0](folder)
+    data = {"adapter": "imagefolder", "path": str(folder), "on_error": "skip"}
+    config(folder.parent, data=data)
+    (found,) = [item for item in checked(monkeypatch, capsys)["findings"] if "metadata" in item["message"]]
+    assert found["kind"] == "warning" and "metadata.jsonl:6" in found["message"]
