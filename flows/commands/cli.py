@@ -69,7 +69,7 @@ def run(
             return
         if verify:
             verify_files(pipeline)
-        before = _run(config, until, quiet=as_json)
+        before = _run(config, until, preset, quiet=as_json)
     if as_json:
         after = plan(pipeline)
         print_json([{**_as_json(new), "ran": not old.fresh} for old, new in zip(before, after, strict=True)])
@@ -101,7 +101,7 @@ def demo(workspace: WorkspaceOption = Path("workspace")) -> None:
     from tasks.config.schema import load
 
     config = load("demo", [f"machine.workspace={json.dumps(str(workspace))}"])
-    _run(config, "register")
+    _run(config, "register", "demo")
     show(config)
 
 
@@ -296,8 +296,12 @@ def _leading(device: str) -> Iterator[bool]:
             distributed.dismiss_followers()
 
 
-def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
-    """Show the plan and carry it out. Returns the state of each stage before the run."""
+def _run(config: Config, until: str, preset: str, quiet: bool = False) -> list[Status]:
+    """Show the plan and carry it out. Returns the state of each stage before the run.
+
+    preset: as it was given on the command line.
+    """
+    from flows.commands.story import tell_beginning, tell_end
     from flows.operations.local_run import plan_after_crashes
     from flows.operations.local_run import run as run_stages
     from flows.pipeline import build_pipeline
@@ -306,6 +310,7 @@ def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
 
     statuses = plan_after_crashes(config, until)
     if not quiet:
+        tell_beginning(config, by_kind(artifacts_of(statuses)))
         _print_plan(statuses)
     if not all(status.fresh for status in statuses):
         from tasks.training.precision import computes_on  # imports torch, which the stages need anyway
@@ -322,7 +327,9 @@ def _run(config: Config, until: str, quiet: bool = False) -> list[Status]:
     if not quiet:
         fresh = all(status.fresh for status in statuses)
         results = by_kind(artifacts_of(statuses)) if fresh else artifacts(up_to(build_pipeline(config), until))
-        typer.echo(savings_message(statuses, results) or "up to date")
+        saved = savings_message(statuses, results)
+        typer.echo(f"up to date{f'; {saved}' if saved else ''}")
+        tell_end(config, results, preset)
     return statuses
 
 

@@ -14,7 +14,7 @@ from tasks.common.section import Section
 from tasks.config.schema import Config
 from tasks.data.sources import digests_of
 from tasks.datasets.base import DatasetOptions
-from tasks.pipeline.ledger import Artifact, Outcome
+from tasks.pipeline.ledger import Artifact, KeyParts, Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
 
 
@@ -64,6 +64,13 @@ class Manifest(Stage):
 
     def inputs(self) -> dict[str, str]:
         return digests_of(self.data, self.machine)
+
+    def changes(self, last: Artifact, parts: KeyParts) -> list[str]:
+        from tasks.data.changes import describe_changes
+
+        inputs = last.ledger.parts["inputs"]
+        others = super().changes(last, {**parts, "inputs": inputs})
+        return others if parts["inputs"] == inputs else [describe_changes(last.path, self.data, self.machine), *others]
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
         from tasks.data.manifest import write_manifest

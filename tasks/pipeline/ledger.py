@@ -157,6 +157,9 @@ class Artifact:
         return files + [(root / name, record) for name, record in self.ledger.shared.items()]
 
 
+_DIGEST = 64  # characters of a SHA-256 digest
+
+
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the differences between the parts of two keys of a stage, a line each: `training.epochs: 5 -> 6`."""
     old_values, new_values = _flatten(old), _flatten(new)
@@ -164,7 +167,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for name in sorted(old_values.keys() | new_values.keys()):
         old_value, new_value = old_values.get(name), new_values.get(name)
         if old_value != new_value:
-            lines.append(f"{name}: {_shorten(old_value)} -> {_shorten(new_value)}")
+            digests = all(len(str(value)) == _DIGEST for value in (old_value, new_value))
+            lines.append(f"{name} changed" if digests else f"{name}: {_shorten(old_value)} -> {_shorten(new_value)}")
     return lines
 
 
@@ -173,7 +177,7 @@ def _flatten(parts: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {"stage version": parts.get("version")}
     for section, values in parts.get("config", {}).items():
         flat |= {f"{section}.{name}": value for name, value in values.items()}
-    flat |= {f"upstream {name}": value for name, value in parts.get("upstream", {}).items()}
+    flat |= {f"the product {name}": value for name, value in parts.get("upstream", {}).items()}
     flat |= dict(parts.get("inputs", {}))
     return flat
 
@@ -181,4 +185,4 @@ def _flatten(parts: Mapping[str, Any]) -> dict[str, Any]:
 def _shorten(value: Any) -> str:
     """Return a value as text, a SHA-256 digest by its first 12 digits."""
     text = "nothing" if value is None else str(value)
-    return text[:12] if len(text) == 64 else text
+    return text[:12] if len(text) == _DIGEST else text

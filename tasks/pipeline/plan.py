@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.common.errors import AttendError, suggestion
+from tasks.common.wording import listed
 from tasks.pipeline.ledger import Artifact, KeyParts, differences, digest_of
 from tasks.pipeline.stage import PROGRESS, Pipeline, Stage
 from tasks.pipeline.workspace import Workspace
@@ -114,7 +115,7 @@ def _status(
     # In the pipeline's order, not the order in which the stage lists its needs.
     not_fresh = [earlier.name for earlier in before if earlier in stage.upstream() and earlier not in fresh]
     if not_fresh:
-        must_run = f"{' and '.join(not_fresh)} must run first"
+        must_run = f"{listed(not_fresh)} must run first"
         if last is None:
             return Status(stage, "missing", [must_run])
         changed = differences({"config": last.ledger.parts["config"]}, {"config": config})
@@ -169,7 +170,7 @@ def _status_by_key(status: Status, workspace: Workspace, last: Artifact | None, 
         return replace(status, state="interrupted", why=[_progress_of(partial)])
     if last is None:
         return replace(status, why=["has not run yet"])
-    return replace(status, state="stale", why=differences(last.ledger.parts, status.parts or {}))
+    return replace(status, state="stale", why=stage.changes(last, status.parts) if status.parts else [])
 
 
 def _files_to_read(artifact: Artifact, workspace: Workspace, read: Read) -> set[Path]:

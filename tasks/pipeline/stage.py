@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from tasks.common.section import Section
 from tasks.config.machine import MachineConfig
 from tasks.config.schema import Config
-from tasks.pipeline.ledger import Artifact, Outcome
+from tasks.pipeline.ledger import Artifact, KeyParts, Outcome, differences
 from tasks.pipeline.workspace import Workspace
 
 PROGRESS = ".progress.txt"  # in a stage's partial folder: how far the stage came, in words
@@ -134,6 +134,10 @@ class Stage(ABC):
     def inputs(self) -> dict[str, str]:
         """Return the digests of the inputs from outside the workspace, which are part of the key."""
         return {}
+
+    def changes(self, last: Artifact, parts: KeyParts) -> list[str]:
+        """Return what differs between the key of the stage's last run and `parts`, the key now, a line each."""
+        return differences(last.ledger.parts, parts)
 
     def external_damage(self, artifact: Artifact, workspace: Workspace) -> str | None:
         """Return what is wrong with what the stage made outside the workspace; None if nothing is wrong."""

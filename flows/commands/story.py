@@ -1,0 +1,78 @@
+"""What `attend run` tells: what it reads, and at the end its scores, its version, the pages, and the next command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import typer
+
+from tasks.common.wording import counted
+from tasks.config.schema import Config
+from tasks.data.manifest import LEFT_OUT, SPLITS
+from tasks.evaluation.report import REPORT
+from tasks.evaluation.score_record import read_scores
+from tasks.pipeline.ledger import Artifact
+from tasks.registry.registration_record import read_registration
+
+_SCORES = {"bleu4": "BLEU-4", "meteor": "METEOR", "rouge_l": "ROUGE-L", "cider": "CIDEr", "truth": "truth"}
+
+
+def tell_beginning(config: Config, fresh: Mapping[str, Artifact]) -> None:
+    """Print what a run reads. fresh: the artifacts that are there already, by kind."""
+    place = "generated pictures" if config.data.adapter == "scenes" else str(config.data.path)
+    known = f": {_data(fresh)}" if "ingest" in fresh else ""
+    typer.echo(f"{config.name} reads {place}{known}")
+
+
+def _data(made: Mapping[str, Artifact]) -> str:
+    """Return the sizes of the data set and its vocabulary in a line."""
+    counts = made["ingest"].ledger.counts
+    sizes = ", ".join(f"{int(counts[split]):,} {split}" for split in SPLITS if split in counts)
+    line = f"{counted(int(counts['pictures']), 'picture')} ({sizes}) with {counted(int(counts['captions']), 'caption')}"
+    if "tensorise" in made:
+        words = made["tensorise"].ledger.counts.get("words")
+        line += f", a vocabulary of {int(words):,}" if words is not None else ""
+    return line
+
+
+def tell_end(config: Config, made: Mapping[str, Artifact], preset: str) -> None:
+    """Print what a run made: the data, the scores, the version, where the pages are, and the next commands.
+
+    made: the artifacts that are there now, by kind. preset: as it was given on the command line.
+    """
+    for line in _end(config, made, preset):
+        typer.echo(line)
+
+
+def _end(config: Config, made: Mapping[str, Artifact], preset: str) -> Iterator[str]:
+    if "ingest" in made:
+        yield f"data:    {_data(made)}"
+        if made["ingest"].ledger.counts.get("left out"):
+            left_out = made["ingest"].path / LEFT_OUT
+            number = int(made["ingest"].ledger.counts["left out"])
+            yield f"         {counted(number, 'row')} left out, listed in {short(left_out)}"
+    if "evaluate" in made:
+        record = read_scores(made["evaluate"].path)
+        shown = [name for name in _SCORES if name in record["scores"]]
+        scores = ", ".join(
+            f"{_SCORES[name]} {record['scores'][name]:.1f} ({record['intervals'][name][0]:.1f} to "
+            f"{record['intervals'][name][1]:.1f})"
+            for name in shown
+        )
+        pictures = f"{counted(record['pictures'], 'picture')} of {config.evaluation.split}"
+        yield f"scores:  {scores}; {pictures}, 95 % intervals"
+        yield f"report:  {short(made['evaluate'].path / REPORT)}"
+    if "register" in made:
+        registration = read_registration(made["register"].path)
+        yield f"version: {registration['uri']}; {registration['why']}"
+    option = "" if config.workspace == Path("workspace").absolute() else f" --workspace {short(config.workspace)}"
+    if "register" in made:
+        yield f"next:    attend caption PICTURE{option}; attend serve{option}; attend ui{option}"
+    else:
+        yield f"next:    attend run {preset}"
+
+
+def short(path: Path) -> str:
+    """Return a path relative to the current folder where it lies below it, otherwise the path as it is."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,55 @@
+"""What changed in a data set since its manifest was made, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from tasks.common.errors import AttendError
+from tasks.common.wording import counted
+from tasks.config.machine import MachineConfig
+from tasks.data.manifest import MANIFEST, valid_rows
+from tasks.datasets.base import DatasetOptions, picture_files
+from tasks.datasets.faults import Faults
+from tasks.pipeline.file_digests import Digests
+
+
+def describe_changes(manifest: Path, data: DatasetOptions, machine: MachineConfig) -> str:
+    """Return what changed, such as `10 pictures added, 5 gone, 1 renamed`.
+
+    manifest: the folder of the last `ingest` artifact. Where the data set cannot be read now, why.
+    """
+    if data.unpacks or not (manifest / MANIFEST).is_file():
+        return "the data set's files changed"
+    old = {row["name"]: row for row in pq.read_table(manifest / MANIFEST).to_pylist()}
+    folder = data.image_folder(Path())
+    try:
+        faults = Faults(gather=True)
+        rows = valid_rows(list(data.rows(Path(), faults)), folder, data, picture_files(folder, machine.folder), faults)
+    except AttendError as error:
+        return str(error)
+    paths = {row.name: folder / row.name for row in rows}
+    digests = Digests(machine.folder / "digests.sqlite").of(paths.values())
+    new = {row.name: digests[paths[row.name]] for row in rows}
+    gone, added = old.keys() - new.keys(), new.keys() - old.keys()
+    # A picture that is gone under one name and there under another is renamed, where their contents are the same.
+    names_gone = {old[name]["digest"] for name in gone}
+    names_added = {new[name] for name in added}
+    renamed = sum(new[name] in names_gone for name in added)
+    both = [row for row in rows if row.name in old]
+    counts = {
+        "added": len(added) - renamed,
+        "gone": sum(old[name]["digest"] not in names_added for name in gone),
+        "changed": sum(new[row.name] != old[row.name]["digest"] for row in both),
+        "renamed": renamed,
+        "with other captions": sum(list(row.captions) != old[row.name]["captions"] for row in both),
+        "in another split": sum(row.split is not None and row.split != old[row.name]["split"] for row in both),
+    }
+    told = [(number, what) for what, number in counts.items() if number]
+    parts = [f"{number:,} {what}" for number, what in told]
+    if told:
+        parts[0] = f"{counted(told[0][0], 'picture')} {told[0][1]}"
+    if faults.found:
+        parts.append(f"{counted(len(faults.found), 'row')} not valid: {faults.found[0]}")
+    return ", ".join(parts) or "the data set's files changed, but no captioned picture"
