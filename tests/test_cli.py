@@ -146,20 +146,20 @@ def test_cache_list_and_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     run_stage(config, "ingest")
     run_stage(config, "extract")
     place = ["--workspace", str(tmp_path / "workspace")]
-    _, out, _ = attend(monkeypatch, capsys, "cache", "list", "--json", *place)
+    _, out, _ = attend(monkeypatch, capsys, "workspace", "grids", "--json", *place)
     (store,) = json.loads(out)
     assert (store["backbone"], store["pictures"], store["shards"]) == ("tiny", 60, 4)
-    code, out, _ = attend(monkeypatch, capsys, "cache", "verify", *place)
+    code, out, _ = attend(monkeypatch, capsys, "workspace", "verify", *place)
     assert (code, out.strip()) == (0, "4 of 4 shards are sound")
     shard = next((tmp_path / "workspace").rglob("shard-00002.h5"))
     data = bytearray(shard.read_bytes())
     data[-5] ^= 4
     shard.write_bytes(data)
-    code, out, err = attend(monkeypatch, capsys, "cache", "verify", *place)
+    code, out, err = attend(monkeypatch, capsys, "workspace", "verify", *place)
     assert code == 1 and "3 of 4 shards are sound" in out and "shard-00002.h5: does not match its digest" in err
     assert plan(config)[1].state == "damaged"
     run_stage(config, "extract")
-    code, out, _ = attend(monkeypatch, capsys, "cache", "verify", *place)
+    code, out, _ = attend(monkeypatch, capsys, "workspace", "verify", *place)
     assert (code, out.strip()) == (0, "4 of 4 shards are sound")
 
 
@@ -169,25 +169,25 @@ def test_cache_usage_prune_and_compact(tmp_path: Path, monkeypatch: pytest.Monke
     for pictures in (60, 20):
         for stage in ("ingest", "extract"):
             run_stage(small(workspace, data__pictures=pictures), stage)
-    _, out, _ = attend(monkeypatch, capsys, "cache", "usage", *place)
-    assert "grids of tiny, 4 shards; needed by small except 40 grids (see `attend cache compact`)" in out
+    _, out, _ = attend(monkeypatch, capsys, "workspace", "usage", *place)
+    assert "grids of tiny, 4 shards; needed by small except 40 grids (see `attend workspace compact`)" in out
     assert "  extract; nobody needs it" in out
     before = sorted(workspace.rglob("*"))
-    _, out, _ = attend(monkeypatch, capsys, "cache", "prune", *place)
+    _, out, _ = attend(monkeypatch, capsys, "workspace", "prune", *place)
     assert "would be removed: add --yes" in out
     assert [path for path in sorted(workspace.rglob("*")) if "locks" not in path.parts] == [
         path for path in before if "locks" not in path.parts
     ]
-    code, out, _ = attend(monkeypatch, capsys, "cache", "prune", "--yes", *place)
+    code, out, _ = attend(monkeypatch, capsys, "workspace", "prune", "--yes", *place)
     assert (code, out.splitlines()[-1].endswith("removed")) == (0, True)
-    _, out, _ = attend(monkeypatch, capsys, "cache", "compact", *place)
+    _, out, _ = attend(monkeypatch, capsys, "workspace", "compact", *place)
     assert out.endswith("4 shards rewritten, 40 grids would be removed: add --yes\n")
-    _, out, _ = attend(monkeypatch, capsys, "cache", "compact", "--yes", *place)
+    _, out, _ = attend(monkeypatch, capsys, "workspace", "compact", "--yes", *place)
     assert out.endswith("4 shards rewritten, 40 grids removed\n")
-    _, out, _ = attend(monkeypatch, capsys, "cache", "usage", "--json", *place)
+    _, out, _ = attend(monkeypatch, capsys, "workspace", "usage", "--json", *place)
     assert all(item["needed_by"] for item in json.loads(out))
     assert run_stage(small(workspace, data__pictures=20), "extract").state == "fresh"
-    line = refused(monkeypatch, capsys, "cache", "prune", "--forget", "smal", *place)
+    line = refused(monkeypatch, capsys, "workspace", "prune", "--forget", "smal", *place)
     assert "--forget: smal: no run and no import has this name; did you mean 'small'?" in line
 
 

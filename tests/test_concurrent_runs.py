@@ -73,7 +73,7 @@ def test_pruning_steps_aside_for_a_run(tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     while process.poll() is None and not list(workspace.glob("artifacts/train/*.partial")):
         pass
-    command = [sys.executable, "-m", "flows.commands.cli", "cache", "prune", "--yes", "--workspace", str(workspace)]
+    command = [sys.executable, "-m", "flows.commands.cli", "workspace", "prune", "--yes", "--workspace", str(workspace)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "prune: a run is going on: run of small" in done.stderr and "Traceback" not in done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.cache_contents import usage
+from flows.commands.workspace_contents import usage
 from flows.operations.prefect_server import set_aside_half_made_database
 from tasks.common.errors import AttendError
 from tasks.pipeline.workspace import Workspace

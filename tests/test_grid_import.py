@@ -13,8 +13,8 @@ import h5py
 import numpy as np
 import pytest
 
-from flows.commands.cache_contents import planned_compactions, prune, usage
 from flows.commands.import_grids import import_grids
+from flows.commands.workspace_contents import planned_compactions, prune, usage
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.data.manifest import read_pictures

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 import pytest
 
-from flows.commands import cache_contents as housekeeping
-from flows.commands.cache_contents import Item, compact, planned_compactions, prune, usage
+from flows.commands import workspace_contents as housekeeping
 from flows.commands.old_versions import old_versions, remove_versions
+from flows.commands.workspace_contents import Item, compact, planned_compactions, prune, usage
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.grids.identity import Identity
@@ -107,7 +107,7 @@ def grids_of(config: Config) -> dict[str, npt.NDArray[np.float16]]:
 
 
 @pytest.mark.parametrize(
-    "place", ["flows.commands.cache_contents.reindex", "flows.commands.cache_contents.remove_shard"]
+    "place", ["flows.commands.workspace_contents.reindex", "flows.commands.workspace_contents.remove_shard"]
 )
 def test_a_killed_compaction_loses_nothing(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     config = with_fewer_pictures(workspace, 30)
@@ -240,7 +240,7 @@ def test_a_flipped_bit_is_not_compacted_into_a_new_digest(workspace: Workspace) 
     content[-1] ^= 1
     planned.old[0].path.write_bytes(content)
     before = shards(workspace)
-    with pytest.raises(AttendError, match="does not match its digest: run `attend cache verify`"):
+    with pytest.raises(AttendError, match="does not match its digest: run `attend workspace verify`"):
         compacted(workspace)
     assert shards(workspace) == before
 
@@ -269,7 +269,7 @@ def test_nightly_runs_for_ever_stay_within_a_bound(
     """Each night trains anew; versions beyond the policy go, with their runs and artifacts, and the champion never."""
     workspace, sizes = tmp_path / "workspace", []
     place = ["--workspace", str(workspace)]
-    prune_command = ["cache", "prune", "--keep-versions", "2", "--keep-days", "0", *place]
+    prune_command = ["workspace", "prune", "--keep-versions", "2", "--keep-days", "0", *place]
     for night in range(8):
         register_all(small(workspace, training__seed=night, training__epochs=1))
         if night == 5:

@@ -242,7 +242,7 @@ def test_few_pictures_decide_nothing(tmp_path: Path, register: Callable[..., dic
 def test_a_score_that_is_0_for_both_decides_nothing(tmp_path: Path, register: Callable[..., dict[str, str]]) -> None:
     register(nothing)
     why = register(lambda row: a_reference(row).split()[-1])["why"]
-    assert "version 2 is challenger: bleu4 is 0 for both and cannot decide: `attend promote --score` with" in why
+    assert "version 2 is challenger: bleu4 is 0 for both and cannot decide: `attend models promote --score` with" in why
 
 
 def test_scores_of_training_pictures_promote_nobody(tmp_path: Path, register: Callable[..., dict[str, str]]) -> None:

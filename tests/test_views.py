@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flows.commands.cache_contents import compact, planned_compactions, usage
+from flows.commands.workspace_contents import compact, planned_compactions, usage
 from models.backbones.encoder import Encoder
 from models.photographs import decode, resize, stack
 from models.vocabulary import Vocabulary

@@ -1,7 +1,8 @@
 """Our scores beside the COCO caption toolkit's: the same captions, cut into words and scored by both.
 
-    python -m bench.quality.toolkit RESULTS ANNOTATIONS      # as `attend evaluate CONFIG --results FOLDER` writes them
+    python -m bench.quality.toolkit RESULTS ANNOTATIONS
 
+The files are as `attend models evaluate CONFIG --results FOLDER` writes them.
 The toolkit (pycocoevalcap, on the machine's Java) gets an environment of its own. Beside these captions hand-made
 corpora are scored: empty captions, one word, words that no reference has, captions that are their references, unicode.
 """

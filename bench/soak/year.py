@@ -3,10 +3,10 @@
     python -m bench.soak.year [--nights 365] [--keep-versions 10]
 
 Every night a picture comes and the oldest goes; the whole pipeline runs, up to a version in MLflow, and then
-`attend cache prune --keep-versions N --yes` and `attend cache compact --yes`. The script ends with an error where a
-night's run fails, a version beyond the policy stays, the champion goes, the files take a tenth more at the end of the
-year than after a month, or MLflow's database grows by more than 40 KiB a night: MLflow keeps the rows of deleted runs
-until its own command `mlflow gc` removes them.
+`attend workspace prune --keep-versions N --yes` and `attend workspace compact --yes`. The script ends with an error
+where a night's run fails, a version beyond the policy stays, the champion goes, the files take a tenth more at the end
+of the year than after a month, or MLflow's database grows by more than 40 KiB a night: MLflow keeps the rows of deleted
+runs until its own command `mlflow gc` removes them.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def live(folder: Path, night: int, keep_versions: int) -> Night:
     write_pictures(folder / "photographs", night)
     register_all(config_of(folder, night))
     place = ["--yes", "--workspace", str(workspace)]
-    prune = ["cache", "prune", "--keep-versions", str(keep_versions), "--keep-days", "0"]
+    prune = ["workspace", "prune", "--keep-versions", str(keep_versions), "--keep-days", "0"]
     with contextlib.redirect_stdout(io.StringIO()):
-        for command in (prune, ["cache", "compact"]):
+        for command in (prune, ["workspace", "compact"]):
             app([*command, *place], standalone_mode=False)
     client = tracking.connect(workspace)
     aliases = {name: str(version) for name, version in client.get_registered_model("small").aliases.items()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands.options import Json, Overrides, Preset, print_json
+from flows.commands.options import ConfigWorkspace, Json, Overrides, Preset, print_json, with_workspace
 from tasks.common.wording import counted
 
 if TYPE_CHECKING:
@@ -23,12 +23,13 @@ def check(
     sample: Annotated[
         int, typer.Option(min=0, help="pictures whose pixels are read; of the others, only the headers")
     ] = 300,
+    workspace: ConfigWorkspace = None,
     as_json: Json = False,
 ) -> None:
     """Find all that would stop or spoil a run: in settings, pictures, captions, splits, weights and workspace."""
     from flows.preflight import verdict_of
 
-    verdict = verdict_of(preset, overrides or [], sample)
+    verdict = verdict_of(preset, with_workspace(overrides, workspace), sample)
     if as_json:
         print_json(asdict(verdict))
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -13,12 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.commands import cache as cli_cache
 from flows.commands import check as cli_check
+from flows.commands import data as cli_data
 from flows.commands import init as cli_init
 from flows.commands import models as cli_models
 from flows.commands import score as cli_score
-from flows.commands.options import Json, Overrides, Preset, Until, Verify, WorkspaceOption, print_json, whole_number
+from flows.commands import settings as cli_settings
+from flows.commands import workspace as cli_workspace
+from flows.commands.options import (
+    ConfigWorkspace,
+    Json,
+    Overrides,
+    Preset,
+    Until,
+    Verify,
+    WorkspaceOption,
+    print_json,
+    whole_number,
+    with_workspace,
+)
 from tasks.common.errors import AttendError, is_disk_full
 
 if TYPE_CHECKING:
@@ -33,17 +45,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.add_typer(cli_cache.app, name="cache")
-for command in (
-    cli_init.init,
-    cli_check.check,
-    cli_models.compare,
-    cli_models.promote,
-    cli_models.rollback,
-    cli_models.use,
-    cli_score.score,
-):
+for command in (cli_init.init, cli_check.check, cli_settings.settings, cli_score.score):
     app.command()(command)
+for name, group in (("data", cli_data.app), ("models", cli_models.app), ("workspace", cli_workspace.app)):
+    app.add_typer(group, name=name)
 
 _STATE_COLOURS = {"fresh": "green", "stale": "yellow", "missing": "yellow", "damaged": "red", "interrupted": "magenta"}
 
@@ -54,6 +59,7 @@ def run(
     overrides: Overrides = None,
     until: Until = "register",
     verify: Verify = False,
+    workspace: ConfigWorkspace = None,
     as_json: Json = False,
 ) -> None:
     """Bring a captioner up to date: run the stages that are stale, and no others."""
@@ -62,7 +68,7 @@ def run(
     from tasks.pipeline.plan import plan, up_to
     from tasks.pipeline.plan import verify as verify_files
 
-    config = load(preset, overrides or [])
+    config = load(preset, with_workspace(overrides, workspace))
     pipeline = up_to(build_pipeline(config), until)
     with _leading(config.machine.device) as leads:
         if not leads:
@@ -76,16 +82,23 @@ def run(
 
 
 @app.command()
-def status(preset: Preset, overrides: Overrides = None, verify: Verify = False, as_json: Json = False) -> None:
+def status(
+    preset: Preset,
+    overrides: Overrides = None,
+    until: Until = "register",
+    verify: Verify = False,
+    workspace: ConfigWorkspace = None,
+    as_json: Json = False,
+) -> None:
     """Show what `attend run` would do, and why, without running anything."""
     from flows.pipeline import build_pipeline
     from flows.preflight import last_verdict
     from tasks.config.schema import load
-    from tasks.pipeline.plan import plan
+    from tasks.pipeline.plan import plan, up_to
     from tasks.pipeline.plan import verify as verify_files
 
-    config = load(preset, overrides or [])
-    pipeline = build_pipeline(config)
+    config = load(preset, with_workspace(overrides, workspace))
+    pipeline = up_to(build_pipeline(config), until)
     statuses = verify_files(pipeline) if verify else plan(pipeline)
     if as_json:
         print_json([_as_json(item) for item in statuses])
@@ -100,7 +113,7 @@ def demo(workspace: WorkspaceOption = Path("workspace")) -> None:
     from flows.commands.demo import show
     from tasks.config.schema import load
 
-    config = load("demo", [f"machine.workspace={json.dumps(str(workspace))}"])
+    config = load("demo", with_workspace([], workspace))
     _run(config, "register", "demo")
     show(config)
 
@@ -161,45 +174,6 @@ def serve(
     from flows.serving.serve import serve as run_server
 
     run_server(model, workspace.expanduser().absolute(), host, port, batch, refresh)
-
-
-@app.command()
-def evaluate(
-    preset: Preset,
-    overrides: Overrides = None,
-    model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
-    results: Annotated[
-        Path | None, typer.Option(help="write results.json and annotations.json, in COCO's formats, into this folder")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Score a registered model (by default the config's champion) on the config's held-out pictures as they are now."""
-    from flows.registered.evaluate import evaluate_registered
-    from tasks.config.schema import load
-
-    evaluation = evaluate_registered(load(preset, overrides or []), model, results)
-    if as_json:
-        print_json({"model": evaluation.model, "run_id": evaluation.run_id, **evaluation.scores})
-        return
-    record = evaluation.scores
-    for name, value in record["scores"].items():
-        low, high = record["intervals"][name]
-        typer.echo(f"{name:<12} {value:.2f}  ({low:.2f} to {high:.2f})")
-    typer.echo(f"{evaluation.model}: {record['pictures']:,} pictures; {record['signature']}")
-
-
-@app.command()
-def datasets(as_json: Json = False) -> None:
-    """List the data set formats that can be read, and the settings of each."""
-    from tasks.datasets import ADAPTERS
-
-    if as_json:
-        print_json({name: kind.model_json_schema()["properties"] for name, kind in ADAPTERS.items()})
-        return
-    for name, kind in ADAPTERS.items():
-        fields = [field for field in kind.model_fields if field != "adapter"]
-        typer.echo(f"{name:<10} {(kind.__doc__ or '').strip().splitlines()[0]}")
-        typer.echo(f"{'':<10} settings: {', '.join(f'data.{field}' for field in fields)}")
 
 
 @app.command()

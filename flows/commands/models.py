@@ -1,4 +1,4 @@
-"""`attend compare`, `promote` and `rollback`: compare registered versions, and choose the champion."""
+"""`attend models`: registered versions, their scores and reports, and which of them is champion."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands.options import Json, WorkspaceOption, print_json, whole_number
+from flows.commands.options import (
+    ConfigWorkspace,
+    Json,
+    Overrides,
+    Preset,
+    WorkspaceOption,
+    print_json,
+    whole_number,
+    with_workspace,
+)
 from tasks.common.errors import AttendError
 
 if TYPE_CHECKING:
     from tasks.config.schema import Config
 
+_SHOWN = ("bleu4", "meteor", "rouge_l", "cider", "truth")
 _Address = Annotated[str, typer.Argument(help="models:/NAME/VERSION or models:/NAME@ALIAS")]
 _On = Annotated[
     str | None,
@@ -20,9 +30,59 @@ _On = Annotated[
 ]
 
 
+app = typer.Typer(help="Registered models: compare versions, choose the champion.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="only the versions of this model")] = None,
+    workspace: WorkspaceOption = Path("workspace"),
+    as_json: Json = False,
+) -> None:
+    """List the registered versions with their scores, the champions marked."""
+    from tasks.registry.catalogue import all_versions
+
+    versions = all_versions(workspace.expanduser().absolute(), name)
+    if as_json:
+        print_json([vars(version) for version in versions])
+        return
+    if not versions:
+        typer.echo("no model is registered yet: run `attend run`")
+    for version in versions:
+        shown = [f"{score} {version.scores[score]:.1f}" for score in _SHOWN if score in version.scores]
+        typer.echo(f"{version.address:<32} {', '.join(version.aliases):<20} {version.created}  {'  '.join(shown)}")
+
+
+@app.command()
+def show(version: _Address, workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
+    """Show a version: its model card, its scores, and what it was made from."""
+    from tasks.registry.catalogue import one_version
+
+    found = one_version(workspace.expanduser().absolute(), version)
+    if as_json:
+        print_json(vars(found))
+        return
+    typer.echo(f"{found.address}  {', '.join(found.aliases)}  {found.created}\n\n{found.card}")
+
+
+@app.command()
+def report(
+    version: _Address,
+    out: Annotated[Path, typer.Option(help="the file to write")] = Path("report.html"),
+    workspace: WorkspaceOption = Path("workspace"),
+) -> None:
+    """Write the report of a version's evaluation, an HTML page that needs no network, from MLflow."""
+    from tasks.registry.catalogue import write_version_report
+
+    write_version_report(workspace.expanduser().absolute(), version, out)
+    typer.echo(f"{out}: the report of {version}")
+
+
+@app.command()
 def compare(
     first: _Address,
     second: _Address,
+    overrides: Overrides = None,
     on: _On = None,
     captions: Annotated[int, typer.Option(help="how many of the differing captions to show", **whole_number(0))] = 10,
     workspace: WorkspaceOption = Path("workspace"),
@@ -31,7 +91,7 @@ def compare(
     """Compare two registered versions on the same pictures: scores, intervals, and captions side by side."""
     from flows.registered.compare import compare_versions
 
-    comparison = compare_versions(workspace.expanduser().absolute(), first, second, _config(on, workspace))
+    comparison = compare_versions(workspace.expanduser().absolute(), first, second, _config(on, overrides, workspace))
     differ = {digest: pair for digest, pair in comparison.captions.items() if pair[0].caption != pair[1].caption}
     if as_json:
         caption_pairs = [
@@ -51,8 +111,10 @@ def compare(
         typer.echo(f"  first:  {' '.join(old.caption)}\n  second: {' '.join(new.caption)}")
 
 
+@app.command()
 def promote(
     version: _Address,
+    overrides: Overrides = None,
     score: Annotated[
         str | None, typer.Option(help="the score to compare; by default CONFIG's registry.promote_on, or bleu4")
     ] = None,
@@ -79,7 +141,7 @@ def promote(
             raise AttendError("--force: promotes without a comparison: leave out --score, --certainty and --on")
         typer.echo(force_champion(folder, version))
         return
-    config = _config(on, workspace)
+    config = _config(on, overrides, workspace)
     registry = config.registry if config is not None else RegistryConfig(model="any")
     rule = PromotionRule(score or registry.promote_on, certainty or registry.certainty, registry.min_pictures)
     decision = promote_version(folder, version, rule, config)
@@ -88,6 +150,7 @@ def promote(
     typer.echo(decision.why)
 
 
+@app.command()
 def use(
     model: Annotated[
         str | None, typer.Argument(metavar="NAME", help="name of a registered model; without it: the one promoted last")
@@ -101,6 +164,33 @@ def use(
     typer.echo(f"in use: models:/{model}@champion" if model else "in use: the champion that was promoted last")
 
 
+@app.command()
+def evaluate(
+    preset: Preset,
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="write results.json and annotations.json, in COCO's formats, into this folder")
+    ] = None,
+    workspace: ConfigWorkspace = None,
+    as_json: Json = False,
+) -> None:
+    """Score a registered model (by default the config's champion) on the config's held-out pictures as they are now."""
+    from flows.registered.evaluate import evaluate_registered
+    from tasks.config.schema import load
+
+    evaluation = evaluate_registered(load(preset, with_workspace(overrides, workspace)), model, results)
+    if as_json:
+        print_json({"model": evaluation.model, "run_id": evaluation.run_id, **evaluation.scores})
+        return
+    record = evaluation.scores
+    for name, value in record["scores"].items():
+        low, high = record["intervals"][name]
+        typer.echo(f"{name:<12} {value:.2f}  ({low:.2f} to {high:.2f})")
+    typer.echo(f"{evaluation.model}: {record['pictures']:,} pictures; {record['signature']}")
+
+
+@app.command()
 def rollback(
     model: Annotated[str, typer.Argument(metavar="NAME", help="name of a registered model")],
     workspace: WorkspaceOption = Path("workspace"),
@@ -116,10 +206,10 @@ def rollback(
     typer.echo(roll_back(workspace.expanduser().absolute(), name))
 
 
-def _config(on: str | None, workspace: Path) -> Config | None:
+def _config(on: str | None, overrides: Overrides, workspace: Path) -> Config | None:
     """Return the config that --on names, with `workspace` as its workspace; None where --on is not given."""
-    import json
-
     from tasks.config.schema import load
 
-    return load(on, [f"machine.workspace={json.dumps(str(workspace))}"]) if on is not None else None
+    if on is None and overrides:
+        raise AttendError(f"{overrides[0]}: settings belong to a config: give it with --on")
+    return load(on, with_workspace(overrides, workspace)) if on is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +54,18 @@ WorkspaceOption = Annotated[
         help="folder or URL that `attend run` works in",
     ),
 ]
+
+
+ConfigWorkspace = Annotated[
+    str | None,
+    typer.Option("--workspace", metavar="FOLDER", help="folder or URL to work in, in place of machine.workspace"),
+]
+
+
+def with_workspace(overrides: Sequence[str] | None, workspace: str | Path | None) -> list[str]:
+    """Return overrides of a config, with its workspace where one is given."""
+    place = [] if workspace is None else [f"machine.workspace={json.dumps(str(workspace))}"]
+    return [*(overrides or []), *place]
 
 
 def print_json(value: Any) -> None:

@@ -213,14 +213,14 @@ def _read_rows(path: Path) -> list[Row]:
         if path.suffix == ".parquet":
             rows: list[Row] = pq.read_table(path, columns=_SCHEMA.names).to_pylist()
             return rows
-        rows = []
+        rows, number = [], 0
         for number, line in numbered_lines(path):  # noqa: B007 -- named in the error below
             row = dict(json.loads(line))
             rows.append({name: row[name] for name in _SCHEMA.names})
         return rows
-    except (pa.ArrowException, OSError):
-        raise AttendError(f"--out: {path}: is not a file of captions: give another name, or remove it") from None
-    except (ValueError, TypeError, KeyError):
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError):
+        if path.suffix == ".parquet":
+            raise AttendError(f"--out: {path}: is not a file of captions: give another name, or remove it") from None
         raise AttendError(f"--out: {path}:{number}: is not a line of captions: give another name") from None
 
 

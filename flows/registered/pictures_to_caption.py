@@ -105,7 +105,7 @@ class ParquetPictures:
         self._path = path
         try:
             self._file = pq.ParquetFile(path)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise AttendError(f"{path}: is not a Parquet file: {' '.join(str(error).split())[:120]}") from None
         schema = self._file.schema_arrow
         binary = [field.name for field in schema if _holds_bytes(field.type)]
@@ -150,7 +150,7 @@ class ParquetPictures:
         columns = [self._image_column] + ([self._name_column] if self._name_column else [])
         try:
             yield from self._file.iter_batches(_BATCH, columns=columns)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise AttendError(f"{self._path}: is damaged: {' '.join(str(error).split())[:120]}") from None
 
 

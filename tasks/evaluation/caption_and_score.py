@@ -151,7 +151,7 @@ def read_predictions(path: Path) -> dict[str, ScoredCaption]:
     """
     try:
         columns = pq.read_schema(path).names
-    except (OSError, pa.ArrowInvalid) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise AttendError(f"{path}: cannot be read as Parquet: {' '.join(str(error).split())}") from None
     if not {"digest", "caption", "references", "facts"} <= set(columns):
         raise AttendError(f"{path}: has no references: it is not a predictions.parquet, or an older version wrote it")

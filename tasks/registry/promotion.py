@@ -98,11 +98,11 @@ def _undecidable(comparison: ModelComparison, compared: ScoreComparison, rule: P
     if len(comparison.captions) < rule.min_pictures:
         return (
             f"{len(comparison.captions)} pictures cannot decide, {rule.min_pictures} are required: evaluate on more, "
-            "or `attend promote --force`"
+            "or `attend models promote --force`"
         )
     if compared.first == compared.second == 0:
         others = [item.score for item in comparison.scores if item.first != item.second]
-        known = f": `attend promote --score` with one that differs: {', '.join(others)}" if others else ""
+        known = f": `attend models promote --score` with one that differs: {', '.join(others)}" if others else ""
         return f"{compared.score} is 0 for both and cannot decide{known}"
     return None
 

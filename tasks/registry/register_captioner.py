@@ -333,14 +333,14 @@ def _decide(
     why_first: why a version without a champion to compare with becomes champion.
     """
     if was_trained_on(scores) and (champion is None or comparison is not None):
-        why = "its scores are of pictures it was trained on: set evaluation.split to dev or test, or `attend promote`"
+        why = "its scores are of pictures it was trained on: set evaluation.split to dev or test"
         return "challenger", make_challenger(client, version, f"{_label(version)} is challenger: {why}")
     if champion is None:
         return "champion", make_champion(client, version, f"{_label(version)} is champion: {why_first}")
     if comparison is None:
         return "champion", f"{_label(version)} is champion"
     if was_rolled_back(client, version):
-        why = f"{_label(version)} was champion and was rolled back: `attend promote` makes it champion again"
+        why = f"{_label(version)} was champion and was rolled back: `attend models promote` makes it champion again"
         return "challenger", why
     rule = PromotionRule(registry.promote_on, registry.certainty, registry.min_pictures)
     return promote(client, version, champion, comparison, rule)

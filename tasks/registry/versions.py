@@ -22,7 +22,7 @@ EVALUATION = "attend.evaluation"  # tag of a version: the folder in its run with
 PREDICTIONS_DIGEST = "attend.predictions"  # tag of a version: the SHA-256 of its predictions
 CHAMPIONS = "attend.champions"  # tag of a model: the versions that were champion, oldest first
 PROMOTED_AT = "attend.promoted_at"  # tag of a model: when its champion was set last (UTC, ISO 8601)
-_FIXED = "model-in-use.txt"  # in the workspace: the name of the model that `attend use` fixed
+_FIXED = "model-in-use.txt"  # in the workspace: the name of the model that `attend models use` fixed
 _EARLIER_LIMIT = 10  # versions listed in a report
 
 
@@ -179,7 +179,7 @@ def check_address(model: str | None) -> None:
 
 
 def default_champion(client: MlflowClient, workspace: Path) -> str:
-    """Return `models:/NAME@champion` of the model that `attend use` fixed, else of the one promoted to last.
+    """Return `models:/NAME@champion` of the model that `attend models use` fixed, else of the one promoted to last.
 
     Only models that attend registered count. Raises AttendError where none of them has a champion.
     """
@@ -206,7 +206,7 @@ def _names(client: MlflowClient) -> list[str]:
 
 
 def _fixed_model(workspace: Path) -> str | None:
-    """Return the name of the model that `attend use` fixed for the workspace; None where it fixed none."""
+    """Return the name of the model that `attend models use` fixed for the workspace; None where it fixed none."""
     try:
         return (workspace / _FIXED).read_text(encoding="utf-8").strip() or None
     except FileNotFoundError:

@@ -38,7 +38,7 @@ def values_of(preset_or_file: str, overrides: Sequence[str] = ()) -> dict[str, A
     elif not path.is_file():
         raise AttendError(f"{path}: no such file")
     else:
-        values = {"name": path.stem, **_read(path)}
+        values = {"name": path.stem, **_read_with_paths(path)}
     for override in overrides:
         values = _merged(values, _parse_override(override))
     return values
@@ -69,11 +69,39 @@ def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> d
         known = presets()
         check_known(preset, "preset", known)
         path = known[preset]
-    base = resolve_preset({"name": path.stem, **_read(path)}, (*ancestors, preset))
+    base = resolve_preset({"name": path.stem, **_read_with_paths(path)}, (*ancestors, preset))
     theirs, own = base.get("data"), values.get("data")
     if isinstance(theirs, dict) and isinstance(own, dict) and own.get("adapter", "") not in ("", theirs.get("adapter")):
         base = {**base, "data": {}}  # settings of an adapter mean nothing to another
     return _merged(base, values)
+
+
+# Fields that hold a path; in a YAML file a relative one is relative to that file.
+_PATHS = (
+    ("data", "path"),
+    ("data", "images"),
+    ("grids", "weights"),
+    ("decoder", "word_vectors"),
+    ("machine", "workspace"),
+    ("machine", "cache"),
+)
+_WEIGHT_NAMES = ("torchvision:", "timm:", "random:", "imported:")
+
+
+def _read_with_paths(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file, the relative paths in it made absolute; AttendError where it holds none."""
+    values, folder = _read(path), path.expanduser().absolute().parent
+    for section, name in _PATHS:
+        part = values.get(section)
+        if not isinstance(part, dict):
+            continue
+        given = part.get(name)
+        if isinstance(given, str) and not (given.startswith(("~", *_WEIGHT_NAMES)) or "://" in given):
+            values[section] = {**part, name: str(folder / given)}
+    preset = values.get("preset")
+    if isinstance(preset, str) and preset.endswith((".yaml", ".yml")) and not preset.startswith("~"):
+        values["preset"] = str(folder / preset)
+    return values
 
 
 def _read(path: Path) -> dict[str, Any]:

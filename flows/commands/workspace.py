@@ -1,6 +1,6 @@
-"""`attend cache`: list, measure, prune, compact, verify and import what a workspace holds.
+"""`attend workspace`: list, measure, prune, compact and verify what a workspace holds.
 
-What is needed, and what may be removed, is decided in cache_contents.py.
+What is needed, and what may be removed, is decided in workspace_contents.py.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from flows.commands.options import Json, WorkspaceOption, print_json
 from tasks.common.errors import AttendError
 
 if TYPE_CHECKING:
-    from flows.commands.cache_contents import Item
     from flows.commands.old_versions import OldVersion
+    from flows.commands.workspace_contents import Item
     from tasks.grids.store import Shard
     from tasks.pipeline.workspace import Workspace
 
-app = typer.Typer(help="List, check and clean up the grid cache and the artifacts.", no_args_is_help=True)
+app = typer.Typer(
+    help="What a workspace holds: list, measure, check and clean up grids and artifacts.", no_args_is_help=True
+)
 
 
-@app.command("list")
-def cache_list(workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
+@app.command("grids")
+def grids(workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
     """List the grid stores: the backbone, the number of pictures and the size of each."""
     from tasks.grids.store import folder_size, stores
 
@@ -47,9 +49,9 @@ def cache_list(workspace: WorkspaceOption = Path("workspace"), as_json: Json = F
 
 
 @app.command("usage")
-def cache_usage(workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
+def show_usage(workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
     """Show how much space each item takes, and which runs and registered models need it."""
-    from flows.commands.cache_contents import usage
+    from flows.commands.workspace_contents import usage
     from tasks.grids.store import folder_size
 
     opened = _open_workspace(workspace)
@@ -69,7 +71,7 @@ def cache_usage(workspace: WorkspaceOption = Path("workspace"), as_json: Json = 
 
 
 @app.command("prune")
-def cache_prune(
+def prune(
     workspace: WorkspaceOption = Path("workspace"),
     forget: Annotated[
         list[str] | None,
@@ -85,7 +87,7 @@ def cache_prune(
     yes: Annotated[bool, typer.Option("--yes", help="remove the items; without this they are only listed")] = False,
 ) -> None:
     """List what no run and no registered model needs; remove it with --yes. All versions are kept by default."""
-    from flows.commands import cache_contents as housekeeping
+    from flows.commands import workspace_contents as housekeeping
     from tasks.pipeline.sessions import exclusive_session
 
     opened = _open_workspace(workspace)
@@ -113,33 +115,33 @@ def cache_prune(
 
 
 @app.command("compact")
-def cache_compact(
+def compact(
     workspace: WorkspaceOption = Path("workspace"),
     yes: Annotated[bool, typer.Option("--yes", help="rewrite the shards; without this they are only listed")] = False,
 ) -> None:
     """List the shards that hold grids which nobody needs any more; rewrite them without those grids with --yes."""
-    from flows.commands.cache_contents import compact, planned_compactions
+    from flows.commands import workspace_contents as housekeeping
     from tasks.config.machine import MachineConfig
     from tasks.pipeline.sessions import exclusive_session
 
     opened = _open_workspace(workspace)
     _check_local(opened, "compact")
     with exclusive_session(opened, "compact"):
-        planned = planned_compactions(opened)
+        planned = housekeeping.planned_compactions(opened)
         for item in planned:
             typer.echo(
                 f"{item.store.folder.relative_to(opened.root)}  grids of {item.store.identity.backbone}: "
                 f"{len(item.old)} shards hold {item.dropped:,} grids that nobody needs"
             )
         if yes:
-            compact(opened, planned, MachineConfig().shard_rows)
+            housekeeping.compact(opened, planned, MachineConfig().shard_rows)
     dropped = sum(item.dropped for item in planned)
     outcome = "removed" if yes else "would be removed: add --yes"
     typer.echo(f"{sum(len(item.old) for item in planned)} shards rewritten, {dropped:,} grids {outcome}")
 
 
 @app.command("verify")
-def cache_verify(workspace: WorkspaceOption = Path("workspace")) -> None:
+def verify(workspace: WorkspaceOption = Path("workspace")) -> None:
     """Check every shard against its digest; set damaged shards aside, and exit with code 1 if there are any."""
     from tasks.grids.store import stores
 
@@ -159,50 +161,6 @@ def cache_verify(workspace: WorkspaceOption = Path("workspace")) -> None:
     typer.echo(f"{checked - len(problems)} of {checked} shards are sound")
     if problems:
         raise typer.Exit(1)
-
-
-@app.command("retry")
-def cache_retry(
-    config: Annotated[str, typer.Argument(help="a preset or YAML file")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="section.field=value")] = None,
-) -> None:
-    """Try the pictures again that could not be read; `attend run` then takes up those that can be read now."""
-    from flows.commands.retry_pictures import retry_failed
-    from tasks.config.schema import load
-    from tasks.pipeline.sessions import exclusive_session
-    from tasks.pipeline.workspace import Workspace
-
-    settings = load(config, overrides or [])
-    with exclusive_session(Workspace(settings.workspace), "retry"):
-        before, after = retry_failed(settings)
-    typer.echo(f"{before - after:,} of {before:,} pictures that could not be read can be read now")
-
-
-@app.command("import")
-def cache_import(
-    grids: Annotated[Path, typer.Argument(help=".npy, .npz or HDF5 file with one 4-D array of grids")],
-    config: Annotated[str, typer.Argument(help="a preset or YAML file with grids.backbone=imported")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="section.field=value")] = None,
-    ids: Annotated[
-        Path | None, typer.Option(help="file with the ids of the grids: .npy, .json or text with one id a line")
-    ] = None,
-    layout: Annotated[
-        str | None, typer.Option(help="axis order, nchw or nhwc, where the array's shape leaves it open")
-    ] = None,
-) -> None:
-    """Import grids that another program extracted; their ids name pictures of the config's data set."""
-    from flows.commands.import_grids import import_grids
-    from tasks.config.schema import load
-    from tasks.pipeline.sessions import session
-    from tasks.pipeline.workspace import Workspace
-
-    if layout not in (None, "nchw", "nhwc"):
-        raise AttendError(f"--layout: must be nchw or nhwc, not {layout}")
-    settings = load(config, overrides or [])
-    Workspace(settings.workspace).prepare()
-    with session(Workspace(settings.workspace), f"import of {grids.name}"):
-        count = import_grids(settings, grids, ids, layout)  # type: ignore[arg-type]
-    typer.echo(f"{count:,} grids of {grids.name} are in the cache as {settings.grids.weights}")
 
 
 def _set_aside(workspace: Workspace, shard: Shard) -> str:
@@ -232,11 +190,11 @@ def _open_workspace(folder: Path) -> Workspace:
 def _check_local(workspace: Workspace, command: str) -> None:
     """Raise AttendError where the workspace caches object storage, whose grids runs on other machines may need.
 
-    command: the subcommand of `attend cache` that is refused.
+    command: the subcommand of `attend workspace` that is refused.
     """
     if workspace.remote is not None:
         raise AttendError(
-            f"{workspace.root}: is a cache of {workspace.remote.url}, which other machines use too: `attend cache "
+            f"{workspace.root}: is a cache of {workspace.remote.url}, which other machines use too: `attend workspace "
             f"{command}` needs a workspace in a local folder; machine.cache_gib limits the size of this cache"
         )
 
@@ -250,7 +208,7 @@ def _print_items(items: list[Item], root: Path) -> None:
     for (path, description, needed_by), group in lines.items():
         shards = f", {len(group)} shards" if group[0].path.suffix == ".h5" else ""
         unneeded = sum(item.unneeded for item in group)
-        exception = f" except {unneeded:,} grids (see `attend cache compact`)" if unneeded else ""
+        exception = f" except {unneeded:,} grids (see `attend workspace compact`)" if unneeded else ""
         needed = f"needed by {', '.join(needed_by)}{exception}" if needed_by else "nobody needs it"
         typer.echo(f"{_mib(sum(item.size for item in group))}  {path}  {description}{shards}; {needed}")
 

@@ -142,7 +142,7 @@ def compact(workspace: Workspace, planned: Iterable[Compaction], shard_rows: int
         for shard in store.shards():
             damage = shard.damage(verify=shard.number in old or shard.path in suspects)
             if damage is not None:
-                raise AttendError(f"{damage}: run `attend cache verify`, `attend run`, and then this again")
+                raise AttendError(f"{damage}: run `attend workspace verify`, `attend run`, and then this again")
         store.clean()
         _rewrite(item, shard_rows)
         rows, _ = store.rows(without=old)

@@ -1,0 +1,94 @@
+"""The reference of a config's settings, from the sections themselves: for `attend settings` and docs/settings.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from tasks.config.schema import Config
+from tasks.datasets import ADAPTERS
+
+_GENERAL = "general"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting. default: as YAML; empty where it is not set by default, None where it must be given."""
+
+    name: str
+    type: str
+    default: str | None
+    bounds: str
+    about: str
+
+
+@dataclass(frozen=True)
+class SectionReference:
+    """A section of the config, in one line, with its settings."""
+
+    about: str
+    settings: list[Setting]
+
+
+def sections() -> dict[str, SectionReference]:
+    """Return every section of a config by name; `data` has an entry for each adapter, `data.NAME`."""
+    found = {_GENERAL: SectionReference("What is not in a section.", [])}
+    for name, field in Config.model_fields.items():
+        if name == "data":
+            for adapter, kind in ADAPTERS.items():
+                found[f"data.{adapter}"] = _section(kind, "data")
+            continue
+        section = next((part for part in (field.annotation, *get_args(field.annotation)) if _is_section(part)), None)
+        if section is None:
+            found[_GENERAL].settings.append(_setting(name, field))
+        else:
+            found[name] = _section(section, name)
+    return found
+
+
+def _is_section(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _section(kind: Any, name: str) -> SectionReference:
+    about = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+    return SectionReference(about, [_setting(f"{name}.{key}", field) for key, field in kind.model_fields.items()])
+
+
+def _setting(name: str, field: FieldInfo) -> Setting:
+    bounds = []
+    for mark in field.metadata:
+        for kind, sign, value in ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt")):
+            if isinstance(mark, kind):
+                bounds.append(f"{sign} {getattr(mark, value)}")
+    return Setting(name, _type(field.annotation), _default(field), " and ".join(bounds), field.description or "")
+
+
+def _default(field: FieldInfo) -> str | None:
+    if field.is_required():
+        return None
+    default = field.get_default()
+    if default is None:  # also where it is computed, which the description says
+        return ""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, tuple):
+        return f"[{', '.join(default)}]"
+    return str(default)
+
+
+def _type(annotation: Any) -> str:
+    """Return a field's type in words."""
+    if get_origin(annotation) is Literal:
+        return " or ".join(f"`{choice}`" for choice in get_args(annotation))
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(_type(part) for part in get_args(annotation) if part is not NoneType)
+    if get_origin(annotation) is tuple:
+        return "list of texts"
+    names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+    return names.get(annotation, "path" if getattr(annotation, "__name__", "") == "Path" else "mapping")

@@ -1,0 +1,82 @@
+"""The catalogue of registered versions: what each is, how it scored, and the report of its evaluation."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.common.errors import AttendError
+from tasks.evaluation.report import REPORT
+from tasks.registry import tracking
+from tasks.registry.versions import EVALUATION, address_of, scores_of, version_of_address
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+
+@dataclass(frozen=True)
+class CataloguedVersion:
+    """A registered version. created: local time. scores: percent, by name. card: Markdown."""
+
+    address: str
+    aliases: list[str]
+    created: str
+    scores: dict[str, float]
+    tags: dict[str, str]
+    card: str
+
+
+def all_versions(workspace: Path, name: str | None = None) -> list[CataloguedVersion]:
+    """Return the versions of all registered models, or of one, newest first. Raises AttendError for an unknown name."""
+    client = tracking.connect(workspace, must_exist=True)
+    names = [model.name for model in client.search_registered_models()]
+    if name is not None and name not in names:
+        raise AttendError(f"{name}: no such model; registered: {', '.join(sorted(names)) or 'none'}")
+    found = [
+        version
+        for model in sorted(names if name is None else [name])
+        for version in client.search_model_versions(f"name = '{model}'", order_by=["version_number DESC"])
+    ]
+    return [_catalogued(client, version) for version in found]
+
+
+def one_version(workspace: Path, address: str) -> CataloguedVersion:
+    """Return the version at an address. Raises AttendError where there is none."""
+    client = tracking.connect(workspace, must_exist=True)
+    return _catalogued(client, version_of_address(client, address))
+
+
+def _catalogued(client: MlflowClient, version: ModelVersion) -> CataloguedVersion:
+    aliases = client.get_registered_model(version.name).aliases
+    return CataloguedVersion(
+        address=address_of(version),
+        aliases=sorted(alias for alias, number in aliases.items() if str(number) == str(version.version)),
+        created=time.strftime("%Y-%m-%d %H:%M", time.localtime(version.creation_timestamp / 1000)),
+        scores=scores_of(version),
+        tags=dict(version.tags),
+        card=version.description or "",
+    )
+
+
+def write_version_report(workspace: Path, address: str, out: Path) -> None:
+    """Write the report of the evaluation that a version was registered with. Raises AttendError where there is none."""
+    from mlflow.exceptions import MlflowException
+
+    client = tracking.connect(workspace, must_exist=True)
+    version = version_of_address(client, address)
+    evaluation = version.tags.get(EVALUATION)
+    if evaluation is None:
+        raise AttendError(f"{address}: was registered without an evaluation: it has no report")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            path = client.download_artifacts(str(version.run_id), f"{evaluation}/{REPORT}", folder)
+            shutil.copyfile(path, out)
+        except MlflowException as error:
+            raise AttendError(f"{address}: its report cannot be read from MLflow: {error}") from None
+        except OSError as error:
+            raise AttendError(f"{out}: {error.strerror or error}: give another file with --out") from None
