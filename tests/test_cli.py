@@ -191,10 +191,10 @@ def test_cache_usage_prune_and_compact(tmp_path: Path, monkeypatch: pytest.Monke
     assert "--forget: smal: no run and no import has this name; did you mean 'small'?" in line
 
 
-@pytest.mark.parametrize("command", ["list", "usage", "prune", "compact", "verify"])
+@pytest.mark.parametrize("command", ["grids", "usage", "prune", "compact", "verify"])
 def test_no_workspace_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, command: str) -> None:
     assert "none: not a workspace" in refused(
-        monkeypatch, capsys, "cache", command, "--workspace", str(tmp_path / "none")
+        monkeypatch, capsys, "workspace", command, "--workspace", str(tmp_path / "none")
     )
     assert not (tmp_path / "none").exists()
 
@@ -212,7 +212,7 @@ def test_what_attend_up_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 
 
 def test_datasets_and_presets_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    _, out, _ = attend(monkeypatch, capsys, "datasets")
+    _, out, _ = attend(monkeypatch, capsys, "data", "formats")
     for name in ("flickr8k", "flickr30k", "karpathy", "coco", "table", "imagefolder", "scenes"):
         assert f"\n{name} " in f"\n{out}"
     _, out, _ = attend(monkeypatch, capsys, "presets", "--json")

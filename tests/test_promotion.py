@@ -161,21 +161,23 @@ def test_versions_side_by_side(
     assert set(scores) == {"bleu1", "bleu2", "bleu3", "bleu4", "truth"} and scores["bleu4"].second == 100.0
     assert all(" ".join(pair[0].caption) == "nothing" for pair in found.captions.values())
     place = ["--workspace", str(workspace)]
-    code, out, _ = attend(monkeypatch, capsys, "compare", "models:/small/1", "models:/small/2", *place)
+    code, out, _ = attend(monkeypatch, capsys, "models", "compare", "models:/small/1", "models:/small/2", *place)
     assert code == 0 and "+100.00" in out and out.count("first:  nothing") == min(10, len(found.captions))
-    code, out, _ = attend(monkeypatch, capsys, "compare", "models:/small/1", "models:/small/2", "--json", *place)
-    assert len(json.loads(out)["captions"]) == len(found.captions)
-    line = refused(monkeypatch, capsys, "promote", "models:/small/1", *place)
-    assert "not promoted: version 1 is challenger: it does not beat version 2" in line
-    code, out, _ = attend(monkeypatch, capsys, "promote", "models:/small/1", "--force", *place)
-    assert code == 0 and out.strip() == "version 1 is champion: by hand"
-    code, out, err = attend(monkeypatch, capsys, "rollback", "small", *place)
-    assert code == 0 and aliases(tmp_path)["champion"] == 2, err
-    assert "no such model" in refused(monkeypatch, capsys, "promote", "models:/small/9", *place)
-    assert "a rollback restores the champion before" in refused(
-        monkeypatch, capsys, "rollback", "models:/small/2", *place
+    code, out, _ = attend(
+        monkeypatch, capsys, "models", "compare", "models:/small/1", "models:/small/2", "--json", *place
     )
-    assert refused(monkeypatch, capsys, "rollback", "smal", *place)
+    assert len(json.loads(out)["captions"]) == len(found.captions)
+    line = refused(monkeypatch, capsys, "models", "promote", "models:/small/1", *place)
+    assert "not promoted: version 1 is challenger: it does not beat version 2" in line
+    code, out, _ = attend(monkeypatch, capsys, "models", "promote", "models:/small/1", "--force", *place)
+    assert code == 0 and out.strip() == "version 1 is champion: by hand"
+    code, out, err = attend(monkeypatch, capsys, "models", "rollback", "small", *place)
+    assert code == 0 and aliases(tmp_path)["champion"] == 2, err
+    assert "no such model" in refused(monkeypatch, capsys, "models", "promote", "models:/small/9", *place)
+    assert "a rollback restores the champion before" in refused(
+        monkeypatch, capsys, "models", "rollback", "models:/small/2", *place
+    )
+    assert refused(monkeypatch, capsys, "models", "rollback", "smal", *place)
 
 
 def test_versions_scored_on_different_pictures_are_not_compared(
@@ -278,10 +280,12 @@ def test_commands_without_a_model_use_the_one_promoted_to_last(
     client.set_registered_model_tag("small", "touched", "now")
     assert default_champion(client, workspace) == "models:/second@champion"
     place = ["--workspace", str(workspace)]
-    assert attend(monkeypatch, capsys, "use", "small", *place)[1] == "in use: models:/small@champion\n"
+    assert attend(monkeypatch, capsys, "models", "use", "small", *place)[1] == "in use: models:/small@champion\n"
     assert default_champion(client, workspace) == "models:/small@champion"
-    assert "theirs: no model of this name has a champion" in refused(monkeypatch, capsys, "use", "theirs", *place)
-    attend(monkeypatch, capsys, "use", *place)
+    assert "theirs: no model of this name has a champion" in refused(
+        monkeypatch, capsys, "models", "use", "theirs", *place
+    )
+    attend(monkeypatch, capsys, "models", "use", *place)
     assert default_champion(client, workspace) == "models:/second@champion"
 
 

@@ -62,9 +62,10 @@ def _end(config: Config, made: Mapping[str, Artifact], preset: str) -> Iterator[
         )
         pictures = f"{counted(record['pictures'], 'picture')} of {config.evaluation.split}"
         yield f"scores:  {scores}; {pictures}, 95 % intervals"
-        yield f"report:  {short(made['evaluate'].path / REPORT)}"
     if "register" in made:
         registration = read_registration(made["register"].path)
+        report = made["register"].path / REPORT
+        yield f"report:  {short(report) if report.is_file() else 'attend models report ' + registration['uri']}"
         yield f"version: {registration['uri']}; {registration['why']}"
     option = "" if config.workspace == Path("workspace").absolute() else f" --workspace {short(config.workspace)}"
     if "register" in made:

@@ -14,6 +14,7 @@ from tasks.config.schema import Config
 from tasks.datasets import ADAPTERS
 
 _GENERAL = "general"
+_ABOUT = {"data.adapter": "format of the data set; the settings below are of this one"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def _setting(name: str, field: FieldInfo) -> Setting:
         for kind, sign, value in ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt")):
             if isinstance(mark, kind):
                 bounds.append(f"{sign} {getattr(mark, value)}")
-    return Setting(name, _type(field.annotation), _default(field), " and ".join(bounds), field.description or "")
+    about = field.description or _ABOUT.get(name, "")
+    return Setting(name, _type(field.annotation), _default(field), " and ".join(bounds), about)
 
 
 def _default(field: FieldInfo) -> str | None:

@@ -20,7 +20,7 @@ class HuggingFace(UnpackedOptions):
     """A folder written by Hugging Face's `save_to_disk`: one data set, or a dictionary of splits."""
 
     adapter: Literal["huggingface"] = "huggingface"
-    image_column: str = "image"
+    image_column: str = Field("image", description="column of the pictures")
     caption_column: str = Field("caption", description="column of the captions: a text, or a list of texts")
 
     def annotation_files(self) -> list[Path]:

@@ -52,9 +52,9 @@ class Scenes(DatasetOptions):
     unpacks: ClassVar[bool] = True
     adapter: Literal["scenes"] = "scenes"
     path: Annotated[Path, NotInKey()] = Field(Path(), exclude=True, description="not used: the pictures are generated")
-    pictures: int = Field(1000, ge=10, le=1_000_000)
+    pictures: int = Field(1000, ge=10, le=1_000_000, description="pictures to generate")
     side: int = Field(96, ge=32, le=1024, description="side of a picture, in pixels")
-    seed: int = 0
+    seed: int = Field(0, description="seed of the scenes")
 
     def annotation_files(self) -> list[Path]:
         return []

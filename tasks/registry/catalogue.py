@@ -68,15 +68,22 @@ def write_version_report(workspace: Path, address: str, out: Path) -> None:
     from mlflow.exceptions import MlflowException
 
     client = tracking.connect(workspace, must_exist=True)
-    version = version_of_address(client, address)
-    evaluation = version.tags.get(EVALUATION)
-    if evaluation is None:
-        raise AttendError(f"{address}: was registered without an evaluation: it has no report")
+    try:
+        write_report_of(client, version_of_address(client, address), out)
+    except (MlflowException, LookupError) as error:
+        raise AttendError(f"{address}: its report cannot be read from MLflow: {error}") from None
+    except OSError as error:
+        raise AttendError(f"{out}: {error.strerror or error}: give another file with --out") from None
+
+
+def write_report_of(client: MlflowClient, version: ModelVersion, out: Path) -> None:
+    """Write a version's report into a file.
+
+    Raises LookupError where it was registered without an evaluation, MlflowException where MLflow does not have the
+    report, and OSError where the file cannot be written.
+    """
+    if EVALUATION not in version.tags:
+        raise LookupError("it was registered without an evaluation")
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            path = client.download_artifacts(str(version.run_id), f"{evaluation}/{REPORT}", folder)
-            shutil.copyfile(path, out)
-        except MlflowException as error:
-            raise AttendError(f"{address}: its report cannot be read from MLflow: {error}") from None
-        except OSError as error:
-            raise AttendError(f"{out}: {error.strerror or error}: give another file with --out") from None
+        path = client.download_artifacts(str(version.run_id), f"{version.tags[EVALUATION]}/{REPORT}", folder)
+        shutil.copyfile(path, out)

@@ -35,6 +35,7 @@ from tasks.pipeline.stage import Work
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.bundle import is_whole, make_captioner, write_bundle
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
+from tasks.registry.catalogue import write_report_of
 from tasks.registry.logged_model import BUNDLE, drop_unregistered, flush_logged_model, load_captioner, log_model
 from tasks.registry.model_card import card
 from tasks.registry.promotion import (
@@ -86,6 +87,8 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
     registered with the same stage key is used again. registration.json in `work.out` names the version and its alias.
     """
     workspace, registry, evaluation = config.workspace, config.registry, config.evaluation
+    from mlflow.exceptions import MlflowException
+
     scores = read_scores(artifacts.scores.path)
     with (
         Workspace(workspace).lock(f"registry-{registry.model}", f"registration of {registry.model}"),
@@ -108,6 +111,8 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
             )
             version = _bundle_and_register(log, config, artifacts, scores, rivals, work, scratch)
         alias, why = _decide(log.client, registry, version, champion, comparison, scores, why_first)
+        with contextlib.suppress(MlflowException, LookupError):  # then `attend models report` says why
+            write_report_of(log.client, version, work.out / REPORT)
         files = files_of(log.client, version)
         shared = {} if files is None else _file_records(files, workspace)
     registration: RegistrationRecord = {

@@ -1,0 +1,114 @@
+"""Commands that tell: every setting, registered versions, what changed in words, and what a run made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tasks.config.reference import sections
+from tasks.config.schema import Config
+from tests.support import artifacts, names_of, plan, register_all, run_stage, small
+from tests.test_cli import attend, refused, written
+from tests.test_init import picture
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_every_setting_is_told_with_its_meaning(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    known = sections()
+    told = {setting.name for part in known.values() for setting in part.settings}
+    for name, part in small(Path("w"), views={}, tuning={}, self_critical={}).model_dump().items():
+        assert name in told or {f"{name}.{field}" for field in part} <= told
+    assert not [setting.name for part in known.values() for setting in part.settings if not setting.about]
+    assert set(Config.model_fields) - {"data"} <= {name.partition(".")[0] for name in [*known, *told]}
+    _, out, _ = attend(monkeypatch, capsys, "settings", "training")
+    assert "training.epochs  (whole number, >= 1; default 20)" in out
+    _, out, _ = attend(monkeypatch, capsys, "settings", "--json")
+    assert {item["name"] for item in json.loads(out)["data.table"]["settings"]} >= {"data.path", "data.delimiter"}
+    assert "did you mean 'training'" in refused(monkeypatch, capsys, "settings", "trainig")
+
+
+def test_an_adapter_by_another_name_is_suggested(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    for name, meant in (("csv", "table"), ("folder", "imagefolder"), ("kapathy", "karpathy")):
+        assert f"did you mean '{meant}'?" in refused(monkeypatch, capsys, "status", "flickr8k", f"data.adapter={name}")
+
+
+def test_versions_are_listed_and_shown(
+    registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    place = ["--workspace", str(registered)]
+    _, out, _ = attend(monkeypatch, capsys, "models", "list", *place)
+    assert out.startswith("models:/small/1 ") and " champion " in out and "bleu4 " in out
+    (listed,) = json.loads(attend(monkeypatch, capsys, "models", "list", "small", "--json", *place)[1])
+    assert listed["aliases"] == ["champion"] and listed["scores"]["bleu4"] > 0
+    assert "smal: no such model; registered: small" in refused(monkeypatch, capsys, "models", "list", "smal", *place)
+    _, out, _ = attend(monkeypatch, capsys, "models", "show", "models:/small@champion", *place)
+    assert out.startswith("models:/small/1  champion  20") and "bleu4" in out
+    report = tmp_path / "page.html"
+    code, _, err = attend(monkeypatch, capsys, "models", "report", "models:/small/1", "--out", str(report), *place)
+    assert code == 0, err
+    assert report.read_text().startswith("<!doctype html>")
+    nowhere = ["--out", str(tmp_path / "no" / "page.html"), *place]
+    assert "give another file" in refused(monkeypatch, capsys, "models", "report", "models:/small/1", *nowhere)
+
+
+def test_what_changed_in_a_data_set_is_told_in_words(tmp_path: Path) -> None:
+    folder = tmp_path / "photographs"
+    rows = [{"file_name": f"{n}.png", "text": f"a ball {n}"} for n in range(20)]
+
+    def write() -> None:
+        (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def why() -> list[str]:
+        write()
+        (status,) = plan(config, "ingest")
+        assert status.state == "stale"
+        return status.why
+
+    for number in range(20):
+        picture(folder / f"{number}.png", number)
+    write()
+    config = small(tmp_path / "workspace", data={"adapter": "imagefolder", "path": folder, "dev_share": 0.3})
+    run_stage(config, "ingest")
+
+    for number in (20, 21):  # added
+        picture(folder / f"{number}.png", number)
+        rows.append({"file_name": f"{number}.png", "text": "new"})
+    (folder / "0.png").unlink()  # gone
+    (folder / "1.png").rename(folder / "one.png")  # renamed
+    picture(folder / "2.png", 999)  # changed
+    rows[:2] = [{"file_name": "one.png", "text": "a ball 1"}]
+    rows[5]["text"] = "another caption"
+    assert why() == ["2 pictures added, 1 gone, 1 changed, 1 renamed, 1 with other captions"]
+    assert "6.png" in rows[5]["file_name"]
+
+    run_stage(config, "ingest")
+    rows.reverse()
+    assert why() == ["the data set's files changed, but no captioned picture"]
+    rows.append({"file_name": "none.png", "text": "x"})
+    assert why()[0].startswith("1 row not valid: ") and "none.png is captioned, but there is no such" in why()[0]
+    config = small(tmp_path / "workspace", data={"adapter": "imagefolder", "path": folder, "dev_share": 0.2})
+    assert why()[1:] == ["data.dev_share: 0.3 -> 0.2"]
+
+
+def test_a_run_tells_its_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    path = written(tmp_path, data={"adapter": "scenes", "pictures": 60, "side": 48})
+    from tasks.config.schema import load
+
+    config = load(path)
+    assert names_of(config)[-1] == "register"
+    register_all(config)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = attend(monkeypatch, capsys, "run", path)
+    assert code == 0, err
+    lines = out.splitlines()
+    counts = artifacts(config)["ingest"].ledger.counts
+    sizes = f"60 pictures ({counts['train']} train, {counts['dev']} dev, {counts['test']} test) with 300 captions"
+    assert lines[0].startswith(f"small reads generated pictures: {sizes}, a vocabulary of ")
+    end = lines[-5:]
+    assert [line.split(":")[0] for line in end] == ["data", "scores", "report", "version", "next"]
+    assert f"; {counts['test']} pictures of test, 95 % intervals" in end[1]
+    assert (tmp_path / end[2].split(":", 1)[1].strip()).is_file()
+    assert "models:/small/1; version 1 is champion: the first" in end[3]
