@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from flows.registered.evaluate import RegisteredScores, evaluate_registered
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
+from tasks.evaluation.caption_and_score import PREDICTIONS
 from tasks.metrics import METRICS
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import promotion, tracking
@@ -113,7 +114,7 @@ def _compare(client: MlflowClient, first: ModelVersion, second: ModelVersion, on
         for index, (address, version) in enumerate(zip(addresses, (first, second), strict=True)):
             folder = Path(scratch) / str(index)
             if on is not None:
-                path = download_predictions(client, evaluations[index].run_id, folder)
+                path = download_predictions(client, evaluations[index].run_id, folder, PREDICTIONS)
             else:
                 path = download_version_predictions(client, version, folder)
             if path is None:

@@ -4,7 +4,6 @@ import os
 import shutil
 
 import torch
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from tasks.common.errors import AttendError
 from tasks.config.machine import MachineConfig
@@ -17,6 +16,8 @@ def prepare_compiler() -> None:
     kernel that was compiled for one gives wrong numbers on another, or corrupts memory where oneDNN lays weights out
     otherwise. A folder that TORCHINDUCTOR_CACHE_DIR names is left alone.
     """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes seconds
+
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise AttendError(

@@ -1,4 +1,7 @@
-"""Registered versions: finding them by address or alias, and reading their scores and predictions."""
+"""Registered versions: finding them by address or alias, and reading their scores and predictions.
+
+`attend caption` imports this file, which imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from typing import TYPE_CHECKING
 from tasks.common.errors import AttendError, suggestion
 from tasks.common.files import digest_of_file, write_atomically
 from tasks.common.log import log
-from tasks.evaluation.caption_and_score import PREDICTIONS, differing_scores, read_predictions
-from tasks.evaluation.report import EarlierVersion
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.registry import tracking
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
     from mlflow.entities.model_registry import ModelVersion
+
+    from tasks.evaluation.report import EarlierVersion
 
 EVALUATION = "attend.evaluation"  # tag of a version: the folder in its run with its predictions and scores
 PREDICTIONS_DIGEST = "attend.predictions"  # tag of a version: the SHA-256 of its predictions
@@ -100,6 +103,8 @@ def earlier_versions(client: MlflowClient, model: str, scores: ScoreRecord) -> l
 
     scores: the content of scores.json that they are to be listed with.
     """
+    from tasks.evaluation.report import EarlierVersion
+
     versions = client.search_model_versions(
         f"name = '{model}'", order_by=["version_number DESC"], max_results=_EARLIER_LIMIT
     )
@@ -123,6 +128,8 @@ def download_version_predictions(client: MlflowClient, version: ModelVersion, fo
     Return None where the version's run does not have them, or where they are not those that the version was registered
     with: by their digest, and by the scores that are counted again from them.
     """
+    from tasks.evaluation.caption_and_score import PREDICTIONS, differing_scores
+
     evaluation = version.tags.get(EVALUATION)
     if evaluation is None:
         return None
@@ -138,13 +145,15 @@ def download_version_predictions(client: MlflowClient, version: ModelVersion, fo
     return path
 
 
-def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifact: str = PREDICTIONS) -> Path | None:
+def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifact: str) -> Path | None:
     """Download a run's predictions file into a folder, and return its path.
 
     artifact: the file's path in the run. Return None where the run has no such file, or one that cannot be read, such
     as a file without references, from an older version of attend.
     """
     from mlflow.exceptions import MlflowException
+
+    from tasks.evaluation.caption_and_score import read_predictions
 
     folder.mkdir(parents=True, exist_ok=True)
     try:
