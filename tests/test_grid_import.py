@@ -108,8 +108,9 @@ def test_a_decoder_trains_on_imported_grids_and_nothing_can_be_registered(worksp
 
     from flows.operations.run_flow import run_pipeline
 
+    (tmp_path / "theirs.yaml").write_text(json.dumps(config.model_dump(mode="json", exclude={"data": {"path"}})))
     with pytest.raises(AttendError, match="add --until evaluate"):
-        run_pipeline.fn(config)
+        run_pipeline.fn(str(tmp_path / "theirs.yaml"))
 
 
 def test_pictures_without_an_imported_grid_are_told(workspace: Path, tmp_path: Path) -> None:

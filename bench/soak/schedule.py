@@ -57,7 +57,7 @@ class Schedule:
             (self.project / name).symlink_to(REPOSITORY / name)
         whole = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text(encoding="utf-8"))
         deployment = whole["deployments"][0]
-        deployment |= {"name": DEPLOYMENT, "parameters": {"config": {"preset": str(self.project / "small.yaml")}}}
+        deployment |= {"name": DEPLOYMENT, "parameters": {"preset": str(self.project / "small.yaml")}}
         deployment["schedules"] = [{"cron": "* * * * *", "slug": "minute", "active": True}]
         (self.project / "prefect.yaml").write_text(yaml.safe_dump({**whole, "deployments": [deployment]}))
         self.train()

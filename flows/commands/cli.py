@@ -34,7 +34,6 @@ from flows.commands.options import (
 from tasks.common.errors import AttendError, is_disk_full
 
 if TYPE_CHECKING:
-    from tasks.config.schema import Config
     from tasks.pipeline.plan import Status
 
 app = typer.Typer(
@@ -68,14 +67,15 @@ def run(
     from tasks.pipeline.plan import plan, up_to
     from tasks.pipeline.plan import verify as verify_files
 
-    config = load(preset, with_workspace(overrides, workspace))
+    settings = with_workspace(overrides, workspace)
+    config = load(preset, settings)
     pipeline = up_to(build_pipeline(config), until)
     with _leading(config.machine.device) as leads:
         if not leads:
             return
         if verify:
             verify_files(pipeline)
-        before = _run(config, until, preset, quiet=as_json)
+        before = _run(preset, settings, until, quiet=as_json)
     if as_json:
         after = plan(pipeline)
         print_json([{**_as_json(new), "ran": not old.fresh} for old, new in zip(before, after, strict=True)])
@@ -113,9 +113,9 @@ def demo(workspace: WorkspaceOption = Path("workspace")) -> None:
     from flows.commands.demo import show
     from tasks.config.schema import load
 
-    config = load("demo", with_workspace([], workspace))
-    _run(config, "register", "demo")
-    show(config)
+    settings = with_workspace([], workspace)
+    _run("demo", settings, "register")
+    show(load("demo", settings))
 
 
 @app.command()
@@ -270,18 +270,17 @@ def _leading(device: str) -> Iterator[bool]:
             distributed.dismiss_followers()
 
 
-def _run(config: Config, until: str, preset: str, quiet: bool = False) -> list[Status]:
-    """Show the plan and carry it out. Returns the state of each stage before the run.
-
-    preset: as it was given on the command line.
-    """
+def _run(preset: str, overrides: list[str], until: str, quiet: bool = False) -> list[Status]:
+    """Show the plan and carry it out. Returns the state of each stage before the run."""
     from flows.commands.story import tell_beginning, tell_end
     from flows.operations.local_run import plan_after_crashes
     from flows.operations.local_run import run as run_stages
     from flows.pipeline import build_pipeline
+    from tasks.config.schema import load
     from tasks.pipeline.plan import artifacts, artifacts_of, by_kind, up_to
     from tasks.pipeline.run import savings_message
 
+    config = load(preset, overrides)
     statuses = plan_after_crashes(config, until)
     if not quiet:
         tell_beginning(config, by_kind(artifacts_of(statuses)))
@@ -293,7 +292,7 @@ def _run(config: Config, until: str, preset: str, quiet: bool = False) -> list[S
         if computes is not None and not quiet:
             typer.echo(computes)
         try:
-            run_stages(config, until, quiet)
+            run_stages(preset, overrides, until, quiet)
         except KeyboardInterrupt:  # caught here because Typer would end without a message
             _fail("stopped: run the same command again to continue", 130)
     elif not quiet:

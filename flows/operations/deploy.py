@@ -63,8 +63,8 @@ def _with_config(deployments: Path, config: str) -> str:
     """Return prefect.yaml with a config in place of `preset: demo`, and the schedules of those deployments active."""
     content = yaml.safe_load(deployments.read_text(encoding="utf-8"))
     for deployment in content["deployments"]:
-        if deployment["parameters"].get("config") == {"preset": "demo"}:
-            deployment["parameters"]["config"] = {"preset": config}
+        if deployment["parameters"].get("preset") == "demo" and "overrides" not in deployment["parameters"]:
+            deployment["parameters"]["preset"] = config
             for schedule in deployment["schedules"]:
                 schedule["active"] = True
     return yaml.safe_dump(content, sort_keys=False)

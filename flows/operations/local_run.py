@@ -14,7 +14,7 @@ from flows.pipeline import build_pipeline
 from flows.startup_checks import notice_crashes, prepare
 from tasks.common.errors import AttendError
 from tasks.common.log import log
-from tasks.config.schema import Config
+from tasks.config.schema import Config, load
 from tasks.pipeline.plan import Status, plan, up_to
 from tasks.pipeline.run import trust_fresh
 from tasks.pipeline.workspace import Workspace
@@ -32,12 +32,13 @@ def plan_after_crashes(config: Config, until: str) -> list[Status]:
     return statuses
 
 
-def run(config: Config, until: str, quiet: bool = False) -> None:
-    """Bring all stages up to and including `until` up to date.
+def run(preset: str, overrides: list[str], until: str, quiet: bool = False) -> None:
+    """Bring all stages of a config up to and including `until` up to date.
 
     Does nothing where all are fresh, for instance because a run of the same name has just finished. quiet: print
     nothing about the start of Prefect's server. Raises AttendError where a stage does, or where the disk is full.
     """
+    config = load(preset, overrides)
     prepare(config)
     workspace = Workspace(config.workspace)
     # Locked before Prefect starts, which is slow, and much slower where eight runs start it at once.
@@ -51,7 +52,7 @@ def run(config: Config, until: str, quiet: bool = False) -> None:
 
         try:
             with tags("attend"):  # as the deployments have
-                run_pipeline(config, until)
+                run_pipeline(preset, overrides, until)
         except AttendError:
             raise
         except Exception:  # without room for its database, the server answers with an internal error

@@ -18,12 +18,13 @@ from prefect.states import Completed
 
 from flows.operations import prefect_reports
 from flows.operations.dask_shards import executor_of
+from flows.operations.run_form import ConfigName, ConfigOverrides, LastStage, run_name
 from flows.pipeline import build_pipeline
 from flows.startup_checks import prepare
 from tasks.common.errors import AttendError, is_disk_full
 from tasks.common.log import log, show_log
 from tasks.common.retries import may_pass
-from tasks.config.schema import Config
+from tasks.config.schema import Config, load
 from tasks.grids.extract import Grids
 from tasks.grids.views import Views
 from tasks.grids.weights import IMPORTED
@@ -70,12 +71,13 @@ def run_task(config: Config, name: str, inputs: Inputs) -> State[Any]:
     return Completed(message=f"ran, because: {'; '.join(status.why)}")
 
 
-@flow(name="attend", flow_run_name="{config.name}")
-def run_pipeline(config: Config, until: str = "register") -> Any:
+@flow(name="attend", flow_run_name=run_name)
+def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: LastStage = "register") -> Any:
     """Bring all stages up to and including `until` up to date, in order.
 
     The state is named `Cached` where all were fresh.
     """
+    config = load(preset, overrides or [])
     if until == "register" and config.grids.backbone == IMPORTED:  # refused before hours of training, not after
         raise AttendError("imported grids have no backbone to caption photographs with: add --until evaluate")
     show_log()
