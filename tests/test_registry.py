@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -356,3 +357,28 @@ def bench(name: str, *arguments: str) -> str:
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_mlflow_knows_what_a_model_was_made_from(registered: Path) -> None:
+    """Its data sets by digest, its commit, and its scores on a named data set, by which MLflow compares models."""
+    client = tracking.connect(registered, must_exist=True)
+    version = client.get_model_version("small", "1")
+    run = client.get_run(str(version.run_id))
+    inputs = {item.dataset.name: item for item in run.inputs.dataset_inputs}
+    assert {name: item.tags[0].value for name, item in inputs.items()} == {
+        "small train": "training",
+        "small dev": "validation",
+    }
+    manifest = artifacts(trained(registered))["ingest"]
+    assert inputs["small train"].dataset.digest == manifest.ledger.products["train"][:32]
+    logged = client.get_logged_model(str(version.source).removeprefix("models:/"))
+    scores = {metric.key: (metric.value, metric.dataset_name, metric.dataset_digest) for metric in logged.metrics or []}
+    digest = manifest.ledger.products["test"][:32]
+    assert scores["bleu4"] == (pytest.approx(float(version.tags["score.bleu4"])), "small test", digest)
+    (evaluation,) = client.search_runs([run.info.experiment_id], "tags.`attend.version` = 'models:/small/1'")
+    assert evaluation.data.tags["mlflow.parentRunId"] == version.run_id
+    assert {item.tags[0].value for item in evaluation.inputs.dataset_inputs} == {"evaluation"}
+    head = run.data.tags.get("mlflow.source.git.commit", "")
+    assert version.tags.get("attend.commit", "") == head == manifest.ledger.versions.get("commit", "")
+    if (HERE / ".git").exists():
+        assert re.fullmatch(r"[0-9a-f]{40}(\+changes)?", head)

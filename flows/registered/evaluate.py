@@ -24,8 +24,9 @@ from tasks.pipeline.run import run_stage
 from tasks.pipeline.sessions import session
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
+from tasks.registry.lineage import pictures_of
 from tasks.registry.logged_model import load_captioner
-from tasks.registry.versions import address_of, earlier_versions, version_of_address
+from tasks.registry.versions import address_of, earlier_versions, logged_model_of, version_of_address
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -70,7 +71,10 @@ def evaluate_registered(config: Config, model: str | None = None, results: Path 
             captioner = load_captioner(address_of(version))
             with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
                 scores = _score(config, captioner, version, manifest, captions, client, Path(scratch))
-                run_id = tracking.log_evaluation(client, config.workspace, version, key, scores, scratch)
+                scored = pictures_of(manifest, config, config.evaluation.split)
+                run_id = tracking.log_evaluation(
+                    client, config.workspace, version, key, scores, scratch, logged_model_of(client, version), scored
+                )
         else:
             scores = read_scores(Path(client.download_artifacts(run_id, SCORES)).parent)
         if results is not None:

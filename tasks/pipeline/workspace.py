@@ -23,6 +23,7 @@ from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file, flush, flush_all, write_atomically
 from tasks.common.log import log
 from tasks.common.object_storage import Remote
+from tasks.common.source import commit
 from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, KeyParts, Ledger, Outcome, join_fields, split_fields
 
 SUSPECTS = "suspects.json"
@@ -236,7 +237,7 @@ class Workspace:
             counts=outcome.counts,
             notes=outcome.notes,
             seconds=round(seconds, 3),
-            versions={name: metadata.version(name) for name in ("attend", "torch", "torchvision")},
+            versions=_versions(),
             made_from=made_from or {},
             publication="" if self.remote is None else secrets.token_hex(8),
             unknown=unknown or {},
@@ -345,3 +346,9 @@ def _download_files(remote: Remote, remote_folder: str, folder: Path, ledger: Le
         if digest_of_file(folder / name) != record.sha256:
             return False
     return True
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of this program and of what computes, for a ledger."""
+    versions = {name: metadata.version(name) for name in ("attend", "torch", "torchvision")}
+    return versions | ({"commit": commit()} if commit() else {})

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file, temporary_files_in
 from tasks.common.log import log
+from tasks.common.source import commit
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
 from tasks.data.caption_files import VOCABULARY, read_vocabulary
@@ -36,6 +37,7 @@ from tasks.pipeline.workspace import Workspace
 from tasks.registry.bundle import is_whole, make_captioner, write_bundle
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.catalogue import write_report_of
+from tasks.registry.lineage import log_pictures, pictures_of
 from tasks.registry.logged_model import BUNDLE, drop_unregistered, flush_logged_model, load_captioner, log_model
 from tasks.registry.model_card import card
 from tasks.registry.promotion import (
@@ -49,6 +51,7 @@ from tasks.registry.promotion import (
 )
 from tasks.registry.registration_record import RegistrationRecord, write_registration
 from tasks.registry.tracking import (
+    EVALUATED_VERSION,
     TRAIN_KEY,
     TrainingLog,
     flush_run,
@@ -159,17 +162,24 @@ def _bundle_and_register(
     same = _same_version(log.client, model, artifacts, digest, scores, config.workspace)
     if same is not None:
         return same
-    _log_files(log, artifacts, scores)
+    _log_files(log, artifacts)
     earlier = earlier_versions(log.client, model, scores)
     _log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
     drop_unregistered(log, model)
     libraries = ("timm",) if config.grids.backbone.startswith("timm:") else ()
     source = log_model(log.run_id, scratch / "bundle", libraries)
+    model_id = source.removeprefix("models:/")
+    scored = pictures_of(artifacts.manifest, config, config.evaluation.split)
+    evaluation_run = log_scores_of_evaluation(log, _evaluation_folder(artifacts), scores, model_id, scored)
+    for split, context in (("train", "training"), ("dev", "validation")):
+        log_pictures(log.client, log.run_id, pictures_of(artifacts.manifest, config, split), context)
     # Before the version names them: MLflow's database is on the disk at once.
     flush_run(log.client, log.run_id)
     flush_logged_model(log.client, source)
     description = card(config, artifacts, scores)
-    return _create_version(log, model, source, work, artifacts, scores, digest, description)
+    version = _create_version(log, model, source, work, artifacts, scores, digest, description)
+    log.client.set_tag(evaluation_run, EVALUATED_VERSION, address_of(version))
+    return version
 
 
 def _file_records(folder: Path, workspace: Path) -> dict[str, FileRecord]:
@@ -232,10 +242,9 @@ def _same_version(
     return None
 
 
-def _log_files(log: TrainingLog, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> None:
-    """Log the model's scores, histories, weights, predictions and vocabulary in its run."""
+def _log_files(log: TrainingLog, artifacts: CaptionerArtifacts) -> None:
+    """Log the model's histories, weights, predictions and vocabulary in its run."""
     evaluation = _evaluation_folder(artifacts)
-    log_scores_of_evaluation(log, evaluation, scores)
     decoder = artifacts.decoder.path
     files = [(decoder / HISTORY, "")]
     files += [(path, "checkpoints") for path in (*kept_weights(decoder), decoder / LAST)]
@@ -272,6 +281,7 @@ def _create_version(
         "attend.data": scores["data"],
         "attend.signature": scores["signature"],
         EVALUATION: _evaluation_folder(artifacts),
+        **({"attend.commit": commit()} if commit() else {}),
         PREDICTIONS_DIGEST: artifacts.scores.ledger.files[PREDICTIONS].sha256,
         **{f"score.{name}": repr(value) for name, value in scores["scores"].items()},
         **{f"attend.made_from.{stage}": artifact.ledger.key for stage, artifact in by_kind(work.artifacts).items()},

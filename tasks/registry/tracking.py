@@ -31,6 +31,7 @@ from tasks.evaluation.score_record import ScoreRecord
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.embedded_store import DATABASE, prepare_database
+from tasks.registry.lineage import Pictures, log_model_scores, source_tags
 from tasks.registry.registration_record import RegistrationRecord, read_registration
 
 if TYPE_CHECKING:
@@ -303,7 +304,8 @@ def _resume_or_create(client: MlflowClient, experiment: str, train_key: str, mod
         run_id = str(runs[0].info.run_id)
         client.update_run(run_id, status="RUNNING")
     else:
-        run = client.create_run(experiment, tags={TRAIN_KEY: train_key}, run_name=f"{model}-{train_key[:8]}")
+        tags = {TRAIN_KEY: train_key, **source_tags()}
+        run = client.create_run(experiment, tags=tags, run_name=f"{model}-{train_key[:8]}")
         run_id = str(run.info.run_id)
     logged = client.get_run(run_id).data.params  # a killed run may have logged some of them
     new = [Param(key, str(value)) for key, value in params.items() if key not in logged]
@@ -320,19 +322,23 @@ def log_scores(client: MlflowClient, run_id: str, scores: Mapping[str, float], s
     client.log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in scores.items()])
 
 
-def log_scores_of_evaluation(log: TrainingLog, evaluation: str, scores: ScoreRecord) -> None:
+def log_scores_of_evaluation(
+    log: TrainingLog, evaluation: str, scores: ScoreRecord, model_id: str, pictures: Pictures
+) -> str:
     """Log the scores of one evaluation in a child of the training's run: a training may be evaluated in several ways.
 
-    evaluation: its name, which is also that of its folder in the training's run.
+    evaluation: its name, which is also that of its folder in the training's run. model_id: of the logged model.
+    pictures: those that were captioned. Returns the run's id.
     """
     experiment = log.client.get_run(log.run_id).info.experiment_id
     query = f"tags.`{PARENT_RUN}` = '{log.run_id}' and attributes.run_name = '{evaluation}'"
     earlier = log.client.search_runs([experiment], query, max_results=1)
-    tags = {PARENT_RUN: log.run_id, "attend.signature": scores["signature"]}
+    tags = {PARENT_RUN: log.run_id, "attend.signature": scores["signature"], **source_tags()}
     run = earlier[0] if earlier else log.client.create_run(experiment, tags=tags, run_name=evaluation)
-    run_id = run.info.run_id
-    log_scores(log.client, run_id, scores["scores"])
+    run_id = str(run.info.run_id)
+    log_model_scores(log.client, run_id, scores["scores"], model_id, pictures)
     log.client.set_terminated(run_id)
+    return run_id
 
 
 def flush_run(client: MlflowClient, run_id: str) -> None:
@@ -356,21 +362,31 @@ def find_evaluation_run(client: MlflowClient, workspace: Path, model: str, key: 
 
 
 def log_evaluation(
-    client: MlflowClient, workspace: Path, version: ModelVersion, key: str, scores: ScoreRecord, folder: str
+    client: MlflowClient,
+    workspace: Path,
+    version: ModelVersion,
+    key: str,
+    scores: ScoreRecord,
+    folder: str,
+    model_id: str | None,
+    pictures: Pictures,
 ) -> str:
     """Log the scores of a registered version, and the files that they were computed from, in a new run; return its id.
 
-    key: the digest that `find_evaluation_run` finds it by. scores: the content of scores.json. folder: the folder that
-    contains the files.
+    The run is a child of the training's. key: the digest that `find_evaluation_run` finds it by. scores: the content of
+    scores.json. folder: the folder that contains the files. model_id: of the version's logged model, if it is of one.
+    pictures: those that were captioned.
     """
     experiment = get_or_create_experiment(client, workspace, version.name)
     name = f"{version.name} version {version.version} scored"
     address = f"models:/{version.name}/{version.version}"
-    tags = {_EVALUATION: key, EVALUATED_VERSION: address, "attend.signature": scores["signature"]}
+    tags = {_EVALUATION: key, EVALUATED_VERSION: address, "attend.signature": scores["signature"], **source_tags()}
+    if version.run_id is not None:
+        tags[PARENT_RUN] = str(version.run_id)
     with _exclusive_run(workspace, experiment, _EVALUATION, key):
         run_id = client.create_run(experiment, tags=tags, run_name=name).info.run_id
         with _terminated(client, run_id):
-            log_scores(client, run_id, scores["scores"])
+            log_model_scores(client, run_id, scores["scores"], model_id, pictures)
             client.log_artifacts(run_id, folder)
             flush_run(client, run_id)
     return str(run_id)
