@@ -28,6 +28,7 @@ ROOMS = (
     "tasks.registry",
     "flows",
     "flows.registered",
+    "flows.page",
     "flows.operations",
     "flows.serving",
     "flows.commands",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.page.history import history_file, read_history, record_run
 from tasks.config.reference import sections
 from tasks.config.schema import Config
 from tests.support import artifacts, names_of, plan, register_all, run_stage, small
@@ -112,3 +113,31 @@ def test_a_run_tells_its_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert f"; {counts['test']} pictures of test, 95 % intervals" in end[1]
     assert (tmp_path / end[2].split(":", 1)[1].strip()).is_file()
     assert "models:/small/1; version 1 is champion: the first" in end[3]
+
+
+def test_the_page_tells_what_the_ledgers_do(
+    finished_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """Each stage with its key and what it was made from, the history, and what the next run would do."""
+    path, workspace = written(tmp_path), ["--workspace", str(finished_copy), "--no-open"]
+    config = small(finished_copy)
+    made = artifacts(config, "evaluate")
+    record_run(config, made, ["ingest", "train"])
+    with history_file(config).open("a") as file:
+        file.write('{"time": 1, "ran')  # cut off by a kill
+    record_run(config, {**made}, ["evaluate"])
+    code, out, err = attend(monkeypatch, capsys, "page", path, *workspace)
+    assert code == 0, err
+    text = Path(out.strip()).read_text(encoding="utf-8")
+    for artifact in made.values():
+        assert artifact.ledger.key[:8] in text
+        made_from = ", ".join(f"{kind} {key[:8]}" for kind, key in artifact.ledger.made_from.items())
+        assert f"<td>{made_from}</td>" in text
+    assert "<li>register: has not run yet</li>" in text
+    assert "<td>ingest, train</td>" in text and [run.ran for run in read_history(config)] == [
+        ["ingest", "train"],
+        ["evaluate"],
+    ]
+    assert "60 pictures (" in text and 'aria-label="extract needs ingest' in text
+    attend(monkeypatch, capsys, "page", path, "captions.max_tokens=3", *workspace)
+    assert "captions.max_tokens: 15 -&gt; 3" in Path(out.strip()).read_text(encoding="utf-8")

@@ -16,12 +16,14 @@ import pytest
 import uvicorn
 from playwright.sync_api import expect, sync_playwright
 
+from flows.page.history import record_run
+from flows.page.project_page import write_page
 from flows.serving.app import Server
 from flows.serving.limits import Limits
 from flows.serving.served import ServedModel
 from tasks.evaluation.report import REPORT
 from tasks.registry.logged_model import unwrap_captioner
-from tests.support import pictures
+from tests.support import artifacts, pictures, plan, trained
 from tests.test_serving import free_port
 
 CHROMIUM = next(
@@ -156,3 +158,17 @@ def test_the_report_of_an_evaluation(page: Any, registered: Path) -> None:
     assert all("circle" in text for text in page.locator("article:visible").all_inner_texts())
     page.fill("#filter", "")
     assert faults(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_a_project_is_accessible(page: Any, registered: Path, tmp_path: Path, scheme: str) -> None:
+    shutil.copytree(registered, tmp_path / "workspace")
+    config = trained(tmp_path / "workspace")
+    for number in range(2):
+        record_run(config, artifacts(config, "evaluate"), [f"run {number}"])
+    path = write_page(config, plan(config))
+    page.emulate_media(color_scheme=scheme)
+    page.goto(path.as_uri())
+    expect(page.locator("h1")).to_have_text("small")
+    expect(page.locator(".graph rect")).to_have_count(6)
+    assert faults(page) == [] and no_wider_than_the_screen(page)

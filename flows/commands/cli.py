@@ -241,6 +241,28 @@ def down(workspace: WorkspaceOption = Path("workspace")) -> None:
 
 
 @app.command()
+def page(
+    preset: Preset,
+    overrides: Overrides = None,
+    workspace: ConfigWorkspace = None,
+    browse: Annotated[bool, typer.Option("--open/--no-open", help="open it in the browser")] = True,
+) -> None:
+    """Write and open the page of a config: its pictures, stages and versions, and what the next run would do."""
+    import webbrowser
+
+    from flows.page.project_page import write_page
+    from flows.pipeline import build_pipeline
+    from tasks.config.schema import load
+    from tasks.pipeline.plan import plan
+
+    config = load(preset, with_workspace(overrides, workspace))
+    path = write_page(config, plan(build_pipeline(config)))
+    typer.echo(str(path))
+    if browse:
+        webbrowser.open(path.as_uri())
+
+
+@app.command()
 def ui(
     workspace: WorkspaceOption = Path("workspace"),
     port: Annotated[int, typer.Option(help="port to listen on", **whole_number(1, 65535))] = 5000,

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import typer
 
+from flows.page.project_page import page_path
 from tasks.common.wording import counted
 from tasks.config.schema import Config
-from tasks.data.manifest import LEFT_OUT, SPLITS
+from tasks.data.manifest import LEFT_OUT
+from tasks.datasets.base import SPLITS
 from tasks.evaluation.report import REPORT
 from tasks.evaluation.score_record import read_scores
 from tasks.pipeline.ledger import Artifact
@@ -67,6 +69,9 @@ def _end(config: Config, made: Mapping[str, Artifact], preset: str) -> Iterator[
         report = made["register"].path / REPORT
         yield f"report:  {short(report) if report.is_file() else 'attend models report ' + registration['uri']}"
         yield f"version: {registration['uri']}; {registration['why']}"
+    page = page_path(config)
+    if page.is_file():
+        yield f"page:    {short(page)}"
     option = "" if config.workspace == Path("workspace").absolute() else f" --workspace {short(config.workspace)}"
     if "register" in made:
         yield f"next:    attend caption PICTURE{option}; attend serve{option}; attend ui{option}"

@@ -19,6 +19,8 @@ from prefect.states import Completed
 from flows.operations import prefect_reports
 from flows.operations.dask_shards import executor_of
 from flows.operations.run_form import ConfigName, ConfigOverrides, LastStage, run_name
+from flows.page.history import record_run
+from flows.page.project_page import write_page
 from flows.pipeline import build_pipeline
 from flows.startup_checks import prepare
 from tasks.common.errors import AttendError, is_disk_full
@@ -29,7 +31,7 @@ from tasks.grids.extract import Grids
 from tasks.grids.views import Views
 from tasks.grids.weights import IMPORTED
 from tasks.pipeline import distributed
-from tasks.pipeline.plan import Inputs, artifacts, inputs_of, plan, up_to
+from tasks.pipeline.plan import Inputs, artifacts_of, by_kind, inputs_of, plan, up_to
 from tasks.pipeline.run import run_stage, savings_message
 from tasks.pipeline.sessions import session
 from tasks.pipeline.stage import Hooks, Stage
@@ -96,7 +98,10 @@ def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: L
             states[stage] = stage_task(config, stage.name, inputs, wait_for=upstream, return_state=True)
             states[stage].result()  # raises what the stage raised
             plan(pipeline, inputs)  # refuses a split without pictures before hours of work
-        results = artifacts(pipeline, inputs)
+        after = plan(pipeline, inputs)
+        results = by_kind(artifacts_of(after))
+        record_run(config, results, [status.stage.name for status in before if not status.fresh])
+        write_page(config, plan(build_pipeline(config), inputs_of(build_pipeline(config))))
         if "evaluate" in results:
             prefect_reports.show_scores(config, results)
         if "register" in results:

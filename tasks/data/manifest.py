@@ -22,7 +22,7 @@ from tasks.common.wording import counted
 from tasks.config.machine import MachineConfig
 from tasks.data.sources import digests_of
 from tasks.data.splits import divide
-from tasks.datasets.base import PICTURE_SUFFIXES, DatasetOptions, Row, picture_files
+from tasks.datasets.base import PICTURE_SUFFIXES, SPLITS, DatasetOptions, Row, picture_files
 from tasks.datasets.faults import Faults
 from tasks.pipeline.file_digests import Digests
 from tasks.pipeline.ledger import Outcome, digest_of
@@ -39,7 +39,6 @@ SCHEMA = pa.schema(
 MANIFEST = "manifest.parquet"
 GENERATED_FOLDER = "pictures"
 LEFT_OUT = "left_out.txt"  # the rows that `data.on_error: skip` left out: a line each, which says where and why
-SPLITS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from itertools import islice
 from pathlib import Path
 
 from tasks.common.errors import AttendError
-from tasks.data.manifest import SPLITS, valid_rows
+from tasks.data.manifest import valid_rows
 from tasks.data.splits import divide
-from tasks.datasets.base import DatasetOptions, PictureFile, Row, find_pictures
+from tasks.datasets.base import SPLITS, DatasetOptions, PictureFile, Row, find_pictures
 from tasks.datasets.faults import Faults
 from tasks.pipeline.file_digests import Digests
 

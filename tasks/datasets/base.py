@@ -23,6 +23,7 @@ from tasks.datasets.faults import REFUSE, Faults
 
 LONGEST_CAPTION = 10_000  # characters: learning byte pairs takes the square of a word's length
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+SPLITS = ("train", "dev", "test")
 SPLIT_NAMES = {
     "train": "train",
     "training": "train",

@@ -206,7 +206,7 @@ def _training_plot(history: Sequence[dict[str, float]]) -> str:
         axis.set(xlabel="epoch", title=label)
         axis.grid(alpha=0.25)
         axis.xaxis.get_major_locator().set_params(integer=True)
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def _length_plot(corpus: Sequence[ScoredCaption]) -> str:
@@ -222,10 +222,10 @@ def _length_plot(corpus: Sequence[ScoredCaption]) -> str:
     axis.hist([lengths, reference_lengths], bins=bins, density=True, label=labels, color=colors)
     axis.set(xlabel="words", ylabel="share", title="lengths")
     axis.legend(frameon=False)
-    return _svg(figure)
+    return as_svg(figure)
 
 
-def _svg(figure: Any) -> str:
+def as_svg(figure: Any) -> str:
     """Return a figure as an <svg> element, the same text each time: without a date, and with fixed ids."""
     import matplotlib as mpl
 

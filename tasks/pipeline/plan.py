@@ -14,6 +14,7 @@ from typing import Literal
 
 from tasks.common.errors import AttendError, suggestion
 from tasks.common.wording import listed
+from tasks.datasets.base import SPLITS
 from tasks.pipeline.ledger import Artifact, KeyParts, differences, digest_of
 from tasks.pipeline.stage import PROGRESS, Pipeline, Stage
 from tasks.pipeline.workspace import Workspace
@@ -37,6 +38,9 @@ class Status:
     @property
     def fresh(self) -> bool:
         return self.state == "fresh"
+
+
+_ORDER = ("pictures", *SPLITS, "left out", "captions")  # of counts; ledgers have them by name
 
 
 def up_to(pipeline: Pipeline, name: str) -> Pipeline:
@@ -190,5 +194,12 @@ def _progress_of(partial: Path) -> str:
 
 
 def _describe_counts(artifact: Artifact) -> str:
-    counts = ", ".join(f"{value:,} {name}" for name, value in artifact.ledger.counts.items() if isinstance(value, int))
-    return counts or "nothing changed"
+    counts = {name: value for name, value in artifact.ledger.counts.items() if isinstance(value, int)}
+    names = sorted(counts, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+    told = [f"version {counts[name]}" if name == "version" else _counted(counts[name], name) for name in names]
+    return ", ".join(told) or "nothing changed"
+
+
+def _counted(number: int, name: str) -> str:
+    """Return a count of a ledger, whose name is a plural or a split, in words."""
+    return f"{number:,} {name.removesuffix('s') if number == 1 and name not in SPLITS else name}"

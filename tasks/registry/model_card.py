@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from tasks.config.schema import Config
 from tasks.config.training import TrainingConfig
-from tasks.data.manifest import SPLITS
+from tasks.datasets.base import SPLITS
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions, score_lines
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.metrics.bleu import sentence_bleu4

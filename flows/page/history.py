@@ -1,0 +1,76 @@
+"""The history of a config's runs: a line of JSON for each that did something, in the workspace's folder `history`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tasks.config.schema import Config
+from tasks.evaluation.score_record import read_scores
+from tasks.pipeline.ledger import Artifact
+from tasks.registry.registration_record import read_registration
+
+HISTORY = "history"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run left behind.
+
+    time: when it ended (Unix). ran: the stages that ran. counts: pictures by split, and captions. scores: by name,
+    value, low and high end of the 95 % interval, in percent. version, alias, why: of the registered version, if any.
+    """
+
+    time: float
+    ran: list[str]
+    counts: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, list[float]] = field(default_factory=dict)
+    version: str = ""
+    alias: str = ""
+    why: str = ""
+
+
+def record_run(config: Config, made: Mapping[str, Artifact], ran: Sequence[str]) -> None:
+    """Append a run to the history. made: the artifacts that are there now, by kind. ran: the stages that ran."""
+    values: dict[str, Any] = {"time": time.time(), "ran": list(ran)}
+    if "ingest" in made:
+        values["counts"] = made["ingest"].ledger.counts
+    if "evaluate" in made:
+        scored = read_scores(made["evaluate"].path)
+        values["scores"] = {name: [value, *scored["intervals"][name]] for name, value in scored["scores"].items()}
+    if "register" in made:
+        registration = read_registration(made["register"].path)
+        values |= {name: registration[name] for name in ("version", "alias", "why")}
+    path = history_file(config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        # A run that was killed here may have left a line without its end. One write: two runs do not mix their lines.
+        file.write(f"\n{json.dumps(asdict(RunRecord(**values)))}\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_history(config: Config) -> list[RunRecord]:
+    """Return the runs of a config, the oldest first. A line that was cut off is left out."""
+    try:
+        lines = history_file(config).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    known = {item.name for item in fields(RunRecord)}
+    records = []
+    for line in lines:
+        try:
+            records.append(RunRecord(**{name: value for name, value in json.loads(line).items() if name in known}))
+        except (ValueError, TypeError, AttributeError):
+            continue
+    return records
+
+
+def history_file(config: Config) -> Path:
+    """Return the file of a config's history."""
+    return config.workspace / HISTORY / f"{config.name}.jsonl"

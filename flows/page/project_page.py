@@ -1,0 +1,223 @@
+"""The page itself: one HTML file, written by each run, that needs no server and no network."""
+
+from __future__ import annotations
+
+import html
+import importlib.resources
+import os
+import string
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flows.page.history import RunRecord, read_history
+from tasks.common.files import write_atomically
+from tasks.common.progress import lasting
+from tasks.common.wording import counted
+from tasks.config.schema import Config
+from tasks.datasets.base import SPLITS
+from tasks.evaluation.report import REPORT, as_svg, page_file
+from tasks.pipeline.plan import Status
+from tasks.pipeline.stage import Stage
+from tasks.registry.registration_record import read_registration
+
+_COLOURS = {"train": "#8c867c", "dev": "#d9a441", "test": "#b3411e"}
+_STATES = {"fresh": "up to date", "stale": "out of date", "missing": "not made yet"}
+_NODE, _GAP = (132, 44), (44, 18)  # width and height of a stage in the graph, and the space between two, in pixels
+
+
+def page_path(config: Config) -> Path:
+    """Return the file of a config's page."""
+    return config.workspace / "page" / f"{config.name}.html"
+
+
+def write_page(config: Config, statuses: Sequence[Status]) -> Path:
+    """Write the page of a config, and return its path. statuses: the plan as it is now."""
+    history = read_history(config)
+    path = page_path(config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page = string.Template((importlib.resources.files("flows.page") / "page.html").read_text(encoding="utf-8"))
+    text = page.substitute(
+        look=page_file("look.css"),
+        name=html.escape(config.name),
+        at=time.strftime("%Y-%m-%d %H:%M"),
+        about=html.escape(f"{config.about}. " if config.about else ""),
+        pictures=_pictures(statuses, history),
+        growth=_figure(_growth(history), "Pictures by split, run by run") if len(history) > 1 else "",
+        versions=_versions(history, config.registry.promote_on, statuses, path.parent),
+        graph=_graph([status.stage for status in statuses], {s.stage: s.state for s in statuses}),
+        stages=_stages(statuses),
+        next_run=_next_run(statuses),
+        runs=_runs(history),
+    )
+    write_atomically(path, text)
+    return path
+
+
+def _pictures(statuses: Sequence[Status], history: Sequence[RunRecord]) -> str:
+    """Return the data set in a sentence, as it is in the manifest."""
+    artifact = next((status.artifact for status in statuses if status.stage.kind == "ingest"), None)
+    counts = artifact.ledger.counts if artifact is not None else history[-1].counts if history else {}
+    if not counts:
+        return "<p>No run has read the pictures yet.</p>"
+    sizes = ", ".join(f"{int(counts[split]):,} {split}" for split in SPLITS if split in counts)
+    then = "" if artifact is not None else " when the last run ended; they have changed since"
+    left = counted(int(counts["left out"]), "row") + " left out. " if counts.get("left out") else ""
+    return (
+        f"<p>{counted(int(counts['pictures']), 'picture')} ({sizes}) with {counted(int(counts['captions']), 'caption')}"
+        f"{then}. {left}</p>"
+    )
+
+
+def _growth(history: Sequence[RunRecord]) -> str:
+    """Return a plot of the number of pictures of each split over time, as SVG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 2.8), layout="constrained")
+    axis = figure.subplots()
+    times = _dates(history)
+    for split, colour in _COLOURS.items():
+        axis.plot(
+            times, [run.counts.get(split, 0) for run in history], marker="o", markersize=3, color=colour, label=split
+        )
+    axis.set(title="pictures")
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False)
+    figure.autofmt_xdate()
+    return as_svg(figure)
+
+
+def _versions(history: Sequence[RunRecord], score: str, statuses: Sequence[Status], folder: Path) -> str:
+    """Return the registered versions over time: a plot of the score with its intervals, and a table."""
+    first = {run.version: run for run in reversed(history) if run.version}
+    runs = [run for run in history if first.get(run.version) is run]
+    if not runs:
+        return "<p>No version is registered yet.</p>"
+    scored = [run for run in runs if score in run.scores]
+    plot = _figure(_score_plot(scored, score), f"{score} of each version, with its 95 % interval") if scored else ""
+    rows = [(run.version, _day(run.time), run.alias, _score_text(run, score), run.why) for run in reversed(runs)]
+    registered = next((status.artifact for status in statuses if status.stage.kind == "register"), None)
+    report = None if registered is None else registered.path / REPORT
+    link = ""
+    if report is not None and report.is_file():
+        version = read_registration(report.parent)["version"]
+        link = f'<p><a href="{html.escape(os.path.relpath(report, folder))}">The report of version {version}</a></p>'
+    return plot + _table(("version", "registered", "became", f"{score}, 95 % interval", "why"), rows) + link
+
+
+def _score_plot(runs: Sequence[RunRecord], score: str) -> str:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 2.8), layout="constrained")
+    axis = figure.subplots()
+    for place, run in enumerate(runs):
+        value, low, high = run.scores[score]
+        is_champion = run.alias == "champion"
+        axis.errorbar(
+            place, value, yerr=[[max(value - low, 0)], [max(high - value, 0)]], fmt="D" if is_champion else "o",
+            color="#b3411e" if is_champion else "#8c867c", capsize=3,
+        )  # fmt: skip
+    axis.set_xticks(range(len(runs)), [f"v{run.version}" for run in runs])
+    axis.set(title=f"{score} (diamond: champion when registered)")
+    axis.grid(alpha=0.25)
+    return as_svg(figure)
+
+
+def _score_text(run: RunRecord, score: str) -> str:
+    if score not in run.scores:
+        return ""
+    value, low, high = run.scores[score]
+    return f"{value:.1f} ({low:.1f} to {high:.1f})"
+
+
+def _stages(statuses: Sequence[Status]) -> str:
+    """Return a table of the stages: state, reason, time, and the artifacts that each was made from, by its ledger."""
+    rows = []
+    for status in statuses:
+        ledger = status.artifact.ledger if status.artifact is not None else None
+        made_from = ", ".join(f"{kind} {key[:8]}" for kind, key in ledger.made_from.items()) if ledger else ""
+        rows.append(
+            (
+                status.stage.name,
+                _STATES.get(status.state, status.state),
+                "; ".join(status.why),
+                lasting(ledger.seconds) if ledger else "",
+                f"{ledger.key[:8]}" if ledger else "",
+                made_from,
+            )
+        )
+    return _table(("stage", "state", "what it holds, or why it runs", "took", "key", "made from"), rows)
+
+
+def _graph(stages: Sequence[Stage], states: dict[Stage, str]) -> str:
+    """Return the graph of the stages as SVG, an arrow from each stage to those that need it."""
+    depth: dict[Stage, int] = {}
+    for stage in stages:
+        depth[stage] = 1 + max((depth[item] for item in stage.upstream() if item in depth), default=-1)
+    rows = [[stage for stage in stages if depth[stage] == level] for level in range(max(depth.values(), default=0) + 1)]
+    places = {
+        stage: (level * (_NODE[0] + _GAP[0]), number * (_NODE[1] + _GAP[1]))
+        for level, group in enumerate(rows)
+        for number, stage in enumerate(group)
+    }
+    width = len(rows) * (_NODE[0] + _GAP[0]) - _GAP[0] + 2
+    height = max(map(len, rows), default=1) * (_NODE[1] + _GAP[1]) - _GAP[1] + 2
+    drawn = []
+    for stage, (x, y) in places.items():
+        for source in stage.upstream():
+            if source in places:
+                from_x, from_y = places[source][0] + _NODE[0], places[source][1] + _NODE[1] / 2
+                middle = (from_x + x) / 2
+                drawn.append(
+                    f'<path class="edge" d="M{from_x} {from_y} C{middle} {from_y} {middle} {y + _NODE[1] / 2} '
+                    f'{x} {y + _NODE[1] / 2}"/>'
+                )
+    for stage, (x, y) in places.items():
+        kind = "fresh" if states[stage] == "fresh" else "stale"
+        drawn.append(
+            f'<rect class="{kind}" x="{x + 1}" y="{y + 1}" width="{_NODE[0]}" height="{_NODE[1]}" rx="8"/>'
+            f'<text x="{x + _NODE[0] / 2}" y="{y + _NODE[1] / 2 + 5}" text-anchor="middle">'
+            f"{html.escape(stage.name)}</text>"
+        )
+    names = ", ".join(f"{s.name} needs {' and '.join(u.name for u in s.upstream())}" for s in stages if s.upstream())
+    return (
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{html.escape(names)}">{"".join(drawn)}</svg>'
+    )
+
+
+def _next_run(statuses: Sequence[Status]) -> str:
+    """Return what the next run would do."""
+    stale = [status for status in statuses if not status.fresh]
+    if not stale:
+        return "<p>Nothing: every stage is up to date.</p>"
+    items = "".join(f"<li>{html.escape(s.stage.name)}: {html.escape('; '.join(s.why))}</li>" for s in stale)
+    return f"<ul>{items}</ul>"
+
+
+def _runs(history: Sequence[RunRecord]) -> str:
+    """Return a table of the last runs that did something."""
+    rows = [(_day(run.time), ", ".join(run.ran), f"{int(run.counts.get('pictures', 0)):,}") for run in history[:-21:-1]]
+    return _table(("ended", "stages that ran", "pictures"), rows) if rows else "<p>None yet.</p>"
+
+
+def _figure(svg: str, about: str) -> str:
+    return f'<figure role="img" aria-label="{html.escape(about)}">{svg}</figure>'
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def _dates(history: Sequence[RunRecord]) -> Any:
+    from datetime import UTC, datetime
+
+    return [datetime.fromtimestamp(run.time, UTC) for run in history]
