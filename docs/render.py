@@ -42,7 +42,7 @@ def rendered_settings(page: str) -> str:
     known = sections()
     formats = [part.settings for name, part in known.items() if name.startswith("data.") and name != _GENERATED]
     shared = [one for one in formats[0] if all(one in others for others in formats)]
-    parts = []
+    parts: list[str] = []
     for name, part in known.items():
         if name.startswith("data.") and not any(line.startswith("### data\n") for line in parts):
             parts.append(_section("data", "The data set (stage `ingest`): settings of every format.", shared))
