@@ -22,6 +22,7 @@ from tasks.config.schema import Config, data_section, refusals
 from tasks.config.stages import CaptionsConfig, EvaluationConfig, GridsConfig
 from tasks.data.survey import Survey, rough_words, survey
 from tasks.datasets.base import DatasetOptions
+from tasks.pipeline.ledger import digest_of
 
 VERDICTS = "checks"  # a workspace's folder of the last verdicts
 _UNKNOWN = 0.1  # share of the words of captions that are not in the vocabulary, above which it is told
@@ -223,7 +224,12 @@ def _workspace_faults(config: Config) -> Iterator[str]:
 
 def _keep(verdict: Verdict, config: Config) -> None:
     """Keep a verdict in the workspace, for `attend status`, where that can be written."""
-    record = {"errors": verdict.count("error"), "warnings": verdict.count("warning"), "time": time.time()}
+    record = {
+        "errors": verdict.count("error"),
+        "warnings": verdict.count("warning"),
+        "time": time.time(),
+        "config": _digest(config),
+    }
     path = config.workspace / VERDICTS / f"{config.name}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -240,7 +246,12 @@ def last_verdict(config: Config) -> str:
         counts = f"{counted(record['errors'], 'error')}, {counted(record['warnings'], 'warning')}"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-    return f"checked {at}: {counts}"
+    return f"checked {at}{'' if record.get('config') == _digest(config) else ' with other settings'}: {counts}"
+
+
+def _digest(config: Config) -> str:
+    """Return a digest of all settings."""
+    return digest_of(config.model_dump(mode="json"))
 
 
 def _short(caption: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands.options import ConfigWorkspace, Json, Overrides, Preset, print_json, with_workspace
+from flows.commands.options import ConfigWorkspace, Json, Overrides, Preset, again, print_json, with_workspace
 from tasks.common.wording import counted
 
 if TYPE_CHECKING:
@@ -29,16 +29,17 @@ def check(
     """Find all that would stop or spoil a run: in settings, pictures, captions, splits, weights and workspace."""
     from flows.preflight import verdict_of
 
-    verdict = verdict_of(preset, with_workspace(overrides, workspace), sample)
+    settings = with_workspace(overrides, workspace)
+    verdict = verdict_of(preset, settings, sample)
     if as_json:
         print_json(asdict(verdict))
     else:
-        _print(verdict, preset)
+        _print(verdict, preset, settings)
     if verdict.count("error"):
         raise typer.Exit(1)
 
 
-def _print(verdict: Verdict, preset: str) -> None:
+def _print(verdict: Verdict, preset: str, overrides: list[str]) -> None:
     """Print the findings, the errors first, and what was looked at."""
     for kind, colour in (("error", "red"), ("warning", "yellow")):
         findings = [finding for finding in verdict.findings if finding.kind == kind]
@@ -56,7 +57,7 @@ def _print(verdict: Verdict, preset: str) -> None:
     if verdict.pixels < verdict.pictures:
         typer.echo(f"The headers of all pictures were read, and the pixels of {verdict.pixels:,}.")
     if not verdict.count("error"):
-        typer.echo(f"next: attend run {preset}")
+        typer.echo(f"next: {again('run', preset, overrides)}")
 
 
 def _names(finding: Finding) -> bool:

@@ -27,6 +27,7 @@ from flows.commands.options import (
     Until,
     Verify,
     WorkspaceOption,
+    again,
     print_json,
     whole_number,
     with_workspace,
@@ -324,7 +325,7 @@ def _run(preset: str, overrides: list[str], until: str, quiet: bool = False) -> 
         results = by_kind(artifacts_of(statuses)) if fresh else artifacts(up_to(build_pipeline(config), until))
         saved = savings_message(statuses, results)
         typer.echo(f"up to date{f'; {saved}' if saved else ''}")
-        tell_end(config, results, preset)
+        tell_end(config, results, again("run", preset, overrides))
     return statuses
 
 

@@ -39,7 +39,7 @@ def show(config: Config) -> None:
         path = manifest / GENERATED_FOLDER / names[row["digest"]]
         if console.is_terminal:
             console.print(_as_half_blocks(path))
-        console.print(f"  [bold]{row['caption']}[/]\n  {_short(path)}\n")
+        console.print(f"  [bold]{row['caption']}[/]\n  {_short(path)}\n", soft_wrap=True)
 
     registration = read_registration(results["register"].path)
     option = "" if config.workspace == Path("workspace").absolute() else f" --workspace {_short(config.workspace)}"

@@ -159,9 +159,12 @@ def _training(captions: int) -> list[str]:
         lines += ["decoder:  # smaller than the preset's: there are few captions"]
         lines += ["  {embedding: 128, hidden: 256, attention_size: 128, dropout_words: 0.4, dropout_grid: 0.4}"]
     epochs = min(40, max(8, round(300_000 / max(captions, 1))))
+    # With few captions the dev score stays at 0 for some epochs before it rises.
+    patience = 5 if captions >= 5_000 else 12
     batch = 16 if captions >= 2_000 else 8
     warmup = min(100, max(1, captions // (5 * batch)))
-    lines += ["training:", f"  epochs: {epochs}  # at most: training ends after five epochs without a better dev score"]
+    lines += ["training:", f"  epochs: {epochs}  # at most: see patience"]
+    lines += [f"  patience: {patience}  # training ends after so many epochs without a better dev score"]
     lines += [f"  batch_pictures: {batch}", f"  warmup_steps: {warmup}", "  select: cider"]
     return lines
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,6 +67,11 @@ def with_workspace(overrides: Sequence[str] | None, workspace: str | Path | None
     """Return overrides of a config, with its workspace where one is given."""
     place = [] if workspace is None else [f"machine.workspace={json.dumps(str(workspace))}"]
     return [*(overrides or []), *place]
+
+
+def again(command: str, preset: str, overrides: Sequence[str] | None) -> str:
+    """Return the command line of another command with the same config."""
+    return shlex.join(["attend", command, preset, *(overrides or [])])
 
 
 def print_json(value: Any) -> None:

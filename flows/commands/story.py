@@ -38,16 +38,16 @@ def _data(made: Mapping[str, Artifact]) -> str:
     return line
 
 
-def tell_end(config: Config, made: Mapping[str, Artifact], preset: str) -> None:
+def tell_end(config: Config, made: Mapping[str, Artifact], run_again: str) -> None:
     """Print what a run made: the data, the scores, the version, where the pages are, and the next commands.
 
-    made: the artifacts that are there now, by kind. preset: as it was given on the command line.
+    made: the artifacts that are there now, by kind. run_again: the command that runs the rest of the stages.
     """
-    for line in _end(config, made, preset):
+    for line in _end(config, made, run_again):
         typer.echo(line)
 
 
-def _end(config: Config, made: Mapping[str, Artifact], preset: str) -> Iterator[str]:
+def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterator[str]:
     if "ingest" in made:
         yield f"data:    {_data(made)}"
         if made["ingest"].ledger.counts.get("left out"):
@@ -76,7 +76,7 @@ def _end(config: Config, made: Mapping[str, Artifact], preset: str) -> Iterator[
     if "register" in made:
         yield f"next:    attend caption PICTURE{option}; attend serve{option}; attend ui{option}"
     else:
-        yield f"next:    attend run {preset}"
+        yield f"next:    {run_again}"
 
 
 def short(path: Path) -> str:

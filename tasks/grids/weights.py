@@ -62,7 +62,10 @@ def _imported_digest(grids: GridsConfig, machine: MachineConfig) -> str:
 
 
 def check_weights(grids: GridsConfig) -> None:
-    """Raise AttendError where the weights do not fit the backbone, or cannot be read; nothing is downloaded."""
+    """Raise AttendError where the weights do not fit the backbone, or cannot be read or reached.
+
+    Nothing is downloaded: a server is only asked whether it has them.
+    """
     kind, _, name = grids.weights.partition(":")
     _checked_seed(grids.weights)
     if kind in ("random", "timm", IMPORTED):
@@ -70,9 +73,26 @@ def check_weights(grids: GridsConfig) -> None:
     if kind == "torchvision":
         import models.backbones.base as backbones
 
-        _torchvision_weights(backbones.make(grids.backbone, grids.grid, None), grids.backbone, name)
+        _check_download(_torchvision_weights(backbones.make(grids.backbone, grids.grid, None), grids.backbone, name))
     else:
         load_backbone(grids)
+
+
+def _check_download(weights: WeightsEnum) -> None:
+    """Raise AttendError where torchvision's weights are not on this machine, and their server does not answer."""
+    import urllib.request
+
+    import torch
+
+    if (Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name).is_file():
+        return
+    try:
+        urllib.request.urlopen(urllib.request.Request(weights.url, method="HEAD"), timeout=3).close()
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise AttendError(
+            f"grids.weights: torchvision:{weights.name} cannot be downloaded ({reason}): give a local file instead"
+        ) from None
 
 
 def load_backbone(grids: GridsConfig, tuned: Artifact | None = None) -> Backbone:

@@ -96,6 +96,6 @@ def savings_message(before: list[Status], made: Mapping[str, Artifact]) -> str:
         counts = made["extract"].ledger.counts
         extract_ran = all(artifact.ledger.key != made["extract"].ledger.key for artifact in fresh)
         pictures = int(counts["grids"] - (counts["extracted"] if extract_ran else 0))
-    if not pictures and not fresh:
+    if not pictures and seconds < 1:
         return ""
     return f"saved: {pictures:,} pictures not extracted again, {lasting(seconds)} of work"

@@ -44,7 +44,7 @@ def write_bundle(captioner: Captioner, folder: Path, source: Path = CODE) -> str
     source: the package folder to copy as `models`. bundle.json, with the digest, is written last and is not part of it.
     """
     captioner.save(folder)
-    shutil.copytree(source, folder / "models", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    shutil.copytree(source, folder / "models", ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "py.typed"))
     digest = _digest_of_files(folder)
     (folder / _DIGEST).write_text(json.dumps({"format": 1, "digest": digest}), encoding="utf-8")
     return digest
