@@ -85,13 +85,16 @@ def mean(annotations: Tensor, pool: Tensor | None) -> Tensor:
 class AdditiveAttention(Attention):
     """Additive attention, score = v . tanh(W_a a + W_h h) (Bahdanau et al. 2015).
 
-    It is the f_att of Xu et al. 2015, equations 4 to 6.
+    It is the f_att of Xu et al. 2015, equations 4 to 6. relu: with max(0, .) in place of tanh, as most implementations
+    in PyTorch have it. Their biases of W_h and v add nothing: the first adds to that of W_a, the softmax cancels the
+    second.
     """
 
     query: nn.Linear
 
-    def __init__(self, channels: int, hidden: int, size: int) -> None:
+    def __init__(self, channels: int, hidden: int, size: int, relu: bool = False) -> None:
         super().__init__()
+        self.relu = relu
         self.key = nn.Linear(channels, size)
         self.query = nn.Linear(hidden, size, bias=False)
         self.score = nn.Linear(size, 1, bias=False)
@@ -101,7 +104,8 @@ class AdditiveAttention(Attention):
         return projected
 
     def scores(self, keys: Tensor, query: Tensor) -> Tensor:
-        activations = (keys.unsqueeze(1) + query.unsqueeze(2)).tanh_()  # (N, R, P', A)
+        sums = keys.unsqueeze(1) + query.unsqueeze(2)  # (N, R, P', A)
+        activations = sums.relu_() if self.relu else sums.tanh_()
         scores: Tensor = self.score(activations)
         return scores.squeeze(-1)
 
@@ -139,6 +143,6 @@ def make_attention(kind: Attentions, channels: int, hidden: int, size: int = 512
     """
     if kind not in get_args(Attentions):
         raise ValueError(f"unknown attention {kind!r}; known: {', '.join(get_args(Attentions))}")
-    if kind == "additive":
-        return AdditiveAttention(channels, hidden, size)
+    if kind in ("additive", "additive_relu"):
+        return AdditiveAttention(channels, hidden, size, relu=kind == "additive_relu")
     return DotAttention(channels, hidden, scaled="scaled" in kind, projected="general" in kind)

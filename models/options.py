@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-Attentions = Literal["additive", "dot", "scaled_dot", "general", "scaled_general"]  # see attention.py
+Attentions = Literal["additive", "additive_relu", "dot", "scaled_dot", "general", "scaled_general"]  # see attention.py
 Heads = Literal["full", "bottleneck", "adaptive"]  # see heads.py
 Outputs = Literal["hidden", "deep", "mlp"]  # see output.py
-FirstStates = Literal["grid", "zeros"]  # see decoders/recurrent
+FirstStates = Literal["grid", "linear", "zeros"]  # see decoders/recurrent
 Searches = Literal["beam", "sample"]  # see search.py
 
 

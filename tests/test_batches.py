@@ -127,3 +127,22 @@ def test_of_very_many_captions_each_epoch_draws_some(tmp_path: Path) -> None:
     drawn = [{int(word) for tokens in epoch for word in tokens[:, :, 1].flatten() if word > 4} for epoch in epochs]
     assert batches.rows == 64 and all(60 <= len(words) <= 64 for words in drawn) and drawn[0] != drawn[1]
     assert all(torch.equal(one.tokens, other) for one, other in zip(again.epoch(1), epochs[1], strict=True))
+
+
+@pytest.mark.parametrize("block", [None, 3])
+@pytest.mark.parametrize("count", [5, 40])
+def test_an_epoch_of_so_many_batches_of_one_caption_a_picture(tmp_path: Path, block: int | None, count: int) -> None:
+    """Fewer than show all pictures, or more: no picture is shown once more before all were."""
+    given = batches_of(tmp_path, block)
+    five = np.array([[START, word, END] for word in range(4, 9)])
+    captioned = [CaptionedPicture(item.digest, five) for item in given.captioned]
+    batches = GridBatches(captioned, given.grids, 4, 0, block, most_captions=1, epoch_batches=count)
+    assert len(batches) == count and batches.rows == 1
+    read = list(batches.epoch(0))
+    assert len(read) == count and all(batch.tokens.shape == (4, 1, 3) for batch in read)
+    order = batches.order(0)
+    assert len(order) == 4 * count and len(set(order[:PICTURES])) == min(PICTURES, 4 * count)
+    words = [{int(word) for batch in batches.epoch(epoch) for word in batch.tokens[:, 0, 1]} for epoch in range(2)]
+    assert words[0] == {4, 5, 6, 7, 8}  # another caption for another picture
+    resumed = list(batches.epoch(0, start=2))
+    assert all(torch.equal(one.tokens, other.tokens) for one, other in zip(read[2:], resumed, strict=True))

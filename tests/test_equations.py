@@ -6,13 +6,17 @@ The gradient is of the NumPy function, by central differences in float64: it sha
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
+from bench.conformance import sources
+from bench.conformance.sources import SOURCES
 from models.decoders.base import make
 from models.vocabulary import START
 
@@ -181,3 +185,18 @@ def differences(loss: Callable[[], float], weight: Array, step: float = 1e-5) ->
 
 def relative(ours: npt.NDArray[Any], theirs: Array) -> float:
     return float(np.linalg.norm(ours - theirs) / max(float(np.linalg.norm(theirs)), 1e-2))
+
+
+@pytest.mark.parametrize("preset", SOURCES)
+def test_a_preset_computes_what_its_source_does(preset: str) -> None:
+    """Nine words, logits and alphas, by the code of training and by that of inference: see bench/conformance."""
+    for path, (logits, alphas) in sources.differences(preset).items():
+        assert max(logits, alphas) <= sources.TOLERANCE, path
+
+
+def test_the_two_forms_of_show_attend_and_tell_differ() -> None:
+    """What is compared is not blind to what tells them apart."""
+    tutorial, paper = SOURCES["show_attend_tell"], SOURCES["show_attend_tell_paper"]
+    for mixed in (replace(tutorial, first=paper.first), replace(tutorial, step=SOURCES["googlenet"].step)):
+        with mock.patch.dict(SOURCES, {"show_attend_tell": mixed}):
+            assert sources.differences("show_attend_tell")["inference"][0] > 1e-2

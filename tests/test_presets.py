@@ -14,6 +14,7 @@ from flows.commands.cli import main
 from models.decoders import DECODERS, Member
 from models.options import RecurrentOptions
 from tasks.config.presets import presets
+from tasks.config.reference import sections
 from tasks.config.schema import load
 from tests.support import artifacts, run_stage, small
 
@@ -33,6 +34,7 @@ SMALL = [
 SIZES = {
     "show_attend_tell": 64,
     "show_attend_tell_tuned": 64,
+    "show_attend_tell_paper": 64,
     "captionnet": 64,
     "hard_attention": 64,
     "googlenet": 64,
@@ -71,6 +73,25 @@ def test_presets_are_listed_with_a_line_and_their_source(capsys: pytest.CaptureF
     for name, path in presets().items():
         values = yaml.safe_load(path.read_text())
         assert f"{name:<24}{values['about']}\n{'':<24}[{values['source']}]\n" in told
+
+
+def test_where_a_preset_departs_from_its_source_is_told() -> None:
+    """By settings that there are; each known captioner's own values are its source's."""
+    settings = {setting.name for part in sections().values() for setting in part.settings}
+    for name, path in presets().items():
+        departures = yaml.safe_load(path.read_text()).get("departures", {})
+        assert set(departures) <= settings and all(departures.values()), name
+    config = load("googlenet", ["data.path=."])
+    training, decoder = config.training, config.decoder
+    assert (training.epochs, training.epoch_batches, training.batch_pictures) == (100, 50, 50)
+    assert (training.captions_per_picture, training.clip_norm, config.evaluation.temperature) == (1, 0, 0.1)
+    assert (decoder.first_state, decoder.dropout_output) == ("zeros", 0.0)
+    assert load("captionnet", ["data.path=."]).decoder.dropout_output == 0.0
+    tuned = load("show_attend_tell_tuned", ["data.path=."])
+    assert (tuned.data.adapter, tuned.grids.image_size, tuned.decoder.attention_grid) == ("flickr8k", 256, 14)
+    assert tuned.tuning is not None and tuned.tuning.first_block == 2
+    for name in ("rnn", "lstm", "regnet_attention"):
+        assert load(name, ["data.path=."]).captions.min_count == 1
 
 
 def test_a_preset_is_one_file(workspace: Path, tmp_path: Path) -> None:

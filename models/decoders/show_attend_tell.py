@@ -16,7 +16,8 @@ from .recurrent import LSTMState, RecurrentDecoder
 class ShowAttendTell(RecurrentDecoder):
     """An LSTM with attention over the unprojected annotation vectors, its context scaled by a sigmoid gate beta.
 
-    h0 and c0 are perceptrons of the mean annotation vector (section 3.1.2); the gate is that of section 4.2.1.
+    h0 and c0 are perceptrons of the mean annotation vector (section 3.1.2), with the tanh of the authors' code, or
+    `linear` without it; the gate is that of section 4.2.1.
     """
 
     def __init__(self, channels: int, vocabulary: int, options: ShowAttendTellOptions) -> None:
@@ -34,11 +35,15 @@ class ShowAttendTell(RecurrentDecoder):
         return LSTMState(
             annotations=annotations,
             keys=keys,
-            hidden=torch.tanh(self.first_hidden(average)).float(),
-            cell=torch.tanh(self.first_cell(average)).float(),
+            hidden=self._first(self.first_hidden(average)),
+            cell=self._first(self.first_cell(average)),
             context=torch.zeros_like(average, dtype=torch.float32),
             alphas=keys.new_zeros(len(keys), 1, keys.shape[1], dtype=torch.float32),
         )
+
+    def _first(self, projected: Tensor) -> Tensor:
+        """Return a first state, float32, given the mean annotation vector's projection."""
+        return (projected if self.first_state == "linear" else torch.tanh(projected)).float()
 
     def query_layers(self) -> dict[str, nn.Linear]:
         layers = {"query": self.attention.query, "gate": self.gate}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from models.decoders import DECODERS
-from models.options import Attentions, DecoderOptions, FirstStates, Heads, Outputs
+from models.options import Attentions, DecoderOptions, FirstStates, Heads, Outputs, ShowAttendTellOptions
 from tasks.common.errors import check_known
 from tasks.common.section import NotInKey, Section
 
@@ -48,7 +48,9 @@ class DecoderConfig(Section):
         None, description="scale the context by a gate, beta (Xu et al. 2015, section 4.2.1); default: true"
     )
     first_state: FirstStates | None = Field(
-        None, description="first state of the recurrent cell: computed from the `grid`, or `zeros`; default: `grid`"
+        None,
+        description="first state of the recurrent cell: computed from the `grid`, with a tanh where the decoder has "
+        "one; `linear`, without it; or `zeros`; default: `grid`",
     )
     output: Outputs | None = Field(
         None,
@@ -145,6 +147,8 @@ class DecoderConfig(Section):
             raise ValueError(
                 f"first_state: decoder {self.name} sees the picture in its first state alone: set first_state to grid"
             )
+        if self.first_state == "linear" and not issubclass(member.options, ShowAttendTellOptions):
+            raise ValueError(f"first_state: that of {self.name} has no tanh to leave out: set first_state to grid")
         head = self.resolved().head
         if head != "bottleneck" and self.bottleneck not in (None, DecoderOptions.bottleneck):
             raise ValueError(

@@ -50,6 +50,7 @@ class Config(Checked):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="name of the run")
     about: str = Field("", description="one line about the run")
     source: str = Field("", description="publication that describes the captioner")
+    departures: dict[str, str] = Field({}, description="settings in which a preset differs from its source, and why")
     data: Dataset
     grids: GridsConfig
     views: ViewsConfig | None = None

@@ -19,7 +19,7 @@ class FitConfig(Section):
     weight_decay: float = Field(
         0.0, ge=0, description="weight decay, decoupled from the gradient (Loshchilov and Hutter 2019)"
     )
-    clip_norm: float = Field(5.0, gt=0, description="norm to which a larger gradient is scaled down")
+    clip_norm: float = Field(5.0, ge=0, description="norm to which a larger gradient is scaled down; 0 for no limit")
     averaging: float = Field(
         0.0, ge=0, lt=1, description="decay of the moving average of the weights that is validated and kept; 0 for none"
     )
@@ -58,6 +58,15 @@ class GridTrainingConfig(FitConfig):
 
     keep: int = Field(
         1, ge=1, le=16, description="epochs whose weights are kept, those best on dev; several make an ensemble"
+    )
+    captions_per_picture: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="captions of a picture that a batch has, drawn anew for each epoch; default: all, 64 at most",
+    )
+    epoch_batches: int | None = Field(
+        None, ge=1, description="batches of an epoch; default: as many as show each picture once"
     )
     block: int | None = Field(
         None,

@@ -12,7 +12,7 @@ from models.memory import is_out_of_memory
 from models.picture_formats import FORMATS, MAX_PIXELS
 
 _SMALLEST = 16  # pixels of a side, below which there is nothing to describe
-_THREADS = 8
+_THREADS, _CHUNK = 8, 64
 
 
 def unreadable(paths: Sequence[Path], sample: int) -> dict[Path, str]:
@@ -21,9 +21,16 @@ def unreadable(paths: Sequence[Path], sample: int) -> dict[Path, str]:
     sample: how many have their pixels read. What is not readable here, extraction cannot read either.
     """
     step = max(1, len(paths) // max(1, sample))
-    with ThreadPoolExecutor(_THREADS) as pool:
-        reasons = pool.map(_reason, paths, [number % step == 0 for number in range(len(paths))], chunksize=64)
-        return {path: reason for path, reason in zip(paths, reasons, strict=True) if reason}
+    numbered = [(path, number % step == 0) for number, path in enumerate(paths)]
+    chunks = [numbered[start : start + _CHUNK] for start in range(0, len(numbered), _CHUNK)]
+    with ThreadPoolExecutor(_THREADS) as pool:  # in chunks: a header takes less time than handing it to a thread
+        found = [found for chunk in pool.map(_reasons, chunks) for found in chunk]
+    return {path: reason for path, reason in found if reason}
+
+
+def _reasons(pictures: Sequence[tuple[Path, bool]]) -> list[tuple[Path, str]]:
+    """Return each path with why it cannot be read. pictures: paths, and whether to read the pixels."""
+    return [(path, _reason(path, whole)) for path, whole in pictures]
 
 
 def _reason(path: Path, whole: bool) -> str:

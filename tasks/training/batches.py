@@ -82,26 +82,44 @@ class Batch:
 class Batches(ABC):
     """The batches of a split's pictures: `size` pictures per batch, each with at most `rows` captions.
 
-    Each epoch draws 64 captions of a picture that has more. Where several processes train together (see
-    distributed.py), each process reads its part of every batch.
+    Each epoch draws `most_captions` captions of a picture that has more. An epoch shows each picture once, or has
+    `epoch_batches` batches: the first of them, or with pictures shown again in another order. Where several processes
+    train together (see distributed.py), each process reads its part of every batch.
     """
 
-    def __init__(self, pictures: Sequence[CaptionedPicture], size: int, seed: int) -> None:
+    def __init__(
+        self,
+        pictures: Sequence[CaptionedPicture],
+        size: int,
+        seed: int,
+        most_captions: int | None = None,
+        epoch_batches: int | None = None,
+    ) -> None:
         self.captioned = list(pictures)
         self.size, self.seed = size, seed
-        self.rows = min(max((len(picture.tokens) for picture in self.captioned), default=0), _MAX_CAPTIONS)
+        self._most_captions, self._epoch_batches = most_captions or _MAX_CAPTIONS, epoch_batches
+        self.rows = min(max((len(picture.tokens) for picture in self.captioned), default=0), self._most_captions)
 
     def __len__(self) -> int:
         """Return the number of batches per epoch."""
-        return math.ceil(len(self.captioned) / self.size)
+        return self._epoch_batches or math.ceil(len(self.captioned) / self.size)
 
     @abstractmethod
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
         """Return `Batch.pictures` for these pictures: a function of the pictures, the seed and the epoch."""
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Return an epoch's order as indices into `captioned`, (number of pictures,): a function of seed and epoch."""
-        return np.random.default_rng((self.seed, epoch)).permutation(len(self.captioned))
+        """Return an epoch's order as indices into `captioned`, (pictures shown,): a function of seed and epoch."""
+        generator = np.random.default_rng((self.seed, epoch))
+        if self._epoch_batches is None or not self.captioned:
+            return self._permutation(generator)
+        shown = self._epoch_batches * self.size
+        passes = [self._permutation(generator) for _ in range(math.ceil(shown / len(self.captioned)))]
+        return np.concatenate(passes)[:shown]
+
+    def _permutation(self, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+        """Return an order of all pictures, (number of pictures,)."""
+        return generator.permutation(len(self.captioned))
 
     def prefetch(self, order: npt.NDArray[np.int64], start: int, epoch: int) -> None:  # noqa: B027 -- an optional hook
         """Prepare to read the batch that begins at index `start` of the epoch's order.
@@ -138,10 +156,10 @@ class Batches(ABC):
 
     def _draw_captions(self, picture: CaptionedPicture, epoch: int) -> npt.NDArray[np.int32]:
         """Return a picture's captions of an epoch, (R, T+1): a function of the seed, the epoch and the picture."""
-        if len(picture.tokens) <= _MAX_CAPTIONS:
+        if len(picture.tokens) <= self._most_captions:
             return picture.tokens
         generator = random.Random(f"captions {self.seed} {epoch} {picture.digest}")
-        return picture.tokens[sorted(generator.sample(range(len(picture.tokens)), _MAX_CAPTIONS))]
+        return picture.tokens[sorted(generator.sample(range(len(picture.tokens)), self._most_captions))]
 
 
 class GridBatches(Batches):
@@ -164,18 +182,20 @@ class GridBatches(Batches):
         seed: int,
         block: int | None = None,
         choices: Mapping[str, Sequence[str]] | None = None,
+        most_captions: int | None = None,
+        epoch_batches: int | None = None,
     ) -> None:
-        super().__init__([picture for picture in pictures if picture.digest in grids], size, seed)
+        with_grid = [picture for picture in pictures if picture.digest in grids]
+        super().__init__(with_grid, size, seed, most_captions, epoch_batches)
         self.grids, self._block, self._choices = grids, block, choices
         # In pictures, rounded up to whole batches.
         self._pool_size = 0 if block is None else math.ceil(_POOL_BLOCKS * block / size) * size
         # The number of the pool in use, and how many grids of the next pool were requested from the disk.
         self._prefetched: tuple[int, int] | None = None
 
-    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+    def _permutation(self, generator: np.random.Generator) -> npt.NDArray[np.int64]:
         if self._block is None:
-            return super().order(epoch)
-        generator = np.random.default_rng((self.seed, epoch))
+            return super()._permutation(generator)
         by_digest = np.argsort([picture.digest for picture in self.captioned])
         blocks = [by_digest[start : start + self._block] for start in range(0, len(by_digest), self._block)]
         shuffled = np.concatenate([blocks[index] for index in generator.permutation(len(blocks))])

@@ -106,7 +106,16 @@ def prepare(
             f"{cache_limit / 2**30:.1f}: set {section}.block=64, so that grids are read in long runs, or a larger "
             "machine.cache_gib"
         )
-    batches = batches_class(pictures, train_grids, training.batch_pictures, training.seed, training.block, view_choices)
+    batches = batches_class(
+        pictures,
+        train_grids,
+        training.batch_pictures,
+        training.seed,
+        training.block,
+        view_choices,
+        training.captions_per_picture,
+        training.epoch_batches,
+    )
     dev_pictures = read_pictures(sources.manifest.path, "dev")
     dev = GridDev(dev_pictures, grids, vocabulary, machine)
     if not batches.captioned or not dev.pictures:

@@ -240,7 +240,7 @@ class TrainingLoop:
                 f"{self.name}: the loss is {loss} at step {self.step}: "
                 f"lower {self.section}.learning_rate or {self.section}.clip_norm"
             )
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm or math.inf)
         self.optimiser.step()
         self.step += 1
         self._update_average()
