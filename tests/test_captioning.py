@@ -62,7 +62,7 @@ def test_a_folder_is_captioned_once(registered: Path, tmp_path: Path, suffix: st
     assert len(by_name) == 7 and "no picture" in str(by_name["broken.png"]["error"]) and by_name["renamed.png"]["text"]
     assert by_name["copy.png"]["text"] == by_name[pictures(registered)[1].name]["text"]
     assert pictures(registered)[2].name not in by_name
-    assert write_captions_file(out, given, None, 1, registered).new == 7  # another beam: other captions
+    assert write_captions_file(out, given, None, {"beam": 1}, registered).new == 7  # another beam: other captions
     assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, "folder"]
 
 
@@ -155,7 +155,7 @@ def test_killed_twice_each_picture_is_captioned_exactly_once(registered: Path, t
         (folder / f"{at:05d}.png").write_bytes(data + at.to_bytes(4, "big"))
     code = (
         "import sys; from flows.registered import caption; caption._PART_SECONDS = 0.2; from pathlib import Path\n"
-        "print(caption.write_captions_file(Path(sys.argv[1]), [sys.argv[2]], 'models:/small/1', 1, Path(sys.argv[3])))"
+        "print(caption.write_captions_file(Path(sys.argv[1]), [sys.argv[2]], 'models:/small/1', {'beam': 1}, Path(sys.argv[3])))"
     )
     command = [sys.executable, "-c", code, str(out), str(folder), str(registered)]
     kept: list[int] = []

@@ -377,7 +377,8 @@ def test_mlflow_knows_what_a_model_was_made_from(registered: Path) -> None:
     digest = manifest.ledger.products["test"][:32]
     value, *data_set = scores["bleu4"]
     assert value == pytest.approx(float(version.tags["score.bleu4"])) and data_set == ["small test", digest]
-    (evaluation,) = client.search_runs([run.info.experiment_id], "tags.`attend.version` = 'models:/small/1'")
+    of_version = client.search_runs([run.info.experiment_id], "tags.`attend.version` = 'models:/small/1'")
+    (evaluation,) = (found for found in of_version if "attend.evaluation" not in found.data.tags)  # others' scores
     assert evaluation.data.tags["mlflow.parentRunId"] == version.run_id
     contexts = {item.tags[0].value for item in evaluation.inputs.dataset_inputs} if evaluation.inputs else set()
     assert contexts == {"evaluation"}
@@ -385,3 +386,11 @@ def test_mlflow_knows_what_a_model_was_made_from(registered: Path) -> None:
     assert version.tags.get("attend.commit", "") == head == manifest.ledger.versions.get("commit", "")
     if (HERE / ".git").exists():
         assert re.fullmatch(r"[0-9a-f]{40}(\+changes)?", head)
+
+
+def test_a_model_loaded_by_any_address_stays_fresh(registered: Path) -> None:
+    """MLflow writes into a model's folder by which address it was loaded."""
+    tracking.connect(registered, must_exist=True)
+    for address in ("models:/small@champion", "models:/small/1", "models:/small@champion"):
+        assert load_captioner(address) is not None
+        assert all(status.fresh for status in plan(trained(registered)))

@@ -20,6 +20,7 @@ def caption_pictures(pictures: str, out: Path, model: str | None = None, beam: i
     """
     show_log()
     workspace = MachineConfig().folder
-    summary = f"{write_captions_file(out.expanduser(), [pictures], model, beam, workspace)}: {out}"
+    decoding = {"beam": beam} if beam else None
+    summary = f"{write_captions_file(out.expanduser(), [pictures], model, decoding, workspace)}: {out}"
     log.info(summary)
     return summary

@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ _SCHEMA = pa.schema(
     ]
 )
 Row = dict[str, Any]
+AskedDecoding = Mapping[str, int | float] | None  # fields of models.options.Decoding
 # The row of a picture that is missing or unreadable. Its digest is None, so that the next run tries it again.
 _UNREADABLE: Row = {"text": None, "log_probability": None, "error": "cannot be read", "digest": None}
 
@@ -50,13 +51,18 @@ class CaptionCounts(NamedTuple):
 
 
 def print_captions(
-    sources: list[str], model: str | None, beam: int | None, attention: Path | None, workspace: Path, as_json: bool
+    sources: list[str],
+    model: str | None,
+    decoding: AskedDecoding,
+    attention: Path | None,
+    workspace: Path,
+    as_json: bool,
 ) -> int:
     """Print a caption for each picture, and return the number of pictures that could not be captioned.
 
-    sources: files, folders or patterns. model: an MLflow address; None for the champion registered last. attention: a
-    PNG file for a drawing of the alphas of each word, if there is one picture only. Raise AttendError for arguments
-    that cannot be used.
+    sources: files, folders or patterns. model: an MLflow address; None for the champion registered last. decoding:
+    what differs from how the model was evaluated. attention: a PNG file for a drawing of the alphas of each word, if
+    there is one picture only. Raise AttendError for arguments that cannot be used.
     """
     from tasks.registry.logged_model import load_captioner
     from tasks.registry.versions import resolve
@@ -76,8 +82,8 @@ def print_captions(
     row_by_digest: dict[str | None, Row] = {}
     with Bar(len(digests), "captions", "pictures") as bar:
         for batch in pictures.batches(digests):
-            for picture, row, result in caption_batch(captioner, batch, beam, attention is not None):
-                row_by_digest[picture.digest] = row
+            for picture, row, result in caption_batch(captioner, batch, decoding, attention is not None):
+                row_by_digest[picture.digest] = {**row, "alternatives": result.alternatives}
                 if attention is not None and result.error is None:
                     _draw_attention(picture, result, captioner, attention)
             bar.advance(len(batch))
@@ -89,13 +95,13 @@ def print_captions(
 
 
 def write_captions_file(
-    out: Path, sources: list[str], model: str | None, beam: int | None, workspace: Path
+    out: Path, sources: list[str], model: str | None, decoding: AskedDecoding, workspace: Path
 ) -> CaptionCounts:
     """Write the captions of these pictures to a .jsonl or .parquet file, a row of _SCHEMA for each picture.
 
     sources: files, folders or patterns, or one Parquet file. model: an MLflow address; None for the champion registered
-    last. Pictures that the same version captioned with the same beam in an earlier run are not captioned again. New
-    captions are first written to parts beside the file, so that the next run continues a killed one, and are merged
+    last. Pictures that the same version captioned with the same `decoding` in an earlier run are not captioned again.
+    New captions are first written to parts beside the file, so that the next run continues a killed one, and are merged
     into the file at the end. Raise AttendError for arguments that cannot be used.
     """
     from tasks.registry.logged_model import load_captioner
@@ -106,7 +112,7 @@ def write_captions_file(
     if not out.parent.is_dir():
         raise AttendError(f"--out: {out.parent}: no such folder")
     address = resolve(model, workspace)
-    model_label = f"{address}, beam {beam}" if beam else address
+    model_label = ", ".join([address, *(f"{name} {value}" for name, value in (decoding or {}).items())])
     with Workspace(workspace).lock(f"captions-{digest_of(str(out.resolve()))[:20]}", f"captions of {out}"):
         parts = _PartFiles(out, model_label)
         pictures = open_pictures(sources, workspace)
@@ -116,7 +122,7 @@ def write_captions_file(
         new = digests - row_by_digest.keys()
         known = digests - new
         if new:
-            _caption_new(pictures, new, len(known), load_captioner(address), beam, parts, row_by_digest)
+            _caption_new(pictures, new, len(known), load_captioner(address), decoding, parts, row_by_digest)
         rows = [
             {"file_name": name, **row_by_digest.get(digest, _UNREADABLE), "model": model_label}
             for name, digest in names
@@ -132,7 +138,7 @@ def _caption_new(
     new: set[str],
     known_count: int,
     captioner: Any,
-    beam: int | None,
+    decoding: AskedDecoding,
     parts: _PartFiles,
     row_by_digest: dict[str | None, Row],
 ) -> None:
@@ -142,7 +148,7 @@ def _caption_new(
     with Bar(known_count + len(new), "captions", "pictures", known_count) as bar:
         try:
             for batch in pictures.batches(new):
-                rows += [row for _, row, _ in caption_batch(captioner, batch, beam)]
+                rows += [row for _, row, _ in caption_batch(captioner, batch, decoding)]
                 bar.advance(len(batch))
                 if len(rows) >= _PART_ROWS or time.monotonic() - part_start > _PART_SECONDS:
                     parts.write(rows)
@@ -154,7 +160,7 @@ def _caption_new(
 
 
 class _PartFiles:
-    """The folder OUT.parts with the captions of one model version and beam that are not merged into OUT yet."""
+    """The folder OUT.parts with the captions of one model version and decoding that are not merged into OUT yet."""
 
     def __init__(self, out: Path, model_label: str) -> None:
         self._out, self._model_label = out, model_label
@@ -187,11 +193,11 @@ class _PartFiles:
 
 
 def caption_batch(
-    captioner: Any, batch: list[EncodedPicture], beam: int | None, attention: bool = False
+    captioner: Any, batch: list[EncodedPicture], decoding: AskedDecoding, attention: bool = False
 ) -> Iterator[tuple[EncodedPicture, Row, Any]]:
     """Yield each picture of a batch with its row and the captioner's result."""
     try:
-        results = captioner.caption([picture.data for picture in batch], beam=beam, attention=attention)
+        results = captioner.caption([picture.data for picture in batch], attention=attention, **(decoding or {}))
     except ValueError as error:
         raise AttendError(str(error)) from None
     for picture, result in zip(batch, results, strict=True):
@@ -250,12 +256,22 @@ def _draw_attention(picture: EncodedPicture, result: Any, captioner: Any, out: P
 def _print(rows: list[Row], as_json: bool) -> None:
     if as_json:
         items = [
-            {"picture": row["picture"], "caption": row["text"], **_drop_columns(row, "picture", "text")} for row in rows
+            {
+                "picture": row["picture"],
+                "caption": row["text"],
+                **_drop_columns(row, "picture", "text", "alternatives"),
+                "alternatives": [
+                    {"caption": text, "log_probability": value} for text, value in row.get("alternatives", [])
+                ],
+            }
+            for row in rows
         ]
         print(json.dumps(items, indent=1, ensure_ascii=False))
         return
     for row in rows:
         if row["error"] is None:
             print(f"{row['picture']}: {row['text']}")
+            for text, _ in row["alternatives"]:
+                print(f"{' ' * len(row['picture'])}  {text}")
         else:
             print(f"{row['picture']}: {row['error']}", file=sys.stderr)

@@ -147,7 +147,7 @@ class EvaluationConfig(Section):
         description="size of n-grams that no caption may contain twice; 0 allows repetition",
     )
     n_best: int = Field(
-        Decoding.n_best, ge=1, le=64, description="captions kept for each picture: the best one and its alternatives"
+        Decoding.n_best, ge=1, le=100, description="captions kept for each picture: the best one and its alternatives"
     )
     ensemble: int = Field(
         1,

@@ -56,7 +56,7 @@ def _signature() -> Any:
 
     alternative = Object([Property("caption", DataType.string), Property("log_probability", DataType.double)])
     # The default 0 stands for "as the model was evaluated".
-    integers, floats = ("beam_size", "max_length", "n_best"), ("temperature", "top_p")
+    integers, floats = ("beam_size", "max_length", "n_best", "top_k", "seed"), ("temperature", "top_p")
     return ModelSignature(
         inputs=Schema([ColSpec(DataType.binary, "image")]),
         outputs=Schema(

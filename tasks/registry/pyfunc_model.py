@@ -25,7 +25,9 @@ _PARAMETERS = {
     "max_length": ("max_length", 1, 100),
     "temperature": ("temperature", 0.05, 10.0),
     "top_p": ("top_p", 0.01, 1.0),
-    "n_best": ("n_best", 1, 32),
+    "top_k": ("top_k", 1, 1_000_000),
+    "seed": ("seed", 1, 2**31 - 1),
+    "n_best": ("n_best", 1, 100),
 }
 _LOADING = threading.Lock()
 

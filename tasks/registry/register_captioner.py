@@ -80,6 +80,8 @@ if TYPE_CHECKING:
 
     from models.captioner import Captioner
 
+# MLflow writes this file into a model's folder whenever the model is loaded, with the address that it was loaded by.
+_WRITTEN_BY_LOADING = "registered_model_meta"
 _KEY, _BUNDLE = "attend.key", "attend.bundle"  # tags of a version: the stage's key, the digest of its bundle
 
 
@@ -186,7 +188,11 @@ def _file_records(folder: Path, workspace: Path) -> dict[str, FileRecord]:
     """Return the sizes and digests of a model's files in the workspace: damage to them makes the stage run again."""
     if not is_in_workspace(str(folder), workspace):
         return {}
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts and path.name != _WRITTEN_BY_LOADING
+    ]
     root = workspace.resolve()
     return {
         path.resolve().relative_to(root).as_posix(): FileRecord(path.stat().st_size, digest_of_file(path))
