@@ -25,7 +25,7 @@ from tasks.data.manifest import GENERATED_FOLDER
 from tasks.evaluation.coco_files import corpus_of
 from tasks.metrics import measure
 from tasks.registry import bundle, tracking
-from tasks.registry.logged_model import load_model, log_model
+from tasks.registry.logged_model import load_captioner, load_model, log_model
 from tasks.registry.mlflow_pages import mlflow_ui
 from tasks.registry.registration_record import REGISTRATION
 from tests.support import HERE, artifacts, captioner_artifacts, give_store, pictures, plan, run_stage, trained
