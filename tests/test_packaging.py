@@ -1,4 +1,4 @@
-"""What is installed: a wheel that brings all that the program opens."""
+"""What is installed: a wheel that brings all that the program opens, and locks in which a user's part is by itself."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.test_service import ask, free_port, run_of
 
 PACKAGES = ("flows", "tasks", "models")
 PREFECT_FILE = "attend/prefect.yaml"
+Lock = dict[str, tuple[str, ...]]  # `name==version` -> its hashes
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +117,26 @@ def test_up_runs_what_the_wheel_deploys(installed: Path, tmp_path: Path) -> None
         assert run_of(found.api, deployed["evaluation"]["id"])["state"]["name"] == "Completed"
     finally:
         python(installed, "-m", "flows.commands.cli", "down", *place, cwd=tmp_path)
+
+
+def test_the_locks_agree_and_name_no_address() -> None:
+    users, developers = lock("requirements.lock"), lock("requirements-dev.lock")
+    assert users.items() <= developers.items()
+    assert all(hashes for hashes in developers.values())
+    locked = {name_of(line) for line in users}
+    assert {name_of(line) for line in project()["dependencies"]} <= locked
+    assert locked.isdisjoint(not_for_users())
+    assert not_for_users() <= {name_of(line) for line in developers}
+
+
+def lock(name: str) -> Lock:
+    """Read a lock; what is neither a requirement nor a hash is refused."""
+    found: Lock = {}
+    for line in (HERE / name).read_text(encoding="utf-8").replace("\\\n", "").splitlines():
+        assert re.fullmatch(r"[a-z0-9._-]+==\S+( ; [^:]+?)?( +--hash=sha256:[0-9a-f]{64})*\s*", line), line[:100]
+        requirement, *hashes = line.split("--hash=")
+        found[requirement.strip()] = tuple(digest.strip() for digest in hashes)
+    return found
 
 
 def not_for_users() -> set[str]:
