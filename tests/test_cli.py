@@ -201,8 +201,11 @@ def test_no_workspace_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
 
 def test_what_attend_up_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     place = ["--workspace", str(tmp_path / "workspace"), "--project", str(tmp_path)]
-    assert "has no prefect.yaml" in refused(monkeypatch, capsys, "up", *place)
-    (tmp_path / "prefect.yaml").write_text("deployments: []")
+    nowhere = ["--project", str(tmp_path / "nowhere")]
+    assert "nowhere: no such folder" in refused(monkeypatch, capsys, "up", *place[:2], *nowhere)
+    (tmp_path / "tasks.py").touch()  # another program's
+    assert "hides the module `tasks` of this program" in refused(monkeypatch, capsys, "up", *place)
+    (tmp_path / "tasks.py").unlink()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

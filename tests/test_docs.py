@@ -386,7 +386,7 @@ def test_pages_and_schedules_start_and_stop(place: Path) -> None:
     port, mlflow_port = free_port(), free_port()
     with running(command_line(lines["ui"], "--port", str(mlflow_port)), mlflow_port, place):
         pass
-    for name in ("flows", "tasks", "models", "prefect.yaml"):
+    for name in ("flows", "tasks", "models"):
         (place / name).symlink_to(HERE / name)
     ports = ["--port", str(port), "--mlflow-port", str(mlflow_port)]
     try:

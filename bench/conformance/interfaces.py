@@ -127,7 +127,7 @@ def build(scratch: Path) -> Path:
     keep = ("flows", "tasks", "models")
     for name in keep:
         shutil.copytree(_HERE / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "prefect.yaml"):
         shutil.copy(_HERE / name, source / name)
     build: list[str | Path] = [_UV, "build", "--quiet", "--wheel", "--no-build-isolation", "--python", sys.executable]
     subprocess.run([*build, "--out-dir", scratch / "wheel", source], check=True)

@@ -44,7 +44,7 @@ def main() -> None:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attend-storage-")))
         scratch.chmod(0o755)  # PostgreSQL runs as another user
         addresses = stack.enter_context(servers(scratch))
-        ours = environment(scratch / "attend", ["--require-hashes", "-r", str(_HERE / "requirements.lock")])
+        ours = environment(scratch / "attend", ["--require-hashes", "-r", str(_HERE / "requirements-dev.lock")])
         wheel = build(scratch)
         subprocess.run(
             [_uv(), "pip", "install", "--quiet", "--python", ours / "python", "--no-deps", wheel], check=True

@@ -226,7 +226,9 @@ def up(
         typer.Option(metavar="TYPE/NAME", help="Prefect block told of runs that failed or never came"),
     ] = None,
     workspace: WorkspaceOption = Path("workspace"),
-    project: Annotated[Path, typer.Option(help="the folder that holds prefect.yaml")] = Path(),
+    project: Annotated[
+        Path, typer.Option(help="the folder that flows run in; a prefect.yaml there replaces the package's own")
+    ] = Path(),
     port: Annotated[int, typer.Option(help="port of Prefect's server", **whole_number(1, 65535))] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="port of MLflow's pages", **whole_number(1, 65535))] = 5000,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import subprocess
 import sys
@@ -11,19 +12,23 @@ from pathlib import Path
 
 import yaml
 
+from tasks.common.errors import AttendError
+
 POOL = "attend"
 PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
 _NOTIFYING = ("attend-failed", "attend-never-came")
 _ZOMBIES, _NOTIFICATIONS = (Path(__file__).with_name(f"{name}.yaml") for name in ("zombies", "notifications"))
+_ROOT = Path(__file__).resolve().parents[2]  # of the packages: the repository, or where they are installed
 
 
 @dataclass(frozen=True)
 class ServiceOptions:
     """The options of `attend up`.
 
-    project: the folder that holds prefect.yaml. config: the preset or YAML file whose schedules are active; empty: the
-    deployments are made as prefect.yaml has them. notify: `TYPE/NAME` of the Prefect block that is told of failures;
-    empty for none. port, mlflow_port: of Prefect's server and of MLflow's pages.
+    project: the folder that the flows run in; a prefect.yaml there replaces the package's own. config: the preset or
+    YAML file whose schedules are active; empty: the deployments are made as prefect.yaml has them. notify: `TYPE/NAME`
+    of the Prefect block that is told of failures; empty for none. port, mlflow_port: of Prefect's server and of
+    MLflow's pages.
     """
 
     project: str
@@ -34,15 +39,46 @@ class ServiceOptions:
     notify: str = ""
 
 
+def prefect_file(project: Path) -> Path:
+    """Return the prefect.yaml of a folder, or the package's own where the folder has none.
+
+    Raise AttendError where the packages were copied without it.
+    """
+    folders = (project, _ROOT / "attend", _ROOT)  # the wheel has it in `attend`, the repository at its top
+    for path in (folder / "prefect.yaml" for folder in folders):
+        if path.is_file():
+            return path
+    raise AttendError(
+        f"{project}: has no prefect.yaml, and none is beside the program: copy that of the repository there"
+    )
+
+
+def check_project(project: Path) -> None:
+    """Refuse a folder from which flows cannot run.
+
+    Prefect imports them with the folder first on Python's path, where other modules of the same names would hide them.
+    """
+    if not project.is_dir():
+        raise AttendError(f"--project: {project}: no such folder")
+    for name in ("flows", "tasks", "models"):
+        found = importlib.machinery.PathFinder.find_spec(name, [str(project)])
+        if found is not None and found.origin and not Path(found.origin).samefile(_ROOT / name / "__init__.py"):
+            raise AttendError(
+                f"{found.origin}: hides the module `{name}` of this program from its flows: "
+                "give --project another folder"
+            )
+
+
 def deploy(options: ServiceOptions, env: dict[str, str]) -> None:
     """Create Prefect's work pool and automations where they do not exist, and deploy what prefect.yaml has now."""
     project = Path(options.project)
     if not _succeeds([*PREFECT, "work-pool", "inspect", POOL], project, env):
         _call([*PREFECT, "work-pool", "create", POOL, "--type", "process"], project, env)
-    deployments = project / "prefect.yaml"
+    deployments = prefect_file(project)
     if options.config:
+        content = _with_config(deployments, options.config)
         deployments = logs_of(Path(options.workspace)) / "deployments.yaml"
-        deployments.write_text(_with_config(project / "prefect.yaml", options.config), encoding="utf-8")
+        deployments.write_text(content, encoding="utf-8")
     _call([*PREFECT, "deploy", "--all", "--prefect-file", str(deployments)], project, env)
     automations = [_ZOMBIES.read_text(encoding="utf-8")]
     if options.notify:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import filelock
 
-from flows.operations.deploy import POOL, PREFECT, ServiceOptions, deploy, logs_of
+from flows.operations.deploy import POOL, PREFECT, ServiceOptions, check_project, deploy, logs_of, prefect_file
 from flows.operations.prefect_server import LINE_SECONDS, LocalServer, wait_or_start_again, wait_until_healthy
 from flows.operations.prefect_settings import environment
 from tasks.common.errors import AttendError
@@ -72,10 +72,7 @@ def up(options: ServiceOptions) -> Service:
         service = running_service(workspace)
         state = service.prefect if service is not None else "it is starting or stopping"
         raise AttendError(f"{workspace}: already up ({state}): stop it with `attend down`")
-    if not (project / "prefect.yaml").is_file():
-        raise AttendError(
-            f"{project}: has no prefect.yaml: run `attend up` in the folder that has one, or give --project FOLDER"
-        )
+    check_project(project)
     for name, number in (("--port", options.port), ("--mlflow-port", options.mlflow_port)):
         if is_listening(number):
             remedy = f"give another port{_stop_orphans(workspace)}"
@@ -93,7 +90,7 @@ def up(options: ServiceOptions) -> Service:
             start_new_session=True,
             cwd=project,
         )
-    log.info(f"starting Prefect's server, worker and deployments; logs are in {logs}")
+    log.info(f"starting Prefect's server, worker and the deployments of {prefect_file(project)}; logs are in {logs}")
     watch, reported = Stopwatch(), 0.0
     try:
         while supervisor.poll() is None:
