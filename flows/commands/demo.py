@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from flows.commands.options import program
 from flows.pipeline import build_pipeline
 from tasks.config.schema import Config
 from tasks.data.manifest import GENERATED_FOLDER, MANIFEST
@@ -49,12 +50,12 @@ def show(config: Config) -> None:
     )
     console.print("next:")
     for command in (
-        f"attend caption {last} --attention attention.png{option}",
-        f"attend status demo{_override(option, config)}",
-        f"attend ui{option}",
-        "attend presets",
+        f"caption {last} --attention attention.png{option}",
+        f"status demo{_override(option, config)}",
+        f"ui{option}",
+        "presets",
     ):
-        console.print(f"  .venv/bin/{command}", soft_wrap=True)
+        console.print(f"  {program()} {command}", soft_wrap=True)
 
 
 def _override(option: str, config: Config) -> str:

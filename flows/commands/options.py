@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,9 +71,17 @@ def with_workspace(overrides: Sequence[str] | None, workspace: str | Path | None
     return [*(overrides or []), *place]
 
 
+def program() -> str:
+    """Return how this program is called from the current folder: `attend`, or its path where the shell has none."""
+    if shutil.which("attend") is not None:
+        return "attend"
+    own = Path(sys.executable).with_name("attend")
+    return str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own)
+
+
 def again(command: str, preset: str, overrides: Sequence[str] | None) -> str:
     """Return the command line of another command with the same config."""
-    return shlex.join(["attend", command, preset, *(overrides or [])])
+    return shlex.join([program(), command, preset, *(overrides or [])])
 
 
 def print_json(value: Any) -> None:

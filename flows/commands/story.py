@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from flows.commands.options import program
 from flows.page.project_page import page_path
 from tasks.common.wording import counted
 from tasks.config.schema import Config
@@ -74,7 +75,7 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
         yield f"page:    {short(page)}"
     option = "" if config.workspace == Path("workspace").absolute() else f" --workspace {short(config.workspace)}"
     if "register" in made:
-        yield f"next:    attend caption PICTURE{option}; attend serve{option}; attend ui{option}"
+        yield f"next:    {'; '.join(f'{program()} {command}{option}' for command in ('caption PICTURE', 'serve', 'ui'))}"
     else:
         yield f"next:    {run_again}"
 
