@@ -62,6 +62,7 @@ def test_a_quota_is_rounded_up(tmp_path: Path) -> None:
     assert available_cores(tmp_path / "cgroup", tmp_path) == min(2, nobody)
 
 
+@pytest.mark.slow
 def test_torch_takes_the_cores_of_this_process_unless_told_otherwise() -> None:
     one = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\n"
     assert printed(one + SAYS) == "1"

@@ -107,6 +107,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return config
 
 
+@pytest.mark.slow
 def test_two_processes_train_and_caption_as_one_does(alone: Config, workspace: Path) -> None:
     config = small(workspace, **EXACT)
     assert len(read_pictures(artifacts(alone, "ingest")["ingest"].path, "train")) % 8 == 1

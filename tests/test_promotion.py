@@ -76,6 +76,7 @@ def aliases(tmp_path: Path) -> dict[str, int]:
     return {name: int(version) for name, version in client.get_registered_model("small").aliases.items()}
 
 
+@pytest.mark.slow
 def test_only_who_is_better_beyond_doubt_is_promoted(tmp_path: Path, register: Callable[..., dict[str, str]]) -> None:
     assert register(mostly)["why"] == "version 1 is champion: the first"
     worse = register(nothing)
@@ -91,6 +92,7 @@ def test_only_who_is_better_beyond_doubt_is_promoted(tmp_path: Path, register: C
     assert aliases(tmp_path) == {"champion": 3, "previous": 1, "challenger": 4}
 
 
+@pytest.mark.slow
 def test_how_sure_it_must_be_is_a_setting(tmp_path: Path, register: Callable[..., dict[str, str]]) -> None:
     """Better by a little: beyond doubt for one who asks for little."""
     register(mostly)
@@ -128,6 +130,7 @@ def test_a_rollback_restores_and_is_not_undone_by_the_next_run(
     assert aliases(tmp_path) == {"champion": 1}
 
 
+@pytest.mark.slow
 def test_versions_of_one_training_keep_what_each_was_scored_by(
     tmp_path: Path, register: Callable[..., dict[str, str]]
 ) -> None:

@@ -143,6 +143,7 @@ def run(config: Any) -> None:
         run_stage(config, stage)
 
 
+@pytest.mark.slow
 def test_rewards_rise_and_what_is_evaluated_is_what_came_of_it(workspace: Path) -> None:
     learning = {"training__epochs": 12, "training__learning_rate": 0.01, "training__patience": 12}
     critical = {**CRITICAL, "epochs": 12, "patience": 12}
@@ -162,6 +163,7 @@ def test_rewards_rise_and_what_is_evaluated_is_what_came_of_it(workspace: Path) 
     assert states["train"] == "fresh" and states["self_critical"] == "stale"
 
 
+@pytest.mark.slow
 def test_resumed_is_uninterrupted(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def history(place: Path) -> list[dict[str, float]]:
         rows = pq.read_table(artifacts(configured(place), "self_critical")["self_critical"].path / trained.HISTORY)

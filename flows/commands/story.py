@@ -75,7 +75,8 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
         yield f"page:    {short(page)}"
     option = "" if config.workspace == Path("workspace").absolute() else f" --workspace {short(config.workspace)}"
     if "register" in made:
-        yield f"next:    {'; '.join(f'{program()} {command}{option}' for command in ('caption PICTURE', 'serve', 'ui'))}"
+        commands = (f"{program()} {command}{option}" for command in ("caption PICTURE", "serve", "ui"))
+        yield f"next:    {'; '.join(commands)}"
     else:
         yield f"next:    {run_again}"
 
