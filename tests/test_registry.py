@@ -106,7 +106,7 @@ def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_pat
     bundle.write_bundle(registry_captioner(workspace), tmp_path / "bundle", source=tmp_path / "code")
     client = tracking.connect(workspace)
     run_id = client.create_run(tracking.get_or_create_experiment(client, workspace, "other")).info.run_id
-    address = log_model(run_id, tmp_path / "bundle")
+    address = log_model(run_id, "small.1", tmp_path / "bundle")
     said = outside(
         workspace,
         f"""
@@ -373,6 +373,7 @@ def test_mlflow_knows_what_a_model_was_made_from(registered: Path) -> None:
     manifest = artifacts(trained(registered))["ingest"]
     assert inputs["small train"].dataset.digest == manifest.ledger.products["train"][:32]
     logged = client.get_logged_model(str(version.source).removeprefix("models:/"))
+    assert json.loads(logged.tags["mlflow.modelVersions"])[0] == {"name": "small", "version": version.version}
     scores = {metric.key: (metric.value, metric.dataset_name, metric.dataset_digest) for metric in logged.metrics or []}
     digest = manifest.ledger.products["test"][:32]
     value, *data_set = scores["bleu4"]

@@ -15,6 +15,7 @@ from tasks.pipeline.ledger import Artifact
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
 
 @dataclass(frozen=True)
@@ -78,3 +79,8 @@ def log_pictures(client: MlflowClient, run_id: str, pictures: Pictures, context:
         profile=json.dumps(pictures.counts),
     )
     client.log_inputs(run_id, datasets=[DatasetInput(data, [InputTag("mlflow.data.context", context)])])
+
+
+def version_tag(version: ModelVersion) -> dict[str, str]:
+    """Return the tag by which MLflow's pages list a logged model with the version that was registered of it."""
+    return {"mlflow.modelVersions": json.dumps([{"name": version.name, "version": version.version}])}

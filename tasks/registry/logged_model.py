@@ -20,17 +20,18 @@ BUNDLE = "artifacts/bundle"  # the bundle's folder in a logged model's files
 _REQUIREMENTS = ("mlflow", "torch", "torchvision", "torchcodec", "safetensors", "pillow", "numpy", "pandas")
 
 
-def log_model(run_id: str, bundle: Path, libraries: tuple[str, ...] = ()) -> str:
+def log_model(run_id: str, name: str, bundle: Path, libraries: tuple[str, ...] = ()) -> str:
     """Log a bundle in a run as a pyfunc model made from code, and return its `models:/m-...` address.
 
-    libraries: the packages that the model's backbone needs in addition to `_REQUIREMENTS`.
+    name: that MLflow's pages list the model by. libraries: the packages that the model's backbone needs in addition to
+    `_REQUIREMENTS`.
     """
     import mlflow
 
     requirements = (*_REQUIREMENTS, *libraries)
     with mlflow.start_run(run_id=run_id):
         info = mlflow.pyfunc.log_model(
-            name="captioner",
+            name=name.replace(".", "-"),  # MLflow refuses dots
             python_model=str(Path(__file__).with_name("pyfunc_model.py")),
             artifacts={"bundle": str(bundle)},
             signature=_signature(),

@@ -37,7 +37,7 @@ from tasks.pipeline.workspace import Workspace
 from tasks.registry.bundle import is_whole, make_captioner, write_bundle
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.catalogue import write_report_of
-from tasks.registry.lineage import log_pictures, pictures_of
+from tasks.registry.lineage import log_pictures, pictures_of, version_tag
 from tasks.registry.logged_model import BUNDLE, drop_unregistered, flush_logged_model, load_captioner, log_model
 from tasks.registry.model_card import card
 from tasks.registry.promotion import (
@@ -169,7 +169,8 @@ def _bundle_and_register(
     _log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
     drop_unregistered(log, model)
     libraries = ("timm",) if config.grids.backbone.startswith("timm:") else ()
-    source = log_model(log.run_id, scratch / "bundle", libraries)
+    name = str(log.client.get_run(log.run_id).info.run_name)
+    source = log_model(log.run_id, name, scratch / "bundle", libraries)
     model_id = source.removeprefix("models:/")
     scored = pictures_of(artifacts.manifest, config, config.evaluation.split)
     evaluation_run = log_scores_of_evaluation(log, _evaluation_folder(artifacts), scores, model_id, scored)
@@ -181,6 +182,7 @@ def _bundle_and_register(
     description = card(config, artifacts, scores)
     version = _create_version(log, model, source, work, artifacts, scores, digest, description)
     log.client.set_tag(evaluation_run, EVALUATED_VERSION, address_of(version))
+    log.client.set_logged_model_tags(model_id, version_tag(version))
     return version
 
 
