@@ -20,6 +20,7 @@ from tasks.common.files import write_atomically
 from tasks.common.wording import counted
 from tasks.config.schema import Config, data_section, refusals
 from tasks.config.stages import CaptionsConfig, EvaluationConfig, GridsConfig
+from tasks.data.sources import digests_of
 from tasks.data.survey import Survey, rough_words, survey
 from tasks.datasets.base import DatasetOptions
 from tasks.pipeline.ledger import digest_of
@@ -179,8 +180,8 @@ def _split_faults(found: Survey, evaluation: EvaluationConfig, config: Config | 
     if config is not None and 0 < size < config.registry.min_pictures:
         yield (
             "warning",
-            f"{counted(size, 'picture')} to evaluate on: a version needs {config.registry.min_pictures} to replace the "
-            "champion (registry.min_pictures)",
+            f"{counted(size, 'picture')} to evaluate on, and a version needs {config.registry.min_pictures} to replace "
+            "the champion (registry.min_pictures): add pictures, or decide by `attend models promote --force`",
         )
 
 
@@ -225,6 +226,7 @@ def _workspace_faults(config: Config) -> Iterator[str]:
 def _keep(verdict: Verdict, config: Config) -> None:
     """Keep a verdict in the workspace, for `attend status`, where that can be written."""
     record = {
+        "data": digest_of(digests_of(config.data, config.machine)) if not verdict.count("error") else "",
         "errors": verdict.count("error"),
         "warnings": verdict.count("warning"),
         "time": time.time(),
@@ -246,7 +248,10 @@ def last_verdict(config: Config) -> str:
         counts = f"{counted(record['errors'], 'error')}, {counted(record['warnings'], 'warning')}"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-    return f"checked {at}{'' if record.get('config') == _digest(config) else ' with other settings'}: {counts}"
+    since = "" if record.get("config") == _digest(config) else " with other settings"
+    if record.get("data") not in ("", digest_of(digests_of(config.data, config.machine))):
+        since += ", before the data changed"
+    return f"checked {at}{since}: {counts}"
 
 
 def _digest(config: Config) -> str:

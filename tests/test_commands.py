@@ -45,6 +45,9 @@ def test_versions_are_listed_and_shown(
     (listed,) = json.loads(attend(monkeypatch, capsys, "models", "list", "small", "--json", *place)[1])
     assert listed["aliases"] == ["champion"] and listed["scores"]["bleu4"] > 0
     assert "smal: no such model; registered: small" in refused(monkeypatch, capsys, "models", "list", "smal", *place)
+    for address in ("small", "small@champion", "small/1", "models:/small/1"):  # of all commands alike
+        assert attend(monkeypatch, capsys, "models", "show", address, *place)[1].startswith("models:/small/1 ")
+    assert "small/one: is no model: give NAME, " in refused(monkeypatch, capsys, "models", "show", "small/one", *place)
     _, out, _ = attend(monkeypatch, capsys, "models", "show", "models:/small@champion", *place)
     assert out.startswith("models:/small/1  champion  20") and "bleu4" in out
     report = tmp_path / "page.html"
@@ -108,11 +111,12 @@ def test_a_run_tells_its_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     counts = artifacts(config)["ingest"].ledger.counts
     sizes = f"60 pictures ({counts['train']} train, {counts['dev']} dev, {counts['test']} test) with 300 captions"
     assert lines[0].startswith(f"small reads generated pictures: {sizes}, a vocabulary of ")
-    end = lines[-5:]
-    assert [line.split(":")[0] for line in end] == ["data", "scores", "report", "version", "next"]
-    assert f"; {counts['test']} pictures of test, 95 % intervals" in end[1]
-    assert (tmp_path / end[2].split(":", 1)[1].strip()).is_file()
-    assert "models:/small/1; version 1 is champion: the first" in end[3]
+    end = dict(line.split(":", 1) for line in lines[-6:])
+    assert list(end) == ["data", "scores", "note", "report", "version", "next"]
+    assert f"; {counts['test']} pictures of test, 95 % intervals" in end["scores"]
+    assert "these captions are poor" in end["note"]  # after two epochs
+    assert (tmp_path / end["report"].strip()).is_file()
+    assert "models:/small/1; version 1 is champion: the first" in end["version"]
 
 
 def test_the_page_tells_what_the_ledgers_do(

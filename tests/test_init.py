@@ -103,6 +103,16 @@ def json_list(folder: Path) -> None:
     (folder / "blip.json").write_text(json.dumps(records))
 
 
+def long_captions(folder: Path) -> None:
+    """Lists of long texts, which are no names of files."""
+    records = [{"file_name": name, "text": [f"{text} {'and so on ' * 60}"] * 5} for name, text in rows(folder)]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def one_table_named_train(folder: Path) -> None:
+    (folder / "train.json").write_text(json.dumps([{"image": n, "caption": t} for n, t in rows(folder)]))
+
+
 def coco_of_one_file(folder: Path) -> None:
     given = rows(folder, inside="photos/")
     images = [{"id": number, "file_name": name} for number, (name, _) in enumerate(given)]
@@ -141,6 +151,8 @@ READ = [
     text_beside_each,
     decomposed_names,
     json_list,
+    long_captions,
+    one_table_named_train,
     coco_of_one_file,
     tables_of_splits,
     tars,
@@ -193,6 +205,11 @@ def no_header(folder: Path) -> None:
     table(folder / "captions.csv", given[1:], ",", "utf-8", given[0])
 
 
+def one_level_up(folder: Path) -> None:
+    (folder / "My project").mkdir()
+    tabs(folder / "My project")
+
+
 def nothing(folder: Path) -> None:
     (folder / "notes.md").write_text("nothing here")
 
@@ -205,7 +222,8 @@ def nothing(folder: Path) -> None:
         (heic, r"its 3 pictures are \.heic, which are not read: convert them to JPEG or PNG"),
         (addresses, r"none of its columns \(url, caption\) names pictures in .*https://a/b.jpg"),
         (no_header, r"captions.csv:1: names a picture: put a line with the columns' names first"),
-        (nothing, r"has 0 pictures and no captions"),
+        (one_level_up, r"holds no captions itself, but .*My project does: give that folder"),
+        (nothing, r"holds neither pictures nor captions"),
     ],
 )
 def test_a_folder_that_cannot_be_read_is_refused_in_one_line(
@@ -231,6 +249,42 @@ def test_a_config_that_is_there_is_not_replaced(
     assert "photographs.yaml: is there already" in refused(monkeypatch, capsys, "init", str(folder))
     assert (tmp_path / "photographs.yaml").read_text() == "mine"
     assert attend(monkeypatch, capsys, "init", str(folder), "--force")[0] == 0
+
+
+def test_the_written_paths_hold_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """The data's are relative to the config, so that both may be moved; weights are where they are."""
+    (tmp_path / "project" / "photographs").mkdir(parents=True)
+    tabs(tmp_path / "project" / "photographs")
+    (tmp_path / "w.safetensors").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    out = ["project/photographs", "--out", "project/mine.yaml"]
+    assert "w2.safetensors: no such file" in refused(monkeypatch, capsys, "init", *out, "--weights", "w2.safetensors")
+    code, _, err = attend(monkeypatch, capsys, "init", *out, "--weights", "w.safetensors")
+    assert code == 0, err
+    (tmp_path / "project").rename(tmp_path / "elsewhere")
+    monkeypatch.chdir("/")
+    config = load(str(tmp_path / "elsewhere" / "mine.yaml"))
+    assert config.data.path.parent == tmp_path / "elsewhere" / "photographs" and config.data.path.is_file()
+    assert config.grids.weights == str(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mine"], r"mine: no such preset; did you mean 'mine.yaml'\?"),
+        (["mne.yaml"], r"mne.yaml: no such file; did you mean 'mine.yaml'\?"),
+        (["mine.yaml", "epochs=3"], r"epochs: no such setting; did you mean 'training.epochs'\?"),
+        (["mine.yaml", "training.epochs=two"], r"training.epochs: is no whole number \(given 'two'\)"),
+        (["bad.yaml"], r"bad.yaml: line 2: is not YAML: mapping values are not allowed here: correct it"),
+    ],
+)
+def test_a_slip_is_answered_with_what_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("preset: demo\n")
+    (tmp_path / "bad.yaml").write_text("preset: demo\n a: b: c\n")
+    assert re.search(message, refused(monkeypatch, capsys, "status", *arguments))
 
 
 def surveyed(folder: Path) -> Survey:

@@ -18,6 +18,7 @@ _FEWEST = 10  # pictures, below which there is nothing to divide into three spli
 _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the vocabulary
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
 _HELD_OUT = 40  # pictures that a test split should have at least, for scores that mean something
+_STEPS = 3_000  # of training, about, in all epochs
 _LINES = 3  # sample rows
 
 
@@ -38,6 +39,7 @@ def init(
     path = out or Path(f"{name}.yaml")
     if path.exists() and not force:
         raise AttendError(f"{path}: is there already: give another name with --out, or replace it with --force")
+    weights = _checked_weights(weights)
     options = detect(data)
     adapter = ADAPTERS[options["adapter"]]
     with tempfile.TemporaryDirectory(prefix="attend-init-") as folder:
@@ -52,9 +54,10 @@ def init(
         if shares:
             options |= shares
             found = survey(adapter.model_validate(options), Path(folder) / "again", Path(folder) / "digests.sqlite")
-    typer.echo(f"{options['path']}: {(adapter.__doc__ or '').strip().splitlines()[0]}")
-    _tell(found)
-    path.write_text(_yaml(name, options, weights, found), encoding="utf-8")
+    form = [f"{field} {value}" for field, value in options.items() if field not in ("adapter", "path", *shares)]
+    typer.echo(f"{options['path']}: read as {', '.join([options['adapter'], *form])}")
+    _tell(found, shares)
+    path.write_text(_yaml(name, _relative(options, path), weights, found), encoding="utf-8")
     typer.echo(f"{path}: written; look at it, and then:\n  attend check {path}\n  attend run {path}")
 
 
@@ -71,15 +74,35 @@ def _shares(pictures: int) -> dict[str, float]:
     return {} if share == 0.1 else {"dev_share": share, "test_share": share}
 
 
-def _tell(found: Any) -> None:
-    """Print what a data set holds."""
+def _checked_weights(weights: str) -> str:
+    """Return weights as a config names them: a file by its absolute path. Raises AttendError where there is no file."""
+    from tasks.grids.weights import weights_file
+
+    file = weights_file(weights)
+    if file is not None and not file.is_file():
+        raise AttendError(f"--weights: {file}: no such file: give the file of MobileNetV2's weights")
+    return weights if file is None else str(file.absolute())
+
+
+def _relative(options: dict[str, Any], config: Path) -> dict[str, Any]:
+    """Return the settings of `data` with paths relative to the config's folder, where they lie below it."""
+    folder = config.absolute().parent
+    return {
+        name: value.relative_to(folder) if isinstance(value, Path) and value.is_relative_to(folder) else value
+        for name, value in options.items()
+    }
+
+
+def _tell(found: Any, shares: dict[str, float]) -> None:
+    """Print what a data set holds. shares: of dev and test, where they are not the usual tenth."""
     rows = found.rows
     each = found.captions / len(rows)
     more = "" if found.whole else " (the first; there are more)"
     typer.echo(f"  {counted(len(rows), 'picture')} with {counted(found.captions, 'caption')}, {each:.1f} each{more}")
     sizes = ", ".join(f"{size:,} {split}" for split, size in found.sizes.items())
     if sizes:
-        typer.echo(f"  {found.note}: {sizes}" if found.note else f"  {sizes}, as the data set divides them")
+        of_few = f" ({shares['dev_share']:.0%} for dev and for test, as they are few)" if shares else ""
+        typer.echo(f"  {found.note}{of_few}: {sizes}" if found.note else f"  {sizes}, as the data set divides them")
     for row in rows[:: max(1, len(rows) // _LINES)][:_LINES]:
         others = f" (and {len(row.captions) - 1} more)" if len(row.captions) > 1 else ""
         caption = row.captions[0] if len(row.captions[0]) <= 70 else f"{row.captions[0][:67]}..."
@@ -105,6 +128,7 @@ def _yaml(name: str, options: dict[str, Any], weights: str, found: Any) -> str:
         "# their defaults; `attend settings` lists them all.",
         "preset: flickr8k  # MobileNetV2, and a decoder that attends to its 7x7 grid",
         f"name: {_scalar(name)}",
+        f"about: captions of the pictures in {name}",
         "data:",
         *(f"  {field}: {_scalar(value)}" for field, value in options.items()),
     ]
@@ -119,7 +143,7 @@ def _yaml(name: str, options: dict[str, Any], weights: str, found: Any) -> str:
         "captions:",
         f"  min_count: {min_count}  # about {words:,} words; {unknown:.1%} of what captions say is rarer, and unknown",
         f"  max_tokens: {max_tokens}  # about {longer:.0%} of the captions are longer, and cut",
-        *_training(len(captions)),
+        *_training(len(captions), len(found.of_split("train"))),
         "evaluation:",
         f"  split: {evaluated}" + ("" if evaluated == "test" else "  # there is no test split"),
         f"  max_length: {max_tokens + 1}",
@@ -152,20 +176,23 @@ def _length(captions: list[list[str]]) -> tuple[int, float]:
     return length, sum(own > length for own in lengths) / len(lengths)
 
 
-def _training(captions: int) -> list[str]:
-    """Return the sections `decoder` and `training` for a number of captions to train on."""
+def _training(captions: int, pictures: int) -> list[str]:
+    """Return the sections `decoder` and `training` for a number of captions and pictures to train on."""
     lines = []
-    if captions < 5_000:
+    is_small = captions < 5_000
+    if is_small:
         lines += ["decoder:  # smaller than the preset's: there are few captions"]
-        lines += ["  {embedding: 128, hidden: 256, attention_size: 128, dropout_words: 0.4, dropout_grid: 0.4}"]
-    epochs = min(40, max(8, round(300_000 / max(captions, 1))))
-    # With few captions the dev score stays at 0 for some epochs before it rises.
-    patience = 5 if captions >= 5_000 else 12
-    batch = 16 if captions >= 2_000 else 8
-    warmup = min(100, max(1, captions // (5 * batch)))
+        lines += ["  {embedding: 128, hidden: 256, attention_size: 128, dropout_words: 0.2, dropout_grid: 0.2}"]
+    batch = 8 if is_small else 16
+    steps = max(1, pictures // batch)  # of an epoch
+    epochs = min(60, max(8, round(_STEPS / steps)))
     lines += ["training:", f"  epochs: {epochs}  # at most: see patience"]
-    lines += [f"  patience: {patience}  # training ends after so many epochs without a better dev score"]
-    lines += [f"  batch_pictures: {batch}", f"  warmup_steps: {warmup}", "  select: cider"]
+    # With few captions the dev score stays at 0 for some epochs before it rises.
+    lines += [f"  patience: {12 if is_small else 5}  # training ends after so many epochs without a better dev score"]
+    lines += [f"  batch_pictures: {batch}", f"  warmup_steps: {min(100, steps)}"]
+    if steps < 1000:
+        lines.append(f"  averaging: {round(1 - 1 / max(steps, 10), 3)}  # the mean weights of about one epoch")
+    lines += ["  unknown_words: 0.0  # few words are unknown", "  select: cider"]
     return lines
 
 

@@ -18,6 +18,7 @@ from tasks.evaluation.score_record import read_scores
 from tasks.pipeline.ledger import Artifact
 from tasks.registry.registration_record import read_registration
 
+_POOR = 5.0  # BLEU-4, in percent: of captions that hardly share a phrase with what people wrote
 _SCORES = {"bleu4": "BLEU-4", "meteor": "METEOR", "rouge_l": "ROUGE-L", "cider": "CIDEr", "truth": "truth"}
 
 
@@ -65,6 +66,11 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
         )
         pictures = f"{counted(record['pictures'], 'picture')} of {config.evaluation.split}"
         yield f"scores:  {scores}; {pictures}, 95 % intervals"
+        if record["scores"].get("bleu4", _POOR) < _POOR:
+            yield (
+                "note:    these captions are poor: look at some in the report. More pictures with captions help most, "
+                "then more epochs"
+            )
     if "register" in made:
         registration = read_registration(made["register"].path)
         report = made["register"].path / REPORT

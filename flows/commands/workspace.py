@@ -12,6 +12,7 @@ import typer
 
 from flows.commands.options import Json, WorkspaceOption, print_json
 from tasks.common.errors import AttendError
+from tasks.common.wording import counted
 
 if TYPE_CHECKING:
     from flows.commands.old_versions import OldVersion
@@ -206,7 +207,7 @@ def _print_items(items: list[Item], root: Path) -> None:
         path = item.path.parent if item.path.suffix == ".h5" else item.path
         lines.setdefault((path.relative_to(root), item.what, item.needed_by), []).append(item)
     for (path, description, needed_by), group in lines.items():
-        shards = f", {len(group)} shards" if group[0].path.suffix == ".h5" else ""
+        shards = f", {counted(len(group), 'shard')}" if group[0].path.suffix == ".h5" else ""
         unneeded = sum(item.unneeded for item in group)
         exception = f" except {unneeded:,} grids (see `attend workspace compact`)" if unneeded else ""
         needed = f"needed by {', '.join(needed_by)}{exception}" if needed_by else "nobody needs it"

@@ -105,11 +105,11 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log_file: Path
         try:
             opener.open(url, timeout=5).close()
             return
-        except (OSError, http.client.HTTPException) as error:
-            last_error = error
+        except (OSError, http.client.HTTPException):
+            pass  # it is not ready yet
         if watch.seconds() - reported > LINE_SECONDS:
             reported = watch.seconds()
-            log.info(f"waiting for {name} to answer: {lasting(reported)} so far ({last_error}); its log is {log_file}")
+            log.info(f"waiting for {name} to answer: {lasting(reported)} so far; its log is {log_file}")
         time.sleep(0.1)
     lines = [line for line in log_file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     last_lines = " | ".join(line.strip() for line in lines[-_LAST_LINES:]) or "it wrote nothing"

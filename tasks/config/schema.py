@@ -216,13 +216,15 @@ def _refusal(item: ErrorDetails) -> list[str]:
     if isinstance(contradiction, ContradictionError):
         return contradiction.found
     if item["type"] == "extra_forbidden":
-        return [f"{field}: no such setting{suggestion(path[-1], _known_fields(path[:-1], item['loc']))}"]
+        elsewhere = [] if path[:-1] else _sections_with(field)
+        hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else None
+        return [f"{field}: no such setting{hint or suggestion(path[-1], _known_fields(path[:-1], item['loc']))}"]
     if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
         tag = item.get("ctx", {}).get("tag", "")
         return [f"{field}.adapter: unknown dataset adapter {tag!r}{_adapter_suggestion(str(tag))}"]
     if item["type"] == "missing":
         return [f"{field}: is missing"]
-    message = item["msg"].removeprefix("Value error, ")
+    message = _PLAIN.get(item["type"]) or item["msg"].removeprefix("Value error, ")
     given = "" if isinstance(item["input"], dict) else f" (given {reprlib.repr(item['input'])})"
     return [f"{field}: {message}{given}" if field else message]
 
@@ -250,6 +252,25 @@ def _adapter_suggestion(name: str) -> str:
     """Return a hint at the adapter that a name may mean."""
     other = _OTHER_NAMES.get(name.lower())
     return suggestion(name, ADAPTERS) if other is None else f"; did you mean {other!r}?"
+
+
+# What pydantic says otherwise.
+_PLAIN = {
+    "int_parsing": "is no whole number",
+    "int_type": "is no whole number",
+    "int_from_float": "is no whole number",
+    "float_parsing": "is no number",
+    "float_type": "is no number",
+    "bool_parsing": "is neither true nor false",
+    "bool_type": "is neither true nor false",
+    "string_type": "is no text",
+}
+
+
+def _sections_with(field: str) -> list[str]:
+    """Return the sections' fields of this name, dotted: `training.epochs` for `epochs`."""
+    sections = ("training", "decoder", "captions", "grids", "evaluation", "registry", "machine")
+    return [f"{section}.{field}" for section in sections if field in _known_fields([section], ())]
 
 
 def _known_fields(path: list[str], location: tuple[int | str, ...]) -> list[str]:

@@ -22,7 +22,7 @@ from tasks.common.wording import counted
 from tasks.config.machine import MachineConfig
 from tasks.data.sources import digests_of
 from tasks.data.splits import divide
-from tasks.datasets.base import PICTURE_SUFFIXES, SPLITS, DatasetOptions, Row, picture_files
+from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, SPLITS, DatasetOptions, Row, picture_files
 from tasks.datasets.faults import Faults
 from tasks.pipeline.file_digests import Digests
 from tasks.pipeline.ledger import Outcome, digest_of
@@ -160,6 +160,8 @@ def valid_rows(rows: list[Row], folder: Path, data: DatasetOptions, pictures: li
 def _why_no_picture(name: str, folder: Path, known: Collection[str]) -> str:
     """Return why a captioned name is not one of the pictures of the folder, and what to do."""
     path = folder / name
+    if path.suffix.lower() in OTHER_PICTURES:
+        return f"{name} is a {path.suffix} file, which is not read: convert it to JPEG or PNG"
     if path.is_file():
         return (
             f"{name} is not a picture file that is read in {folder}: convert it to JPEG or PNG, or give its path in "

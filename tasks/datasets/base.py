@@ -23,6 +23,8 @@ from tasks.datasets.faults import REFUSE, Faults
 
 LONGEST_CAPTION = 10_000  # characters: learning byte pairs takes the square of a word's length
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+# Pictures that are not read.
+OTHER_PICTURES = (".heic", ".heif", ".svg", ".avif", ".raw", ".cr2", ".nef", ".dng", ".psd", ".jxl")
 SPLITS = ("train", "dev", "test")
 SPLIT_NAMES = {
     "train": "train",

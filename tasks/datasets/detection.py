@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.common.errors import AttendError
-from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES
+from tasks.common.files import check_name
+from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, SPLIT_NAMES
 from tasks.datasets.coco import Coco
 from tasks.datasets.documents import parse_json
 from tasks.datasets.faults import Faults
@@ -22,10 +23,9 @@ from tasks.datasets.table import DELIMITERS, IMAGE_FOLDERS, TABLE_SUFFIXES, Reco
 
 Options = dict[str, Any]  # the config's section `data`
 _SAMPLE = 200  # records that are looked at
-_LONGEST_NAME = 1000  # characters of a path
+_MOST_SUBFOLDERS = 20  # below a folder without captions, that are looked into
 _MOST_FOLDERS = 1000  # folders that are searched for pictures
 _CAPTION_NAMES = ("caption", "captions", "text", "description", "sentence", "sentences", "comment", "title")
-_OTHER_PICTURES = (".heic", ".heif", ".svg", ".avif", ".raw", ".cr2", ".nef", ".dng", ".psd", ".jxl")
 
 
 class _Columns(NamedTuple):
@@ -56,7 +56,7 @@ def _of_folder(folder: Path) -> Options:
     if published is not None:
         return published
     files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    if split_tables(folder):
+    if len(split_tables(folder)) > 1:  # a single train.csv need not be divided
         return _of_table(folder)
     errors = []
     for path in (*files, *sorted(folder.glob("annotations/*.json"))):
@@ -76,8 +76,13 @@ def _of_folder(folder: Path) -> Options:
         ImageFolder(path=folder).annotation_files()
     except AttendError:
         pictures, others = _count_pictures(folder)
+        below = next(filter(_holds_captions, itertools.islice(_folders(folder), 1, _MOST_SUBFOLDERS)), None)
+        if below is not None:
+            raise AttendError(f"{folder}: holds no captions itself, but {below} does: give that folder") from None
         if errors:
             raise AttendError(errors[0]) from None
+        if not pictures and not others:
+            raise AttendError(f"{folder}: holds neither pictures nor captions: give the folder that does") from None
         if not pictures and others:
             raise AttendError(
                 f"{folder}: its {others:,} pictures are {', '.join(sorted(_kinds(folder)))}, which are not read: "
@@ -90,10 +95,20 @@ def _of_folder(folder: Path) -> Options:
     return {"adapter": "imagefolder", "path": folder}
 
 
+def _holds_captions(folder: Path) -> bool:
+    """Return whether a folder's own files are captions of pictures."""
+    files = [path for path in folder.iterdir() if path.is_file() and path.suffix in (*TABLE_SUFFIXES, ".tar")]
+    try:
+        return bool(_published(folder)) or any(_of_file(path) for path in files[:_MOST_SUBFOLDERS])
+    except (AttendError, OSError):
+        return False
+
+
 def _published(folder: Path) -> Options | None:
     """Return the settings of a folder that is laid out as a known data set is; None where it is not."""
     names = {path.name for path in folder.iterdir()}
-    metadata = [path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.name in METADATA]
+    parts = [folder, *(path for path in folder.iterdir() if path.name.lower() in SPLIT_NAMES and path.is_dir())]
+    metadata = [part / name for part in parts for name in METADATA if (part / name).is_file()]
     options: Options | None = None
     if "Flickr8k.token.txt" in names:
         options = {"adapter": "flickr8k", "path": folder}
@@ -237,15 +252,19 @@ def _columns(options: RecordOptions, file: Path) -> _Columns:
     if any(str(name).lower().endswith(PICTURE_SUFFIXES) for name in names):
         raise AttendError(f"{file}:1: names a picture: put a line with the columns' names first: image,caption")
     values = {name: [record.get(name) for record in records if record.get(name) not in (None, "")] for name in names}
-    found = {name: _folder_of([str(value) for value in values[name]], file.parent) for name in names}
-    image = max(names, key=lambda name: found[name].share if found[name] is not None else 0.0)  # type: ignore[union-attr]
-    place = found[image]
-    if place is None:
+    found: dict[str, _Place] = {}
+    for name in names:
+        place = _folder_of([str(value) for value in values[name]], file.parent) if _is_plain(values[name]) else None
+        if place is not None:
+            found[name] = place
+    image = max(found, key=lambda name: found[name].share, default="")
+    if not image:
         shown = _row(records[0])
         raise AttendError(
             f"{file}: none of its columns ({', '.join(map(str, names))}) names pictures in {file.parent}; its first "
             f"row: {shown}: put the pictures there, or run `attend init` on the folder that holds both"
         )
+    place = found[image]
     split = next((name for name in names if name != image and _is_split(values[name])), None)
     texts = [name for name in names if name not in (image, split) and _words(values[name]) > 0]
     if not texts:
@@ -284,9 +303,13 @@ def _folder_of(names: list[str], folder: Path) -> _Place | None:
 
 def _is_picture(folder: Path, name: str) -> bool:
     """Return whether a folder has a picture of this name, whichever way its accents are written."""
-    if not name.lower().endswith((*PICTURE_SUFFIXES, *_OTHER_PICTURES)) or len(name) > _LONGEST_NAME or "\0" in name:
+    if not name.lower().endswith((*PICTURE_SUFFIXES, *OTHER_PICTURES)):
         return False
-    return any((folder / unicodedata.normalize(form, name)).is_file() for form in ("NFC", "NFD"))
+    try:
+        check_name(name)
+        return any((folder / unicodedata.normalize(form, name)).is_file() for form in ("NFC", "NFD"))
+    except (OSError, ValueError):  # a text that no file can have as its name
+        return False
 
 
 def _folders(folder: Path) -> Iterator[Path]:
@@ -300,6 +323,10 @@ def _folders(folder: Path) -> Iterator[Path]:
             for entry in sorted(os.scandir(path), key=lambda entry: entry.name)
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
         ]
+
+
+def _is_plain(values: list[Any]) -> bool:
+    return all(isinstance(value, str | int) for value in values)
 
 
 def _is_split(values: list[Any]) -> bool:
@@ -349,13 +376,13 @@ def _of_tars(folder: Path) -> Options:
 def _count_pictures(folder: Path) -> tuple[int, int]:
     """Return how many pictures a folder holds, with those below it: such as are read, and others."""
     names = [name.lower() for _, _, files in os.walk(folder) for name in files]
-    return sum(name.endswith(PICTURE_SUFFIXES) for name in names), sum(name.endswith(_OTHER_PICTURES) for name in names)
+    return sum(name.endswith(PICTURE_SUFFIXES) for name in names), sum(name.endswith(OTHER_PICTURES) for name in names)
 
 
 def _kinds(folder: Path) -> set[str]:
     """Return the endings of a folder's pictures that are not read."""
     suffixes = {Path(name).suffix.lower() for _, _, files in os.walk(folder) for name in files}
-    return suffixes & set(_OTHER_PICTURES)
+    return suffixes & set(OTHER_PICTURES)
 
 
 def _row(record: dict[str, Any]) -> str:

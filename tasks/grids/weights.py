@@ -91,7 +91,8 @@ def _check_download(weights: WeightsEnum) -> None:
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise AttendError(
-            f"grids.weights: torchvision:{weights.name} cannot be downloaded ({reason}): give a local file instead"
+            f"grids.weights: torchvision:{weights.name} cannot be downloaded from {weights.url} ({reason}): get that "
+            "file, and set grids.weights=FILE"
         ) from None
 
 

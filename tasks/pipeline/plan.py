@@ -123,7 +123,7 @@ def _status(
         if last is None:
             return Status(stage, "missing", [must_run])
         changed = differences({"config": last.ledger.parts["config"]}, {"config": config})
-        return Status(stage, "stale", [*changed, f"{must_run}, and it runs only where they change what it needs"])
+        return Status(stage, "stale", [*changed, must_run])
 
     parts: KeyParts = {
         "stage": stage.kind,

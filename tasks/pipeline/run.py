@@ -98,4 +98,6 @@ def savings_message(before: list[Status], made: Mapping[str, Artifact]) -> str:
         pictures = int(counts["grids"] - (counts["extracted"] if extract_ran else 0))
     if not pictures and seconds < 1:
         return ""
-    return f"saved: {pictures:,} pictures not extracted again, {lasting(seconds)} of work"
+    told = [f"{pictures:,} pictures not extracted again"] if pictures else []
+    told += [f"{lasting(seconds)} of work"] if seconds >= 1 else []
+    return f"saved: {', '.join(told)}"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ PREDICTIONS_DIGEST = "attend.predictions"  # tag of a version: the SHA-256 of it
 CHAMPIONS = "attend.champions"  # tag of a model: the versions that were champion, oldest first
 PROMOTED_AT = "attend.promoted_at"  # tag of a model: when its champion was set last (UTC, ISO 8601)
 _FIXED = "model-in-use.txt"  # in the workspace: the name of the model that `attend models use` fixed
+_ADDRESS = re.compile(r"[^/@:]+(@[^/@:]+|/[0-9]+)?")
 _EARLIER_LIMIT = 10  # versions listed in a report
 
 
@@ -87,7 +89,7 @@ def version_of_address(client: MlflowClient, address: str) -> ModelVersion:
     """Return the version at `models:/NAME@ALIAS` or `models:/NAME/VERSION`; AttendError where there is none."""
     from mlflow.exceptions import MlflowException
 
-    path = address.removeprefix("models:/")
+    path = full_address(address).removeprefix("models:/")
     name, separator, alias = path.partition("@")
     try:
         if separator:
@@ -181,10 +183,21 @@ def resolve(model: str | None, workspace: Path) -> str:
     return address_of(version)
 
 
+def full_address(model: str) -> str:
+    """Return the address in MLflow's registry of NAME (its champion), NAME@ALIAS or NAME/VERSION.
+
+    They may begin with `models:/`. Raises AttendError where it is none of these.
+    """
+    path = model.removeprefix("models:/")
+    if not _ADDRESS.fullmatch(path):
+        raise AttendError(f"{model}: is no model: give NAME, NAME@ALIAS or NAME/VERSION: see `attend models list`")
+    return f"models:/{path}" if "@" in path or "/" in path else f"models:/{path}@champion"
+
+
 def check_address(model: str | None) -> None:
     """Raise AttendError where `model` is given and is not an address in MLflow's registry."""
-    if model is not None and not model.startswith("models:/"):
-        raise AttendError(f"--model: {model}: give an address, models:/NAME@ALIAS or models:/NAME/VERSION")
+    if model is not None:
+        full_address(model)
 
 
 def default_champion(client: MlflowClient, workspace: Path) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.resources
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,21 @@ def values_of(preset_or_file: str, overrides: Sequence[str] = ()) -> dict[str, A
     if preset_or_file in known:
         values: dict[str, Any] = {"preset": preset_or_file}
     elif path.suffix not in (".yaml", ".yml"):
-        raise AttendError(f"{preset_or_file}: no such preset{suggestion(preset_or_file, known)} (or give a .yaml file)")
+        raise AttendError(f"{preset_or_file}: no such preset{_meant(path, known)} (or give a .yaml file)")
     elif not path.is_file():
-        raise AttendError(f"{path}: no such file")
+        near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.y*ml")], n=1)
+        raise AttendError(f"{path}: no such file{f'; did you mean {str(path.with_name(near[0]))!r}?' if near else ''}")
     else:
         values = {"name": path.stem, **_read_with_paths(path)}
     for override in overrides:
         values = _merged(values, _parse_override(override))
     return values
+
+
+def _meant(path: Path, known: Iterable[str]) -> str:
+    """Return a hint at the YAML file or preset that an unknown preset may mean."""
+    file = path.with_name(f"{path.name}.yaml")
+    return f"; did you mean {str(file)!r}?" if file.is_file() else suggestion(str(path), known)
 
 
 def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -110,6 +118,9 @@ def _read(path: Path) -> dict[str, Any]:
         values = _parse(path.read_text(encoding="utf-8"), str(path))
     except AttendError:
         raise
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f": line {error.problem_mark.line + 1}"
+        raise AttendError(f"{path}{line}: is not YAML: {error.problem or error.context}: correct it") from None
     except Exception as error:  # PyYAML raises various errors for odd scalars
         raise AttendError(f"{path}: not readable as YAML: {error}") from None
     if not isinstance(values, dict):
