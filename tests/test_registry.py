@@ -96,6 +96,7 @@ def registry_captioner(workspace: Path):  # type: ignore[no-untyped-def]
     return bundle.make_captioner(config.grids, config.evaluation, captioner_artifacts(config))
 
 
+@pytest.mark.slow
 def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_path: Path) -> None:
     """The second version's code shouts; both are loaded beside a stranger's `models` package."""
     shutil.copytree(bundle.CODE, tmp_path / "code")
@@ -156,7 +157,7 @@ def test_parameters_are_bounded_and_work(workspace: Path) -> None:
     assert 0 < len(row["tokens"]) <= 12 and len(row["alternatives"]) == 1
     assert len(row["attention"]) == len(row["tokens"])
     assert sum(map(sum, row["attention"][0])) == pytest.approx(1.0, abs=1e-5)
-    for params in ({"beam_size": 10**8}, {"max_length": -3}, {"n_best": 99}):
+    for params in ({"beam_size": 10**8}, {"max_length": -3}, {"n_best": 101}, {"top_k": -1}):
         with pytest.raises(MlflowException, match="give 1 to"):
             model.predict(data, params=params)
 
@@ -183,6 +184,7 @@ def test_the_run_holds_params_curves_scores_files_and_samples(workspace: Path) -
     assert kept == {"predictions.parquet", "scores.json", "report.html"}
 
 
+@pytest.mark.slow
 def test_a_model_whose_files_were_changed_is_refused(workspace: Path, tmp_path: Path) -> None:
     """By damage to a weight, or by code put into a bundle that keeps the digest of another."""
     captioner = registry_captioner(workspace)

@@ -243,6 +243,7 @@ def test_pictures_that_wait_are_captioned_together_and_faults_stay_alone() -> No
     assert sizes == [1, 4, 2, 3, 1]
 
 
+@pytest.mark.slow
 def test_another_champion_is_taken_up_and_a_lost_store_changes_nothing(
     registered: Path, tmp_path: Path, photographs: list[bytes]
 ) -> None:

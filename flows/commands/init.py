@@ -15,6 +15,7 @@ from tasks.common.errors import AttendError
 from tasks.common.wording import counted
 
 _FEWEST = 10  # pictures, below which there is nothing to divide into three splits
+_FEW = 1_000  # pictures, below which a person is told not to expect much
 _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the vocabulary
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
 _HELD_OUT = 40  # pictures that a test split should have at least, for scores that mean something
@@ -48,7 +49,7 @@ def init(
         if len(found.rows) < _FEWEST:
             raise AttendError(
                 f"{data}: {counted(len(found.rows), 'captioned picture')}: too few to train, validate and test on: "
-                f"{_FEWEST} are the least, and some hundreds make a useful model"
+                f"{_FEWEST} are the least, and captions worth reading take some thousands"
             )
         shares = _shares(len(found.rows)) if all(row.split is None for row in found.rows) else {}
         if shares:
@@ -110,6 +111,8 @@ def _tell(found: Any, shares: dict[str, float]) -> None:
     without = len(found.pictures) - len(rows)
     if without > 0:
         typer.echo(f"  {counted(without, 'other picture')} there without a caption: not used")
+    if len(rows) < _FEW:
+        typer.echo("  captions of so few are rough: 300 photographs of Flickr8k gave BLEU-4 8, its 6,000 give 20")
     if found.faults:
         typer.echo(f"  {counted(len(found.faults), 'row')} not valid, left out; the first: {found.faults[0]}")
 
@@ -182,7 +185,7 @@ def _training(captions: int, pictures: int) -> list[str]:
     is_small = captions < 5_000
     if is_small:
         lines += ["decoder:  # smaller than the preset's: there are few captions"]
-        lines += ["  {embedding: 128, hidden: 256, attention_size: 128, dropout_words: 0.2, dropout_grid: 0.2}"]
+        lines += ["  {embedding: 128, hidden: 256, attention_size: 128, dropout_words: 0.4, dropout_grid: 0.4}"]
     batch = 8 if is_small else 16
     steps = max(1, pictures // batch)  # of an epoch
     epochs = min(60, max(8, round(_STEPS / steps)))
@@ -192,7 +195,7 @@ def _training(captions: int, pictures: int) -> list[str]:
     lines += [f"  batch_pictures: {batch}", f"  warmup_steps: {min(100, steps)}"]
     if steps < 1000:
         lines.append(f"  averaging: {round(1 - 1 / max(steps, 10), 3)}  # the mean weights of about one epoch")
-    lines += ["  unknown_words: 0.0  # few words are unknown", "  select: cider"]
+    lines.append("  select: cider")
     return lines
 
 
