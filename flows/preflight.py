@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """What a check found, and how much it looked at."""
+    """Hold the findings of a check, and how much it looked at."""
 
     findings: list[Finding] = field(default_factory=list)
     pictures: int = 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.commands import caption as cli_caption
 from flows.commands import check as cli_check
 from flows.commands import data as cli_data
 from flows.commands import init as cli_init
@@ -45,7 +46,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (cli_init.init, cli_check.check, cli_settings.settings, cli_score.score):
+for command in (cli_init.init, cli_check.check, cli_settings.settings, cli_caption.caption, cli_score.score):
     app.command()(command)
 for name, group in (("data", cli_data.app), ("models", cli_models.app), ("workspace", cli_workspace.app)):
     app.add_typer(group, name=name)
@@ -117,58 +118,6 @@ def demo(workspace: WorkspaceOption = Path("workspace")) -> None:
     settings = with_workspace([], workspace)
     _run("demo", settings, "register")
     show(load("demo", settings))
-
-
-@app.command()
-def caption(
-    pictures: Annotated[
-        list[str],
-        typer.Argument(metavar="PICTURE...", help="pictures, folders, patterns, or a Parquet file of pictures"),
-    ],
-    model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
-    beam: Annotated[
-        int | None, typer.Option(help="beam width; by default the registered model's", **whole_number(1, 32))
-    ] = None,
-    n_best: Annotated[
-        int | None, typer.Option(help="captions of each picture, the best first", **whole_number(1, 100))
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.05, max=10, help="draw the words at this temperature instead of searching")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(min=0.01, max=1, help="draw among the likeliest words that make up this share")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="draw among this many likeliest words", **whole_number(1))] = None,
-    seed: Annotated[int | None, typer.Option(help="seed of what is drawn", **whole_number(0))] = None,
-    attention: Annotated[
-        Path | None,
-        typer.Option(help="write a PNG that shows where the model looked for each word; for one picture only"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="write the captions into this .jsonl or .parquet file; pictures already in it are not captioned again"
-        ),
-    ] = None,
-    workspace: WorkspaceOption = Path("workspace"),
-    as_json: Json = False,
-) -> None:
-    """Caption pictures with a registered model (by default the champion registered last)."""
-    from flows.registered.caption import print_captions, write_captions_file
-
-    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-    decoding = {name: value for name, value in {"beam": beam, "n_best": n_best, **given}.items() if value is not None}
-    if out is not None:
-        if n_best is not None:
-            raise AttendError("--out: holds one caption of each picture: leave out --n-best, or --out and add --json")
-        if attention is not None or as_json:
-            raise AttendError("--out: cannot be combined with --attention or --json: leave them out")
-        result = write_captions_file(out, pictures, model, decoding, workspace.expanduser().absolute())
-        typer.echo(f"{result}: {out}")
-        raise typer.Exit(1 if result.without else 0)
-    failed = print_captions(pictures, model, decoding, attention, workspace.expanduser().absolute(), as_json)
-    if failed:
-        raise typer.Exit(1)
 
 
 @app.command()

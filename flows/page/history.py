@@ -20,7 +20,7 @@ HISTORY = "history"
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run left behind.
+    """Hold what a run left behind.
 
     time: when it ended (Unix). ran: the stages that ran. counts: pictures by split, and captions. scores: by name,
     value, low and high end of the 95 % interval, in percent. version, alias, why: of the registered version, if any.

@@ -22,7 +22,7 @@ _MOST_BYTES = 4 << 30  # of pictures that are hashed, which takes seconds
 
 @dataclass(frozen=True)
 class Survey:
-    """What a data set holds.
+    """Hold what a survey of a data set read.
 
     rows: the valid ones. folder: of the pictures. pictures: all files there, captioned or not; of an adapter that
     unpacks are in a temporary folder that is gone. splits: of each row, or None where the pictures were too much to

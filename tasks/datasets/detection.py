@@ -274,7 +274,7 @@ def _columns(options: RecordOptions, file: Path) -> _Columns:
 
 
 class _Place(NamedTuple):
-    """Where named pictures lie. share: of the names, those that are found."""
+    """Name the folder of pictures. share: of the names, those that are in it."""
 
     images: Path
     suffix: str | None

@@ -9,7 +9,7 @@ from tasks.common.errors import AttendError, TransientError
 
 
 class Faults:
-    """What becomes of a row that is not valid.
+    """Decide what becomes of a row that is not valid.
 
     gather: keep its message in `found` and go on without the row; otherwise the message is raised.
     """

@@ -1,0 +1,62 @@
+"""`attend caption`: caption pictures with a registered model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.options import Json, WorkspaceOption, whole_number
+from tasks.common.errors import AttendError
+
+
+def caption(
+    pictures: Annotated[
+        list[str],
+        typer.Argument(metavar="PICTURE...", help="pictures, folders, patterns, or a Parquet file of pictures"),
+    ],
+    model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
+    beam: Annotated[
+        int | None, typer.Option(help="beam width; by default the registered model's", **whole_number(1, 32))
+    ] = None,
+    n_best: Annotated[
+        int | None, typer.Option(help="captions of each picture, the best first", **whole_number(1, 100))
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.05, max=10, help="draw the words at this temperature instead of searching")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0.01, max=1, help="draw among the likeliest words that make up this share")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="draw among this many likeliest words", **whole_number(1))] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of what is drawn", **whole_number(0))] = None,
+    attention: Annotated[
+        Path | None,
+        typer.Option(help="write a PNG that shows where the model looked for each word; for one picture only"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="write the captions into this .jsonl or .parquet file; pictures already in it are not captioned again"
+        ),
+    ] = None,
+    workspace: WorkspaceOption = Path("workspace"),
+    as_json: Json = False,
+) -> None:
+    """Caption pictures with a registered model (by default the champion registered last)."""
+    from flows.registered.caption import print_captions, write_captions_file
+
+    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+    decoding = {name: value for name, value in {"beam": beam, "n_best": n_best, **given}.items() if value is not None}
+    if out is not None:
+        if n_best is not None:
+            raise AttendError("--out: holds one caption of each picture: leave out --n-best, or --out and add --json")
+        if attention is not None or as_json:
+            raise AttendError("--out: cannot be combined with --attention or --json: leave them out")
+        result = write_captions_file(out, pictures, model, decoding, workspace.expanduser().absolute())
+        typer.echo(f"{result}: {out}")
+        raise typer.Exit(1 if result.without else 0)
+    failed = print_captions(pictures, model, decoding, attention, workspace.expanduser().absolute(), as_json)
+    if failed:
+        raise typer.Exit(1)
