@@ -146,7 +146,7 @@ def set_aside_half_made_database(workspace: Path, log_text: str) -> bool:
     for path in home.glob("prefect.db*"):
         if ".damaged" not in path.name:
             path.replace(free_name(path.with_name(f"{path.name}.damaged")))
-    log.info(f"{home / 'prefect.db'}: was not finished when it was made; set aside, and made again")
+    log.warning(f"{home / 'prefect.db'}: was not finished when it was made; set aside, and made again")
     return True
 
 

@@ -51,7 +51,7 @@ def _may_pass(_task: Any, run: Any, state: Any) -> bool:
         return False
     if distributed.size() > 1:  # the other processes are still in the middle of the stage
         return False
-    log.info(f"{run.name}: {error}: trying again in a moment")
+    log.warning(f"{run.name}: {error}: trying again in a moment")
     return True
 
 

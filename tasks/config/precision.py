@@ -34,7 +34,7 @@ def warn_if_emulated(device: torch.device, section: str) -> None:
     """
     cost = bfloat16_cost(device)
     if cost >= _COST_IF_EMULATED:
-        log.info(
+        log.warning(
             f"{section}.precision: bfloat16 is emulated here: its matrix products take {cost:.1f} times as long as "
             f"float32's; set {section}.precision=float32"
         )

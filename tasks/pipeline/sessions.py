@@ -90,7 +90,7 @@ def _mark_suspects(workspace: Workspace) -> None:
             (workspace.root, workspace.root / "runs", workspace.root / "runs" / "mlflow", _marker_folder(workspace))
         )
         workspace.suspect(workspace.published())
-        log.info(
+        log.warning(
             f"{crashed[0].doing}: was cut off; the files that it may have changed are checked before they are used"
         )
 

@@ -49,7 +49,7 @@ def prepare_database(workspace: Path) -> None:
                 "version of MLflow that made it, or move it away"
             ) from None
         database.replace(free_name(database.with_name(f"{DATABASE}.damaged")))
-        log.info(f"{database}: was not finished when it was made; set aside, and made again")
+        log.warning(f"{database}: was not finished when it was made; set aside, and made again")
         draft = _new_draft(workspace)
         _create_tables(draft)
     flush(draft)

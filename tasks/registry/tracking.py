@@ -249,7 +249,7 @@ class TrainingLog:
             self.epoch(row)
         except MlflowException as error:
             reason = " ".join(str(error).split())[:120]
-            log.info(f"MLflow did not accept epoch {row['epoch']:.0f} ({reason}): `register` will log it later")
+            log.warning(f"MLflow did not accept epoch {row['epoch']:.0f} ({reason}): `register` will log it later")
 
 
 @contextlib.contextmanager
@@ -404,7 +404,7 @@ def close_dead_runs(workspace: Path) -> None:
             query = f"tags.`{content['tag']}` = '{content['key']}' and attributes.status = 'RUNNING'"
             for run in client.search_runs([content["experiment"]], query):
                 client.set_terminated(run.info.run_id, "KILLED")
-                log.info(f"MLflow run {run.info.run_name}: was cut off; its status is KILLED until it is resumed")
+                log.warning(f"MLflow run {run.info.run_name}: was cut off; its status is KILLED until it is resumed")
             note.unlink(missing_ok=True)
 
 

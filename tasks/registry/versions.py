@@ -139,10 +139,10 @@ def download_version_predictions(client: MlflowClient, version: ModelVersion, fo
     if path is None:
         return None
     if version.tags.get(PREDICTIONS_DIGEST) not in (None, digest_of_file(path)):
-        log.info(f"{address_of(version)}: its predictions in MLflow do not match their digest: they are not used")
+        log.warning(f"{address_of(version)}: its predictions in MLflow do not match their digest: they are not used")
         return None
     if differing_scores(path, scores_of(version)):
-        log.info(f"{address_of(version)}: its predictions in MLflow do not have its scores: they are not used")
+        log.warning(f"{address_of(version)}: its predictions in MLflow do not have its scores: they are not used")
         return None
     return path
 

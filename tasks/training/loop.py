@@ -359,7 +359,7 @@ class TrainingLoop:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         damage = self.kept_weights.damage(state.get("kept_digests", {}))
         if damage is not None:
-            log.info(f"{self.name}: {damage}: the training begins anew")
+            log.warning(f"{self.name}: {damage}: the training begins anew")
             return None
         return state
 
