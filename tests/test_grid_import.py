@@ -15,6 +15,7 @@ import pytest
 
 from flows.commands.import_grids import import_grids
 from flows.commands.workspace_contents import planned_compactions, prune, usage
+from flows.unregistered import log_evaluation
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.data.manifest import read_pictures
@@ -22,7 +23,8 @@ from tasks.grids import foreign_hdf5
 from tasks.grids.foreign_hdf5 import foreign_arrays
 from tasks.grids.index import open_grids
 from tasks.pipeline.workspace import Workspace
-from tests.support import artifacts, run_stage, small
+from tasks.registry import tracking
+from tests.support import artifacts, give_store, run_stage, small
 
 COUNT = 60
 
@@ -105,6 +107,13 @@ def test_a_decoder_trains_on_imported_grids_and_nothing_can_be_registered(worksp
     import_grids(config, tmp_path / "grids.npz")
     for stage in ("extract", "tensorise", "train", "evaluate"):
         run_stage(config, stage)
+
+    give_store(workspace)
+    log_evaluation(config)  # scores and weights; without photographs there is no report
+    client = tracking.connect(workspace)
+    (found,) = client.search_experiments(filter_string="name = 'small'")
+    runs = client.search_runs([found.experiment_id])
+    assert any(run.data.metrics.get("bleu4") is not None for run in runs) and len(runs) == 2
 
     from flows.operations.run_flow import run_pipeline
 

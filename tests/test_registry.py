@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.registered.evaluate import evaluate_registered
+from flows.unregistered import log_evaluation
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.data.manifest import GENERATED_FOLDER
@@ -28,7 +29,7 @@ from tasks.registry import bundle, tracking
 from tasks.registry.logged_model import load_captioner, load_model, log_model
 from tasks.registry.mlflow_pages import mlflow_ui
 from tasks.registry.registration_record import REGISTRATION
-from tests.support import HERE, artifacts, captioner_artifacts, give_store, pictures, plan, run_stage, trained
+from tests.support import HERE, artifacts, captioner_artifacts, give_store, pictures, plan, run_stage, small, trained
 from tests.support import register_all as run_all
 
 
@@ -397,3 +398,30 @@ def test_a_model_loaded_by_any_address_stays_fresh(registered: Path) -> None:
     for address in ("models:/small@champion", "models:/small/1", "models:/small@champion"):
         assert load_captioner(address) is not None
         assert all(status.fresh for status in plan(trained(registered)))
+
+
+def test_a_training_that_is_not_registered_is_logged_all_the_same(finished: Path, tmp_path: Path) -> None:
+    """With scores, weights and report; once; and again where MLflow lost it. Registered later, it is the same run."""
+    copy = tmp_path / "workspace"
+    shutil.copytree(finished, copy)
+    config = small(copy)
+    give_store(copy)
+    for _ in range(2):
+        log_evaluation(config)
+    client = tracking.connect(copy)
+    (experiment,) = (found for found in client.search_experiments() if found.name == "small")
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert len(runs) == 2
+    (evaluation,) = (run for name, run in runs.items() if name.startswith("evaluation-"))
+    (training,) = (run for name, run in runs.items() if not name.startswith("evaluation-"))
+    scores = json.loads((artifacts(config, "evaluate")["evaluate"].path / "scores.json").read_text())["scores"]
+    assert evaluation.data.metrics == pytest.approx(scores)
+    files = {item.path for item in client.list_artifacts(training.info.run_id, evaluation.info.run_name)}
+    assert {Path(path).name for path in files} == {"predictions.parquet", "scores.json", "report.html"}
+    assert client.list_artifacts(training.info.run_id, "checkpoints") and "dev_bleu4" in training.data.metrics
+    client.delete_run(training.info.run_id)
+    client.delete_run(evaluation.info.run_id)
+    log_evaluation(config)
+    run_all(config)
+    assert len(client.search_runs([experiment.experiment_id])) == 2
+    assert client.get_model_version("small", "1").run_id is not None

@@ -284,8 +284,13 @@ def _run(preset: str, overrides: list[str], until: str, quiet: bool = False) -> 
             run_stages(preset, overrides, until, quiet)
         except KeyboardInterrupt:  # caught here because Typer would end without a message
             _fail("stopped: run the same command again to continue", 130)
-    elif not quiet:
-        typer.echo("nothing to do: every stage is fresh")
+    else:
+        if until == "evaluate":  # MLflow may have lost it since, or may be another one
+            from flows.unregistered import log_evaluation
+
+            log_evaluation(config)
+        if not quiet:
+            typer.echo("nothing to do: every stage is fresh")
     if not quiet:
         fresh = all(status.fresh for status in statuses)
         results = by_kind(artifacts_of(statuses)) if fresh else artifacts(up_to(build_pipeline(config), until))

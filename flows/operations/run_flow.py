@@ -23,6 +23,7 @@ from flows.page.history import record_run
 from flows.page.project_page import write_page
 from flows.pipeline import build_pipeline
 from flows.startup_checks import prepare
+from flows.unregistered import log_evaluation
 from tasks.common.errors import AttendError, is_disk_full
 from tasks.common.log import log, show_log
 from tasks.common.retries import may_pass
@@ -100,6 +101,8 @@ def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: L
             plan(pipeline, inputs)  # refuses a split without pictures before hours of work
         after = plan(pipeline, inputs)
         results = by_kind(artifacts_of(after))
+        if pipeline.last.kind == "evaluate":
+            log_evaluation(config)
         record_run(config, results, [status.stage.name for status in before if not status.fresh])
         write_page(config, plan(build_pipeline(config), inputs_of(build_pipeline(config))))
         if "evaluate" in results:

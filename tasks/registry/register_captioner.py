@@ -18,16 +18,14 @@ from tasks.common.log import log
 from tasks.common.source import commit
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
-from tasks.data.caption_files import VOCABULARY, read_vocabulary
-from tasks.data.manifest import files_by_digest
+from tasks.data.caption_files import read_vocabulary
 from tasks.evaluation.caption_and_score import (
     PREDICTIONS,
-    describe_pictures,
     differing_scores,
     read_predictions,
     was_trained_on,
 )
-from tasks.evaluation.report import REPORT, ComparedModel, EarlierVersion, write_report
+from tasks.evaluation.report import REPORT, ComparedModel
 from tasks.evaluation.rescore import rescore
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
 from tasks.pipeline.ledger import FileRecord, Outcome, digest_of
@@ -37,7 +35,8 @@ from tasks.pipeline.workspace import Workspace
 from tasks.registry.bundle import is_whole, make_captioner, write_bundle
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.catalogue import write_report_of
-from tasks.registry.lineage import log_pictures, pictures_of, version_tag
+from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report
+from tasks.registry.lineage import version_tag
 from tasks.registry.logged_model import BUNDLE, drop_unregistered, flush_logged_model, load_captioner, log_model
 from tasks.registry.model_card import card
 from tasks.registry.promotion import (
@@ -57,7 +56,6 @@ from tasks.registry.tracking import (
     flush_run,
     is_embedded,
     is_in_workspace,
-    log_scores_of_evaluation,
     shown_tracking_uri,
     training_log,
 )
@@ -72,13 +70,12 @@ from tasks.registry.versions import (
     scored_alike,
     version_with_alias,
 )
-from tasks.training.outputs import HISTORY, LAST, kept_weights
+from tasks.training.outputs import HISTORY
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-    from models.captioner import Captioner
 
 # MLflow writes this file into a model's folder whenever the model is loaded, with the address that it was loaded by.
 _WRITTEN_BY_LOADING = "registered_model_meta"
@@ -164,18 +161,15 @@ def _bundle_and_register(
     same = _same_version(log.client, model, artifacts, digest, scores, config.workspace)
     if same is not None:
         return same
-    _log_files(log, artifacts)
+    log_files(log, artifacts)
     earlier = earlier_versions(log.client, model, scores)
-    _log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
+    log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
     drop_unregistered(log, model)
     libraries = ("timm",) if config.grids.backbone.startswith("timm:") else ()
     name = str(log.client.get_run(log.run_id).info.run_name)
     source = log_model(log.run_id, name, scratch / "bundle", libraries)
     model_id = source.removeprefix("models:/")
-    scored = pictures_of(artifacts.manifest, config, config.evaluation.split)
-    evaluation_run = log_scores_of_evaluation(log, _evaluation_folder(artifacts), scores, model_id, scored)
-    for split, context in (("train", "training"), ("dev", "validation")):
-        log_pictures(log.client, log.run_id, pictures_of(artifacts.manifest, config, split), context)
+    evaluation_run = log_data_and_scores(log, config, artifacts, scores, model_id)
     # Before the version names them: MLflow's database is on the disk at once.
     flush_run(log.client, log.run_id)
     flush_logged_model(log.client, source)
@@ -250,20 +244,6 @@ def _same_version(
     return None
 
 
-def _log_files(log: TrainingLog, artifacts: CaptionerArtifacts) -> None:
-    """Log the model's histories, weights, predictions and vocabulary in its run."""
-    evaluation = _evaluation_folder(artifacts)
-    decoder = artifacts.decoder.path
-    files = [(decoder / HISTORY, "")]
-    files += [(path, "checkpoints") for path in (*kept_weights(decoder), decoder / LAST)]
-    files += [(artifacts.scores.path / PREDICTIONS, evaluation), (artifacts.scores.path / SCORES, evaluation)]
-    files.append((artifacts.captions.path / VOCABULARY, ""))
-    if artifacts.tuned is not None:
-        files.append((artifacts.tuned.path / HISTORY, "tune"))
-    for path, folder in files:
-        log.client.log_artifact(log.run_id, str(path), folder or None)
-
-
 def _create_version(
     log: TrainingLog,
     model: str,
@@ -288,7 +268,7 @@ def _create_version(
         _BUNDLE: digest,
         "attend.data": scores["data"],
         "attend.signature": scores["signature"],
-        EVALUATION: _evaluation_folder(artifacts),
+        EVALUATION: evaluation_name(artifacts),
         **({"attend.commit": commit()} if commit() else {}),
         PREDICTIONS_DIGEST: artifacts.scores.ledger.files[PREDICTIONS].sha256,
         **{f"score.{name}": repr(value) for name, value in scores["scores"].items()},
@@ -302,38 +282,6 @@ def _create_version(
         description=description,
         model_id=source.removeprefix("models:/"),
     )
-
-
-def _log_report(
-    log: TrainingLog,
-    captioner: Captioner,
-    config: Config,
-    artifacts: CaptionerArtifacts,
-    scores: ScoreRecord,
-    rivals: list[ComparedModel],
-    earlier: list[EarlierVersion],
-    scratch: Path,
-) -> None:
-    """Write the evaluation's report and log it in the model's run."""
-    manifest = artifacts.manifest.path
-    write_report(
-        scratch / REPORT,
-        f"{log.client.get_run(log.run_id).info.run_name}: {describe_pictures(scores)}",
-        scores,
-        artifacts.scores.path / PREDICTIONS,
-        captioner,
-        files_by_digest(manifest, config.data),
-        config.evaluation.decoding(),
-        pq.read_table(artifacts.decoder.path / HISTORY).to_pylist(),
-        rivals,
-        earlier,
-    )
-    log.client.log_artifact(log.run_id, str(scratch / REPORT), _evaluation_folder(artifacts))
-
-
-def _evaluation_folder(artifacts: CaptionerArtifacts) -> str:
-    """Return the folder of this evaluation in the run: a trained model has one run for all settings of evaluation."""
-    return f"evaluation-{artifacts.scores.ledger.key[:12]}"
 
 
 def _label(version: ModelVersion) -> str:

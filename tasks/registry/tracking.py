@@ -323,7 +323,7 @@ def log_scores(client: MlflowClient, run_id: str, scores: Mapping[str, float], s
 
 
 def log_scores_of_evaluation(
-    log: TrainingLog, evaluation: str, scores: ScoreRecord, model_id: str, pictures: Pictures
+    log: TrainingLog, evaluation: str, scores: ScoreRecord, model_id: str | None, pictures: Pictures
 ) -> str:
     """Log the scores of one evaluation in a child of the training's run: a training may be evaluated in several ways.
 
