@@ -64,7 +64,7 @@ def written(tmp_path: Path, **changes: object) -> str:
         (["run", "other.yaml"], "other.yaml: no such file"),
         (["run", "demo", "training.epoch=3"], "training.epoch: no such setting; did you mean 'epochs'?"),
         (["run", "demo", "trainng.epochs=3"], "trainng: no such setting; did you mean 'training'?"),
-        (["run", "demo", "training.epochs=three"], "training.epochs: Input should be a valid integer"),
+        (["run", "demo", "training.epochs=three"], "training.epochs: is no whole number"),
         (["run", "demo", "training.epochs"], "an override must have the form section.field=value"),
         (["run", "demo", "data.adapter=scene"], "unknown dataset adapter 'scene'; did you mean 'scenes'?"),
         (["run", "demo", "data.columns=3"], "data.columns: no such setting"),
@@ -345,5 +345,5 @@ def test_a_server_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch, ca
         port = str(taken.getsockname()[1])
         assert "Address already in use" in refused(monkeypatch, capsys, "serve", "--port", port, *place)
     assert "no model is registered there" in refused(monkeypatch, capsys, "serve", "--port", port, *place)
-    line = refused(monkeypatch, capsys, "serve", "--port", port, "--model", "flickr8k", *place)
-    assert "give an address, models:/NAME@ALIAS or models:/NAME/VERSION" in line
+    line = refused(monkeypatch, capsys, "serve", "--port", port, "--model", "flickr8k/first", *place)
+    assert "flickr8k/first: is no model: give NAME, NAME@ALIAS or NAME/VERSION" in line
