@@ -225,8 +225,9 @@ def _workspace_faults(config: Config) -> Iterator[str]:
 
 def _keep(verdict: Verdict, config: Config) -> None:
     """Keep a verdict in the workspace, for `attend status`, where that can be written."""
+    is_read = not verdict.count("error") and not config.data.unpacks  # tars were not read whole
     record = {
-        "data": digest_of(digests_of(config.data, config.machine)) if not verdict.count("error") else "",
+        "data": digest_of(digests_of(config.data, config.machine)) if is_read else "",
         "errors": verdict.count("error"),
         "warnings": verdict.count("warning"),
         "time": time.time(),
@@ -249,7 +250,7 @@ def last_verdict(config: Config) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     since = "" if record.get("config") == _digest(config) else " with other settings"
-    if record.get("data") not in ("", digest_of(digests_of(config.data, config.machine))):
+    if record.get("data") and record["data"] != digest_of(digests_of(config.data, config.machine)):
         since += ", before the data changed"
     return f"checked {at}{since}: {counts}"
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from flows.page.history import history_file, read_history, record_run
+from flows.page.project_page import plan_of_all, write_page
+from tasks.common.errors import AttendError
 from tasks.config.reference import sections
 from tasks.config.schema import Config
 from tests.support import artifacts, names_of, plan, register_all, run_stage, small
@@ -145,3 +147,20 @@ def test_the_page_tells_what_the_ledgers_do(
     assert "60 pictures (" in text and 'aria-label="extract needs ingest' in text
     attend(monkeypatch, capsys, "page", path, "captions.max_tokens=3", *workspace)
     assert "captions.max_tokens: 15 -&gt; 3" in Path(out.strip()).read_text(encoding="utf-8")
+
+
+def test_a_run_whose_later_stages_cannot_run_has_its_page(tmp_path: Path) -> None:
+    """Of `--until extract`, where the split to evaluate on has no pictures."""
+    folder = tmp_path / "photographs"
+    for number in range(6):
+        picture(folder / f"{number}.png", number)
+    rows = [
+        {"file_name": f"{n}.png", "text": f"a ball {n}", "split": "train" if n < 4 else "validation"} for n in range(6)
+    ]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = small(tmp_path / "workspace", data={"adapter": "imagefolder", "path": folder})
+    run_stage(config, "ingest")
+    with pytest.raises(AttendError, match="the split 'test' of the data set has no pictures"):
+        plan(config)
+    page = write_page(config, plan_of_all(config, plan(config, "ingest")))
+    assert "6 pictures (4 train, 2 dev)" in page.read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ from flows.operations import prefect_reports
 from flows.operations.dask_shards import executor_of
 from flows.operations.run_form import ConfigName, ConfigOverrides, LastStage, run_name
 from flows.page.history import record_run
-from flows.page.project_page import write_page
+from flows.page.project_page import plan_of_all, write_page
 from flows.pipeline import build_pipeline
 from flows.startup_checks import prepare
 from flows.unregistered import log_evaluation
@@ -104,7 +104,7 @@ def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: L
         if pipeline.last.kind == "evaluate":
             log_evaluation(config)
         record_run(config, results, [status.stage.name for status in before if not status.fresh])
-        write_page(config, plan(build_pipeline(config), inputs_of(build_pipeline(config))))
+        write_page(config, plan_of_all(config, after))
         if "evaluate" in results:
             prefect_reports.show_scores(config, results)
         if "register" in results:

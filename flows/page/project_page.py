@@ -12,19 +12,29 @@ from pathlib import Path
 from typing import Any
 
 from flows.page.history import RunRecord, read_history
+from flows.pipeline import build_pipeline
+from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
 from tasks.common.progress import lasting
 from tasks.common.wording import counted
 from tasks.config.schema import Config
 from tasks.datasets.base import SPLITS
 from tasks.evaluation.report import REPORT, as_svg, page_file
-from tasks.pipeline.plan import Status
+from tasks.pipeline.plan import Status, plan
 from tasks.pipeline.stage import Stage
 from tasks.registry.registration_record import read_registration
 
 _COLOURS = {"train": "#8c867c", "dev": "#d9a441", "test": "#b3411e"}
 _STATES = {"fresh": "up to date", "stale": "out of date", "missing": "not made yet"}
 _NODE, _GAP = (132, 44), (44, 18)  # width and height of a stage in the graph, and the space between two, in pixels
+
+
+def plan_of_all(config: Config, planned: Sequence[Status]) -> Sequence[Status]:
+    """Return the plan of all stages; where later ones cannot run, as for a split without pictures, what was planned."""
+    try:
+        return plan(build_pipeline(config))
+    except AttendError:
+        return planned
 
 
 def page_path(config: Config) -> Path:
