@@ -23,6 +23,7 @@ from tasks.config.stages import CaptionsConfig, EvaluationConfig, GridsConfig
 from tasks.data.sources import digests_of
 from tasks.data.survey import Survey, rough_words, survey
 from tasks.datasets.base import DatasetOptions
+from tasks.grids.weights import weights_fault
 from tasks.pipeline.ledger import digest_of
 
 VERDICTS = "checks"  # a workspace's folder of the last verdicts
@@ -192,20 +193,9 @@ def _start_weights_check(grids: GridsConfig, stack: contextlib.ExitStack) -> Fut
     """
     if grids.weights.startswith(("random:", "imported:")):
         done = Future[str]()
-        done.set_result(_weights_fault(grids))
+        done.set_result(weights_fault(grids))
         return done
-    return stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))).submit(_weights_fault, grids)
-
-
-def _weights_fault(grids: GridsConfig) -> str:
-    """Return what is wrong with the weights of a backbone; empty where nothing is."""
-    from tasks.grids.weights import check_weights
-
-    try:
-        check_weights(grids)
-    except AttendError as error:
-        return str(error)
-    return ""
+    return stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))).submit(weights_fault, grids)
 
 
 def _workspace_faults(config: Config) -> Iterator[str]:

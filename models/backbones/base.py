@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from ..photographs import IMAGENET, Interpolation, Statistics, normalise
 from . import BACKBONES, LIBRARIES
+from .libraries import import_torchvision
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ def make(name: str, grid: int | None = None, seed: int | None = None) -> Backbon
     if member is None:
         raise ValueError(f"unknown backbone {name!r}; known: {', '.join(sorted(BACKBONES))}")
     module = member.module if "." in member.module else f"{__package__}.{member.module}"
+    import_torchvision()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0 if seed is None else seed)
         build = getattr(importlib.import_module(module), member.builder)

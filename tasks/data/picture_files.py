@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
 from models.memory import is_out_of_memory
 from models.picture_formats import FORMATS, MAX_PIXELS
+from tasks.common.threads import map_in_threads
 
 _SMALLEST = 16  # pixels of a side, below which there is nothing to describe
-_THREADS, _CHUNK = 8, 64
 
 
 def unreadable(paths: Sequence[Path], sample: int) -> dict[Path, str]:
@@ -22,19 +21,16 @@ def unreadable(paths: Sequence[Path], sample: int) -> dict[Path, str]:
     """
     step = max(1, len(paths) // max(1, sample))
     numbered = [(path, number % step == 0) for number, path in enumerate(paths)]
-    chunks = [numbered[start : start + _CHUNK] for start in range(0, len(numbered), _CHUNK)]
-    with ThreadPoolExecutor(_THREADS) as pool:  # in chunks: a header takes less time than handing it to a thread
-        found = [found for chunk in pool.map(_reasons, chunks) for found in chunk]
-    return {path: reason for path, reason in found if reason}
+    reasons = zip(paths, map_in_threads(_reason, numbered), strict=True)
+    return {path: reason for path, reason in reasons if reason}
 
 
-def _reasons(pictures: Sequence[tuple[Path, bool]]) -> list[tuple[Path, str]]:
-    """Return each path with why it cannot be read. pictures: paths, and whether to read the pixels."""
-    return [(path, _reason(path, whole)) for path, whole in pictures]
+def _reason(picture: tuple[Path, bool]) -> str:
+    """Return why a picture cannot be read, as part of a sentence; empty where it can.
 
-
-def _reason(path: Path, whole: bool) -> str:
-    """Return why a picture cannot be read, as part of a sentence; empty where it can. whole: read its pixels too."""
+    picture: its path, and whether to read its pixels too.
+    """
+    path, whole = picture
     try:
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size

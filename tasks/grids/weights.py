@@ -78,6 +78,15 @@ def check_weights(grids: GridsConfig) -> None:
         load_backbone(grids)
 
 
+def weights_fault(grids: GridsConfig) -> str:
+    """Return what `check_weights` finds wrong, as text that another process can return; empty where nothing is."""
+    try:
+        check_weights(grids)
+    except AttendError as error:
+        return str(error)
+    return ""
+
+
 def _check_download(weights: WeightsEnum) -> None:
     """Raise AttendError where torchvision's weights are not on this machine, and their server does not answer."""
     import urllib.request

@@ -8,12 +8,12 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tasks.common.files import digest_of_file
 from tasks.common.progress import track
+from tasks.common.threads import map_in_threads
 from tasks.datasets.base import PictureFile
 from tasks.pipeline.ledger import digest_of
 
@@ -44,11 +44,10 @@ class Digests:
             else:
                 unknown.append((path, stat.st_size, stat.st_mtime_ns))
         if unknown:
-            with ThreadPoolExecutor(8) as pool:
-                computed = pool.map(digest_of_file, [path for path, _, _ in unknown])
-                if len(unknown) >= 10_000:
-                    computed = track(computed, total=len(unknown), label="hashing pictures")
-                fresh = dict(zip((path for path, _, _ in unknown), computed, strict=True))
+            computed = map_in_threads(digest_of_file, [path for path, _, _ in unknown])
+            if len(unknown) >= 10_000:
+                computed = track(computed, total=len(unknown), label="hashing pictures")
+            fresh = dict(zip((path for path, _, _ in unknown), computed, strict=True))
             settled = _settled_before()
             rows = [(_text(path), size, mtime, fresh[path]) for path, size, mtime in unknown if mtime < settled]
             self._write("insert or replace into digest values (?, ?, ?, ?)", rows)
