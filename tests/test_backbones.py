@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,6 +142,27 @@ def test_a_compiled_encoder_is_the_encoder(precision: Precision) -> None:
 def test_a_pooled_grid_has_the_size_asked_for() -> None:
     pixels = torch.randint(0, 255, (1, 3, 256, 256), dtype=torch.uint8)
     assert Encoder(make("resnet101", grid=14))(pixels).shape == (1, 14, 14, 2048)
+
+
+COMPILER = """
+import sys, torch
+from models.backbones.base import make
+make("mobilenet_v2")(torch.zeros(1, 3, 64, 64))
+assert not [name for name in sys.modules if name.startswith("torch._dynamo")]
+from torchvision.ops import roi_align
+torch.use_deterministic_algorithms(True)
+box = torch.tensor([[0, 0.0, 0.0, 8.0, 8.0]])
+print(roi_align(torch.ones(1, 1, 8, 8), box, 2).mean().item())
+from torch._dynamo.utils import is_compile_supported
+of_torchvision = sys.modules["torchvision.ops.roi_align"].is_compile_supported
+assert all(of_torchvision(kind) == is_compile_supported(kind) for kind in ("cpu", "cuda"))
+"""
+
+
+def test_a_backbone_loads_without_torchs_compiler() -> None:
+    """Whose import takes seconds; what torchvision wants of it is there when it is called."""
+    done = subprocess.run([sys.executable, "-c", COMPILER], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("1.0\n", 0), done.stderr
 
 
 @pytest.mark.parametrize("name", BACKBONES)

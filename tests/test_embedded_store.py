@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import sqlite3
@@ -19,7 +20,8 @@ from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
 from tasks.registry.embedded_store import DATABASE, VERSION
 from tasks.registry.logged_model import load_captioner
-from tasks.registry.versions import files_of, resolve
+from tasks.registry.store_answers import ask
+from tasks.registry.versions import files_of, find, resolve
 from tests.support import artifacts, empty_store, pictures, plan, register_all, trained, verify
 
 CONNECT = "import pathlib, sys; from tasks.registry import tracking; tracking.connect(pathlib.Path(sys.argv[1]))"
@@ -73,6 +75,58 @@ def test_first_runs_at_once_and_killed_ones_leave_a_workspace_that_works(workspa
             process.wait()
     begun = [subprocess.Popen([sys.executable, "-c", CONNECT, str(workspace)]) for _ in range(3)]
     assert [process.wait() for process in begun] == [0, 0, 0]
+
+
+ANSWERS = """
+import sys
+from pathlib import Path
+from tasks.registry.logged_model import load_captioner
+from tasks.registry.versions import find
+sys.modules["mlflow"] = None  # its import fails
+workspace, photograph = map(Path, sys.argv[1:])
+found = find(None, workspace)
+print(found.address)
+print(load_captioner(*found).caption([photograph.read_bytes()])[0].caption)
+"""
+
+
+def test_answers_are_kept_while_the_database_stays_as_it_is(registered: Path, tmp_path: Path) -> None:
+    """Then the champion captions without MLflow, with the code and the caption that it has with MLflow."""
+    workspace = tmp_path / "workspace"
+    shutil.copytree(registered, workspace)
+    register_all(trained(workspace))  # as version 2, whose files are in this workspace
+    champion = find(None, workspace)
+    photograph = pictures(workspace)[0]
+    with_mlflow = load_captioner(champion.address).caption([photograph.read_bytes()])[0].caption
+    code = [sys.executable, "-c", ANSWERS, str(workspace), str(photograph)]
+    without = subprocess.run(code, capture_output=True, text=True, check=True)
+    assert without.stdout.splitlines() == [champion.address, with_mlflow]
+
+    client = tracking.connect(workspace)
+    client.set_registered_model_alias("small", "champion", "1")  # as MLflow's pages do
+    assert find(None, workspace).address == "models:/small/1"
+    client.delete_model_version("small", "2")
+    assert plan(trained(workspace))[-1].why == ["models:/small/2 is not in mlflow.db any more"]
+    (workspace / "mlflow.db.answers").write_text("damaged")
+    assert find(None, workspace).address == "models:/small/1"
+
+
+def test_what_is_asked_while_the_database_changes_is_not_kept(workspace: Path) -> None:
+    tracking.connect(workspace)
+    asked: list[str] = []
+
+    def answer() -> int:
+        asked.append("again")
+        with contextlib.closing(sqlite3.connect(workspace / DATABASE)) as connection, connection:
+            connection.execute(f"create table t{len(asked)} (n)")
+        return len(asked)
+
+    assert [ask(workspace, "?", answer), ask(workspace, "?", answer)] == [1, 2]
+    assert [ask(workspace, "?", lambda: 3), ask(workspace, "?", lambda: 4)] == [3, 3]
+    with contextlib.closing(sqlite3.connect(workspace / DATABASE)) as connection:
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("create table log (n)")
+        assert [ask(workspace, "?", lambda: 5), ask(workspace, "?", lambda: 6)] == [5, 6]
 
 
 def test_a_moved_workspace_registers_its_model_again_and_captions(registered: Path, tmp_path: Path) -> None:

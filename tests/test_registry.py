@@ -196,8 +196,8 @@ def test_a_model_whose_files_were_changed_is_refused(workspace: Path, tmp_path: 
         content[-2] ^= 1
         (folder / name).write_bytes(content)
         code = (
-            f"import runpy; functions = runpy.run_path({str(HERE / 'tasks/registry/pyfunc_model.py')!r}); "
-            f"functions['load_captioner']({str(folder)!r})"
+            f"import runpy; from pathlib import Path; folder = Path({str(folder)!r}); "
+            "runpy.run_path(str(folder / 'load.py'))['load'](folder, 'cpu')"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert "do not match the digest that they were registered with" in done.stderr, (name, done.stderr)

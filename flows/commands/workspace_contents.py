@@ -8,7 +8,6 @@ says what is needed cannot be read, everything is kept.
 
 from __future__ import annotations
 
-import sqlite3
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -226,7 +225,7 @@ def _needs(workspace: Workspace, without: Collection[str] = (), versions: Collec
             registration = read_registration(artifact.path)
             if registration["uri"] not in versions and has_version(registration, workspace):
                 _mark_needed(workspace, needs, "register", artifact.ledger.key, registration["uri"])
-        except (OSError, ValueError, KeyError, TypeError, sqlite3.Error) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttendError) as error:
             name = _name_in(workspace, artifact.path)
             needs.unknown.add(
                 f"which version {name} registered, and whether it is there still, cannot be read: {error}"

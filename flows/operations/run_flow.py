@@ -38,6 +38,7 @@ from tasks.pipeline.sessions import session
 from tasks.pipeline.stage import Hooks, Stage
 from tasks.registry import tracking
 from tasks.registry.params import run_params
+from tasks.registry.versions import find
 from tasks.training.precision import computes_on
 from tasks.training.train import TrainedDecoder
 
@@ -109,6 +110,9 @@ def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: L
             prefect_reports.show_scores(config, results)
         if "register" in results:
             prefect_reports.show_registration(results["register"])
+        if not all(status.fresh for status in before):
+            with contextlib.suppress(AttendError):  # no champion
+                find(None, config.workspace)  # its address is kept, so that `attend caption` need not load MLflow
     if all(status.fresh for status in before):
         return Completed(
             name="Cached", message=f"nothing to do: every stage is fresh; {savings_message(before, results)}"

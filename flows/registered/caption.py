@@ -17,10 +17,12 @@ import pyarrow.parquet as pq
 from flows.registered.pictures_to_caption import EncodedPicture, ParquetPictures, Pictures, open_pictures
 from tasks.common.errors import AttendError
 from tasks.common.files import write_whole
+from tasks.common.log import log
 from tasks.common.progress import Bar
 from tasks.datasets.base import numbered_lines
 from tasks.pipeline.ledger import digest_of
 from tasks.pipeline.workspace import Workspace
+from tasks.registry.versions import Registered, find
 
 _PART_SECONDS, _PART_ROWS = 30.0, 4096  # a part is written after this time, or at this number of rows
 _SCHEMA = pa.schema(
@@ -65,7 +67,6 @@ def print_captions(
     there is one picture only. Raise AttendError for arguments that cannot be used.
     """
     from tasks.registry.logged_model import load_captioner
-    from tasks.registry.versions import resolve
 
     pictures = open_pictures(sources, workspace)
     if isinstance(pictures, ParquetPictures):
@@ -76,7 +77,7 @@ def print_captions(
         raise AttendError(f"--attention: {attention}: is written as PNG: give a name ending in .png")
     if attention is not None and not attention.parent.is_dir():
         raise AttendError(f"--attention: {attention.parent}: no such folder")
-    captioner = load_captioner(resolve(model, workspace))
+    captioner = load_captioner(*_find(model, workspace))
     names = list(pictures.named())
     digests = {digest for _, digest in names if digest is not None}
     row_by_digest: dict[str | None, Row] = {}
@@ -105,14 +106,13 @@ def write_captions_file(
     into the file at the end. Raise AttendError for arguments that cannot be used.
     """
     from tasks.registry.logged_model import load_captioner
-    from tasks.registry.versions import resolve
 
     if out.suffix not in (".jsonl", ".parquet"):
         raise AttendError(f"--out: {out}: give a name ending in .jsonl or .parquet")
     if not out.parent.is_dir():
         raise AttendError(f"--out: {out.parent}: no such folder")
-    address = resolve(model, workspace)
-    model_label = ", ".join([address, *(f"{name} {value}" for name, value in (decoding or {}).items())])
+    found = _find(model, workspace)
+    model_label = ", ".join([found.address, *(f"{name} {value}" for name, value in (decoding or {}).items())])
     with Workspace(workspace).lock(f"captions-{digest_of(str(out.resolve()))[:20]}", f"captions of {out}"):
         parts = _PartFiles(out, model_label)
         pictures = open_pictures(sources, workspace)
@@ -122,7 +122,7 @@ def write_captions_file(
         new = digests - row_by_digest.keys()
         known = digests - new
         if new:
-            _caption_new(pictures, new, len(known), load_captioner(address), decoding, parts, row_by_digest)
+            _caption_new(pictures, new, len(known), load_captioner(*found), decoding, parts, row_by_digest)
         rows = [
             {"file_name": name, **row_by_digest.get(digest, _UNREADABLE), "model": model_label}
             for name, digest in names
@@ -131,6 +131,14 @@ def write_captions_file(
         parts.remove()
     known_count = sum(digest in known for _, digest in names)
     return CaptionCounts(len(names) - known_count, known_count, sum(row["error"] is not None for row in rows))
+
+
+def _find(model: str | None, workspace: Path) -> Registered:
+    """Return the registered version that captions, and say which one it is where none is named."""
+    found = find(model, workspace)
+    if model is None:
+        log.info(f"model: {found.address}")
+    return found
 
 
 def _caption_new(

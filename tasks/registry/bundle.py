@@ -1,4 +1,4 @@
-"""The files of a registered captioner: weights, config, vocabulary, and a copy of models/."""
+"""The files of a registered captioner: weights, config, vocabulary, a copy of models/, and the code that loads them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from pathlib import Path
 
 import models
 from models.captioner import Captioner
-from tasks.common.files import digest_of_file
 from tasks.config.stages import EvaluationConfig, GridsConfig
 from tasks.data.caption_files import read_vocabulary
 from tasks.grids.weights import load_backbone
-from tasks.pipeline.ledger import digest_of
+from tasks.registry import bundle_loader
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
+from tasks.registry.logged_model import LOADER
 from tasks.training.outputs import load_ensemble
 
 CODE = Path(models.__file__).parent
-_DIGEST = "bundle.json"
 
 
 def make_captioner(grids: GridsConfig, evaluation: EvaluationConfig, artifacts: CaptionerArtifacts) -> Captioner:
@@ -45,8 +44,9 @@ def write_bundle(captioner: Captioner, folder: Path, source: Path = CODE) -> str
     """
     captioner.save(folder)
     shutil.copytree(source, folder / "models", ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "py.typed"))
-    digest = _digest_of_files(folder)
-    (folder / _DIGEST).write_text(json.dumps({"format": 1, "digest": digest}), encoding="utf-8")
+    shutil.copyfile(bundle_loader.__file__, folder / LOADER)
+    digest = bundle_loader.digest_of_files(folder)
+    (folder / bundle_loader.DIGEST).write_text(json.dumps({"format": 1, "digest": digest}), encoding="utf-8")
     return digest
 
 
@@ -56,13 +56,7 @@ def is_whole(folder: Path) -> bool:
     Raises OSError where a file cannot be read.
     """
     try:
-        return bool(json.loads((folder / _DIGEST).read_text(encoding="utf-8"))["digest"] == _digest_of_files(folder))
+        kept = json.loads((folder / bundle_loader.DIGEST).read_text(encoding="utf-8"))["digest"]
+        return bool(kept == bundle_loader.digest_of_files(folder))
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return False
-
-
-def _digest_of_files(folder: Path) -> str:
-    """Return the digest of the names and contents of a bundle's files, but bundle.json and Python's caches."""
-    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    kept = [name for name in names if name.parts != (_DIGEST,) and "__pycache__" not in name.parts]
-    return digest_of([[name.as_posix(), digest_of_file(folder / name)] for name in kept])

@@ -1,17 +1,11 @@
 """The code that MLflow runs when a registered captioner is loaded: this file is copied into the model.
 
-It imports nothing from this project. The bundle beside it contains the captioner's code, which is loaded under a
-package name made from the bundle's digest, so that two versions in one process each run the code they were saved with.
+It imports nothing from this project. The bundle beside it contains the captioner's code, and load.py, which loads it.
 """
 
 import base64
 import binascii
-import hashlib
-import importlib
-import importlib.util
-import json
-import sys
-import threading
+import runpy
 from pathlib import Path
 
 import mlflow
@@ -29,46 +23,6 @@ _PARAMETERS = {
     "seed": ("seed", 1, 2**31 - 1),
     "n_best": ("n_best", 1, 100),
 }
-_LOADING = threading.Lock()
-
-
-def load_captioner(bundle, device="cpu"):
-    """Return the captioner in a bundle's folder and its function `admit`, both from the code in the bundle.
-
-    Raise MlflowException where the files do not match the bundle's digest.
-    """
-    folder = Path(bundle)
-    digest = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))["digest"]
-    if digest_of_bundle(folder) != digest:
-        raise mlflow.exceptions.MlflowException(
-            f"{folder}: the model's files do not match the digest that they were registered with: they are damaged or "
-            "were changed: register the model again"
-        )
-    name = f"attend_{digest[:20]}"
-    with _LOADING:
-        if name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(
-                name, folder / "models" / "__init__.py", submodule_search_locations=[str(folder / "models")]
-            )
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[name] = module
-            spec.loader.exec_module(module)
-        captioner = importlib.import_module(f"{name}.captioner").Captioner.load(folder, device)
-        return captioner, importlib.import_module(f"{name}.photographs").admit
-
-
-def digest_of_bundle(folder):
-    """Return the SHA-256 (hex) of the names and digests of a bundle's files, but bundle.json and Python's caches."""
-    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    kept = [name for name in names if name.parts != ("bundle.json",) and "__pycache__" not in name.parts]
-    digests = [[name.as_posix(), _digest_of_file(folder / name)] for name in kept]
-    return hashlib.sha256(json.dumps(digests, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
-
-
-def _digest_of_file(path):
-    """Return the SHA-256 (hex) of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def photographs_of(model_input):
@@ -128,9 +82,17 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
     """The pyfunc model: a column `image` of encoded photographs in; one caption with its details a row out."""
 
     def load_context(self, context):
-        """Load the captioner of the bundle, on the GPU where there is one."""
+        """Load the captioner of the bundle, on the GPU where there is one.
+
+        Raise MlflowException where the bundle's files are not those that were registered.
+        """
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._captioner, self._admit = load_captioner(context.artifacts["bundle"], device)
+        bundle = Path(context.artifacts["bundle"])
+        try:
+            self._captioner, photographs = runpy.run_path(str(bundle / "load.py"))["load"](bundle, device)
+        except ValueError as error:  # files that are not those that were registered
+            raise mlflow.exceptions.MlflowException(str(error)) from None
+        self._admit = photographs.admit
 
     def predict(self, context, model_input: pd.DataFrame, params=None):
         """Return a dict for each photograph: caption, tokens, log_probability, alternatives, attention, error.

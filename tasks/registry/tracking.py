@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import os
-import sqlite3
 import time
 import urllib.error
 import urllib.request
@@ -33,6 +32,7 @@ from tasks.pipeline.workspace import Workspace
 from tasks.registry.embedded_store import DATABASE, prepare_database
 from tasks.registry.lineage import Pictures, log_model_scores, source_tags
 from tasks.registry.registration_record import RegistrationRecord, read_registration
+from tasks.registry.store_answers import ask
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -84,7 +84,7 @@ def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
     registration = read_registration(artifact.path)
     try:
         is_there = has_version(registration, workspace)
-    except sqlite3.Error:
+    except AttendError:
         is_there = False
     if not is_there:
         return f"{registration['uri']} is not in {DATABASE} any more"
@@ -97,16 +97,27 @@ def lost_registration(artifact: Artifact, workspace: Workspace) -> str | None:
 def has_version(registration: RegistrationRecord, workspace: Workspace) -> bool:
     """Return whether the embedded store has a version; True where the store is a server's, which is not asked.
 
-    Raises sqlite3.Error where the store's database cannot be read.
+    Raises AttendError where the store's database cannot be read.
     """
     if not _is_of_embedded_store(registration):
         return True  # the server says so when the version is asked for
-    database = (workspace.root / DATABASE).absolute()
-    with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
-        # MLflow keeps the row of a deleted version, in this stage.
-        query = "select 1 from model_versions where name = ? and version = ? and current_stage != 'Deleted_Internal'"
-        row = connection.execute(query, (registration["model"], int(registration["version"]))).fetchone()
-    return row is not None
+    if not (workspace.root / DATABASE).is_file():  # MLflow would create it
+        raise AttendError(f"{workspace.root / DATABASE}: no such file")
+
+    def answer() -> bool:
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            connect(workspace.root).get_model_version(registration["model"], registration["version"])
+        except (MlflowException, SQLAlchemyError) as error:
+            if isinstance(error, MlflowException) and error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            reason = " ".join(str(error).split())[:120]
+            raise AttendError(f"{workspace.root / DATABASE}: MLflow cannot read it ({reason})") from None
+        return True
+
+    return ask(workspace.root, f"whether {registration['uri']} is there", answer)
 
 
 def _is_of_embedded_store(registration: RegistrationRecord) -> bool:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.common.errors import AttendError, suggestion
 from tasks.common.files import digest_of_file, write_atomically
 from tasks.common.log import log
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.registry import tracking
+from tasks.registry.store_answers import ask
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -166,21 +167,44 @@ def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifa
     return path
 
 
-def resolve(model: str | None, workspace: Path) -> str:
-    """Return the address `models:/NAME/VERSION` of a model; AttendError where there is none.
+class Registered(NamedTuple):
+    """A registered version: its address `models:/NAME/VERSION`, and its files where they are on this machine."""
+
+    address: str
+    files: Path | None
+
+
+def find(model: str | None, workspace: Path) -> Registered:
+    """Return the version that `model` names; AttendError where there is none, or its files are gone.
 
     model: an address in MLflow's registry; None for the champion that `default_champion` names.
     """
     check_address(model)
-    client = tracking.connect(workspace, must_exist=True)
-    version = version_of_address(client, model or default_champion(client, workspace))
-    files = files_of(client, version) if tracking.is_embedded() else None
-    if files is not None and not files.is_dir():
+    tracking.check_store(workspace, must_exist=True)
+
+    def answer() -> list[str | None]:
+        client = tracking.connect(workspace, must_exist=True)
+        version = version_of_address(client, model or default_champion(client, workspace))
+        files = files_of(client, version)
+        return [address_of(version), None if files is None else str(files)]
+
+    if tracking.is_embedded():
+        question = f"address of {model}" if model else f"champion of {_fixed_model(workspace) or 'the workspace'}"
+        address, folder = ask(workspace, question, answer)
+    else:
+        address, folder = answer()
+    files = None if folder is None else Path(folder)
+    if tracking.is_embedded() and files is not None and not files.is_dir():
         raise AttendError(
-            f"{address_of(version)}: its files were in {files}, which is gone: where the workspace was moved, "
+            f"{address}: its files were in {files}, which is gone: where the workspace was moved, "
             "`attend run` registers the model again"
         )
-    return address_of(version)
+    return Registered(str(address), files)
+
+
+def resolve(model: str | None, workspace: Path) -> str:
+    """Return the address `models:/NAME/VERSION` of the version that `find` finds."""
+    return find(model, workspace).address
 
 
 def full_address(model: str) -> str:
@@ -217,9 +241,7 @@ def default_champion(client: MlflowClient, workspace: Path) -> str:
                 f"{tracking.shown_tracking_uri(workspace)}: no champion is registered yet: run `attend run` first"
             )
         fixed = max(promoted, key=lambda name: promoted[name])
-    address = f"models:/{fixed}@champion"
-    log.info(f"model: {address}")
-    return address
+    return f"models:/{fixed}@champion"
 
 
 def _names(client: MlflowClient) -> list[str]:

@@ -1,0 +1,55 @@
+"""The code that loads a bundle: this file is copied into each, as load.py, and the bundle is loaded by its copy.
+
+It imports nothing from this project. A bundle's captioner runs from the code in the bundle, under a package name made
+from the bundle's digest, so that two versions in one process each run the code that they were saved with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+DIGEST = "bundle.json"
+
+
+def load(folder: Path, device: str) -> tuple[Any, Any]:
+    """Return the captioner in a bundle's folder, on a torch device, and the bundle's module `photographs`.
+
+    Raise ValueError where the files do not match the bundle's digest.
+    """
+    digest = json.loads((folder / DIGEST).read_text(encoding="utf-8"))["digest"]
+    if digest_of_files(folder) != digest:
+        raise ValueError(
+            f"{folder}: the model's files do not match the digest that they were registered with: they are damaged or "
+            "were changed: register the model again"
+        )
+    name = f"attend_{digest[:20]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            name, folder / "models" / "__init__.py", submodule_search_locations=[str(folder / "models")]
+        )
+        assert spec is not None and spec.loader is not None  # of a file that ends in .py
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    captioner = importlib.import_module(f"{name}.captioner").Captioner.load(folder, device)
+    return captioner, importlib.import_module(f"{name}.photographs")
+
+
+def digest_of_files(folder: Path) -> str:
+    """Return the SHA-256 (hex) of the names and digests of a bundle's files, but bundle.json and Python's caches."""
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    kept = [name for name in names if name.parts != (DIGEST,) and "__pycache__" not in name.parts]
+    digests = [[name.as_posix(), _digest_of_file(folder / name)] for name in kept]
+    return hashlib.sha256(json.dumps(digests, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
+
+
+def _digest_of_file(path: Path) -> str:
+    """Return the SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
