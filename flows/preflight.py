@@ -17,7 +17,7 @@ from typing import Literal
 
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
-from tasks.common.wording import counted
+from tasks.common.wording import counted, counted_by_split, minute, shortened
 from tasks.config.schema import Config, data_section, refusals
 from tasks.config.stages import CaptionsConfig, EvaluationConfig, GridsConfig
 from tasks.data.sources import digests_of
@@ -175,7 +175,7 @@ def _split_faults(found: Survey, evaluation: EvaluationConfig, config: Config | 
         return
     for split, use in (("train", "train on"), ("dev", "validate on"), (evaluation.split, "evaluate on")):
         if split not in found.sizes:
-            has = ", ".join(f"{size:,} {name}" for name, size in found.sizes.items())
+            has = counted_by_split(found.sizes)
             yield "error", f"the split {split} is empty, and there is nothing to {use} (the data set has {has})"
     size = found.sizes.get(evaluation.split, 0)
     if config is not None and 0 < size < config.registry.min_pictures:
@@ -235,7 +235,7 @@ def last_verdict(config: Config) -> str:
     """Return the last verdict on a config in a line; empty where it was not checked."""
     try:
         record = json.loads((config.workspace / VERDICTS / f"{config.name}.json").read_text(encoding="utf-8"))
-        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(record["time"]))
+        at = minute(record["time"])
         counts = f"{counted(record['errors'], 'error')}, {counted(record['warnings'], 'warning')}"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
@@ -251,4 +251,4 @@ def _digest(config: Config) -> str:
 
 
 def _short(caption: str) -> str:
-    return repr(caption if len(caption) <= 40 else f"{caption[:37]}...")
+    return repr(shortened(caption, 40))

@@ -232,20 +232,23 @@ def differences(preset: str, seed: int = 0) -> dict[str, tuple[float, float]]:
             decoder.basis.copy_(torch.linalg.qr(torch.randn(channels, len(decoder.basis)))[0].T)
     grid = torch.randn(1, SIDE, SIDE, channels)
     words = torch.tensor([[[START, *torch.randint(4, VOCABULARY, (STEPS - 1,)).tolist()]]])
-    expected = _run(source, decoder, grid, words[0, 0].tolist())
+    expected = run_source(source, float64_weights(decoder), grid[0].double().numpy(), words[0, 0].tolist())
     paths = {"inference": _by_word(decoder.eval(), grid, words)}
     # In training, hard attention draws positions: what it computes then is another test's.
     paths["training"] = _whole(decoder if preset == "hard_attention" else decoder.train(), grid, words)
     return {path: _largest(ours, expected) for path, ours in paths.items()}
 
 
-def _run(source: Source, decoder: Any, grid: torch.Tensor, words: list[int]) -> list[Told]:
-    """Return what the source gives after each word."""
-    weights = {name: value.double().numpy() for name, value in decoder.state_dict().items()}
-    vectors = grid[0].double().numpy()
+def float64_weights(decoder: Any) -> dict[str, Array]:
+    """Return the weights of a decoder by name."""
+    return {name: value.double().numpy() for name, value in decoder.state_dict().items()}
+
+
+def run_source(source: Source, weights: Weights, grid: Array, words: list[int]) -> list[Told]:
+    """Return what the source gives after each word. grid: (h, w, C)."""
     if source.positions is not None:
-        vectors = _adaptive_average(vectors, source.positions)
-    vectors = vectors.reshape(-1, vectors.shape[-1])
+        grid = _adaptive_average(grid, source.positions)
+    vectors = grid.reshape(-1, grid.shape[-1])
     if "basis" in weights:
         vectors = vectors @ weights["basis"].T
     hidden, cell = source.first(weights, vectors)
@@ -283,16 +286,16 @@ def _whole(decoder: Any, grid: torch.Tensor, words: torch.Tensor) -> list[tuple[
 
 
 def _largest(ours: list[tuple[torch.Tensor, torch.Tensor]], expected: list[Told]) -> tuple[float, float]:
-    logits = max(_relative(own.numpy(), told.logits) for (own, _), told in zip(ours, expected, strict=True))
+    logits = max(relative(own.numpy(), told.logits) for (own, _), told in zip(ours, expected, strict=True))
     alphas = [
-        _relative(own.numpy(), told.alphas)
+        relative(own.numpy(), told.alphas)
         for (_, own), told in zip(ours, expected, strict=True)
         if told.alphas is not None
     ]
     return logits, max(alphas, default=0.0)
 
 
-def _relative(ours: npt.NDArray[Any], theirs: Array) -> float:
+def relative(ours: npt.NDArray[Any], theirs: Array) -> float:
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 

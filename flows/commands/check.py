@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands.options import ConfigWorkspace, Json, Overrides, Preset, again, print_json, with_workspace
-from tasks.common.wording import counted
+from tasks.common.wording import counted, counted_by_split
 
 if TYPE_CHECKING:
     from flows.preflight import Finding, Verdict
@@ -48,7 +48,7 @@ def _print(verdict: Verdict, preset: str, overrides: list[str]) -> None:
             typer.echo(f"{finding.about}: {finding.message}" if not _names(finding) else finding.message)
         if len(findings) > _SHOWN:
             typer.echo(f"{'':<8}and {counted(len(findings) - _SHOWN, f'more {kind}')}: --json lists all")
-    sizes = ", ".join(f"{size:,} {split}" for split, size in verdict.splits.items())
+    sizes = counted_by_split(verdict.splits)
     typer.echo(
         f"{preset}: {counted(verdict.pictures, 'picture')}{f' ({sizes})' if sizes else ''}, "
         f"{counted(verdict.captions, 'caption')}: {counted(verdict.count('error'), 'error')}, "

@@ -10,6 +10,7 @@ from rich.style import Style
 from rich.text import Text
 
 from flows.commands.options import program
+from flows.commands.story import short, workspace_option
 from flows.pipeline import build_pipeline
 from tasks.config.schema import Config
 from tasks.data.manifest import GENERATED_FOLDER, MANIFEST
@@ -40,32 +41,22 @@ def show(config: Config) -> None:
         path = manifest / GENERATED_FOLDER / names[row["digest"]]
         if console.is_terminal:
             console.print(_as_half_blocks(path))
-        console.print(f"  [bold]{row['caption']}[/]\n  {_short(path)}\n", soft_wrap=True)
+        console.print(f"  [bold]{row['caption']}[/]\n  {short(path)}\n", soft_wrap=True)
 
     registration = read_registration(results["register"].path)
-    option = "" if config.workspace == Path("workspace").absolute() else f" --workspace {_short(config.workspace)}"
-    last = _short(manifest / GENERATED_FOLDER / names[predictions[_SAMPLES - 1]["digest"]])
+    option = workspace_option(config)
+    last = short(manifest / GENERATED_FOLDER / names[predictions[_SAMPLES - 1]["digest"]])
     console.print(
         f"registered: [bold]models:/{registration['model']}@{registration['alias']}[/] = {registration['uri']}\n"
     )
     console.print("next:")
     for command in (
         f"caption {last} --attention attention.png{option}",
-        f"status demo{_override(option, config)}",
+        f"status demo{option}",
         f"ui{option}",
         "presets",
     ):
         console.print(f"  {program()} {command}", soft_wrap=True)
-
-
-def _override(option: str, config: Config) -> str:
-    """Return the override that says the same as the option --workspace; empty where that is empty."""
-    return f" machine.workspace={_short(config.workspace)}" if option else ""
-
-
-def _short(path: Path) -> str:
-    """Return a path relative to the current folder where it lies below it, otherwise the path as it is."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _as_half_blocks(path: Path) -> Text:

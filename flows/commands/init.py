@@ -7,12 +7,15 @@ import re
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tasks.common.errors import AttendError
-from tasks.common.wording import counted
+from tasks.common.wording import counted, counted_by_split, shortened
+
+if TYPE_CHECKING:
+    from tasks.data.survey import Survey
 
 _FEWEST = 10  # pictures, below which there is nothing to divide into three splits
 _FEW = 1_000  # pictures, below which a person is told not to expect much
@@ -51,10 +54,10 @@ def init(
                 f"{data}: {counted(len(found.rows), 'captioned picture')}: too few to train, validate and test on: "
                 f"{_FEWEST} are the least, and captions worth reading take some thousands"
             )
-        shares = _shares(len(found.rows)) if all(row.split is None for row in found.rows) else {}
-        if shares:
-            options |= shares
-            found = survey(adapter.model_validate(options), Path(folder) / "again", Path(folder) / "digests.sqlite")
+    shares = {} if any(row.split is not None for row in found.rows) else _shares(len(found.rows))
+    options |= shares
+    if shares and found.splits is not None:
+        found = found.divided(adapter.model_validate(options))
     form = [f"{field} {value}" for field, value in options.items() if field not in ("adapter", "path", *shares)]
     typer.echo(f"{options['path']}: read as {', '.join([options['adapter'], *form])}")
     _tell(found, shares)
@@ -94,20 +97,19 @@ def _relative(options: dict[str, Any], config: Path) -> dict[str, Any]:
     }
 
 
-def _tell(found: Any, shares: dict[str, float]) -> None:
+def _tell(found: Survey, shares: dict[str, float]) -> None:
     """Print what a data set holds. shares: of dev and test, where they are not the usual tenth."""
     rows = found.rows
     each = found.captions / len(rows)
     more = "" if found.whole else " (the first; there are more)"
     typer.echo(f"  {counted(len(rows), 'picture')} with {counted(found.captions, 'caption')}, {each:.1f} each{more}")
-    sizes = ", ".join(f"{size:,} {split}" for split, size in found.sizes.items())
+    sizes = counted_by_split(found.sizes)
     if sizes:
         of_few = f" ({shares['dev_share']:.0%} for dev and for test, as they are few)" if shares else ""
         typer.echo(f"  {found.note}{of_few}: {sizes}" if found.note else f"  {sizes}, as the data set divides them")
     for row in rows[:: max(1, len(rows) // _LINES)][:_LINES]:
         others = f" (and {len(row.captions) - 1} more)" if len(row.captions) > 1 else ""
-        caption = row.captions[0] if len(row.captions[0]) <= 70 else f"{row.captions[0][:67]}..."
-        typer.echo(f"    {row.name}: {caption!r}{others}")
+        typer.echo(f"    {row.name}: {shortened(row.captions[0], 70)!r}{others}")
     without = len(found.pictures) - len(rows)
     if without > 0:
         typer.echo(f"  {counted(without, 'other picture')} there without a caption: not used")
@@ -117,7 +119,7 @@ def _tell(found: Any, shares: dict[str, float]) -> None:
         typer.echo(f"  {counted(len(found.faults), 'row')} not valid, left out; the first: {found.faults[0]}")
 
 
-def _yaml(name: str, options: dict[str, Any], weights: str, found: Any) -> str:
+def _yaml(name: str, options: dict[str, Any], weights: str, found: Survey) -> str:
     """Return the config as commented YAML."""
     from tasks.data.survey import rough_words
 

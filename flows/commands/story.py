@@ -11,8 +11,7 @@ from flows.commands.options import program
 from flows.page.project_page import page_path
 from tasks.common.wording import counted
 from tasks.config.schema import Config
-from tasks.data.manifest import LEFT_OUT
-from tasks.datasets.base import SPLITS
+from tasks.data.manifest import LEFT_OUT, sizes_in_words
 from tasks.evaluation.report import REPORT
 from tasks.evaluation.score_record import read_scores
 from tasks.pipeline.ledger import Artifact
@@ -32,8 +31,7 @@ def tell_beginning(config: Config, fresh: Mapping[str, Artifact]) -> None:
 def _data(made: Mapping[str, Artifact]) -> str:
     """Return the sizes of the data set and its vocabulary in a line."""
     counts = made["ingest"].ledger.counts
-    sizes = ", ".join(f"{int(counts[split]):,} {split}" for split in SPLITS if split in counts)
-    line = f"{counted(int(counts['pictures']), 'picture')} ({sizes}) with {counted(int(counts['captions']), 'caption')}"
+    line = sizes_in_words(counts)
     if "tensorise" in made:
         words = made["tensorise"].ledger.counts.get("words")
         line += f", a vocabulary of {int(words):,}" if words is not None else ""
@@ -79,12 +77,17 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
     page = page_path(config)
     if page.is_file():
         yield f"page:    {short(page)}"
-    option = "" if config.workspace == Path("workspace").absolute() else f" --workspace {short(config.workspace)}"
+    option = workspace_option(config)
     if "register" in made:
         commands = (f"{program()} {command}{option}" for command in ("caption PICTURE", "serve", "ui"))
         yield f"next:    {'; '.join(commands)}"
     else:
         yield f"next:    {run_again}"
+
+
+def workspace_option(config: Config) -> str:
+    """Return ` --workspace FOLDER`, which a command needs to find the config's workspace; empty for the default one."""
+    return "" if config.workspace == Path("workspace").absolute() else f" --workspace {short(config.workspace)}"
 
 
 def short(path: Path) -> str:

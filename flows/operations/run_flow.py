@@ -99,8 +99,7 @@ def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: L
             upstream = [states[item] for item in stage.upstream()]  # the edges of the graph in Prefect's UI
             states[stage] = stage_task(config, stage.name, inputs, wait_for=upstream, return_state=True)
             states[stage].result()  # raises what the stage raised
-            plan(pipeline, inputs)  # refuses a split without pictures before hours of work
-        after = plan(pipeline, inputs)
+            after = plan(pipeline, inputs)  # refuses a split without pictures before hours of work
         results = by_kind(artifacts_of(after))
         if pipeline.last.kind == "evaluate":
             log_evaluation(config)

@@ -16,9 +16,9 @@ from flows.pipeline import build_pipeline
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
 from tasks.common.progress import lasting
-from tasks.common.wording import counted
+from tasks.common.wording import counted, minute
 from tasks.config.schema import Config
-from tasks.datasets.base import SPLITS
+from tasks.data.manifest import sizes_in_words
 from tasks.evaluation.report import REPORT, as_svg, page_file
 from tasks.pipeline.plan import Status, plan
 from tasks.pipeline.stage import Stage
@@ -51,7 +51,7 @@ def write_page(config: Config, statuses: Sequence[Status]) -> Path:
     text = page.substitute(
         look=page_file("look.css"),
         name=html.escape(config.name),
-        at=time.strftime("%Y-%m-%d %H:%M"),
+        at=minute(time.time()),
         about=html.escape(f"{config.about}. " if config.about else ""),
         pictures=_pictures(statuses, history),
         growth=_figure(_growth(history), "Pictures by split, run by run") if len(history) > 1 else "",
@@ -71,13 +71,9 @@ def _pictures(statuses: Sequence[Status], history: Sequence[RunRecord]) -> str:
     counts = artifact.ledger.counts if artifact is not None else history[-1].counts if history else {}
     if not counts:
         return "<p>No run has read the pictures yet.</p>"
-    sizes = ", ".join(f"{int(counts[split]):,} {split}" for split in SPLITS if split in counts)
     then = "" if artifact is not None else " when the last run ended; they have changed since"
     left = counted(int(counts["left out"]), "row") + " left out. " if counts.get("left out") else ""
-    return (
-        f"<p>{counted(int(counts['pictures']), 'picture')} ({sizes}) with {counted(int(counts['captions']), 'caption')}"
-        f"{then}. {left}</p>"
-    )
+    return f"<p>{sizes_in_words(counts)}{then}. {left}</p>"
 
 
 def _growth(history: Sequence[RunRecord]) -> str:
@@ -107,7 +103,7 @@ def _versions(history: Sequence[RunRecord], score: str, statuses: Sequence[Statu
         return "<p>No version is registered yet.</p>"
     scored = [run for run in runs if score in run.scores]
     plot = _figure(_score_plot(scored, score), f"{score} of each version, with its 95 % interval") if scored else ""
-    rows = [(run.version, _day(run.time), run.alias, _score_text(run, score), run.why) for run in reversed(runs)]
+    rows = [(run.version, minute(run.time), run.alias, _score_text(run, score), run.why) for run in reversed(runs)]
     registered = next((status.artifact for status in statuses if status.stage.kind == "register"), None)
     report = None if registered is None else registered.path / REPORT
     link = ""
@@ -209,7 +205,9 @@ def _next_run(statuses: Sequence[Status]) -> str:
 
 def _runs(history: Sequence[RunRecord]) -> str:
     """Return a table of the last runs that did something."""
-    rows = [(_day(run.time), ", ".join(run.ran), f"{int(run.counts.get('pictures', 0)):,}") for run in history[:-21:-1]]
+    rows = [
+        (minute(run.time), ", ".join(run.ran), f"{int(run.counts.get('pictures', 0)):,}") for run in history[:-21:-1]
+    ]
     return _table(("ended", "stages that ran", "pictures"), rows) if rows else "<p>None yet.</p>"
 
 
@@ -221,10 +219,6 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _day(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def _dates(history: Sequence[RunRecord]) -> Any:

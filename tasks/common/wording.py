@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
 
 def listed(words: Sequence[str]) -> str:
@@ -14,3 +15,18 @@ def listed(words: Sequence[str]) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return `1 picture`, `2 pictures`, `1,000 pictures`. plural: of the noun, where it is not the noun and an s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def counted_by_split(sizes: Mapping[str, float]) -> str:
+    """Return `1,200 train, 150 dev, 150 test`: the splits that `sizes` has, in its order."""
+    return ", ".join(f"{int(size):,} {split}" for split, size in sizes.items())
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most `most` characters, which ends in `...` where it was longer."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def minute(at: float) -> str:
+    """Return a time (Unix, in seconds) as `2026-01-31 09:30`, in the time zone of this machine."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError
-from tasks.common.wording import counted
+from tasks.common.wording import counted, counted_by_split
 from tasks.config.machine import MachineConfig
 from tasks.data.sources import digests_of
 from tasks.data.splits import divide
@@ -100,7 +100,7 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
             raise AttendError(f"{data.path}: the split {split!r} is empty: {how_to_fill(split, rows, data)}")
     sizes = {split: len(content[split]) for split in SPLITS if split in content}
     if divided.note:
-        notes.append(f"{divided.note}: {', '.join(f'{size:,} {split}' for split, size in sizes.items())}")
+        notes.append(f"{divided.note}: {counted_by_split(sizes)}")
     counts: dict[str, int | float] = {"pictures": len({record["digest"] for record in records})}
     counts["captions"] = sum(len(row.captions) for row in rows)
     counts |= sizes
@@ -225,3 +225,9 @@ def files_by_digest(manifest: Path, data: DatasetOptions) -> dict[str, Path]:
     folder = data.image_folder(manifest / GENERATED_FOLDER)
     table = pq.read_table(manifest / MANIFEST, columns=["digest", "name"]).to_pylist()
     return {record["digest"]: folder / record["name"] for record in reversed(table)}
+
+
+def sizes_in_words(counts: Mapping[str, float]) -> str:
+    """Return `10 pictures (8 train, 1 dev, 1 test) with 50 captions` for the counts in the ledger of a manifest."""
+    sizes = counted_by_split({split: counts[split] for split in SPLITS if split in counts})
+    return f"{counted(int(counts['pictures']), 'picture')} ({sizes}) with {counted(int(counts['captions']), 'caption')}"

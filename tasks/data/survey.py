@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -49,6 +49,16 @@ class Survey:
     def captions(self) -> int:
         return sum(len(row.captions) for row in self.rows)
 
+    @property
+    def has_splits(self) -> bool:
+        """Return whether the data set itself says which split each row belongs to."""
+        return all(row.split is not None for row in self.rows)
+
+    def divided(self, data: DatasetOptions) -> Survey:
+        """Return the survey with its rows divided by the shares in `data`, where they do not name their split."""
+        divided = divide([(row.split, self.digests.get(row.name, "")) for row in self.rows], data)
+        return replace(self, splits=divided.splits, note=divided.note)
+
     def of_split(self, split: str) -> list[Row]:
         """Return the rows of a split; all rows where these are not divided."""
         if self.splits is None:
@@ -75,10 +85,8 @@ def survey(data: DatasetOptions, generated: Path, digests: Path) -> Survey:
     rows = valid_rows(rows, folder, data, [folder / picture.name for picture in pictures], faults)
     named = {picture.name: picture for picture in pictures}
     of_rows = _digests(folder, [named[row.name] for row in rows], digests)
-    if of_rows is None and any(row.split is None for row in rows):
-        return Survey(rows, folder, pictures, None, "", faults.found, whole, {})
-    divided = divide([(row.split, (of_rows or {}).get(row.name, "")) for row in rows], data)
-    return Survey(rows, folder, pictures, divided.splits, divided.note, faults.found, whole, of_rows or {})
+    found = Survey(rows, folder, pictures, None, "", faults.found, whole, of_rows or {})
+    return found if of_rows is None and not found.has_splits else found.divided(data)
 
 
 def _digests(folder: Path, pictures: list[PictureFile], database: Path) -> dict[str, str] | None:

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, SPLIT_NAMES
 from tasks.datasets.coco import Coco
 from tasks.datasets.documents import parse_json
 from tasks.datasets.faults import Faults
-from tasks.datasets.image_folder import METADATA, ImageFolder
+from tasks.datasets.image_folder import METADATA, ImageFolder, metadata_files
 from tasks.datasets.table import DELIMITERS, IMAGE_FOLDERS, TABLE_SUFFIXES, RecordOptions, Table, split_tables
 
 Options = dict[str, Any]  # the config's section `data`
@@ -75,7 +76,7 @@ def _of_folder(folder: Path) -> Options:
     try:
         ImageFolder(path=folder).annotation_files()
     except AttendError:
-        pictures, others = _count_pictures(folder)
+        pictures, others = _pictures_by_suffix(folder)
         below = next(filter(_holds_captions, itertools.islice(_folders(folder), 1, _MOST_SUBFOLDERS)), None)
         if below is not None:
             raise AttendError(f"{folder}: holds no captions itself, but {below} does: give that folder") from None
@@ -83,13 +84,13 @@ def _of_folder(folder: Path) -> Options:
             raise AttendError(errors[0]) from None
         if not pictures and not others:
             raise AttendError(f"{folder}: holds neither pictures nor captions: give the folder that does") from None
-        if not pictures and others:
+        if not pictures:
             raise AttendError(
-                f"{folder}: its {others:,} pictures are {', '.join(sorted(_kinds(folder)))}, which are not read: "
+                f"{folder}: its {others.total():,} pictures are {', '.join(sorted(others))}, which are not read: "
                 "convert them to JPEG or PNG"
             ) from None
         raise AttendError(
-            f"{folder}: has {pictures:,} pictures and no captions: add a metadata.jsonl with a line a picture, "
+            f"{folder}: has {pictures.total():,} pictures and no captions: add a metadata.jsonl with a line a picture, "
             '{"file_name": "a.jpg", "text": "a dog runs"}, or a .txt beside each picture'
         ) from None
     return {"adapter": "imagefolder", "path": folder}
@@ -107,8 +108,7 @@ def _holds_captions(folder: Path) -> bool:
 def _published(folder: Path) -> Options | None:
     """Return the settings of a folder that is laid out as a known data set is; None where it is not."""
     names = {path.name for path in folder.iterdir()}
-    parts = [folder, *(path for path in folder.iterdir() if path.name.lower() in SPLIT_NAMES and path.is_dir())]
-    metadata = [part / name for part in parts for name in METADATA if (part / name).is_file()]
+    metadata = metadata_files(folder)
     options: Options | None = None
     if "Flickr8k.token.txt" in names:
         options = {"adapter": "flickr8k", "path": folder}
@@ -373,16 +373,14 @@ def _of_tars(folder: Path) -> Options:
     return {**options, "caption_field": captions[0]} if captions else options
 
 
-def _count_pictures(folder: Path) -> tuple[int, int]:
-    """Return how many pictures a folder holds, with those below it: such as are read, and others."""
-    names = [name.lower() for _, _, files in os.walk(folder) for name in files]
-    return sum(name.endswith(PICTURE_SUFFIXES) for name in names), sum(name.endswith(OTHER_PICTURES) for name in names)
-
-
-def _kinds(folder: Path) -> set[str]:
-    """Return the endings of a folder's pictures that are not read."""
-    suffixes = {Path(name).suffix.lower() for _, _, files in os.walk(folder) for name in files}
-    return suffixes & set(OTHER_PICTURES)
+def _pictures_by_suffix(folder: Path) -> tuple[Counter[str], Counter[str]]:
+    """Return how many pictures a folder holds, with those below it, by their ending: such as are read, and others."""
+    suffixes = Counter(Path(name).suffix.lower() for _, _, files in os.walk(folder) for name in files)
+    read, others = (
+        Counter({suffix: suffixes[suffix] for suffix in kinds if suffixes[suffix]})
+        for kinds in (PICTURE_SUFFIXES, OTHER_PICTURES)
+    )
+    return read, others
 
 
 def _row(record: dict[str, Any]) -> str:

@@ -32,8 +32,7 @@ class ImageFolder(RecordOptions):
 
     def annotation_files(self) -> list[Path]:
         folder = require_folder(self.path, "data.path")
-        files = [path for part in (folder, *_split_folders(folder)) for path in map(part.joinpath, METADATA)]
-        files = [path for path in files if path.is_file()] or _text_files(folder)
+        files = metadata_files(folder) or _text_files(folder)
         if not files:
             raise AttendError(
                 f"data.path: {folder}: holds no captions: give it a metadata.jsonl (a line a picture: "
@@ -71,9 +70,10 @@ class ImageFolder(RecordOptions):
             yield str(path), record if split is None else {**record, self.split_column: split}
 
 
-def _split_folders(folder: Path) -> list[Path]:
-    """Return the subfolders that are named as splits."""
-    return sorted(path for path in folder.iterdir() if path.name.lower() in SPLIT_NAMES and path.is_dir())
+def metadata_files(folder: Path) -> list[Path]:
+    """Return the files of metadata in a folder, and in its subfolders that are named as splits."""
+    splits = sorted(path for path in folder.iterdir() if path.name.lower() in SPLIT_NAMES and path.is_dir())
+    return [part / name for part in (folder, *splits) for name in METADATA if (part / name).is_file()]
 
 
 def _split_of(folder: Path, path: Path) -> str | None:

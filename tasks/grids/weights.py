@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from models.memory import is_out_of_memory
 from tasks.common.errors import AttendError
 from tasks.config.machine import MachineConfig
+from tasks.config.presets import WEIGHT_NAMES
 from tasks.config.stages import GridsConfig
 from tasks.pipeline.file_digests import Digests
 
@@ -154,7 +155,7 @@ def _checked_seed(weights: str) -> int:
 
 def weights_file(weights: str) -> Path | None:
     """Return the file that `grids.weights` names; None where it is not a path."""
-    named = weights.startswith(("torchvision:", "random:", "timm:", "imported:"))
+    named = weights.startswith(WEIGHT_NAMES)
     return None if named else Path(weights).expanduser()
 
 

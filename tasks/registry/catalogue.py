@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.common.errors import AttendError
+from tasks.common.wording import minute
 from tasks.evaluation.report import REPORT
 from tasks.registry import tracking
-from tasks.registry.versions import EVALUATION, address_of, scores_of, version_of_address
+from tasks.registry.versions import EVALUATION, address_of, number, scores_of, version_of_address
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -37,26 +38,27 @@ def all_versions(workspace: Path, name: str | None = None) -> list[CataloguedVer
     names = [model.name for model in client.search_registered_models()]
     if name is not None and name not in names:
         raise AttendError(f"{name}: no such model; registered: {', '.join(sorted(names)) or 'none'}")
-    found = [
-        version
-        for model in sorted(names if name is None else [name])
-        for version in client.search_model_versions(f"name = '{model}'", order_by=["version_number DESC"])
-    ]
-    return [_catalogued(client, version) for version in found]
+    found = []
+    for model in sorted(names if name is None else [name]):
+        aliases = client.get_registered_model(model).aliases
+        versions = client.search_model_versions(f"name = '{model}'", order_by=["version_number DESC"])
+        found += [_catalogued(version, aliases) for version in versions]
+    return found
 
 
 def one_version(workspace: Path, address: str) -> CataloguedVersion:
     """Return the version at an address. Raises AttendError where there is none."""
     client = tracking.connect(workspace, must_exist=True)
-    return _catalogued(client, version_of_address(client, address))
+    version = version_of_address(client, address)
+    return _catalogued(version, client.get_registered_model(version.name).aliases)
 
 
-def _catalogued(client: MlflowClient, version: ModelVersion) -> CataloguedVersion:
-    aliases = client.get_registered_model(version.name).aliases
+def _catalogued(version: ModelVersion, aliases: Mapping[str, Any]) -> CataloguedVersion:
+    """Return what is listed of a version. aliases: of its model, with the number of the version that has each."""
     return CataloguedVersion(
         address=address_of(version),
-        aliases=sorted(alias for alias, number in aliases.items() if str(number) == str(version.version)),
-        created=time.strftime("%Y-%m-%d %H:%M", time.localtime(version.creation_timestamp / 1000)),
+        aliases=sorted(alias for alias, own in aliases.items() if str(own) == number(version)),
+        created=minute(version.creation_timestamp / 1000),
         scores=scores_of(version),
         tags=dict(version.tags),
         card=version.description or "",

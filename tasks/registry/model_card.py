@@ -6,6 +6,7 @@ from importlib import metadata
 
 import pyarrow.parquet as pq
 
+from tasks.common.wording import counted_by_split
 from tasks.config.schema import Config
 from tasks.config.training import TrainingConfig
 from tasks.datasets.base import SPLITS
@@ -38,7 +39,7 @@ def card(config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> 
         else ""
     )
     vocabulary = artifacts.captions.ledger.counts
-    splits = ", ".join(f"{ingested[split]:,} {split}" for split in SPLITS if split in ingested)
+    splits = counted_by_split({split: ingested[split] for split in SPLITS if split in ingested})
     tuned = ", fine-tuned on these pictures" if artifacts.tuned is not None else ""
     augmented = ", trained on cropped and mirrored views too" if artifacts.views is not None else ""
     lines = [

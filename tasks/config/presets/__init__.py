@@ -85,6 +85,7 @@ def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> d
 
 
 # Fields that hold a path; in a YAML file a relative one is relative to that file.
+WEIGHT_NAMES = ("torchvision:", "timm:", "random:", "imported:")  # beginnings of weights that are no path
 _PATHS = (
     ("data", "path"),
     ("data", "images"),
@@ -93,7 +94,6 @@ _PATHS = (
     ("machine", "workspace"),
     ("machine", "cache"),
 )
-_WEIGHT_NAMES = ("torchvision:", "timm:", "random:", "imported:")
 
 
 def _read_with_paths(path: Path) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _read_with_paths(path: Path) -> dict[str, Any]:
         if not isinstance(part, dict):
             continue
         given = part.get(name)
-        if isinstance(given, str) and not (given.startswith(("~", *_WEIGHT_NAMES)) or "://" in given):
+        if isinstance(given, str) and not (given.startswith(("~", *WEIGHT_NAMES)) or "://" in given):
             values[section] = {**part, name: str(folder / given)}
     preset = values.get("preset")
     if isinstance(preset, str) and preset.endswith((".yaml", ".yml")) and not preset.startswith("~"):
