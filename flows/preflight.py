@@ -24,6 +24,7 @@ from tasks.data.sources import digests_of
 from tasks.data.survey import Survey, rough_words, survey
 from tasks.datasets.base import DatasetOptions
 from tasks.grids.weights import weights_fault
+from tasks.metrics import METRICS, is_latin
 from tasks.pipeline.ledger import digest_of
 
 VERDICTS = "checks"  # a workspace's folder of the last verdicts
@@ -32,6 +33,7 @@ _CUT = 0.1  # share of the captions that are cut, above which it is told
 _WORDY = 100  # words of a caption that is none
 _COMMON = 0.02  # share of the pictures that have the same caption, above which it is told
 _FREE = 1 << 30  # bytes
+_SAMPLE = 200  # rows by whose captions their script is told
 
 Kind = Literal["error", "warning"]
 
@@ -105,6 +107,7 @@ def _check_data(verdict: Verdict, data: DatasetOptions, config: Config | None, s
         verdict.pixels = min(sample, len(found.rows))
     verdict.add("warning", "pictures", _duplicates(found))
     verdict.add("warning", "captions", _caption_faults(found, captions))
+    verdict.add("warning", "captions", _metric_faults(found, evaluation))
     for kind, message in _split_faults(found, evaluation, config):
         verdict.add(kind, "splits", [message])
 
@@ -167,6 +170,14 @@ def _caption_faults(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
                 f"captions.min_count={captions.min_count} leaves about {unknown:.0%} of the captions' words out of the "
                 "vocabulary: lower it"
             )
+
+
+def _metric_faults(found: Survey, evaluation: EvaluationConfig) -> Iterator[str]:
+    """Yield the metrics that do not know the language of the captions."""
+    if not is_latin(caption for row in found.rows[:_SAMPLE] for caption in row.captions):
+        for name in evaluation.metrics:
+            if METRICS[name].only_latin:
+                yield f"evaluation.metrics: {name} knows only languages in Latin letters, and is left out: remove it"
 
 
 def _split_faults(found: Survey, evaluation: EvaluationConfig, config: Config | None) -> Iterator[tuple[Kind, str]]:

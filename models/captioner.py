@@ -183,7 +183,7 @@ class Captioner:
 
     def _result(self, captions: list[Caption], attention: Tensor | None) -> Captioned:
         """Return the result of a photograph, given its captions, best first, and the attention maps of the best."""
-        texts = [" ".join(self.vocabulary.decode(caption.tokens)) for caption in captions]
+        texts = [self.vocabulary.text(caption.tokens) for caption in captions]
         alternatives = [(text, caption.log_probability) for text, caption in zip(texts[1:], captions[1:], strict=True)]
         tokens = self.vocabulary.tokens(captions[0].tokens)
         return Captioned(texts[0], tokens, captions[0].log_probability, alternatives, attention)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +11,26 @@ from typing import Any
 NULL, START, END, UNK = range(4)
 SPECIAL = ("<NULL>", "<START>", "<END>", "<UNK>")
 WORD_END = "</w>"  # the suffix of a byte pair at the end of a word
+# Letters of scripts that put no space between words: Thai, Lao, Burmese, Khmer, Japanese and Chinese.
+SPACELESS = re.compile(
+    "[\u0e01-\u0e7f\u0e80-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+)
+
+
+def spaced(before: str, after: str) -> bool:
+    """Return whether two words that follow each other are written with a space between them, in their script."""
+    touching = before[-1:] + after[:1]
+    return not (SPACELESS.search(touching) or any(map(str.isspace, touching)))
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """A mapping of tokens to ids: the special tokens 0 to 3, then `words` in order.
 
-    words: words, or byte pairs if settings["units"] is `bpe`. settings: the tokeniser's name and its settings.
+    words: words, or byte pairs if settings["units"] is `bpe`. settings: the tokeniser's name and its settings. Their
+    `joined` says how tokens make a text: with `spaces` between them (the default), as their `script` writes them, or
+    with `nothing`, where they hold their spaces themselves.
     """
 
     words: tuple[str, ...]
@@ -43,9 +57,21 @@ class Vocabulary:
         Byte pairs are joined into words.
         """
         tokens = self.tokens(ids)
-        if self.settings.get("units") != "bpe":
+        if self.settings.get("units") != "bpe" or self.settings.get("joined") == "nothing":
             return tokens
         return "".join(tokens).replace(SPECIAL[UNK], SPECIAL[UNK] + WORD_END).replace(WORD_END, " ").split()
+
+    def text(self, ids: Iterable[int]) -> str:
+        """Return the caption of the ids up to END as it is written."""
+        joined, words = self.settings.get("joined", "spaces"), self.decode(ids)
+        if joined == "spaces":
+            return " ".join(words)
+        if joined == "nothing":
+            return "".join(words)
+        text = ""
+        for word in words:
+            text += f" {word}" if text and spaced(text, word) else word
+        return text
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the tokens of the ids up to END, without START and NULL; byte pairs are not joined."""

@@ -76,7 +76,9 @@ def test_first_step_and_gradient_are_the_papers(case: str) -> None:
         assert parameter.grad is not None or not numeric.any(), key
         if parameter.grad is not None:
             # Of a gradient near 0, the differences are only their own rounding.
-            assert np.linalg.norm(parameter.grad.numpy() - numeric) < 1e-5 * max(float(np.linalg.norm(numeric)), 1e-2), key
+            assert np.linalg.norm(parameter.grad.numpy() - numeric) < 1e-5 * max(
+                float(np.linalg.norm(numeric)), 1e-2
+            ), key
 
 
 def differences(loss: Callable[[], float], weight: Array, step: float = 1e-5) -> Array:

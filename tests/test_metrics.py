@@ -100,7 +100,7 @@ CUT = {
     "a black/white t-shirt , size 10:30 a.m. !": "a black/white t-shirt size 10:30 a.m.",
     "dog...cat -- and - dash\u2014em": "dog cat and dash em",
     "rock 'n' roll , o'clock , \u2018quotes\u2019 it\u2019s": "rock 'n' roll o'clock quotes it 's",
-    "na\u00efve caf\u00e9 \u65e5\u672c": "na\u00efve caf\u00e9 \u65e5\u672c",
+    "na\u00efve caf\u00e9": "na\u00efve caf\u00e9",  # scripts without spaces differ: see test_languages.py
     " . ": "",
 }
 

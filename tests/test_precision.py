@@ -54,7 +54,7 @@ def test_a_run_that_changes_processors_ends_and_says_both(  # type: ignore[no-un
     for name in ("ingest", "extract", "tensorise"):
         run_stage(config, name)
 
-    def stop(row: dict[str, float]) -> None:
+    def stop(row: dict[str, float], _: Path | None) -> None:
         if row["epoch"] == 2:
             raise KeyboardInterrupt
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_of_before_the_share_was_counted_goes_on(workspace: Path) -
     for name in ("ingest", "extract", "tensorise"):
         run_stage(config, name)
 
-    def stop(row: dict[str, float]) -> None:
+    def stop(row: dict[str, float], _: Path | None) -> None:
         if row["epoch"] == 2:
             raise KeyboardInterrupt
 

@@ -62,7 +62,7 @@ def _one(rank: int, number: int, port: int, config: Config, until: str, stop_aft
 
 
 def _run(config: Config, until: str, stop_after: int | None = None) -> None:
-    def stop(row: dict[str, float]) -> None:
+    def stop(row: dict[str, float], _: Path | None) -> None:
         if row["epoch"] == stop_after:
             raise KeyboardInterrupt
 

@@ -29,6 +29,7 @@ from tasks.registry import bundle, tracking
 from tasks.registry.logged_model import load_captioner, load_model, log_model
 from tasks.registry.mlflow_pages import mlflow_ui
 from tasks.registry.registration_record import REGISTRATION
+from tasks.training.outputs import WEIGHTS
 from tests.support import HERE, artifacts, captioner_artifacts, give_store, pictures, plan, run_stage, small, trained
 from tests.support import register_all as run_all
 
@@ -397,6 +398,31 @@ def test_a_model_loaded_by_any_address_stays_fresh(registered: Path) -> None:
     for address in ("models:/small@champion", "models:/small/1", "models:/small@champion"):
         assert load_captioner(address) is not None
         assert all(status.fresh for status in plan(trained(registered)))
+
+
+def test_the_best_weights_are_logged_while_a_training_goes_on(workspace: Path, tmp_path: Path) -> None:
+    config = small(workspace, training__epochs=4)
+    for name in ("ingest", "extract", "tensorise"):
+        run_stage(config, name)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        tracking.training_log(workspace, "small", "a key", {}) as log,
+    ):
+        files: list[Path] = []
+
+        def stop(row: dict[str, float], best: Path | None) -> None:
+            log.try_log_epoch(row, best)
+            files.extend([best] if best is not None else [])
+            if row["epoch"] == 3:
+                raise KeyboardInterrupt
+
+        run_stage(config, "train", epoch_done=stop)
+    client = tracking.connect(workspace)
+    logged = Path(client.download_artifacts(log.run_id, "checkpoints", str(tmp_path)))
+    assert [path.name for path in logged.iterdir()] == [WEIGHTS]
+    assert (logged / WEIGHTS).read_bytes() == files[-1].read_bytes()
+    run = client.get_run(log.run_id)
+    assert run.info.status == "KILLED" and {"dev_loss", "dev_perplexity"} <= set(run.data.metrics)
 
 
 def test_a_training_that_is_not_registered_is_logged_all_the_same(finished: Path, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -32,6 +34,7 @@ from tasks.pipeline.workspace import Workspace
 from tasks.training import kept_weights
 from tasks.training import loop as fitting
 from tasks.training import outputs as trained
+from tasks.training.dev import Dev
 from tests.support import (
     WITHOUT_MLFLOW,
     artifacts,
@@ -291,9 +294,32 @@ def test_a_killed_extraction_keeps_its_shards(tmp_path: Path, monkeypatch: pytes
     assert (counts["grids"], counts["extracted"], counts["shards"]) == (60, 28, 4)
 
 
+def test_the_dev_loss_is_that_of_the_captions_word_by_word(workspace: Path) -> None:
+    """In nats per token, of the weights that are kept, without label smoothing, dropout or penalties."""
+    config = small(workspace, training__epochs=2, training__keep=1, training__label_smoothing=0.1)
+    run_stage(config, "train")
+    made = artifacts(config)
+    decoder, _ = trained.load_decoder(made["train"].path)
+    grids = open_grids(made["extract"], config.machine)
+    total, number = 0.0, 0
+    for picture in read_captions(made["tensorise"].path, "dev"):
+        grid = torch.from_numpy(grids.read([picture.digest])).float()
+        for caption in picture.tokens.tolist():
+            state = decoder.start(grid)
+            for word, following in itertools.pairwise(caption[: caption.index(END) + 1]):
+                logits, state = decoder.step(state, torch.tensor([[word]]))
+                total -= float(torch.log_softmax(logits[0, 0].double(), dim=-1)[following].detach())
+                number += 1
+    history = pq.read_table(made["train"].path / trained.HISTORY).to_pylist()
+    best = max(history, key=lambda row: (row["dev_bleu4"], row["epoch"]))
+    assert best["dev_loss"] == pytest.approx(total / number, rel=1e-5)
+    assert best["dev_perplexity"] == pytest.approx(math.exp(total / number), rel=1e-5)
+
+
 def test_early_stopping_stops(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([10.0, 30.0, 20.0, 20.0, 40.0])
-    monkeypatch.setattr(fitting.Dev, "scores", lambda *_: {"dev_bleu4": next(scores), "dev_cider": 0.0})
+    others = {"dev_cider": 0.0, "dev_loss": 1.0, "dev_perplexity": math.e}
+    monkeypatch.setattr(Dev, "scores", lambda *_: {"dev_bleu4": next(scores), **others})
     config = small(workspace, training__epochs=5, training__patience=2)
     run_stage(config, "train")
     history = pq.read_table(artifacts(config)["train"].path / trained.HISTORY).to_pylist()

@@ -32,8 +32,9 @@ from tasks.grids.weights import load_backbone
 from tasks.pipeline.plan import artifacts, up_to
 from tasks.pipeline.run import run_stage
 from tasks.training.batches import Batches
+from tasks.training.dev import Dev
 from tasks.training.fine_tune_backbone import Views
-from tasks.training.loop import Dev, TrainingLoop, WeightGroup
+from tasks.training.loop import TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
 from tasks.training.outputs import HISTORY
 
@@ -146,14 +147,14 @@ def _in_the_loop(config: Config, out: Path) -> tuple[float, list[float]]:
         batches = LoopBatches(
             read_captions(tokens, "train"), config.training.batch_pictures, config.training.seed, photographs
         )
-        dev = LoopDev(read_pictures(manifest, "dev"), vocabulary, config.machine, photographs=photographs)
+        dev = LoopDev(read_pictures(manifest, "dev"), tokens, config.machine, photographs=photographs)
         torch.manual_seed(config.training.seed)
         decoder = make(config.decoder.name, 1280, len(vocabulary), config.decoder.options())
         groups = [WeightGroup(config.training.learning_rate, decoder.parameters())]
         fit = TrainingLoop(
             decoder, groups, config.training, config.machine, batches, out, CrossEntropy(config.training)
         )
-        fit.run(dev, lambda _: None)
+        fit.run(dev)
     return time.perf_counter() - began, [row["loss"] for row in fit.history]
 
 

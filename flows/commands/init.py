@@ -24,6 +24,7 @@ _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
 _HELD_OUT = 40  # pictures that a test split should have at least, for scores that mean something
 _STEPS = 3_000  # of training, about, in all epochs
 _LINES = 3  # sample rows
+_SAMPLE = 200  # rows by whose captions their script is told
 
 
 def init(
@@ -121,9 +122,12 @@ def _tell(found: Survey, shares: dict[str, float]) -> None:
 
 def _yaml(name: str, options: dict[str, Any], weights: str, found: Survey) -> str:
     """Return the config as commented YAML."""
+    from models.vocabulary import SPACELESS
     from tasks.data.survey import rough_words
 
     captions = [rough_words(caption) for row in found.of_split("train") for caption in row.captions]
+    texts = "".join(caption for row in found.rows[:_SAMPLE] for caption in row.captions)
+    is_spaceless = len(SPACELESS.findall(texts)) * 2 > sum(map(str.isalpha, texts))
     min_count, words, unknown = _vocabulary(captions)
     max_tokens, longer = _length(captions)
     held_out = found.sizes.get("test") or found.sizes.get("dev") or 0
@@ -146,6 +150,7 @@ def _yaml(name: str, options: dict[str, Any], weights: str, found: Survey) -> st
         f"  weights: {_scalar(weights)}"
         + ("  # downloaded once; or a file" if weights.startswith("torchvision:") else ""),
         "captions:",
+        *(["  tokeniser: characters  # words are written without spaces between them"] if is_spaceless else []),
         f"  min_count: {min_count}  # about {words:,} words; {unknown:.1%} of what captions say is rarer, and unknown",
         f"  max_tokens: {max_tokens}  # about {longer:.0%} of the captions are longer, and cut",
         *_training(len(captions), len(found.of_split("train"))),

@@ -91,9 +91,14 @@ class ViewsConfig(Section):
 class CaptionsConfig(Section):
     """How captions become token ids (stage `tensorise`)."""
 
-    tokeniser: str = Field("treebank", description="NLTK tokeniser that splits captions into words")
+    tokeniser: str = Field(
+        "treebank",
+        description="what cuts captions into words: NLTK's `treebank`, `wordpunct`, `toktok` or `tweet`; `unicode`, "
+        "the word boundaries of Unicode, for any script; `characters`; or `whitespace`, which keeps punctuation",
+    )
     units: Literal["words", "bpe"] = Field(
-        "words", description="tokens: whole words (`words`), or byte pairs within words (`bpe`)"
+        "words",
+        description="tokens: whole words (`words`), or byte pairs within words (`bpe`), of `characters` across them",
     )
     merges: int = Field(4000, ge=1, description="size of the byte-pair vocabulary, learnt from the train split")
     min_count: int = Field(

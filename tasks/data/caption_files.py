@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from models.vocabulary import NULL, SPECIAL, Vocabulary
 from tasks.config.stages import CaptionsConfig
+from tasks.config.tokeniser_names import TOKENISERS
 from tasks.data.manifest import read_pictures
 from tasks.data.tokenisers import BytePairs, tokeniser
 from tasks.metrics.consensus import ORDERS, Frequencies
@@ -99,6 +100,10 @@ def build_vocabulary(texts: list[list[str]], captions: CaptionsConfig, units: Se
         "units": captions.units,
         "max_tokens": captions.max_tokens,
     }
+    if TOKENISERS[captions.tokeniser] != "spaces":
+        settings["joined"] = TOKENISERS[captions.tokeniser]
+    if captions.tokeniser in ("whitespace", "characters"):
+        settings["lower"] = False
     return Vocabulary(tuple(entries), settings)
 
 

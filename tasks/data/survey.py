@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
 from tasks.data.manifest import valid_rows
 from tasks.data.splits import divide
@@ -67,8 +68,14 @@ class Survey:
 
 
 def rough_words(text: str) -> list[str]:
-    """Return the words of a caption about as the tokenisers cut them, without the seconds that NLTK takes to load."""
-    return _WORD.findall(text.lower())
+    """Return the words of a caption about as the tokenisers cut them, without the seconds that NLTK takes to load.
+
+    Of scripts without spaces between words, each character is a word.
+    """
+    words = _WORD.findall(text.lower())
+    if SPACELESS.search(text):
+        return [part for word in words for part in (word if SPACELESS.search(word) else [word])]
+    return words
 
 
 def survey(data: DatasetOptions, generated: Path, digests: Path) -> Survey:

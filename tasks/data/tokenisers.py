@@ -1,4 +1,4 @@
-"""Text -> lower-case words without punctuation, by NLTK tokenisers that need no download; words -> byte pairs.
+"""Text -> words or characters, by tokenisers that need no download; words or whole texts -> byte pairs.
 
 A tokeniser's name is recorded in the vocabulary and in every score's signature.
 """
@@ -7,33 +7,78 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import groupby
 
-from models.vocabulary import SPECIAL, UNK, WORD_END
+import regex
+
+from models.vocabulary import SPECIAL, UNK, WORD_END, spaced
 from tasks.config.stages import CaptionsConfig
-from tasks.config.tokeniser_names import TOKENISERS
+from tasks.config.tokeniser_names import NLTK_TOKENISERS
 
 Tokeniser = Callable[[str], list[str]]
 
 
 @functools.cache
 def tokeniser(name: str) -> Tokeniser:
-    """Return the tokeniser `name`, which lower-cases and splits a text, and drops tokens without a letter or digit.
+    """Return the tokeniser `name`.
 
-    It leaves `<UNK>`, which captions decoded from published id tensors contain, as one token, so that it never becomes
+    NLTK's and `unicode` lower-case a text and drop tokens without a letter or digit. `unicode` cuts at the word
+    boundaries of Unicode's annex 29, which in Chinese, Japanese and Thai are those of single characters. `whitespace`
+    and `characters` keep the text as it is: what they cut, joined again, is the text, with single spaces.
+
+    All leave `<UNK>`, which captions decoded from published id tensors contain, as one token, so that it never becomes
     a word of the vocabulary.
     """
-    import nltk.tokenize
-
-    split = getattr(nltk.tokenize, TOKENISERS[name])().tokenize
+    split = _splitter(name)
 
     def tokenise(text: str) -> list[str]:
-        parts = [split(part.lower()) for part in text.split(SPECIAL[UNK])]
-        tokens = [token for token in parts[0] if any(map(str.isalnum, token))]
-        for part in parts[1:]:
-            tokens += [SPECIAL[UNK], *(token for token in part if any(map(str.isalnum, token)))]
+        first, *others = " ".join(text.split()).split(SPECIAL[UNK])
+        tokens = split(first)
+        for part in others:
+            tokens += [SPECIAL[UNK], *split(part)]
         return tokens
 
     return tokenise
+
+
+def _splitter(name: str) -> Tokeniser:
+    """Return the tokeniser `name` for texts without `<UNK>`."""
+    if name == "whitespace":
+        return str.split
+    if name == "characters":
+        return _characters
+    if name == "unicode":
+        return _words
+    import nltk.tokenize
+
+    split = getattr(nltk.tokenize, NLTK_TOKENISERS[name])().tokenize
+    return lambda text: [token for token in split(text.lower()) if _has_letter(token)]
+
+
+def _has_letter(token: str) -> bool:
+    """Return whether a token has a letter or digit."""
+    return any(map(str.isalnum, token))
+
+
+def _characters(text: str) -> list[str]:
+    """Return the characters of a text, as people see them (grapheme clusters), spaces among them."""
+    found: list[str] = regex.findall(r"\X", text)
+    return found
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text, and the spaces that its script does not put between such words by itself."""
+    words: list[str] = []
+    is_apart = False
+    for piece in regex.split(r"(?V1w)\b", text.lower()):
+        if _has_letter(piece):
+            if is_apart and words and not spaced(words[-1], piece):
+                words.append(" ")
+            words.append(piece)
+            is_apart = False
+        elif piece.isspace():
+            is_apart = True
+    return words
 
 
 # A private-use character marks the end of a word while pairs are learnt: with the library's end-of-word suffix, ties
@@ -42,34 +87,57 @@ _END_MARK = "\ue000"
 
 
 class BytePairs:
-    """A byte-pair encoding within words (Sennrich et al. 2016), learnt from words; word-final pairs end in `</w>`.
+    """A byte-pair encoding (Sennrich et al. 2016), learnt from captions.
 
-    It is needed only to encode captions: token ids of byte pairs are turned back into words without it.
+    Pairs are within words, and those at the end of a word end in `</w>`. Of captions that are cut into characters they
+    are within what stands between two spaces, the first space included, which in scripts without spaces is the whole
+    caption. It is needed only to encode captions: token ids of byte pairs are turned back into text without it.
     """
 
     def __init__(self, texts: list[list[str]], captions: CaptionsConfig) -> None:
-        """texts: the train split's captions as words. captions: gives `merges`, the size, and `min_count` of a pair."""
-        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+        """Learn pairs. texts: the train split's captions as tokens. captions: `merges`, and `min_count` of a pair."""
+        from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
+        self._of_words = captions.tokeniser != "characters"
         self._tokenizer = Tokenizer(models.BPE())
-        self._tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        self._tokenizer.pre_tokenizer = (
+            pre_tokenizers.WhitespaceSplit()
+            if self._of_words
+            else pre_tokenizers.Split(Regex(r" ?[^ ]+"), behavior="isolated")
+        )
         trainer = trainers.BpeTrainer(
             vocab_size=captions.merges,
             min_frequency=captions.min_count,
             show_progress=False,
         )
-        marked_words = (word + _END_MARK for words in texts for word in words if word != SPECIAL[UNK])
-        self._tokenizer.train_from_iterator(marked_words, trainer)
-        self._pairs_by_word: dict[str, list[str]] = {SPECIAL[UNK]: [SPECIAL[UNK]]}
+        self._tokenizer.train_from_iterator((piece for text in texts for piece in self._pieces(text)), trainer)
+        self._pairs_by_piece: dict[str, list[str]] = {}
+
+    def _pieces(self, tokens: list[str]) -> list[str]:
+        """Return what pairs are learnt from and encoded: the words, or the text between two unknown words."""
+        if self._of_words:
+            return [word + _END_MARK for word in tokens if word != SPECIAL[UNK]]
+        return [part for part in "".join(tokens).split(SPECIAL[UNK]) if part]
 
     def pairs(self) -> list[str]:
         """Return all pairs and single letters, including those that occur in no encoded caption of the train split."""
         return [pair.replace(_END_MARK, WORD_END) for pair in self._tokenizer.get_vocab()]
 
-    def __call__(self, words: list[str]) -> list[str]:
-        """Return the words as byte pairs; `<UNK>` stays whole."""
-        for word in words:
-            if word not in self._pairs_by_word:
-                pairs = self._tokenizer.encode(word + _END_MARK).tokens
-                self._pairs_by_word[word] = [pair.replace(_END_MARK, WORD_END) for pair in pairs]
-        return [pair for word in words for pair in self._pairs_by_word[word]]
+    def __call__(self, tokens: list[str]) -> list[str]:
+        """Return a caption's tokens as byte pairs; `<UNK>` stays whole."""
+        if self._of_words:
+            parts = [[word] for word in tokens]
+        else:
+            parts = [[SPECIAL[UNK]] if unknown else list(group) for unknown, group in groupby(tokens, _is_unknown)]
+        return [pair for part in parts for pair in ([SPECIAL[UNK]] if _is_unknown(part[0]) else self._encoded(part))]
+
+    def _encoded(self, part: list[str]) -> list[str]:
+        (piece,) = self._pieces(part)
+        if piece not in self._pairs_by_piece:
+            pairs = self._tokenizer.encode(piece).tokens
+            self._pairs_by_piece[piece] = [pair.replace(_END_MARK, WORD_END) for pair in pairs]
+        return self._pairs_by_piece[piece]
+
+
+def _is_unknown(token: str) -> bool:
+    return token == SPECIAL[UNK]

@@ -23,6 +23,7 @@ from models.captioner import key_of_digest
 from models.search import Caption, decode
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
+from tasks.common.log import log
 from tasks.common.progress import Bar
 from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
@@ -32,7 +33,7 @@ from tasks.data.manifest import Picture, read_pictures
 from tasks.evaluation.caption_statistics import DESCRIPTIONS, caption_statistics
 from tasks.evaluation.score_record import ScoreRecord, write_scores
 from tasks.grids.index import open_grids
-from tasks.metrics import METRICS, ScoredCaption, load, measure
+from tasks.metrics import METRICS, ScoredCaption, is_latin, load, measure
 from tasks.metrics.bootstrap import intervals
 from tasks.metrics.ptb import tokenize
 from tasks.pipeline import distributed as processes
@@ -41,6 +42,7 @@ from tasks.training.batches import decode_batch_size, grids_in_order
 from tasks.training.outputs import load_ensemble
 
 PREDICTIONS = "predictions.parquet"
+_SAMPLE = 200  # pictures by whose references the script is told
 _SCHEMA = pa.schema(
     [
         ("digest", pa.string()),
@@ -187,7 +189,7 @@ def captions_in(path: Path) -> dict[str, str]:
 
 def _row(digest: str, captions: list[Caption], vocabulary: Vocabulary) -> PredictionRow:
     """Return the row of predictions.parquet, without references and facts, of a picture's captions, best first."""
-    texts = [" ".join(vocabulary.decode(caption.tokens)) for caption in captions]
+    texts = [vocabulary.text(caption.tokens) for caption in captions]
     return {
         "digest": digest,
         "caption": texts[0],
@@ -211,7 +213,8 @@ def score(
     """
     corpus = list(read_predictions(predictions).values())
     training_captions = {" ".join(tokenize(text)) for picture in trained_on for text in picture.captions}
-    known_words = None if vocabulary.settings.get("units") == "bpe" else set(vocabulary.words)
+    is_scored_alike = vocabulary.settings.get("units") != "bpe" and vocabulary.settings.get("lower", True)
+    known_words = set(vocabulary.words) if is_scored_alike else None
     settings = (f"split:{evaluation.split}", _decoding_signature(evaluation))
     record = score_corpus(corpus, evaluation.metrics, *settings)
     record["language"] = caption_statistics(corpus, training_captions, known_words)
@@ -228,7 +231,11 @@ def score_corpus(corpus: Sequence[ScoredCaption], metrics: Sequence[str], *setti
     """
     scores: dict[str, float] = {}
     score_intervals: dict[str, list[float]] = {}
+    latin = is_latin(word for item in corpus[:_SAMPLE] for words in item.references for word in words)
     for name in metrics:
+        if METRICS[name].only_latin and not latin:
+            log.warning(f"evaluation.metrics: {name} knows only languages in Latin letters: it is left out")
+            continue
         metric = load(name)
         statistics = metric.statistics(corpus)
         scores |= {score: float(value) for score, value in metric.scores(statistics.sum(axis=0)).items()}

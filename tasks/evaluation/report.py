@@ -193,13 +193,13 @@ def _cards(digests: Sequence[str], captioner: Any, files: Mapping[str, Path], de
 
 
 def _training_plot(history: Sequence[dict[str, float]]) -> str:
-    """Return a plot of the training as SVG: by epoch, the loss or the reward beside the dev scores."""
+    """Return a plot of the training as SVG: by epoch, the loss or the reward beside the dev loss and scores."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.4, 3.0), layout="constrained")
+    figure = Figure(figsize=(10.4, 2.8), layout="constrained")
     epochs = [row["epoch"] for row in history]
     first = {"reward": "mean reward"} if "reward" in history[0] else {"loss": "training loss"}
-    labels = {**first, "dev_bleu4": "dev BLEU-4, greedy", "dev_cider": "dev CIDEr, greedy"}
+    labels = {**first, "dev_loss": "dev loss", "dev_bleu4": "dev BLEU-4, greedy", "dev_cider": "dev CIDEr, greedy"}
     labels = {name: label for name, label in labels.items() if name in history[0]}
     for axis, (name, label) in zip(figure.subplots(1, len(labels)), labels.items(), strict=True):
         axis.plot(epochs, [row[name] for row in history], marker="o", markersize=3, color="#b3411e")

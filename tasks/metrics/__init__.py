@@ -7,7 +7,8 @@ without loading nltk.
 """
 
 import importlib
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -46,21 +47,29 @@ class Member(NamedTuple):
     """An entry of `METRICS`.
 
     module: the name of the metric's module in this package. scores: the names of the scores that it returns.
-    needs_facts: whether it scores captions against `ScoredCaption.facts` and not against the references.
+    needs_facts: whether it scores captions against `ScoredCaption.facts` and not against the references. only_latin:
+    whether it knows nothing of languages that are not written in Latin letters.
     """
 
     module: str
     scores: tuple[str, ...]
     needs_facts: bool = False
+    only_latin: bool = False
 
 
 METRICS: dict[str, Member] = {
     "bleu": Member("bleu", ("bleu1", "bleu2", "bleu3", "bleu4")),
-    "meteor": Member("meteor", ("meteor",)),
+    "meteor": Member("meteor", ("meteor",), only_latin=True),
     "rouge": Member("rouge", ("rouge_l",)),
     "cider": Member("cider", ("cider", "cider_plain")),
     "truth": Member("truth", ("truth",), needs_facts=True),
 }
+
+
+def is_latin(texts: Iterable[str]) -> bool:
+    """Return whether most letters of these texts are Latin; True for texts without letters."""
+    letters = [letter for text in texts for letter in text if letter.isalpha()]
+    return sum(unicodedata.name(letter, "").startswith("LATIN") for letter in letters) * 2 >= len(letters)
 
 
 def load(name: str) -> Metric:

@@ -8,8 +8,17 @@ from __future__ import annotations
 
 import re
 
+import regex
+
+from models.vocabulary import SPACELESS
+
 # Brackets are kept: the toolkit drops them by their names in capitals, but lower-cases the text before it does.
-_DROPPED = frozenset(("''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";", '"'))
+_DROPPED = frozenset(
+    (
+        *("''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";", '"'),
+        *"，。！？；：、…·「」『』《》（）؟،؛",  # noqa: RUF001 -- what Chinese, Japanese and Arabic write for them
+    )
+)
 _REPLACEMENTS = {
     "(": "-lrb-",
     ")": "-rrb-",
@@ -45,6 +54,29 @@ _TOKEN = re.compile(
 
 
 def tokenize(text: str) -> list[str]:
-    """Return the words of a caption in lower case, without punctuation."""
-    tokens = (_REPLACEMENTS.get(token, token) for token in _TOKEN.findall(text.lower().translate(_ASCII)))
+    """Return the words of a caption in lower case, without punctuation.
+
+    Of scripts that put no space between words, such as Chinese, each character is a word.
+    """
+    tokens = [_REPLACEMENTS.get(token, token) for part in _parts(text) for token in _tokens(part)]
     return [token for token in tokens if token not in _DROPPED]
+
+
+def _tokens(part: str) -> list[str]:
+    if SPACELESS.match(part):
+        return [part]
+    tokens: list[str] = _TOKEN.findall(part.lower().translate(_ASCII))
+    return tokens
+
+
+def _parts(text: str) -> list[str]:
+    """Return each character of a script without spaces between words by itself, and the text between such whole."""
+    if not SPACELESS.search(text):
+        return [text]
+    parts: list[str] = []
+    for character in regex.findall(r"\X", text):  # with its accents and vowel signs
+        if parts and not SPACELESS.match(character) and not SPACELESS.match(parts[-1]):
+            parts[-1] += character
+        else:
+            parts.append(character)
+    return parts

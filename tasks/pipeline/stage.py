@@ -41,12 +41,13 @@ class Hooks:
     """The callbacks to which a running stage reports its progress, and the executor of its jobs.
 
     shards_done: called with (done, total) pictures after each shard of grids. epoch_done: called with each row of a
-    training history as it is made; a resumed stage calls it for earlier rows too. executor: makes shards of grids
+    training history as it is made, and with the file of its epoch's weights where they are the best so far; a resumed
+    stage calls it for earlier rows too. executor: makes shards of grids
     elsewhere; None to make them in this process.
     """
 
     shards_done: Callable[[int, int], None] = _ignore
-    epoch_done: Callable[[dict[str, float]], None] = _ignore
+    epoch_done: Callable[[dict[str, float], Path | None], None] = _ignore
     executor: ShardExecutor | None = None
 
 

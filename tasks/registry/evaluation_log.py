@@ -18,7 +18,7 @@ from tasks.grids.weights import IMPORTED
 from tasks.registry.bundle import make_captioner
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.lineage import log_pictures, pictures_of
-from tasks.registry.tracking import TrainingLog, flush_run, log_scores_of_evaluation, training_log
+from tasks.registry.tracking import CHECKPOINTS, TrainingLog, flush_run, log_scores_of_evaluation, training_log
 from tasks.training.outputs import HISTORY, LAST, kept_weights
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def log_files(log: TrainingLog, artifacts: CaptionerArtifacts) -> None:
     evaluation = evaluation_name(artifacts)
     decoder = artifacts.decoder.path
     files = [(decoder / HISTORY, "")]
-    files += [(path, "checkpoints") for path in (*kept_weights(decoder), decoder / LAST)]
+    files += [(path, CHECKPOINTS) for path in (*kept_weights(decoder), decoder / LAST)]
     files += [(artifacts.scores.path / PREDICTIONS, evaluation), (artifacts.scores.path / SCORES, evaluation)]
     files.append((artifacts.captions.path / VOCABULARY, ""))
     if artifacts.tuned is not None:

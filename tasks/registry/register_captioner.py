@@ -313,6 +313,9 @@ def _decide(
     if was_rolled_back(client, version):
         why = f"{_label(version)} was champion and was rolled back: `attend models promote` makes it champion again"
         return "challenger", why
+    if registry.promote_on not in scores["scores"]:
+        why = f"{registry.promote_on} is not applicable to these captions: set registry.promote_on to another score"
+        return "challenger", make_challenger(client, version, f"{_label(version)} is challenger: {why}")
     rule = PromotionRule(registry.promote_on, registry.certainty, registry.min_pictures)
     return promote(client, version, champion, comparison, rule)
 

@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 TRAIN_KEY = "attend.train_key"
+CHECKPOINTS = "checkpoints"  # folder of a training's run: its weights
 _EPOCHS = "attend.epochs"
 _PARAMS_PER_REQUEST = 100  # the most parameters that MLflow accepts in a request
 _EVALUATION = "attend.evaluation"
@@ -244,20 +246,30 @@ class TrainingLog:
     def __init__(self, client: MlflowClient, run_id: str) -> None:
         self.client, self.run_id = client, run_id
 
-    def epoch(self, row: dict[str, float]) -> None:
-        """Log a row of the training history, unless its epoch was logged before."""
+    def epoch(self, row: dict[str, float], best: Path | None = None) -> None:
+        """Log a row of the training history, unless its epoch was logged before.
+
+        best: the file of its epoch's weights, which are logged too; None where an earlier epoch has better ones.
+        """
         epoch = int(row["epoch"])
         if epoch <= int(self.client.get_run(self.run_id).data.tags.get(_EPOCHS, 0)):
             return
         log_scores(self.client, self.run_id, {name: row[name] for name in row if name != "epoch"}, epoch)
+        if best is not None:
+            from tasks.training.outputs import WEIGHTS  # loads torch
+
+            with tempfile.TemporaryDirectory(prefix="attend-weights-") as folder:
+                named = Path(folder) / WEIGHTS  # an artifact has the name of its file
+                named.symlink_to(best)
+                self.client.log_artifact(self.run_id, str(named), CHECKPOINTS)
         self.client.set_tag(self.run_id, _EPOCHS, str(epoch))
 
-    def try_log_epoch(self, row: dict[str, float]) -> None:
+    def try_log_epoch(self, row: dict[str, float], best: Path | None) -> None:
         """Log a row as `epoch` does, but do not stop the training where MLflow fails: `register` logs the row later."""
         from mlflow.exceptions import MlflowException
 
         try:
-            self.epoch(row)
+            self.epoch(row, best)
         except MlflowException as error:
             reason = " ".join(str(error).split())[:120]
             log.warning(f"MLflow did not accept epoch {row['epoch']:.0f} ({reason}): `register` will log it later")

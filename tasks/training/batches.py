@@ -147,11 +147,7 @@ class Batches(ABC):
         # A process without a picture of its own reads the first one, so that it takes part in the step all the same.
         captioned = [self.captioned[order[start + position]] for position in positions or whole_batch[:1]]
         captions = [self._draw_captions(picture, epoch) for picture in captioned]
-        padded = np.full((len(captions), max(map(len, captions)), captions[0].shape[1]), NULL, dtype=np.int64)
-        for row, rows in enumerate(captions):
-            padded[row, : len(rows)] = rows
-        longest = int((padded != NULL).sum(axis=2).max())
-        tokens = torch.from_numpy(padded[:, :, :longest])
+        tokens = torch.from_numpy(padded(captions))
         return Batch(self.pictures_of(captioned, epoch), tokens, torch.tensor(positions or [0]), spare)
 
     def _draw_captions(self, picture: CaptionedPicture, epoch: int) -> npt.NDArray[np.int32]:
@@ -280,6 +276,17 @@ class ResidentBatches(GridBatches):
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
         indices = torch.tensor([self._index[self.drawn(picture.digest, epoch)] for picture in captioned])
         return self._resident[indices.to(self._resident.device)].float()
+
+
+def padded(captions: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.int64]:
+    """Return the captions of N pictures as one array (N, R, T + 1), filled with NULL and as short as they allow.
+
+    captions: of each picture, (its number of captions, max_tokens + 2).
+    """
+    rows = np.full((len(captions), max(map(len, captions)), captions[0].shape[1]), NULL, dtype=np.int64)
+    for row, own in zip(rows, captions, strict=True):
+        row[: len(own)] = own
+    return rows[:, :, : int((rows != NULL).sum(axis=2).max())]
 
 
 def grids_in_order(digests: Sequence[str], grids: GridReader, size: int) -> Iterator[tuple[Sequence[str], Tensor]]:

@@ -34,7 +34,8 @@ from tasks.grids.weights import TUNED, load_backbone
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batches
-from tasks.training.loop import Dev, TrainingLoop, WeightGroup
+from tasks.training.dev import Dev
+from tasks.training.loop import TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
 from tasks.training.outputs import load_decoder
 from tasks.training.precision import precision_by_epoch, with_precision
@@ -88,7 +89,7 @@ def fine_tune_backbone(
         fit = TrainingLoop(
             EndToEnd(backbone, decoder), groups, tuning, machine, batches, out, CrossEntropy(tuning), "tune"
         )
-        fit.run(PhotographDev(dev, vocabulary, machine, views), lambda _: None)
+        fit.run(PhotographDev(dev, captions, machine, views))
     if processes.rank():
         return Outcome({})
     fit.write_history()
@@ -158,8 +159,8 @@ class PhotographBatches(Batches):
 class PhotographDev(Dev):
     """The dev pictures, encoded by the backbone as it is trained so far."""
 
-    def __init__(self, pictures: list[Picture], vocabulary: Vocabulary, machine: MachineConfig, views: Views) -> None:
-        super().__init__(pictures, vocabulary, machine)
+    def __init__(self, pictures: list[Picture], captions: Path, machine: MachineConfig, views: Views) -> None:
+        super().__init__(pictures, captions, machine)
         self._views = views
 
     def decoder_and_grids(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:

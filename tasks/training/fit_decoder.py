@@ -30,7 +30,8 @@ from tasks.grids.view_crops import grid_names_for_training
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact, Outcome, digest_of
 from tasks.training.batches import GridBatches, ResidentBatches
-from tasks.training.loop import DEV_SCORES, EpochDone, GridDev, TrainingLoop, WeightGroup
+from tasks.training.dev import DEV_SCORES, GridDev
+from tasks.training.loop import EpochDone, TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
 from tasks.training.outputs import DECODER, kept_weights
 from tasks.training.precision import precision_by_epoch, with_precision
@@ -117,7 +118,7 @@ def prepare(
         training.epoch_batches,
     )
     dev_pictures = read_pictures(sources.manifest.path, "dev")
-    dev = GridDev(dev_pictures, grids, vocabulary, machine)
+    dev = GridDev(dev_pictures, grids, sources.captions.path, machine)
     if not batches.captioned or not dev.pictures:
         raise AttendError(f"{stage}: no picture of the train or dev split could be read: see extract's failed.parquet")
     return batches, dev

@@ -1,4 +1,4 @@
-"""The training loop, for every model and objective, and the dev pictures that its epochs are validated on.
+"""The training loop, for every model and objective.
 
 While it runs, its folder holds `.checkpoint.pt` (weights and optimiser state, read with `weights_only`). From it a
 killed run resumes in the middle of an epoch and gives the same curve as an uninterrupted one: batches, dropout and
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,9 +23,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from models.decoders.base import Decoder
-from models.options import Decoding
-from models.search import greedy
-from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.files import write_whole
 from tasks.common.log import log
@@ -34,71 +30,17 @@ from tasks.common.progress import Bar, Stopwatch
 from tasks.config.devices import device_of, prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.training import FitConfig, GridTrainingConfig
-from tasks.data.manifest import Picture
-from tasks.grids.reader import GridReader
-from tasks.metrics import ScoredCaption, measure
-from tasks.metrics.ptb import tokenize
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.stage import PROGRESS
-from tasks.training.batches import Batch, Batches, decode_batch_size, grids_in_order
+from tasks.training.batches import Batch, Batches
+from tasks.training.dev import Dev
 from tasks.training.kept_weights import KeptWeights, save_weights
 from tasks.training.objectives import Count, LossOutput, Objective, count
 from tasks.training.outputs import HISTORY, LAST, NEXT_BEST, WEIGHTS
 from tasks.training.precision import SHARE
 
 _CHECKPOINT = ".checkpoint.pt"
-DEV_SCORES = ("dev_bleu4", "dev_cider")
-EpochDone = Callable[[dict[str, float]], None]
-
-
-class Dev(ABC):
-    """The dev pictures, which are captioned free-running and scored after each epoch."""
-
-    def __init__(self, pictures: list[Picture], vocabulary: Vocabulary, machine: MachineConfig) -> None:
-        self.pictures, self.local_pictures = pictures, processes.share_of(pictures)
-        self.machine = machine
-        self._references = [[tokenize(text) for text in picture.captions] for picture in pictures]
-        self._vocabulary = vocabulary
-
-    @abstractmethod
-    def decoder_and_grids(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
-        """Return the model's decoder, and an iterator over the grids of `local_pictures`, in order.
-
-        The iterator gives a batch of grids (n, h, w, C) float32 at a time, on the model's device.
-        """
-
-    def scores(self, model: nn.Module) -> dict[str, float]:
-        """Return `DEV_SCORES` of greedy captions of all dev pictures: free-running, never teacher-forced."""
-        model.eval()
-        local_captions: list[list[str]] = []
-        decoding = Decoding(max_length=self._vocabulary.settings["max_tokens"] + 1)
-        decoder, grids = self.decoder_and_grids(model)
-        inference_decoder = decoder.for_inference()
-        for grid in grids:
-            for caption in greedy(inference_decoder, grid, decoding):
-                local_captions.append(tokenize(" ".join(self._vocabulary.decode(caption.tokens))))
-        captions = processes.all_gather(local_captions, len(self.pictures))
-        scored = [
-            ScoredCaption(caption, references) for caption, references in zip(captions, self._references, strict=True)
-        ]
-        return {"dev_bleu4": measure("bleu", scored)["bleu4"], "dev_cider": measure("cider", scored)["cider"]}
-
-
-class GridDev(Dev):
-    """The dev pictures that have a cached grid, read from the cache."""
-
-    def __init__(
-        self, pictures: list[Picture], grids: GridReader, vocabulary: Vocabulary, machine: MachineConfig
-    ) -> None:
-        super().__init__([picture for picture in pictures if picture.digest in grids], vocabulary, machine)
-        self._grids = grids
-
-    def decoder_and_grids(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
-        assert isinstance(model, Decoder)
-        device, digests = next(model.parameters()).device, [picture.digest for picture in self.local_pictures]
-        size = decode_batch_size(self.machine, self._grids.shape, rows=1)
-        batches = grids_in_order(digests, self._grids, size)
-        return model, (grid.to(device) for _, grid in batches)
+EpochDone = Callable[[dict[str, float], Path | None], None]
 
 
 @dataclass
@@ -180,12 +122,12 @@ class TrainingLoop:
     def run(self, dev: Dev, epoch_done: EpochDone | None = None) -> None:
         """Train until the last epoch, or until the selected dev score has not risen for `patience` epochs.
 
-        epoch_done: called with each row of the history as it is made; a resumed training first calls it with the rows
-        of earlier runs.
+        epoch_done: called with each row of the history as it is made, and with the file of the epoch's weights where
+        they are the best so far; a resumed training first calls it with the rows of earlier runs.
         """
         report_row = epoch_done or _ignore_row
-        for row in self.history:
-            report_row(row)
+        for epoch, row in enumerate(self.history):
+            report_row(row, self._file_of_best(epoch))
         while len(self.history) < self.training.epochs and not self._stalled():
             epoch = len(self.history)
             self._train_epoch(epoch)
@@ -199,9 +141,14 @@ class TrainingLoop:
             metric = self.objective.metric
             log.info(
                 f"{self.name}: epoch {epoch + 1}/{self.training.epochs}  {metric} {row[metric]:.3f}  "
-                f"dev BLEU-4 {row['dev_bleu4']:.2f}, CIDEr {row['dev_cider']:.2f} (greedy)  {row['seconds']:.0f} s"
+                f"dev loss {row['dev_loss']:.3f}, BLEU-4 {row['dev_bleu4']:.2f}, CIDEr {row['dev_cider']:.2f} "
+                f"(greedy)  {row['seconds']:.0f} s"
             )
-            report_row(row)
+            report_row(row, self._file_of_best(epoch))
+
+    def _file_of_best(self, epoch: int) -> Path | None:
+        """Return the file of an epoch's weights where no epoch has better ones; None otherwise."""
+        return self.kept_weights.path(epoch) if self.kept()[0] == epoch else None
 
     def _train_epoch(self, epoch: int) -> None:
         """Take the steps of an epoch that are not taken yet, with a checkpoint every `checkpoint_seconds`."""
@@ -403,7 +350,7 @@ def synchronised(loss_module: LossModule) -> DistributedDataParallel:
     return DistributedDataParallel(loss_module, find_unused_parameters=True)
 
 
-def _ignore_row(row: dict[str, float]) -> None:  # noqa: ARG001 -- an EpochDone that does nothing
+def _ignore_row(row: dict[str, float], best: Path | None) -> None:  # noqa: ARG001 -- an EpochDone that does nothing
     return
 
 

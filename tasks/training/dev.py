@@ -1,0 +1,114 @@
+"""The dev pictures, on which the epochs of a training are validated."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from models.cross_entropy import cross_entropy
+from models.decoders.base import Decoder
+from models.options import Decoding
+from models.search import greedy
+from models.vocabulary import NULL, Vocabulary
+from tasks.config.machine import MachineConfig
+from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
+from tasks.data.manifest import Picture
+from tasks.grids.reader import GridReader
+from tasks.metrics import ScoredCaption, measure
+from tasks.metrics.ptb import tokenize
+from tasks.pipeline import distributed as processes
+from tasks.training.batches import decode_batch_size, grids_in_order, padded
+
+DEV_SCORES = ("dev_bleu4", "dev_cider")
+_ROWS = 160  # captions whose logits are computed at once: with a large vocabulary, some 60 MB
+
+
+class Dev(ABC):
+    """The dev pictures: after each epoch they are captioned free-running, and their own captions are predicted."""
+
+    def __init__(self, pictures: list[Picture], captions: Path, machine: MachineConfig) -> None:
+        """pictures: those with a grid. captions: the folder of the artifact of `tensorise`."""
+        self.pictures, self.local_pictures = pictures, processes.share_of(pictures)
+        self.machine = machine
+        self._references = [[tokenize(text) for text in picture.captions] for picture in pictures]
+        self._vocabulary: Vocabulary = read_vocabulary(captions)
+        by_digest = {picture.digest: picture for picture in read_captions(captions, "dev")}
+        self._local_captions = [by_digest[picture.digest] for picture in self.local_pictures]
+
+    @abstractmethod
+    def decoder_and_grids(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
+        """Return the model's decoder, and an iterator over the grids of `local_pictures`, in order.
+
+        The iterator gives a batch of grids (n, h, w, C) float32 at a time, on the model's device.
+        """
+
+    def scores(self, model: nn.Module) -> dict[str, float]:
+        """Return the scores of all dev pictures.
+
+        `DEV_SCORES` are those of greedy captions, free-running. `dev_loss` is the cross-entropy of the pictures' own
+        captions under teacher forcing, in nats per token, without what training adds to it, and `dev_perplexity` is its
+        exponential.
+        """
+        model.eval()
+        local_captions: list[list[str]] = []
+        loss = tokens = 0.0
+        decoding = Decoding(max_length=self._vocabulary.settings["max_tokens"] + 1)
+        decoder, grids = self.decoder_and_grids(model)
+        inference_decoder = decoder.for_inference()
+        for grid in grids:
+            captioned = self._local_captions[len(local_captions) :][: len(grid)]
+            for caption in greedy(inference_decoder, grid, decoding):
+                local_captions.append(tokenize(self._vocabulary.text(caption.tokens)))
+            total, number = _forced(decoder, grid, captioned)
+            loss, tokens = loss + total, tokens + number
+        captions = processes.all_gather(local_captions, len(self.pictures))
+        scored = [
+            ScoredCaption(caption, references) for caption, references in zip(captions, self._references, strict=True)
+        ]
+        loss, tokens = processes.all_reduce_sum([loss, tokens])
+        return {
+            "dev_bleu4": measure("bleu", scored)["bleu4"],
+            "dev_cider": measure("cider", scored)["cider"],
+            "dev_loss": loss / tokens,
+            "dev_perplexity": math.exp(min(loss / tokens, 700.0)),  # above, floats end
+        }
+
+
+@torch.no_grad()
+def _forced(decoder: Decoder, grid: Tensor, captioned: Sequence[CaptionedPicture]) -> tuple[float, int]:
+    """Return the cross-entropy of the pictures' captions, summed over their tokens, and the number of tokens.
+
+    grid: (N, h, w, C). captioned: the N pictures.
+    """
+    total, number, first = 0.0, 0, 0
+    while first < len(captioned):
+        part = captioned[first : first + max(1, _ROWS // max(len(picture.tokens) for picture in captioned))]
+        rows = torch.from_numpy(padded([picture.tokens for picture in part])).to(grid.device)
+        words, targets = rows[:, :, :-1], rows[:, :, 1:]
+        valid = targets != NULL
+        logits, _ = decoder(grid[first : first + len(part)], words, valid)
+        tokens = int(valid.sum())
+        total += float(cross_entropy(logits, targets[valid])) * tokens
+        number += tokens
+        first += len(part)
+    return total, number
+
+
+class GridDev(Dev):
+    """The dev pictures that have a cached grid, read from the cache."""
+
+    def __init__(self, pictures: list[Picture], grids: GridReader, captions: Path, machine: MachineConfig) -> None:
+        super().__init__([picture for picture in pictures if picture.digest in grids], captions, machine)
+        self._grids = grids
+
+    def decoder_and_grids(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
+        assert isinstance(model, Decoder)
+        device, digests = next(model.parameters()).device, [picture.digest for picture in self.local_pictures]
+        size = decode_batch_size(self.machine, self._grids.shape, rows=1)
+        batches = grids_in_order(digests, self._grids, size)
+        return model, (grid.to(device) for _, grid in batches)
