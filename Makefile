@@ -26,6 +26,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(INSTALL) --compile-bytecode --require-hashes -r requirements.lock
 	@$(INSTALL) --no-deps --build-constraints requirements-dev.lock -e .
 	@touch $@
+	@echo "ready: now run: source .venv/bin/activate"
 
 $(READY_DEV): $(READY) requirements-dev.lock
 	@$(INSTALL) --compile-bytecode --require-hashes -r requirements-dev.lock

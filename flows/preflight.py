@@ -34,6 +34,7 @@ _WORDY = 100  # words of a caption that is none
 _COMMON = 0.02  # share of the pictures that have the same caption, above which it is told
 _FREE = 1 << 30  # bytes
 _SAMPLE = 200  # rows by whose captions their script is told
+_FEW, _SAMPLED = 2_000, 300  # so many pictures have all their pixels read; of more, so many have
 
 Kind = Literal["error", "warning"]
 
@@ -66,8 +67,11 @@ class Verdict:
         return sum(finding.kind == kind for finding in self.findings)
 
 
-def verdict_of(preset: str, overrides: list[str], sample: int) -> Verdict:
-    """Return what is wrong with a config and its data. sample: pictures whose pixels are read."""
+def verdict_of(preset: str, overrides: list[str], sample: int | None = None) -> Verdict:
+    """Return what is wrong with a config and its data.
+
+    sample: pictures whose pixels are read; None for all where they are few, else some.
+    """
     begun = time.monotonic()
     found, config = refusals(preset, overrides)
     verdict = Verdict()
@@ -87,7 +91,7 @@ def verdict_of(preset: str, overrides: list[str], sample: int) -> Verdict:
     return verdict
 
 
-def _check_data(verdict: Verdict, data: DatasetOptions, config: Config | None, sample: int) -> None:
+def _check_data(verdict: Verdict, data: DatasetOptions, config: Config | None, sample: int | None) -> None:
     """Add what is wrong with a data set. config: None where its other sections are not valid."""
     captions = config.captions if config is not None else CaptionsConfig()
     evaluation = config.evaluation if config is not None else EvaluationConfig()
@@ -103,7 +107,18 @@ def _check_data(verdict: Verdict, data: DatasetOptions, config: Config | None, s
         verdict.pictures, verdict.captions, verdict.splits = len(found.rows), found.captions, found.sizes
         skips = data.on_error == "skip"
         verdict.add("warning" if skips else "error", "data", found.faults)
-        verdict.add("error", "pictures", _picture_faults(found, sample))
+        if sample is None:
+            sample = len(found.rows) if len(found.rows) <= _FEW else _SAMPLED
+        faults = _picture_faults(found, sample)
+        allowed = config.grids.max_failed if config is not None else GridsConfig.model_fields["max_failed"].default
+        are_left_out = len(faults) <= allowed * len(found.rows)
+        verdict.add("warning" if are_left_out else "error", "pictures", faults)
+        if faults and are_left_out:
+            verdict.add(
+                "warning",
+                "pictures",
+                [f"{counted(len(faults), 'unreadable picture')}: left out by a run (grids.max_failed={allowed:g})"],
+            )
         verdict.pixels = min(sample, len(found.rows))
     verdict.add("warning", "pictures", _duplicates(found))
     verdict.add("warning", "captions", _caption_faults(found, captions))

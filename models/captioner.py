@@ -140,7 +140,8 @@ class Captioner:
         keys: `key_of` each photograph, for sampling. attention: whether to return attention maps; ValueError for a
         decoder without attention. decoding: fields of search.Decoding. Fields left out, or None, are those that the
         model was evaluated with, except that a beam selects beam search, and a temperature, top_k or top_p selects
-        sampling, unless `search` is given. Raises ValueError for values that do not go together.
+        sampling, unless `search` is given; and that n_best widens a beam that is not given. Raises ValueError for
+        values that do not go together.
         """
         overrides = {name: value for name, value in decoding.items() if value is not None}
         for_sampling = [name for name in ("temperature", "top_k", "top_p") if name in overrides]
@@ -151,6 +152,8 @@ class Captioner:
             )
         if for_sampling or "beam" in overrides:
             overrides.setdefault("search", "sample" if for_sampling else "beam")
+        if "beam" not in overrides and overrides.get("search", self.decoding.search) == "beam":
+            overrides["beam"] = max(self.decoding.beam, overrides.get("n_best", 1))
         # Limit the evaluated model's n_best and min_length to what the requested beam and max_length allow.
         if "n_best" not in overrides and "beam" in overrides:
             overrides["n_best"] = min(self.decoding.n_best, overrides["beam"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -39,10 +40,16 @@ def read(path: Path) -> list[dict[str, object]]:
     if path.suffix == ".parquet":
         rows: list[dict[str, object]] = pq.read_table(path).to_pylist()
         return rows
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8", newline="") as file:
+            return [
+                {**row, "log_probability": float(row["log_probability"] or 0), "error": row["error"] or None}
+                for row in csv.DictReader(file)
+            ]
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_a_folder_is_captioned_once(registered: Path, tmp_path: Path, suffix: str) -> None:
     folder, out = folder_of(registered, tmp_path / "folder"), tmp_path / f"captions.{suffix}"
     given = [str(folder)]
@@ -57,11 +64,13 @@ def test_a_folder_is_captioned_once(registered: Path, tmp_path: Path, suffix: st
     (folder / "broken.png").write_bytes(b"no picture")
     (folder / "sub" / pictures(registered)[0].name).rename(folder / "renamed.png")
     (folder / pictures(registered)[2].name).unlink()
-    assert write_captions_file(out, given, "models:/small/1", None, registered) == CaptionCounts(2, 5, 1)
+    assert write_captions_file(out, given, "models:/small/1", None, registered) == CaptionCounts(2, 5, 1, kept=2)
     by_name = {str(row["file_name"]): row for row in read(out)}
-    assert len(by_name) == 7 and "no picture" in str(by_name["broken.png"]["error"]) and by_name["renamed.png"]["text"]
+    assert len(by_name) == 9 and "no picture" in str(by_name["broken.png"]["error"]) and by_name["renamed.png"]["text"]
     assert by_name["copy.png"]["text"] == by_name[pictures(registered)[1].name]["text"]
-    assert pictures(registered)[2].name not in by_name
+    assert [row for row in rows if row["file_name"] == pictures(registered)[2].name] == [
+        by_name[pictures(registered)[2].name]
+    ]  # gone from the folder, and kept
     assert write_captions_file(out, given, None, {"beam": 1}, registered).new == 7  # another beam: other captions
     assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, "folder"]
 
@@ -77,7 +86,7 @@ def test_the_pictures_of_a_parquet_file(registered: Path, tmp_path: Path) -> Non
     assert [row["text"] for row in rows[:-1]] == captions_of(registered, data)
     # Hugging Face keeps {bytes, path}.
     pq.write_table(pa.table({"image": [{"bytes": item, "path": None} for item in data]}), path)
-    assert write_captions_file(out, [str(path)], None, None, registered) == CaptionCounts(0, 6, 0)
+    assert write_captions_file(out, [str(path)], None, None, registered) == CaptionCounts(0, 6, 0, kept=7)
     assert read(out)[2]["file_name"] == "row 2"
     pq.write_table(pa.table({"url": urls}), path)
     with pytest.raises(AttendError, match="needs one binary column of encoded pictures, but has none"):
@@ -104,7 +113,7 @@ def test_mistakes_are_told_and_nothing_is_lost(
     ):
         with pytest.raises(AttendError, match=told):
             write_captions_file(out, given, None, None, registered)
-    with pytest.raises(AttendError, match=r"ending in .jsonl or .parquet"):
+    with pytest.raises(AttendError, match=r"ending in .csv, .jsonl or .parquet"):
         write_captions_file(tmp_path / "captions.txt", [str(folder)], None, None, registered)
     with pytest.raises(AttendError, match="is not a valid pattern"):
         write_captions_file(out, [str(folder / "**.png")], None, None, registered)
@@ -113,12 +122,14 @@ def test_mistakes_are_told_and_nothing_is_lost(
     gone.symlink_to(folder / "nothing.png")
     written = read(out)
     monkeypatch.setattr("flows.registered.pictures_to_caption.picture_files", lambda _: [*sorted(folder.glob("*.png"))])
-    assert write_captions_file(out, [str(folder)], None, None, registered) == CaptionCounts(1, 4, 1)
+    assert write_captions_file(out, [str(folder)], None, None, registered) == CaptionCounts(1, 4, 1, kept=4)
     said = [[row["digest"], row["text"]] for row in written]
-    assert [[row["digest"], row["text"]] for row in read(out) if row["error"] is None] == said
+    assert [[row["digest"], row["text"]] for row in read(out) if row["error"] is None] == said * 2  # by other names
     gone.unlink()
     shutil.copy(pictures(registered)[9], gone)
-    assert write_captions_file(out, [str(folder)], None, None, registered) == CaptionCounts(1, 4, 0)  # tried again
+    assert write_captions_file(out, [str(folder)], None, None, registered) == CaptionCounts(
+        1, 4, 0, kept=4
+    )  # tried again
     out.write_text("not a line of captions\n")
     with pytest.raises(AttendError, match=r"captions.jsonl:1: is not a line of captions"):
         write_captions_file(out, [str(folder)], None, None, registered)
@@ -168,7 +179,7 @@ def test_killed_twice_each_picture_is_captioned_exactly_once(registered: Path, t
         run.communicate()
         kept.append(sum(len(read(part)) for part in tmp_path.glob("*.parts/*.parquet")) - sum(kept))
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"{3000 - sum(kept):,} captioned, {sum(kept):,} were known, 0 without")
+    assert done.stdout.startswith(f"3,000 captioned ({sum(kept):,} of them earlier)")
     assert [row["file_name"] for row in read(out)] == [f"{at:05d}.png" for at in range(3000)]
     assert not list(tmp_path.glob("*.parts"))
 

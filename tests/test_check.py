@@ -95,12 +95,12 @@ def of_another_architecture(folder: Path) -> None:
 FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "cut header": (
         lambda folder: (folder / "001.png").write_bytes((folder / "002.png").read_bytes()[:9]),
-        "error",
+        "warning",
         "001.png: is no picture of a known format",
     ),
     "cut pixels": (
         lambda folder: (folder / "001.png").write_bytes((folder / "001.png").read_bytes()[:-400]),
-        "error",
+        "warning",
         "001.png: cannot be decoded",
     ),
     "missing file": (changed(3, file_name="gone.png"), "error", "metadata.jsonl:4: gone.png is captioned, but there"),
@@ -142,6 +142,19 @@ def test_a_planted_fault_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch,
     assert len(found) <= 3, found
 
 
+def test_more_unreadable_pictures_than_a_run_leaves_out_are_errors(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    for number in range(2):
+        (folder / f"00{number}.png").write_bytes(b"none")
+    found = checked(monkeypatch, capsys)["findings"]
+    assert [item["kind"] for item in found if "is no picture" in item["message"]] == ["error"] * 2
+    config(folder.parent, grids={"max_failed": 0.1})
+    found = checked(monkeypatch, capsys)["findings"]
+    assert [item["kind"] for item in found if "is no picture" in item["message"]] == ["warning"] * 2
+    assert "2 unreadable pictures: left out by a run (grids.max_failed=0.1)" in [item["message"] for item in found]
+
+
 def test_faults_are_told_together(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     FAULTS["cut header"][0](folder)
     FAULTS["broken line"][0](folder)
@@ -150,7 +163,7 @@ def test_faults_are_told_together(folder: Path, monkeypatch: pytest.MonkeyPatch,
     assert code == 1
     for message in ("epochz", "learning_rate", "truth", "001.png", "metadata.jsonl:121"):
         assert sum(message in line for line in out.splitlines()) == 1, out
-    assert ": 5 errors, " in out
+    assert ": 4 errors, " in out
 
 
 def test_rows_that_are_skipped_are_no_errors(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

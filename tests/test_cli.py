@@ -283,7 +283,7 @@ def check_prefect(database: Path) -> None:
         "register": {"extract", "tensorise", "train", "evaluate"},
     }
     assert any(line.startswith("train: epoch 1/4") for line in lines)
-    assert "register: version 1 is champion: the first" in lines
+    assert "register: version 1 is champion: it is the first" in lines
 
 
 def test_the_whole_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -118,7 +118,7 @@ def test_a_run_tells_its_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert f"; {counts['test']} pictures of test, 95 % intervals" in end["scores"]
     assert "these captions are poor" in end["note"]  # after two epochs
     assert (tmp_path / end["report"].strip()).is_file()
-    assert "models:/small/1; version 1 is champion: the first" in end["version"]
+    assert "models:/small/1; version 1 is champion: it is the first" in end["version"]
 
 
 def test_the_page_tells_what_the_ledgers_do(

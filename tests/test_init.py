@@ -246,7 +246,7 @@ def test_a_config_that_is_there_is_not_replaced(
     monkeypatch.chdir(tmp_path)
     assert attend(monkeypatch, capsys, "init", str(folder))[0] == 0
     (tmp_path / "photographs.yaml").write_text("mine")
-    assert "photographs.yaml: is there already" in refused(monkeypatch, capsys, "init", str(folder))
+    assert "photographs.yaml: already exists" in refused(monkeypatch, capsys, "init", str(folder))
     assert (tmp_path / "photographs.yaml").read_text() == "mine"
     assert attend(monkeypatch, capsys, "init", str(folder), "--force")[0] == 0
 
@@ -306,7 +306,7 @@ def test_rows_at_fault_are_all_found_and_may_be_left_out(
     ]
     monkeypatch.chdir(tmp_path)
     code, out, _ = attend(monkeypatch, capsys, "init", str(folder))
-    assert code == 0 and "2 rows not valid, left out; the first: " in out
+    assert code == 0 and "2 invalid rows left out; the first: " in out
     config = load("photographs.yaml", [f"machine.workspace={tmp_path / 'workspace'}"])
     assert config.data.on_error == "skip"
     run_stage(config, "ingest")

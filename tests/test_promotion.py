@@ -78,7 +78,7 @@ def aliases(tmp_path: Path) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_only_who_is_better_beyond_doubt_is_promoted(tmp_path: Path, register: Callable[..., dict[str, str]]) -> None:
-    assert register(mostly)["why"] == "version 1 is champion: the first"
+    assert register(mostly)["why"] == "version 1 is champion: it is the first"
     worse = register(nothing)
     assert (
         worse["alias"] == "challenger"

@@ -70,7 +70,7 @@ def main() -> None:
         names = [row["file_name"] for row in found]
         if names != sorted(path.name for path in folder.iterdir()) or rows(out) != 0:
             raise SystemExit("not every picture is there exactly once")
-        if not done.stdout.startswith(f"{given.pictures - kept:,} captioned, {kept:,} were known"):
+        if not done.stdout.startswith(f"{given.pictures:,} captioned ({kept:,} of them earlier)"):
             raise SystemExit(f"what was kept was captioned again: {done.stdout}")
         first = {name: row["text"] for name, row in zip(names, found, strict=True)}
         for number, row in enumerate(found):

@@ -38,13 +38,14 @@ def caption(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="write the captions into this .jsonl or .parquet file; pictures already in it are not captioned again"
+            help="write the captions into this .csv, .jsonl or .parquet file: pictures already in it are not captioned "
+            "again, and its rows of other pictures stay"
         ),
     ] = None,
     workspace: WorkspaceOption = Path("workspace"),
     as_json: Json = False,
 ) -> None:
-    """Caption pictures with a registered model (by default the champion registered last)."""
+    """Caption pictures with a registered model (by default the champion promoted last)."""
     from flows.registered.caption import print_captions, write_captions_file
 
     given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}

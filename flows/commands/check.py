@@ -21,8 +21,11 @@ def check(
     preset: Preset,
     overrides: Overrides = None,
     sample: Annotated[
-        int, typer.Option(min=0, help="pictures whose pixels are read; of the others, only the headers")
-    ] = 300,
+        int | None,
+        typer.Option(
+            min=0, help="pictures whose pixels are read, of others only the headers; default: 300, or up to 2,000"
+        ),
+    ] = None,
     workspace: ConfigWorkspace = None,
     as_json: Json = False,
 ) -> None:
@@ -55,7 +58,10 @@ def _print(verdict: Verdict, preset: str, overrides: list[str]) -> None:
         f"{counted(verdict.count('warning'), 'warning')} in {verdict.seconds:.1f} s"
     )
     if verdict.pixels < verdict.pictures:
-        typer.echo(f"The headers of all pictures were read, and the pixels of {verdict.pixels:,}.")
+        typer.echo(
+            f"The headers of all pictures were read, and the pixels of {verdict.pixels:,} "
+            f"(--sample {verdict.pictures} reads all)."
+        )
     if not verdict.count("error"):
         typer.echo(f"next: {again('run', preset, overrides)}")
 

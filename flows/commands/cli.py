@@ -16,6 +16,7 @@ from flows.commands import caption as cli_caption
 from flows.commands import check as cli_check
 from flows.commands import data as cli_data
 from flows.commands import init as cli_init
+from flows.commands import model as cli_model
 from flows.commands import models as cli_models
 from flows.commands import score as cli_score
 from flows.commands import settings as cli_settings
@@ -46,12 +47,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (cli_init.init, cli_check.check, cli_settings.settings, cli_caption.caption, cli_score.score):
+for command in (
+    cli_init.init,
+    cli_check.check,
+    cli_settings.settings,
+    cli_model.model,
+    cli_caption.caption,
+    cli_score.score,
+):
     app.command()(command)
 for name, group in (("data", cli_data.app), ("models", cli_models.app), ("workspace", cli_workspace.app)):
     app.add_typer(group, name=name)
 
-_STATE_COLOURS = {"fresh": "green", "stale": "yellow", "missing": "yellow", "damaged": "red", "interrupted": "magenta"}
+_STATE_COLOURS = {
+    "fresh": "green",
+    "stale": "yellow",
+    "missing": "yellow",
+    "damaged": "red",
+    "interrupted": "magenta",
+    "running": "cyan",
+}
 
 
 @app.command()
@@ -96,12 +111,12 @@ def status(
     from flows.pipeline import build_pipeline
     from flows.preflight import last_verdict
     from tasks.config.schema import load
-    from tasks.pipeline.plan import plan, up_to
+    from tasks.pipeline.plan import plan, up_to, with_running
     from tasks.pipeline.plan import verify as verify_files
 
     config = load(preset, with_workspace(overrides, workspace))
     pipeline = up_to(build_pipeline(config), until)
-    statuses = verify_files(pipeline) if verify else plan(pipeline)
+    statuses = with_running(verify_files(pipeline) if verify else plan(pipeline), pipeline.workspace)
     if as_json:
         print_json([_as_json(item) for item in statuses])
         return
@@ -133,7 +148,7 @@ def serve(
     refresh: Annotated[float, typer.Option(help="seconds between two checks for a new champion")] = 15,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Serve a registered model over HTTP, with a web page to try it (by default the champion registered last)."""
+    """Serve a registered model over HTTP, with a web page to try it (by default the champion promoted last)."""
     if not 1 <= refresh <= 86_400:  # NaN is refused too
         raise AttendError(f"--refresh: is {refresh}: give 1 to 86,400 seconds")
     from flows.serving.serve import serve as run_server
@@ -209,7 +224,10 @@ def down(workspace: WorkspaceOption = Path("workspace")) -> None:
 
 @app.command()
 def page(
-    preset: Preset,
+    preset: Annotated[
+        str | None,
+        typer.Argument(metavar="[PRESET_OR_YAML]", help="a preset or YAML file; default: the last run's page"),
+    ] = None,
     overrides: Overrides = None,
     workspace: ConfigWorkspace = None,
     browse: Annotated[bool, typer.Option("--open/--no-open", help="open it in the browser")] = True,
@@ -217,13 +235,16 @@ def page(
     """Write and open the page of a config: its pictures, stages and versions, and what the next run would do."""
     import webbrowser
 
-    from flows.page.project_page import write_page
+    from flows.page.project_page import last_page, write_page
     from flows.pipeline import build_pipeline
     from tasks.config.schema import load
     from tasks.pipeline.plan import plan
 
-    config = load(preset, with_workspace(overrides, workspace))
-    path = write_page(config, plan(build_pipeline(config)))
+    if preset is None:
+        path = last_page(Path(workspace or "workspace").expanduser().absolute())
+    else:
+        config = load(preset, with_workspace(overrides, workspace))
+        path = write_page(config, plan(build_pipeline(config)))
     typer.echo(str(path))
     if browse:
         webbrowser.open(path.as_uri())

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tasks.common.errors import AttendError
-from tasks.common.wording import counted, counted_by_split, shortened
+from tasks.common.wording import counted, counted_by_split, listed, shortened
 
 if TYPE_CHECKING:
     from tasks.data.survey import Survey
 
-_FEWEST = 10  # pictures, below which there is nothing to divide into three splits
+_FEWEST = 20  # pictures, below which one of three splits may be empty, and no score means anything
 _FEW = 1_000  # pictures, below which a person is told not to expect much
 _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the vocabulary
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
@@ -43,7 +43,7 @@ def init(
     name = _name_of(data)
     path = out or Path(f"{name}.yaml")
     if path.exists() and not force:
-        raise AttendError(f"{path}: is there already: give another name with --out, or replace it with --force")
+        raise AttendError(f"{path}: already exists: give another name with --out, or replace it with --force")
     weights = _checked_weights(weights)
     options = detect(data)
     adapter = ADAPTERS[options["adapter"]]
@@ -53,16 +53,27 @@ def init(
         if len(found.rows) < _FEWEST:
             raise AttendError(
                 f"{data}: {counted(len(found.rows), 'captioned picture')}: too few to train, validate and test on: "
-                f"{_FEWEST} are the least, and captions worth reading take some thousands"
+                f"{_FEWEST} is the minimum, and captions that read well need some thousands"
             )
     shares = {} if any(row.split is not None for row in found.rows) else _shares(len(found.rows))
     options |= shares
     if shares and found.splits is not None:
         found = found.divided(adapter.model_validate(options))
+    empty = [] if found.splits is None else [split for split in ("train", "dev") if split not in found.sizes]
+    if empty:
+        raise AttendError(
+            f"{data}: of its {len(found.rows)} pictures none is in the split {listed(empty)}: add some, or a column "
+            "or folders that say the split of each (train, validation, test)"
+        )
     form = [f"{field} {value}" for field, value in options.items() if field not in ("adapter", "path", *shares)]
     typer.echo(f"{options['path']}: read as {', '.join([options['adapter'], *form])}")
     _tell(found, shares)
     path.write_text(_yaml(name, _relative(options, path), weights, found), encoding="utf-8")
+    if weights.startswith("torchvision:"):
+        typer.echo(
+            "  MobileNetV2's weights are downloaded once, by the first run; without a network: attend init --weights "
+            "FILE (.safetensors or .pth)"
+        )
     typer.echo(f"{path}: written; look at it, and then:\n  attend check {path}\n  attend run {path}")
 
 
@@ -115,9 +126,11 @@ def _tell(found: Survey, shares: dict[str, float]) -> None:
     if without > 0:
         typer.echo(f"  {counted(without, 'other picture')} there without a caption: not used")
     if len(rows) < _FEW:
-        typer.echo("  captions of so few are rough: 300 photographs of Flickr8k gave BLEU-4 8, its 6,000 give 20")
+        typer.echo(
+            "  expect rough captions: 300 photographs of Flickr8k gave BLEU-4 8, its 6,000 give 20 (100 is best)"
+        )
     if found.faults:
-        typer.echo(f"  {counted(len(found.faults), 'row')} not valid, left out; the first: {found.faults[0]}")
+        typer.echo(f"  {counted(len(found.faults), 'invalid row')} left out; the first: {found.faults[0]}")
 
 
 def _yaml(name: str, options: dict[str, Any], weights: str, found: Survey) -> str:

@@ -14,6 +14,7 @@ from tasks.config.schema import Config
 from tasks.data.manifest import LEFT_OUT, sizes_in_words
 from tasks.evaluation.report import REPORT
 from tasks.evaluation.score_record import read_scores
+from tasks.grids.failures import FAILED
 from tasks.pipeline.ledger import Artifact
 from tasks.registry.registration_record import read_registration
 
@@ -54,6 +55,10 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
             left_out = made["ingest"].path / LEFT_OUT
             number = int(made["ingest"].ledger.counts["left out"])
             yield f"         {counted(number, 'row')} left out, listed in {short(left_out)}"
+    if "extract" in made and made["extract"].ledger.counts.get("failed"):
+        failed = made["extract"].path / FAILED
+        number = int(made["extract"].ledger.counts["failed"])
+        yield f"         {counted(number, 'picture')} that cannot be read left out, listed in {short(failed)}"
     if "evaluate" in made:
         record = read_scores(made["evaluate"].path)
         shown = [name for name in _SCORES if name in record["scores"]]
@@ -74,6 +79,11 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
         report = made["register"].path / REPORT
         yield f"report:  {short(report) if report.is_file() else 'attend models report ' + registration['uri']}"
         yield f"version: {registration['uri']}; {registration['why']}"
+        if registration["alias"] == "challenger":
+            yield (
+                f"         `attend caption` and `attend serve` use the champion; to use this one instead: {program()} "
+                f"models promote {registration['uri']} --force"
+            )
     page = page_path(config)
     if page.is_file():
         yield f"page:    {short(page)}"

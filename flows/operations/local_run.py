@@ -83,7 +83,7 @@ def _start_prefect(config: Config, quiet: bool) -> None:
             f"{_MIN_FREE >> 20} MiB to begin: make room and run again; what is done is kept"
         )
     if not quiet:
-        log.info("starting Prefect's local server")
+        log.info("starting Prefect's local server, which records the run")
     # Locked because two servers that create the same database at once break each other's migrations.
     with Workspace(config.workspace).lock("prefect", "Prefect's local server"):
         start = partial(start_for_this_process, logs_of(config.workspace))

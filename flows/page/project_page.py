@@ -24,6 +24,7 @@ from tasks.pipeline.plan import Status, plan
 from tasks.pipeline.stage import Stage
 from tasks.registry.registration_record import read_registration
 
+_FOLDER = "page"  # of a workspace
 _COLOURS = {"train": "#8c867c", "dev": "#d9a441", "test": "#b3411e"}
 _STATES = {"fresh": "up to date", "stale": "out of date", "missing": "not made yet"}
 _NODE, _GAP = (132, 44), (44, 18)  # width and height of a stage in the graph, and the space between two, in pixels
@@ -37,9 +38,17 @@ def plan_of_all(config: Config, planned: Sequence[Status]) -> Sequence[Status]:
         return planned
 
 
+def last_page(workspace: Path) -> Path:
+    """Return the page of a workspace that was written last. Raises AttendError where there is none."""
+    pages = sorted((workspace / _FOLDER).glob("*.html"), key=lambda path: path.stat().st_mtime)
+    if not pages:
+        raise AttendError(f"{workspace}: has no page yet: name the preset or YAML file of a run, or give --workspace")
+    return pages[-1]
+
+
 def page_path(config: Config) -> Path:
     """Return the file of a config's page."""
-    return config.workspace / "page" / f"{config.name}.html"
+    return config.workspace / _FOLDER / f"{config.name}.html"
 
 
 def write_page(config: Config, statuses: Sequence[Status]) -> Path:

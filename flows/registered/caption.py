@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import glob
 import json
 import shutil
@@ -24,6 +25,7 @@ from tasks.pipeline.ledger import digest_of
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.versions import Registered, find
 
+_NAMED = 5  # pictures without a caption that are told
 _PART_SECONDS, _PART_ROWS = 30.0, 4096  # a part is written after this time, or at this number of rows
 _SCHEMA = pa.schema(
     [
@@ -42,14 +44,20 @@ _UNREADABLE: Row = {"text": None, "log_probability": None, "error": "cannot be r
 
 
 class CaptionCounts(NamedTuple):
-    """Counts of pictures: captioned in this run, known from an earlier run, and, of both, without a caption."""
+    """Counts of pictures: tried in this run, known from an earlier run, of both without a caption; other rows kept."""
 
     new: int
     known: int
     without: int
+    kept: int = 0
 
     def __str__(self) -> str:
-        return f"{self.new:,} captioned, {self.known:,} were known, {self.without:,} without a caption"
+        captioned = self.new + self.known - self.without
+        parts = [
+            f"{captioned:,} captioned ({self.known:,} of them earlier)" if self.known else f"{captioned:,} captioned"
+        ]
+        parts += [f"{self.without:,} without a caption"] if self.without else []
+        return ", ".join([*parts, f"{self.kept:,} rows of other pictures kept"] if self.kept else parts)
 
 
 def print_captions(
@@ -62,7 +70,7 @@ def print_captions(
 ) -> int:
     """Print a caption for each picture, and return the number of pictures that could not be captioned.
 
-    sources: files, folders or patterns. model: an MLflow address; None for the champion registered last. decoding:
+    sources: files, folders or patterns. model: an MLflow address; None for the champion promoted last. decoding:
     what differs from how the model was evaluated. attention: a PNG file for a drawing of the alphas of each word, if
     there is one picture only. Raise AttendError for arguments that cannot be used.
     """
@@ -98,17 +106,18 @@ def print_captions(
 def write_captions_file(
     out: Path, sources: list[str], model: str | None, decoding: AskedDecoding, workspace: Path
 ) -> CaptionCounts:
-    """Write the captions of these pictures to a .jsonl or .parquet file, a row of _SCHEMA for each picture.
+    """Write the captions of these pictures to a .csv, .jsonl or .parquet file, a row of _SCHEMA for each picture.
 
-    sources: files, folders or patterns, or one Parquet file. model: an MLflow address; None for the champion registered
-    last. Pictures that the same version captioned with the same `decoding` in an earlier run are not captioned again.
+    sources: files, folders or patterns, or one Parquet file. model: an MLflow address; None for the champion promoted
+    last. Pictures that the same version captioned with the same `decoding` in an earlier run are not captioned again,
+    and rows of pictures that are not given stay as they are.
     New captions are first written to parts beside the file, so that the next run continues a killed one, and are merged
     into the file at the end. Raise AttendError for arguments that cannot be used.
     """
     from tasks.registry.logged_model import load_captioner
 
-    if out.suffix not in (".jsonl", ".parquet"):
-        raise AttendError(f"--out: {out}: give a name ending in .jsonl or .parquet")
+    if out.suffix not in (".csv", ".jsonl", ".parquet"):
+        raise AttendError(f"--out: {out}: give a name ending in .csv, .jsonl or .parquet")
     if not out.parent.is_dir():
         raise AttendError(f"--out: {out.parent}: no such folder")
     found = _find(model, workspace)
@@ -127,10 +136,15 @@ def write_captions_file(
             {"file_name": name, **row_by_digest.get(digest, _UNREADABLE), "model": model_label}
             for name, digest in names
         ]
-        _write_rows(out, rows)
+        given = {name for name, _ in names}
+        kept = [row for row in _read_rows(out) if row["file_name"] not in given]
+        _write_rows(out, [*rows, *kept])
         parts.remove()
+    for row in [row for row in rows if row["error"] is not None][:_NAMED]:
+        log.warning(f"{row['file_name']}: {row['error']}")
     known_count = sum(digest in known for _, digest in names)
-    return CaptionCounts(len(names) - known_count, known_count, sum(row["error"] is not None for row in rows))
+    without = sum(row["error"] is not None for row in rows)
+    return CaptionCounts(len(names) - known_count, known_count, without, len(kept))
 
 
 def _find(model: str | None, workspace: Path) -> Registered:
@@ -227,15 +241,28 @@ def _read_rows(path: Path) -> list[Row]:
         if path.suffix == ".parquet":
             rows: list[Row] = pq.read_table(path, columns=_SCHEMA.names).to_pylist()
             return rows
+        if path.suffix == ".csv":
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                return [_row_of_csv(row) for row in csv.DictReader(file)]
         rows, number = [], 0
         for number, line in numbered_lines(path):  # noqa: B007 -- named in the error below
             row = dict(json.loads(line))
             rows.append({name: row[name] for name in _SCHEMA.names})
         return rows
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError):
-        if path.suffix == ".parquet":
+        if path.suffix != ".jsonl":
             raise AttendError(f"--out: {path}: is not a file of captions: give another name, or remove it") from None
         raise AttendError(f"--out: {path}:{number}: is not a line of captions: give another name") from None
+
+
+def _row_of_csv(row: dict[str, str]) -> Row:
+    """Return a row of a CSV file, in which an empty field stands for null."""
+    values: Row = {name: row[name] or None for name in _SCHEMA.names}
+    if values["log_probability"] is not None:
+        values["log_probability"] = float(values["log_probability"])
+    if values["error"] is None:
+        values["text"] = values["text"] or ""
+    return values
 
 
 def _write_rows(path: Path, rows: list[Row]) -> None:
@@ -244,6 +271,11 @@ def _write_rows(path: Path, rows: list[Row]) -> None:
     with write_whole(path) as temporary:
         if path.suffix == ".parquet":
             pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), temporary)
+        elif path.suffix == ".csv":
+            with temporary.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, _SCHEMA.names)
+                writer.writeheader()
+                writer.writerows(rows)
         else:
             with temporary.open("w", encoding="utf-8") as file:
                 file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)

@@ -61,7 +61,8 @@ def promote_version(workspace: Path, address: str, rule: PromotionRule, on: Conf
         champion = version_with_alias(client, version.name, "champion")
         if champion is None:
             return Decision(
-                True, promotion.make_champion(client, version, f"version {version.version} is champion: the first")
+                True,
+                promotion.make_champion(client, version, f"version {version.version} is champion: it is the first"),
             )
         if number(champion) == number(version):
             return Decision(True, f"version {version.version} is champion already")

@@ -23,7 +23,7 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 def serve(model: str | None, workspace: Path, host: str, port: int, max_batch: int, refresh: float) -> None:
     """Serve a registered model until the process is stopped.
 
-    model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion registered last. max_batch: the most
+    model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion promoted last. max_batch: the most
     pictures in a batch. refresh: seconds between two checks of the alias. Raises AttendError where it cannot listen.
     """
     listener = _listen(host, port)  # before the model is loaded, which takes seconds

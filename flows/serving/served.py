@@ -64,7 +64,7 @@ class ServedModel:
     """
 
     def __init__(self, model: str | None, workspace: Path, seconds: float) -> None:
-        """model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion registered last.
+        """model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion promoted last.
 
         seconds: between two checks whether the address names another version.
         """

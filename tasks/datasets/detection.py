@@ -148,7 +148,9 @@ def _of_file(path: Path) -> Options:
     if path.name in METADATA:
         return _of_metadata(path.parent, path)
     if path.suffix not in TABLE_SUFFIXES:
-        raise AttendError(f"{path}: is no file of captions that is known: a table ends in {', '.join(TABLE_SUFFIXES)}")
+        raise AttendError(
+            f"{path}: is not a kind of caption file that is known: a table ends in {', '.join(TABLE_SUFFIXES)}"
+        )
     return (_of_json(path) if path.suffix == ".json" else None) or _of_table(path)
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError
+from tasks.common.wording import counted
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import GridsConfig
 from tasks.grids.encoding import ExtractionResult, View
@@ -88,7 +89,8 @@ def bring_up_to_date(
         **{f"seconds_{name}": round(value, 3) for name, value in result.seconds.items()},
     }
     if failed:
-        notes.append(f"{len(failed)} pictures cannot be read and are left out: see failed.parquet")
+        shown = ", ".join(item.path.name for item in failed[:3]) + (", ..." if len(failed) > 3 else "")
+        notes.append(f"{counted(len(failed), 'picture')} that cannot be read left out: {shown}: see {FAILED}")
     return Outcome(products, counts, notes, shards)
 
 

@@ -101,8 +101,8 @@ def _check_download(weights: WeightsEnum) -> None:
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise AttendError(
-            f"grids.weights: torchvision:{weights.name} cannot be downloaded from {weights.url} ({reason}): get that "
-            "file, and set grids.weights=FILE"
+            f"grids.weights: torchvision:{weights.name} cannot be downloaded from {weights.url} ({reason}): download "
+            "it elsewhere, and set grids.weights to its path (in a YAML file: grids: {weights: FILE})"
         ) from None
 
 

@@ -17,10 +17,10 @@ from tasks.common.wording import listed
 from tasks.datasets.base import SPLITS
 from tasks.pipeline.ledger import Artifact, KeyParts, differences, digest_of
 from tasks.pipeline.stage import PROGRESS, Pipeline, Stage
-from tasks.pipeline.workspace import Workspace
+from tasks.pipeline.workspace import Workspace, lock_name
 
 Inputs = Mapping[str, Mapping[str, str]]  # name of a stage -> digests of its inputs from outside the workspace
-State = Literal["fresh", "stale", "missing", "damaged", "interrupted"]
+State = Literal["fresh", "stale", "missing", "damaged", "interrupted", "running"]
 Read = Literal["none", "suspects", "all"]  # the files whose digests are checked; all files have their sizes checked
 
 
@@ -62,6 +62,16 @@ def plan(pipeline: Pipeline, inputs: Inputs | None = None, read: Read = "none") 
     for stage in pipeline.stages:
         statuses[stage] = _status(stage, pipeline, statuses, inputs.get(stage.name, {}), read)
     return list(statuses.values())
+
+
+def with_running(statuses: Iterable[Status], workspace: Workspace) -> list[Status]:
+    """Return a plan with the state `running` for the stages that another process works on now."""
+    return [
+        replace(status, state="running", why=[_progress_of(workspace.partial(status.stage.kind, status.key), "begun")])
+        if status.key is not None and not status.fresh and workspace.is_locked(lock_name(status.stage.kind, status.key))
+        else status
+        for status in statuses
+    ]
 
 
 def inputs_of(pipeline: Pipeline) -> Inputs:
@@ -171,7 +181,7 @@ def _status_by_key(status: Status, workspace: Workspace, last: Artifact | None, 
         return replace(status, state="damaged", why=[cut_off])
     partial = workspace.partial(stage.kind, key)
     if partial.exists():
-        return replace(status, state="interrupted", why=[_progress_of(partial)])
+        return replace(status, state="interrupted", why=[_progress_of(partial, "cut off before its first checkpoint")])
     if last is None:
         return replace(status, why=["has not run yet"])
     return replace(status, state="stale", why=stage.changes(last, status.parts) if status.parts else [])
@@ -185,12 +195,12 @@ def _files_to_read(artifact: Artifact, workspace: Workspace, read: Read) -> set[
     return files if read == "all" else files & workspace.suspects()
 
 
-def _progress_of(partial: Path) -> str:
-    """Return how far an interrupted stage came, in words."""
+def _progress_of(partial: Path, otherwise: str) -> str:
+    """Return how far a stage came, in words; `otherwise` where it has not said so."""
     try:
         return (partial / PROGRESS).read_text(encoding="utf-8").strip()
     except OSError:
-        return "cut off before its first checkpoint"
+        return otherwise
 
 
 def _describe_counts(artifact: Artifact) -> str:

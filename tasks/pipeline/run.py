@@ -12,7 +12,7 @@ from tasks.common.progress import Stopwatch, lasting
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Inputs, Status, artifacts_of, inputs_of, plan, up_to
 from tasks.pipeline.stage import Hooks, Pipeline, Stage, Work
-from tasks.pipeline.workspace import Workspace
+from tasks.pipeline.workspace import Workspace, lock_name
 
 _NO_HOOKS = Hooks()
 
@@ -29,7 +29,7 @@ def run_stage(pipeline: Pipeline, name: str, inputs: Inputs | None = None, hooks
         raise AttendError(f"{name}: {status.why[-1]}")
     if not status.fresh:
         workspace.remember(pipeline.run, name, status.key, done=False)
-        with workspace.lock(f"{status.stage.kind}-{status.key[:20]}", f"{name} of {pipeline.run}"):
+        with workspace.lock(lock_name(status.stage.kind, status.key), f"{name} of {pipeline.run}"):
             statuses = plan(wanted, inputs, read="suspects")  # another process may have run it meanwhile
             if not statuses[-1].fresh:
                 _run(workspace, statuses[-1], artifacts_of(statuses[:-1]), hooks)

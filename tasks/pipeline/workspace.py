@@ -309,6 +309,17 @@ class Workspace:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(join_fields(asdict(recent)), indent=1, sort_keys=True))
 
+    def is_locked(self, name: str) -> bool:
+        """Return whether a process holds the lock `name` now."""
+        path = self.root / "locks" / f"{name}.lock"
+        if not path.exists():
+            return False
+        try:
+            with filelock.FileLock(path, timeout=0):
+                return False
+        except filelock.Timeout:
+            return True
+
     @contextlib.contextmanager
     def lock(self, name: str, doing: str | None = None, by: str = "another run is working on it") -> Iterator[None]:
         """Hold the lock `name` for the length of the block, after waiting for any other process that holds it.
@@ -328,6 +339,11 @@ class Workspace:
             yield
         finally:
             lock.release()
+
+
+def lock_name(stage: str, key: str) -> str:
+    """Return the name of the lock under which a stage, of this kind, makes the artifact of a key."""
+    return f"{stage}-{key[:20]}"
 
 
 def _remote_name(remote_folder: str, ledger: Ledger, name: str) -> str:

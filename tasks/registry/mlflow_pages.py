@@ -24,6 +24,7 @@ def mlflow_ui(workspace: Path, port: int) -> None:
         raise AttendError(f"--port: {port} is taken by another program: give another port")
     connect(workspace, must_exist=True)  # upgrades the database where need be: MLflow's server would do so in place
     command = ui_command(workspace, port)
+    print(f"MLflow: http://127.0.0.1:{port} in some seconds; Ctrl-C stops it", flush=True)
     os.execve(command[0], command, ui_environment())
 
 

@@ -138,7 +138,7 @@ def _champion_to_beat(client: MlflowClient, model: str, workspace: Path) -> tupl
     champion = version_with_alias(client, model, "champion")
     flaw = None if champion is None else _flaw(client, champion, workspace)
     if champion is None or flaw is None:
-        return champion, "the first"
+        return champion, "it is the first"
     return None, f"the files of {_label(champion)} are {flaw}"
 
 

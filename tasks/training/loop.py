@@ -26,7 +26,8 @@ from models.decoders.base import Decoder
 from tasks.common.errors import AttendError
 from tasks.common.files import write_whole
 from tasks.common.log import log
-from tasks.common.progress import Bar, Stopwatch
+from tasks.common.progress import Bar, Stopwatch, lasting
+from tasks.common.wording import counted
 from tasks.config.devices import device_of, prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.training import FitConfig, GridTrainingConfig
@@ -142,9 +143,23 @@ class TrainingLoop:
             log.info(
                 f"{self.name}: epoch {epoch + 1}/{self.training.epochs}  {metric} {row[metric]:.3f}  "
                 f"dev loss {row['dev_loss']:.3f}, BLEU-4 {row['dev_bleu4']:.2f}, CIDEr {row['dev_cider']:.2f} "
-                f"(greedy)  {row['seconds']:.0f} s"
+                f"(greedy)  {row['seconds']:.0f} s{self._rest()}"
             )
             report_row(row, self._file_of_best(epoch))
+        best, last = self.kept()[0] + 1, len(self.history)
+        ended = (
+            ""
+            if last == self.training.epochs
+            else f"ended after {counted(self.training.patience, 'epoch')} without a "
+            f"better {self.selected.replace('_', ' ')} ({self.section}.patience): "
+        )
+        log.info(f"{self.name}: {ended}the weights of epoch {best} of {last} are kept")
+
+    def _rest(self) -> str:
+        """Return how long the other epochs may take, by those so far; empty after the last."""
+        rest = self.training.epochs - len(self.history)
+        seconds = rest * sum(row["seconds"] for row in self.history) / len(self.history)
+        return f"; {counted(rest, 'more epoch')} at most, {lasting(seconds)}" if rest else ""
 
     def _file_of_best(self, epoch: int) -> Path | None:
         """Return the file of an epoch's weights where no epoch has better ones; None otherwise."""

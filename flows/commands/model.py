@@ -1,0 +1,112 @@
+"""`attend model`: print the layers, shapes and parameters of a captioner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.commands.options import ConfigWorkspace, Overrides, whole_number, with_workspace
+from tasks.common.errors import AttendError
+
+if TYPE_CHECKING:
+    from models.decoders.base import Decoder
+
+_CAPTIONS, _WORDS = 5, 1  # captions of the picture that shapes are shown for, and words read of each
+
+
+def model(
+    name: Annotated[
+        str, typer.Argument(metavar="PRESET_OR_YAML|MODEL", help="a preset, a YAML file, or a registered model's name")
+    ],
+    overrides: Overrides = None,
+    words: Annotated[
+        int | None,
+        typer.Option(help="size of the vocabulary; default: that of the captions, or 5,000", **whole_number(5)),
+    ] = None,
+    depth: Annotated[int, typer.Option(help="how deep layers within layers are listed", **whole_number(1, 9))] = 3,
+    workspace: ConfigWorkspace = None,
+) -> None:
+    """Show a captioner's layers, their shapes for one picture and a word of five captions, and their parameters."""
+    from tasks.config.presets import presets
+
+    if name in presets() or Path(name).suffix in (".yaml", ".yml"):
+        _show_config(name, with_workspace(overrides, workspace), words, depth)
+    elif overrides or words is not None:
+        raise AttendError(
+            f"{name}: is neither a preset nor a YAML file; a registered model has its own settings: give {name} alone"
+        )
+    else:
+        _show_registered(name, Path(workspace or "workspace").expanduser().absolute(), depth)
+
+
+def _show_config(preset: str, overrides: list[str], words: int | None, depth: int) -> None:
+    """Print the backbone and the decoder of a config, with random weights."""
+    import torch
+
+    import models.backbones.base as backbones
+    from flows.pipeline import build_pipeline
+    from models.decoders.base import make
+    from tasks.config.presets import presets
+    from tasks.config.schema import load
+    from tasks.data.caption_files import read_vocabulary
+    from tasks.grids.weights import IMPORTED
+    from tasks.pipeline.plan import artifacts
+
+    config = load(preset, ["data.path=.", *overrides] if preset in presets() else overrides)
+    try:
+        made = artifacts(build_pipeline(config))
+    except AttendError:  # the data set is not there, and need not be
+        made = {}
+    if words is None:
+        words = len(read_vocabulary(made["tensorise"].path)) if "tensorise" in made else 5_000
+    if config.grids.backbone == IMPORTED:
+        raise AttendError(f"{preset}: the grids are imported, and without a backbone their shape is not known here")
+    try:
+        backbone = backbones.make(config.grids.backbone, config.grids.grid, 0)
+        with torch.inference_mode():
+            grid = backbone(torch.zeros(1, 3, config.grids.image_size, config.grids.image_size))
+        decoder = make(config.decoder.name, grid.shape[-1], words, config.decoder.options())
+    except ValueError as error:
+        raise AttendError(f"{preset}: {error}") from None
+    _show(f"backbone {config.grids.backbone}", backbone, [torch.zeros(1, 3, *[config.grids.image_size] * 2)], depth)
+    _show_decoder(config.decoder.name, decoder, grid, depth)
+
+
+def _show_registered(name: str, workspace: Path, depth: int) -> None:
+    """Print the backbone and the decoder of a registered model."""
+    import torch
+
+    from tasks.registry.logged_model import load_captioner
+    from tasks.registry.versions import find
+
+    captioner = load_captioner(*find(name, workspace))
+    captioner.decoder.to("cpu")
+    spec = captioner.config["backbone"]
+    photograph = torch.zeros(1, 3, *[spec["image_size"]] * 2)
+    with torch.inference_mode():
+        grid = captioner.backbone(
+            photograph.to(captioner.device).to(next(captioner.backbone.parameters()).dtype)
+        ).float()
+    typer.echo(f"{name}: {len(captioner.vocabulary):,} tokens")
+    _show(f"backbone {spec['name']}", captioner.backbone, [photograph], depth)
+    _show_decoder(captioner.config["decoder"]["name"], captioner.decoder, grid, depth)
+
+
+def _show_decoder(name: str, decoder: Decoder, grid: Any, depth: int) -> None:
+    import torch
+
+    read = torch.ones(1, _CAPTIONS, _WORDS, dtype=torch.int64)
+    _show(f"decoder {name}", decoder, [grid, read, read.bool()], depth)
+
+
+def _show(title: str, module: Any, inputs: list[Any], depth: int) -> None:
+    """Print a module as torchinfo does."""
+    import torchinfo
+
+    columns = ("input_size", "output_size", "num_params", "trainable")
+    summary = torchinfo.summary(
+        module.eval(), input_data=inputs, depth=depth, col_names=columns, verbose=0, row_settings=("var_names",)
+    )
+    typer.echo(f"\n{title}\n{summary}")
