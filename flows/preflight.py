@@ -109,7 +109,7 @@ def _check_data(verdict: Verdict, data: DatasetOptions, config: Config | None, s
         verdict.add("warning" if skips else "error", "data", found.faults)
         if sample is None:
             sample = len(found.rows) if len(found.rows) <= _FEW else _SAMPLED
-        faults = _picture_faults(found, sample)
+        faults = [] if data.has_grids else _picture_faults(found, sample)
         allowed = config.grids.max_failed if config is not None else GridsConfig.model_fields["max_failed"].default
         are_left_out = len(faults) <= allowed * len(found.rows)
         verdict.add("warning" if are_left_out else "error", "pictures", faults)

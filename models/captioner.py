@@ -21,6 +21,7 @@ from .backbones import base as backbones
 from .backbones.encoder import Encoder
 from .decoders import base as decoders
 from .decoders.ensemble import Ensemble
+from .given_grids import read_grid
 from .options import Decoding
 from .photographs import decode, resize, stack
 from .search import Caption
@@ -50,15 +51,17 @@ class Captioned:
 class Captioner:
     """A model that captions encoded photographs. It has no state that calls change, so threads may share it.
 
-    config: as saved: `backbone` (name, image_size, fit, grid, precision), `decoder` (the arguments of `make`, with the
-    number of `members` for an ensemble) and `decoding` (the fields of search.Decoding).
+    config: as saved: `backbone` (name, image_size, fit, grid, precision, and `projected`, the channels of its
+    projection, where it has one), `decoder` (the arguments of `make`, with the number of `members` for an ensemble) and
+    `decoding` (the fields of search.Decoding). Without a backbone it takes grids in place of photographs, and
+    `backbone` has their `shape` (h, w, C).
     """
 
     def __init__(
         self,
         config: dict[str, Any],
         vocabulary: Vocabulary,
-        backbone: backbones.Backbone,
+        backbone: backbones.Backbone | None,
         decoder: decoders.Decoder | Ensemble,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -67,7 +70,7 @@ class Captioner:
         self.vocabulary = vocabulary
         self.device = torch.device(device)
         self.backbone = backbone
-        self._encoder = Encoder(backbone, config["backbone"]["precision"], self.device)
+        self._encoder = None if backbone is None else Encoder(backbone, config["backbone"]["precision"], self.device)
         self.decoder = decoder.to(self.device).eval()
         self._stepper = self.decoder.for_inference()
         self.attends = decoder.attends
@@ -77,8 +80,7 @@ class Captioner:
         """Return the captioner saved in a folder."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         vocabulary = Vocabulary.from_json((folder / "vocabulary.json").read_text(encoding="utf-8"))
-        backbone = backbones.make(config["backbone"]["name"], config["backbone"]["grid"])
-        backbone.load_state_dict(safetensors.torch.load_file(folder / "backbone.safetensors"))
+        backbone = None if "shape" in config["backbone"] else _load_backbone(config["backbone"], folder)
         decoder = make(config["decoder"])
         decoder.load_state_dict(safetensors.torch.load_file(folder / "decoder.safetensors"))
         return cls(config, vocabulary, backbone, decoder, device)
@@ -89,6 +91,8 @@ class Captioner:
         (folder / "config.json").write_text(json.dumps(self.config, indent=1, sort_keys=True), encoding="utf-8")
         (folder / "vocabulary.json").write_text(self.vocabulary.to_json(), encoding="utf-8")
         for name, module in (("backbone", self.backbone), ("decoder", self.decoder)):
+            if module is None:
+                continue
             state = {key: value.contiguous().cpu() for key, value in module.state_dict().items()}
             safetensors.torch.save_file(state, folder / f"{name}.safetensors")
 
@@ -96,7 +100,7 @@ class Captioner:
         """Return a result for each encoded photograph (JPEG, PNG, WebP, ...), in order.
 
         decoding: as in `from_grid`. The result of a photograph that cannot be decoded has the reason as its `error`;
-        the others get their captions.
+        the others get their captions. Without a backbone, each is a .npy file of a grid in place of a photograph.
         """
         results: list[Captioned] = []
         for start in range(0, len(photographs), _BATCH):
@@ -124,12 +128,17 @@ class Captioner:
         return self._encode([self._picture(photograph) for photograph in photographs])
 
     def _encode(self, pictures: list[Tensor]) -> Tensor:
-        """Return the grids (N, h, w, C) float16 of resized pictures, uint8 (3, S, S) each."""
-        return self._encoder(stack(pictures))
+        """Return the grids (N, h, w, C) float16 of resized pictures, uint8 (3, S, S) each, or of given grids."""
+        return torch.stack(pictures) if self._encoder is None else self._encoder(stack(pictures))
 
     def _picture(self, photograph: bytes) -> Tensor:
-        """Return the photograph decoded and resized, uint8 (3, S, S); ValueError if it cannot be decoded."""
+        """Return the photograph decoded and resized, uint8 (3, S, S); ValueError if it cannot be decoded.
+
+        Without a backbone, return the grid in a .npy file, float16 (h, w, C).
+        """
         spec = self.config["backbone"]
+        if self.backbone is None:
+            return read_grid(photograph, spec["shape"])
         return resize(decode(photograph), spec["image_size"], spec["fit"], self.backbone.declared.interpolation)
 
     def from_grid(
@@ -190,6 +199,16 @@ class Captioner:
         alternatives = [(text, caption.log_probability) for text, caption in zip(texts[1:], captions[1:], strict=True)]
         tokens = self.vocabulary.tokens(captions[0].tokens)
         return Captioned(texts[0], tokens, captions[0].log_probability, alternatives, attention)
+
+
+def _load_backbone(spec: Mapping[str, Any], folder: Path) -> backbones.Backbone:
+    """Return the backbone that was saved in a folder. spec: the saved config's `backbone`."""
+    backbone = backbones.make(spec["name"], spec["grid"])
+    state = safetensors.torch.load_file(folder / "backbone.safetensors")
+    if "projected" in spec:
+        backbone.project(state["projection"])
+    backbone.load_state_dict(state)
+    return backbone
 
 
 def make(shape: Mapping[str, Any]) -> decoders.Decoder | Ensemble:

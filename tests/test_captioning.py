@@ -25,7 +25,7 @@ from tests.support import captioner_artifacts, pictures, trained
 
 def captions_of(workspace: Path, photographs: list[bytes]) -> list[str]:
     config = trained(workspace)
-    captioner = make_captioner(config.grids, config.evaluation, captioner_artifacts(config))
+    captioner = make_captioner(config, captioner_artifacts(config))
     return [item.caption for item in captioner.caption(photographs)]
 
 
@@ -187,7 +187,7 @@ def test_killed_twice_each_picture_is_captioned_exactly_once(registered: Path, t
 def test_a_smaller_search_than_the_evaluations_is_what_was_asked_for(registered: Path) -> None:
     config = trained(registered)
     evaluation = config.evaluation.model_copy(update={"beam": 4, "n_best": 3, "min_length": 5})
-    captioner = make_captioner(config.grids, evaluation, captioner_artifacts(config))
+    captioner = make_captioner(config.model_copy(update={"evaluation": evaluation}), captioner_artifacts(config))
     photograph = pictures(registered)[0].read_bytes()
     for asked, alternatives in (({}, 2), ({"beam": 1}, 0), ({"beam": 2}, 1), ({"beam": 2, "max_length": 3}, 1)):
         (said,) = captioner.caption([photograph], **asked)

@@ -23,6 +23,7 @@ from PIL import Image
 from models.vocabulary import SPECIAL
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
+from tasks.data.caption_files import read_vocabulary
 from tasks.data.manifest import read_pictures, write_manifest
 from tasks.data.sources import digests_of
 from tasks.data.splits import hashed_split
@@ -245,6 +246,24 @@ def test_coco_pt(tmp_path: Path) -> None:
     pixels = np.asarray(Image.open(tmp_path / "out" / rows[1].name))
     expected = torch.load(path, weights_only=True)["train_images"][1].permute(1, 2, 0).numpy()
     assert (pixels == expected).all()
+
+
+def test_a_given_vocabulary_is_kept_ids_and_all(tmp_path: Path) -> None:
+    path = coco_pt(tmp_path / "coco.pt")
+    data = {"adapter": "coco_pt", "path": str(path)}
+    given = {"vocabulary": "given", "tokeniser": "whitespace", "max_tokens": 3}
+    config = small(tmp_path / "workspace", data=data, captions=given)
+    for stage in ("ingest", "tensorise"):
+        run_stage(config, stage)
+    folder = artifacts(config, "tensorise")["tensorise"].path
+    assert [*SPECIAL, *read_vocabulary(folder).words] == torch.load(path, weights_only=True)["vocab"]["idx_to_token"]
+    tokens = sorted(row["tokens"] for row in pq.read_table(folder / "captions.parquet").to_pylist())
+    assert tokens == [[1, 4, 3, 5, 2], [1, 4, 5, 2, 0], [1, 5, 2, 0, 0], [1, 6, 5, 2, 0]]
+    run_stage(small(tmp_path / "workspace"), "ingest")
+    with pytest.raises(AttendError, match=r"the data set has no vocabulary of its own: set captions\.vocabulary=train"):
+        run_stage(small(tmp_path / "workspace", captions=given), "tensorise")
+    with pytest.raises(AttendError, match="set tokeniser=whitespace and units=words"):
+        small(tmp_path / "workspace", data=data, captions={"vocabulary": "given"})
 
 
 @pytest.mark.parametrize(

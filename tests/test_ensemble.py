@@ -75,7 +75,7 @@ def test_the_best_epochs_are_kept_and_what_is_registered_says_what_was_evaluated
     kept = trained.kept_weights(made["train"].path)
     assert [path.name for path in kept] == [trained.WEIGHTS, "weights-2.safetensors", "weights-3.safetensors"]
     assert len({path.read_bytes() for path in kept}) == 3 and len(scores) == 6
-    captioner = make_captioner(config.grids, config.evaluation, captioner_artifacts(config))
+    captioner = make_captioner(config, captioner_artifacts(config))
     write_bundle(captioner, tmp_path / "bundle")
     loaded = Captioner.load(tmp_path / "bundle")
     rows = pq.read_table(made["evaluate"].path / PREDICTIONS).to_pylist()

@@ -26,7 +26,7 @@ from tasks.data.manifest import GENERATED_FOLDER
 from tasks.evaluation.coco_files import corpus_of
 from tasks.metrics import measure
 from tasks.registry import bundle, tracking
-from tasks.registry.logged_model import load_captioner, load_model, log_model
+from tasks.registry.logged_model import ModelInput, example, load_captioner, load_model, log_model
 from tasks.registry.mlflow_pages import mlflow_ui
 from tasks.registry.registration_record import REGISTRATION
 from tasks.training.outputs import WEIGHTS
@@ -95,7 +95,7 @@ print(json.dumps([row["caption"] for row in rows]))
 
 def registry_captioner(workspace: Path):  # type: ignore[no-untyped-def]
     config = trained(workspace)
-    return bundle.make_captioner(config.grids, config.evaluation, captioner_artifacts(config))
+    return bundle.make_captioner(config, captioner_artifacts(config))
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_pat
     bundle.write_bundle(registry_captioner(workspace), tmp_path / "bundle", source=tmp_path / "code")
     client = tracking.connect(workspace)
     run_id = client.create_run(tracking.get_or_create_experiment(client, workspace, "other")).info.run_id
-    address = log_model(run_id, "small.1", tmp_path / "bundle")
+    address = log_model(run_id, "small.1", tmp_path / "bundle", ModelInput("image", example()))
     said = outside(
         workspace,
         f"""

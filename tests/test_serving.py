@@ -69,7 +69,7 @@ def photographs(registered: Path) -> list[bytes]:
 @pytest.fixture(scope="module")
 def expected(registered: Path, photographs: list[bytes]) -> list[str]:
     config = trained(registered)
-    captioner = make_captioner(config.grids, config.evaluation, captioner_artifacts(config))
+    captioner = make_captioner(config, captioner_artifacts(config))
     return [item.caption for item in captioner.caption(photographs)]
 
 

@@ -216,7 +216,7 @@ def test_cached_grids_are_those_of_the_raw_pictures(workspace: Path) -> None:
     config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"metrics": ("bleu",)})})
     run_all(config)
     found = artifacts(config)
-    captioner = make_captioner(config.grids, config.evaluation, captioner_artifacts(config))
+    captioner = make_captioner(config, captioner_artifacts(config))
     files = files_by_digest(found["ingest"].path, config.data)
     rows = pq.read_table(found["evaluate"].path / "predictions.parquet").to_pylist()
     captioned = captioner.caption([files[row["digest"]].read_bytes() for row in rows])

@@ -30,7 +30,6 @@ from tasks.common.retries import may_pass
 from tasks.config.schema import Config, load
 from tasks.grids.extract import Grids
 from tasks.grids.views import Views
-from tasks.grids.weights import IMPORTED
 from tasks.pipeline import distributed
 from tasks.pipeline.plan import Inputs, artifacts_of, by_kind, inputs_of, plan, up_to
 from tasks.pipeline.run import run_stage, savings_message
@@ -82,8 +81,6 @@ def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: L
     The state is named `Cached` where all were fresh.
     """
     config = load(preset, overrides or [])
-    if until == "register" and config.grids.backbone == IMPORTED:  # refused before hours of training, not after
-        raise AttendError("imported grids have no backbone to caption photographs with: add --until evaluate")
     show_log()
     pipeline = up_to(build_pipeline(config), until)
     prepare(config)

@@ -86,6 +86,8 @@ def print_captions(
     if attention is not None and not attention.parent.is_dir():
         raise AttendError(f"--attention: {attention.parent}: no such folder")
     captioner = load_captioner(*_find(model, workspace))
+    if attention is not None and captioner.backbone is None:
+        raise AttendError("--attention: draws over a photograph, and this model takes grids: leave it out")
     names = list(pictures.named())
     digests = {digest for _, digest in names if digest is not None}
     row_by_digest: dict[str | None, Row] = {}

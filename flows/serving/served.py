@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from flows.serving.batching import CaptionRow, Params
 from flows.serving.limits import RefusedError
+from tasks.common.errors import AttendError
 from tasks.registry import tracking
 from tasks.registry.logged_model import example, load_model, unwrap_captioner
 from tasks.registry.versions import address_of, check_address, default_champion, version_of_address
@@ -114,6 +115,8 @@ def _load(version: ModelVersion) -> LoadedVersion:
     pyfunc = load_model(uri)
     model = pyfunc.unwrap_python_model()
     captioner = unwrap_captioner(model, uri)
+    if captioner.backbone is None:
+        raise AttendError(f"{uri}: takes grids in place of photographs: serve it with `mlflow models serve -m {uri}`")
     schema = pyfunc.metadata.get_params_schema()
     params = {item.name: _TYPES[item.dtype.name] for item in schema.params} if schema else {}
     about: ModelInfo = {

@@ -62,6 +62,7 @@ class Backbone(nn.Module):
         self.published = published
         self.blocks = blocks
         self.grid: int | None = None
+        self.projection: Tensor | None = None
         self.eval()
         self.requires_grad_(False)
 
@@ -75,10 +76,19 @@ class Backbone(nn.Module):
         return maps
 
     def to_grid(self, maps: Tensor) -> Tensor:
-        """Return the grid (N, h, w, C) of a map (N, C, h, w), pooled to `grid` x `grid` positions if that is set."""
+        """Return the grid (N, h, w, C) of a map (N, C, h, w), pooled to `grid` x `grid` positions if that is set.
+
+        Where a projection is set, C are its channels.
+        """
         if self.grid is not None:
             maps = functional.adaptive_avg_pool2d(maps, self.grid)
-        return maps.permute(0, 2, 3, 1)
+        grid = maps.permute(0, 2, 3, 1)
+        return grid if self.projection is None else grid @ self.projection.T
+
+    def project(self, matrix: Tensor) -> None:
+        """Project the channels of every grid from now on by a matrix (C', C)."""
+        del self.projection
+        self.register_buffer("projection", matrix)
 
     def normalised(self, photographs: Tensor) -> Tensor:
         """Return uint8 photographs (N, 3, S, S) as float32, normalised as the published weights expect."""

@@ -22,7 +22,14 @@ from tasks.common.section import Checked
 from tasks.config.decoder import DecoderConfig
 from tasks.config.machine import MachineConfig
 from tasks.config.presets import resolve_preset, values_of
-from tasks.config.stages import CaptionsConfig, EvaluationConfig, GridsConfig, RegistryConfig, ViewsConfig
+from tasks.config.stages import (
+    CaptionsConfig,
+    EncoderConfig,
+    EvaluationConfig,
+    GridsConfig,
+    RegistryConfig,
+    ViewsConfig,
+)
 from tasks.config.training import (
     SelfCriticalConfig,
     TrainingConfig,
@@ -53,6 +60,7 @@ class Config(Checked):
     departures: dict[str, str] = Field({}, description="settings in which a preset differs from its source, and why")
     data: Dataset
     grids: GridsConfig
+    encoder: EncoderConfig | None = None
     views: ViewsConfig | None = None
     captions: CaptionsConfig = CaptionsConfig()
     decoder: DecoderConfig
@@ -110,8 +118,7 @@ class Config(Checked):
             )
         if self.training.doubly_stochastic and not DECODERS[self.decoder.name].attends:
             yield (f"training.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
-        if self.views is not None and self.grids.backbone == "imported":
-            yield ("views: imported grids have neither photographs nor a backbone to make views with: leave views out")
+        yield from self._contradictions_of_given_grids()
         if self.tuning is not None:
             blocks = BACKBONES[self.grids.backbone].blocks if self.grids.backbone in BACKBONES else 0
             if self.tuning.first_block > blocks:
@@ -125,6 +132,23 @@ class Config(Checked):
             yield (f"tuning.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
         if self.data.dev_share + self.data.test_share >= 1:
             yield ("data.dev_share and data.test_share: together they leave nothing to train on")
+
+    def _contradictions_of_given_grids(self) -> Iterator[str]:
+        """Yield what does not go together with grids that others made."""
+        if self.views is not None and self.grids.backbone == "imported":
+            yield ("views: imported grids have neither photographs nor a backbone to make views with: leave views out")
+        if self.data.has_grids and self.grids.backbone != "imported":
+            yield (
+                f"data.adapter: {self.data.model_dump()['adapter']} has grids and no photographs: set "
+                "grids.backbone=imported and grids.weights=imported:NAME"
+            )
+        if self.encoder is not None and self.grids.backbone != "imported":
+            yield "encoder: is for imported grids alone; others are made by grids.backbone: leave encoder out"
+        if self.encoder is not None and self.data.has_grids and self.encoder.examples is None:
+            yield (
+                "encoder.examples: name a folder of photographs of some of the grids: else nothing shows that the "
+                "encoder makes such"
+            )
 
     @property
     def workspace(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -65,6 +66,31 @@ class GridsConfig(Section):
         return self
 
 
+class EncoderConfig(Section):
+    """What makes grids like the imported ones of a photograph, so that a registered model takes photographs."""
+
+    backbone: str = Field(description="backbone, as in `grids`")
+    weights: Annotated[str, NotInKey()] = Field(description="its weights, as in `grids`; their digest enters the key")
+    image_size: int = Field(ge=32, le=2048, description="side, in pixels, of the square that it is shown")
+    fit: Literal["squash", "crop"] = Field("squash", description="how a photograph becomes square, as in `grids`")
+    grid: int | None = Field(None, ge=1, le=64, description="positions per side to which its grid is average-pooled")
+    projection: Annotated[Path | None, NotInKey()] = Field(
+        None,
+        description=".npy file of the matrix that projected its channels, such as an SVD's; its digest is in the key",
+    )
+    examples: Annotated[Path | None, NotInKey()] = Field(
+        None, description="folder of photographs whose grids are given, each named by the number of its row, from 0"
+    )
+    tolerance: float = Field(
+        0.05, gt=0, lt=1, description="largest relative difference (L2) of its grid of an example from the given one"
+    )
+
+    def as_grids(self) -> GridsConfig:
+        """Return the settings of its backbone as a section `grids`."""
+        values = {"backbone": self.backbone, "weights": self.weights, "image_size": self.image_size}
+        return GridsConfig(**values, fit=self.fit, grid=self.grid)
+
+
 class ViewsConfig(Section):
     """Other views of the training pictures, cropped and mirrored, extracted once as well (stage `views`)."""
 
@@ -104,11 +130,18 @@ class CaptionsConfig(Section):
     min_count: int = Field(
         5, ge=1, description="occurrences in the train split that a word, or byte pair, needs to be in the vocabulary"
     )
+    vocabulary: Literal["train", "given"] = Field(
+        "train",
+        description="where the words come from: the captions of the `train` split, or the data set's own vocabulary "
+        "(`given`), ids and all, with `tokeniser: whitespace`",
+    )
     max_tokens: int = Field(15, ge=1, le=200, description="longer captions are cut to this number of tokens")
 
     @model_validator(mode="after")
     def _check(self) -> CaptionsConfig:
         check_known(self.tokeniser, "tokeniser", TOKENISERS)
+        if self.vocabulary == "given" and (self.tokeniser, self.units) != ("whitespace", "words"):
+            raise ValueError("vocabulary: a given one is of whole words: set tokeniser=whitespace and units=words")
         return self
 
 

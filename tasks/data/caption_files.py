@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 from models.vocabulary import NULL, SPECIAL, Vocabulary
 from tasks.config.stages import CaptionsConfig
 from tasks.config.tokeniser_names import TOKENISERS
-from tasks.data.manifest import read_pictures
+from tasks.data.manifest import GIVEN_WORDS, read_pictures
 from tasks.data.tokenisers import BytePairs, tokeniser
 from tasks.metrics.consensus import ORDERS, Frequencies
 from tasks.pipeline.ledger import Artifact, Outcome, digest_of
@@ -60,7 +61,11 @@ def write_captions(captions: CaptionsConfig, manifest: Artifact, out: Path) -> O
             split: [(digest, [pairs(text) for text in texts]) for digest, texts in words[split]] for split in splits
         }
         units = pairs.pairs()
-    vocabulary = build_vocabulary([text for _, texts in words["train"] for text in texts], captions, units)
+    if captions.vocabulary == "given":
+        units = json.loads((manifest.path / GIVEN_WORDS).read_text(encoding="utf-8"))
+        vocabulary = Vocabulary(tuple(units), _settings(captions))
+    else:
+        vocabulary = build_vocabulary([text for _, texts in words["train"] for text in texts], captions, units)
     rows = [
         (digest, split, vocabulary.encode(text, captions.max_tokens))
         for split in splits
@@ -94,7 +99,12 @@ def build_vocabulary(texts: list[list[str]], captions: CaptionsConfig, units: Se
     counts = Counter(word for text in texts for word in text if word not in SPECIAL)
     entries = units or [word for word, count in counts.items() if count >= captions.min_count]
     entries = sorted(entries, key=lambda word: (-counts[word], word))
-    settings = {
+    return Vocabulary(tuple(entries), _settings(captions))
+
+
+def _settings(captions: CaptionsConfig) -> dict[str, Any]:
+    """Return what a vocabulary says of how captions became its words."""
+    settings: dict[str, Any] = {
         "tokeniser": captions.tokeniser,
         "lower": True,
         "units": captions.units,
@@ -104,7 +114,7 @@ def build_vocabulary(texts: list[list[str]], captions: CaptionsConfig, units: Se
         settings["joined"] = TOKENISERS[captions.tokeniser]
     if captions.tokeniser in ("whitespace", "characters"):
         settings["lower"] = False
-    return Vocabulary(tuple(entries), settings)
+    return settings
 
 
 def read_captions(folder: Path, split: str) -> list[CaptionedPicture]:

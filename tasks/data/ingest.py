@@ -33,6 +33,14 @@ class Split(Product):
         return f"the split {self.name!r} of the data set has no pictures (available: {', '.join(available)}){advice}"
 
 
+@dataclass(frozen=True, eq=False)
+class GivenWords(Product):
+    """The product that consists of the words of the data set's own vocabulary."""
+
+    def missing(self, artifact: Artifact) -> str:
+        return "the data set has no vocabulary of its own: set captions.vocabulary=train"
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Manifest(Stage):
     """The stage that turns a data set into its manifest."""
@@ -51,6 +59,11 @@ class Manifest(Stage):
     def captions(self) -> Product:
         """Return the product that consists of the captioned pictures of all splits."""
         return Product(self, "splits")
+
+    @property
+    def given_words(self) -> GivenWords:
+        """Return the product that consists of the words of the data set's own vocabulary."""
+        return GivenWords(self, "words")
 
     def split(self, name: str, setting: str = "") -> Split:
         """Return the product that consists of the captioned pictures of one split. setting: see `Split`."""

@@ -38,6 +38,7 @@ SCHEMA = pa.schema(
 )
 MANIFEST = "manifest.parquet"
 GENERATED_FOLDER = "pictures"
+GIVEN_WORDS = "given_words.json"  # the words of the data set's own vocabulary, if it has one
 LEFT_OUT = "left_out.txt"  # the rows that `data.on_error: skip` left out: a line each, which says where and why
 
 
@@ -71,7 +72,8 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
     rows = list(data.rows(out / GENERATED_FOLDER, faults))
     folder = data.image_folder(out / GENERATED_FOLDER)
     workspace = machine.folder
-    rows = valid_rows(rows, folder, data, picture_files(folder, without=None if data.unpacks else workspace), faults)
+    files = picture_files(folder, without=None if data.unpacks else workspace, suffixes=data.suffixes)
+    rows = valid_rows(rows, folder, data, files, faults)
     paths = [folder / row.name for row in rows]
     digests = _uncached_digests(paths) if data.unpacks else Digests(workspace / "digests.sqlite").of(paths)
     if digests_of(data, machine) != inputs:
@@ -95,6 +97,10 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
     products = {split: digest_of([[p.digest, p.captions, p.facts] for p in content[split]]) for split in present}
     products["pictures"] = digest_of(sorted({record["digest"] for record in records}))
     products["splits"] = digest_of([[split, products[split]] for split in present])
+    given = data.given_words()
+    if given is not None:
+        (out / GIVEN_WORDS).write_text(json.dumps(given, ensure_ascii=False), encoding="utf-8")
+        products["words"] = digest_of(given)
     for split in ("train", "dev"):
         if split not in present:
             raise AttendError(f"{data.path}: the split {split!r} is empty: {how_to_fill(split, rows, data)}")

@@ -88,7 +88,7 @@ def survey(data: DatasetOptions, generated: Path, digests: Path) -> Survey:
     rows = list(islice(data.rows(generated, faults), _MOST_UNPACKED + 1 if data.unpacks else None))
     whole = not data.unpacks or len(rows) <= _MOST_UNPACKED
     folder = data.image_folder(generated)
-    pictures = find_pictures(folder)
+    pictures = find_pictures(folder, suffixes=data.suffixes)
     rows = valid_rows(rows, folder, data, [folder / picture.name for picture in pictures], faults)
     named = {picture.name: picture for picture in pictures}
     of_rows = _digests(folder, [named[row.name] for row in rows], digests)

@@ -46,7 +46,8 @@ class Captions(Stage):
         return {"captions": self.captions}
 
     def needs(self) -> tuple[Product, ...]:
-        return (self.manifest.captions,)
+        given = (self.manifest.given_words,) if self.captions.vocabulary == "given" else ()
+        return (self.manifest.captions, *given)
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
         from tasks.data.caption_files import write_captions

@@ -7,6 +7,7 @@ from typing import Annotated, get_args
 
 from pydantic import Field
 
+from tasks.datasets.arrays import Arrays
 from tasks.datasets.base import DatasetOptions
 from tasks.datasets.coco import Coco
 from tasks.datasets.coco_tensor_file import CocoPt
@@ -19,7 +20,7 @@ from tasks.datasets.table import Table
 from tasks.datasets.webdataset import WebDataset
 
 Dataset = Annotated[
-    ImageFolder | Table | Coco | Karpathy | Flickr8k | Flickr30k | WebDataset | HuggingFace | CocoPt | Scenes,
+    ImageFolder | Table | Coco | Karpathy | Flickr8k | Flickr30k | WebDataset | HuggingFace | CocoPt | Arrays | Scenes,
     Field(discriminator="adapter"),
 ]
 

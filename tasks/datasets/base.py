@@ -84,6 +84,8 @@ class DatasetOptions(Section, ABC):
 
     has_facts: ClassVar[bool] = False  # whether each row says what its picture shows, so that captions can be checked
     unpacks: ClassVar[bool] = False  # whether `rows` writes the pictures: it generates or unpacks them
+    has_grids: ClassVar[bool] = False  # whether its pictures are grids that others made, (h, w, C) in .npy files
+    suffixes: ClassVar[tuple[str, ...]] = PICTURE_SUFFIXES  # endings of the pictures' names
 
     path: Annotated[Path, NotInKey()] = Field(description="folder of the data set, or its caption file")
     images: Annotated[Path | None, NotInKey()] = Field(
@@ -101,6 +103,10 @@ class DatasetOptions(Section, ABC):
         description="`stop` (the default) at the first row that is not valid, or `skip` such rows, which are counted "
         "and listed",
     )
+
+    def given_words(self) -> list[str] | None:
+        """Return the words of the data set's own vocabulary, by their ids from 4 on; None where it has none."""
+        return None
 
     @abstractmethod
     def annotation_files(self) -> list[Path]:
@@ -159,8 +165,10 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line
 
 
-def find_pictures(folder: Path, without: Path | None = None) -> list[PictureFile]:
-    """Return all pictures below a folder, sorted by name.
+def find_pictures(
+    folder: Path, without: Path | None = None, suffixes: tuple[str, ...] = PICTURE_SUFFIXES
+) -> list[PictureFile]:
+    """Return all pictures below a folder, sorted by name: the files that end in `suffixes`.
 
     Follow links; skip hidden files and folders, and the folder `without`. Raise AttendError for a broken link, or for
     a link to a folder that contains the link.
@@ -182,7 +190,7 @@ def find_pictures(folder: Path, without: Path | None = None) -> list[PictureFile
                     # entry.path is a string, for which os.path is the direct way.
                     if without is None or os.path.abspath(entry.path) != str(without):  # noqa: PTH100
                         pending.append((f"{prefix}{name}/", entry.path, [*ancestors, identity]))
-                elif name.lower().endswith(PICTURE_SUFFIXES):
+                elif name.lower().endswith(suffixes):
                     try:
                         stat = entry.stat()
                     except FileNotFoundError:
@@ -198,9 +206,11 @@ def _identity(stat: os.stat_result) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
 
 
-def picture_files(folder: Path, without: Path | None = None) -> list[Path]:
+def picture_files(
+    folder: Path, without: Path | None = None, suffixes: tuple[str, ...] = PICTURE_SUFFIXES
+) -> list[Path]:
     """Return the paths of the pictures that `find_pictures` finds."""
-    return [folder / picture.name for picture in find_pictures(folder, without)]
+    return [folder / picture.name for picture in find_pictures(folder, without, suffixes)]
 
 
 def needs_text(value: object, where: str, field: str) -> str:

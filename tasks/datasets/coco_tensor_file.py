@@ -29,6 +29,10 @@ class CocoPt(UnpackedOptions):
     def annotation_files(self) -> list[Path]:
         return [require_file(self.path, "data.path")]
 
+    def given_words(self) -> list[str]:
+        path = self.annotation_files()[0]
+        return _vocabulary_words(_load(path), path)[len(SPECIAL) :]
+
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         from PIL import Image
 

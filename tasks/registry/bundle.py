@@ -5,36 +5,57 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import models
 from models.captioner import Captioner
-from tasks.config.stages import EvaluationConfig, GridsConfig
+from tasks.config.schema import Config
+from tasks.config.stages import GridsConfig
 from tasks.data.caption_files import read_vocabulary
-from tasks.grids.weights import load_backbone
+from tasks.grids.index import open_grids
+from tasks.grids.weights import IMPORTED, load_backbone
 from tasks.registry import bundle_loader
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
+from tasks.registry.given_grids import check_encoder, load_encoder
 from tasks.registry.logged_model import LOADER
 from tasks.training.outputs import load_ensemble
 
 CODE = Path(models.__file__).parent
 
 
-def make_captioner(grids: GridsConfig, evaluation: EvaluationConfig, artifacts: CaptionerArtifacts) -> Captioner:
-    """Return the captioner that a config's fresh artifacts make up, on the CPU."""
-    decoder, shape = load_ensemble(artifacts.decoder.path, evaluation.ensemble)
-    config = {
-        "backbone": {
-            "name": grids.backbone,
-            "image_size": grids.image_size,
-            "fit": grids.fit,
-            "grid": grids.grid,
-            "precision": grids.precision,
-        },
-        "decoder": shape,
-        "decoding": vars(evaluation.decoding()),
-    }
+def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
+    """Return the captioner that a config's fresh artifacts make up, on the CPU.
+
+    Of imported grids it takes grids, or, where the config names an encoder that makes the same, photographs. Raises
+    AttendError where that does not make the same.
+    """
+    decoder, shape = load_ensemble(artifacts.decoder.path, config.evaluation.ensemble)
+    parts = {"decoder": shape, "decoding": vars(config.evaluation.decoding())}
     vocabulary = read_vocabulary(artifacts.captions.path)
-    return Captioner(config, vocabulary, load_backbone(grids, artifacts.tuned), decoder)
+    if config.grids.backbone != IMPORTED:
+        spec = _backbone_spec(config.grids)
+        backbone = load_backbone(config.grids, artifacts.tuned)
+        return Captioner({"backbone": spec, **parts}, vocabulary, backbone, decoder)
+    given = open_grids(artifacts.grids, config.machine).shape
+    if config.encoder is None:
+        return Captioner({"backbone": {"name": IMPORTED, "shape": list(given)}, **parts}, vocabulary, None, decoder)
+    spec = _backbone_spec(config.encoder.as_grids())
+    if config.encoder.projection is not None:
+        spec["projected"] = given[2]
+    captioner = Captioner({"backbone": spec, **parts}, vocabulary, load_encoder(config.encoder, given[2]), decoder)
+    check_encoder(captioner, config, artifacts)
+    return captioner
+
+
+def _backbone_spec(grids: GridsConfig) -> dict[str, Any]:
+    """Return what a captioner's config says of its backbone."""
+    return {
+        "name": grids.backbone,
+        "image_size": grids.image_size,
+        "fit": grids.fit,
+        "grid": grids.grid,
+        "precision": grids.precision,
+    }
 
 
 def write_bundle(captioner: Captioner, folder: Path, source: Path = CODE) -> str:

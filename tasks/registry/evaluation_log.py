@@ -30,8 +30,8 @@ _LOGGED = "attend.logged"  # tag of a training's run: the evaluations whose file
 def log_unregistered(config: Config, artifacts: CaptionerArtifacts, params: dict[str, Any]) -> None:
     """Log an evaluated training that is not registered, unless it is logged already.
 
-    artifacts: what the captioner is made from. params: the parameters of the training's run. Of imported grids there is
-    no report, because no photograph can be captioned.
+    artifacts: what the captioner is made from. params: the parameters of the training's run. Of grids without
+    photographs there is no report.
     """
     scores, evaluation = read_scores(artifacts.scores.path), evaluation_name(artifacts)
     with training_log(config.workspace, config.registry.model, artifacts.decoder.ledger.key, params) as log:
@@ -41,13 +41,18 @@ def log_unregistered(config: Config, artifacts: CaptionerArtifacts, params: dict
         for row in pq.read_table(artifacts.decoder.path / HISTORY).to_pylist():
             log.epoch(row)
         log_files(log, artifacts)
-        if config.grids.backbone != IMPORTED:
-            captioner = make_captioner(config.grids, config.evaluation, artifacts)
+        if shows_photographs(config):
+            captioner = make_captioner(config, artifacts)
             with tempfile.TemporaryDirectory(prefix="attend-report-") as scratch:
                 log_report(log, captioner, config, artifacts, scores, [], [], Path(scratch))
         log_data_and_scores(log, config, artifacts, scores, None)
         flush_run(log.client, log.run_id)
         log.client.set_tag(log.run_id, _LOGGED, " ".join([*done, evaluation]))
+
+
+def shows_photographs(config: Config) -> bool:
+    """Return whether a report can show photographs: there are some, and the captioner takes them."""
+    return not config.data.has_grids and (config.grids.backbone != IMPORTED or config.encoder is not None)
 
 
 def evaluation_name(artifacts: CaptionerArtifacts) -> str:

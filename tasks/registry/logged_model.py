@@ -7,8 +7,9 @@ import runpy
 import shutil
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from tasks.common.errors import AttendError
@@ -17,16 +18,34 @@ from tasks.registry.tracking import TrainingLog, flush_location, local_folder, w
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+    from models.captioner import Captioner
+
 BUNDLE = "artifacts/bundle"  # the bundle's folder in a logged model's files
 LOADER = "load.py"  # in a bundle: the code that loads it
 _REQUIREMENTS = ("mlflow", "torch", "torchvision", "torchcodec", "safetensors", "pillow", "numpy", "pandas")
 
 
-def log_model(run_id: str, name: str, bundle: Path, libraries: tuple[str, ...] = ()) -> str:
+class ModelInput(NamedTuple):
+    """The only column that a model takes, `image` or `grid`, and an example of what is in it."""
+
+    column: str
+    example: bytes
+
+
+def input_of(captioner: Captioner) -> ModelInput:
+    """Return what a captioner takes: encoded photographs, or .npy files of grids where it has no backbone."""
+    if captioner.backbone is not None:
+        return ModelInput("image", example())
+    file = io.BytesIO()
+    np.save(file, np.zeros(captioner.config["backbone"]["shape"], np.float16))
+    return ModelInput("grid", file.getvalue())
+
+
+def log_model(run_id: str, name: str, bundle: Path, given: ModelInput, libraries: tuple[str, ...] = ()) -> str:
     """Log a bundle in a run as a pyfunc model made from code, and return its `models:/m-...` address.
 
-    name: that MLflow's pages list the model by. libraries: the packages that the model's backbone needs in addition to
-    `_REQUIREMENTS`.
+    name: that MLflow's pages list the model by. given: what the model takes. libraries: the packages that the model's
+    backbone needs in addition to `_REQUIREMENTS`.
     """
     import mlflow
 
@@ -36,8 +55,8 @@ def log_model(run_id: str, name: str, bundle: Path, libraries: tuple[str, ...] =
             name=name.replace(".", "-"),  # MLflow refuses dots
             python_model=str(Path(__file__).with_name("pyfunc_model.py")),
             artifacts={"bundle": str(bundle)},
-            signature=_signature(),
-            input_example=({"image": [example()]}, {"beam_size": 1}),
+            signature=_signature(given.column),
+            input_example=({given.column: [given.example]}, {"beam_size": 1}),
             pip_requirements=[f"{name}=={metadata.version(name).split('+')[0]}" for name in requirements],
         )
     return str(info.model_uri)
@@ -51,8 +70,8 @@ def flush_logged_model(client: MlflowClient, source: str) -> None:
     flush_location(str(client.get_logged_model(source.removeprefix("models:/")).artifact_location))
 
 
-def _signature() -> Any:
-    """Return the signature: a column of encoded photographs and parameters in; a caption with its details a row out."""
+def _signature(column: str) -> Any:
+    """Return the signature: a binary column and parameters in; a caption with its details a row out."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import Array, Object, Property
@@ -61,7 +80,7 @@ def _signature() -> Any:
     # The default 0 stands for "as the model was evaluated".
     integers, floats = ("beam_size", "max_length", "n_best", "top_k", "seed"), ("temperature", "top_p")
     return ModelSignature(
-        inputs=Schema([ColSpec(DataType.binary, "image")]),
+        inputs=Schema([ColSpec(DataType.binary, column)]),
         outputs=Schema(
             [
                 ColSpec(DataType.string, "caption"),

@@ -12,6 +12,7 @@ from tasks.config.training import TrainingConfig
 from tasks.datasets.base import SPLITS
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions, score_lines
 from tasks.evaluation.score_record import ScoreRecord
+from tasks.grids.weights import IMPORTED
 from tasks.metrics.bleu import sentence_bleu4
 from tasks.pipeline.ledger import Artifact
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
@@ -23,9 +24,8 @@ _SAMPLES = 3
 
 def card(config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> str:
     """Return the model card of a captioner as Markdown. scores: the content of scores.json."""
-    data, grids, decoder, training, evaluation = (
+    data, decoder, training, evaluation = (
         config.data,
-        config.grids,
         config.decoder,
         config.training,
         config.evaluation,
@@ -45,7 +45,7 @@ def card(config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> 
     lines = [
         f"# {config.registry.model}",
         "",
-        f"Captions photographs. Made by attend {metadata.version('attend')}.",
+        f"Captions {_what_it_takes(config)}. Made by attend {metadata.version('attend')}.",
         "",
         "## Data",
         "",
@@ -55,7 +55,7 @@ def card(config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> 
         "",
         "## Model",
         "",
-        f"- backbone: `{grids.backbone}`, {grids.image_size} px ({grids.fit}), {grids.precision}{tuned}{augmented}",
+        f"- backbone: {_backbone(config)}{tuned}{augmented}",
         f"- decoder: {ensemble}`{decoder.name}`, {trained['epochs']} epochs{self_critical}, seed {training.seed}, "
         f"{_precision(artifacts.trained, training)}",
         "",
@@ -70,6 +70,22 @@ def card(config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> 
         lines += [f"| {_cell(item.caption)} | {_cell(item.references[0])} |" for item in chosen]
         lines.append("")
     return "\n".join(lines)
+
+
+def _what_it_takes(config: Config) -> str:
+    """Return what the model is given, in words."""
+    if config.grids.backbone != IMPORTED or config.encoder is not None:
+        return "photographs"
+    return "grids that another program made, each a .npy file"
+
+
+def _backbone(config: Config) -> str:
+    """Return the backbone and how photographs are shown to it, in Markdown."""
+    if config.grids.backbone == IMPORTED and config.encoder is None:
+        return f"none: the grids are imported (`{config.grids.weights}`)"
+    grids = config.grids if config.encoder is None else config.encoder.as_grids()
+    projected = ", projected" if config.encoder is not None and config.encoder.projection is not None else ""
+    return f"`{grids.backbone}`, {grids.image_size} px ({grids.fit}), {grids.precision}{projected}"
 
 
 def _cell(words: list[str]) -> str:

@@ -26,14 +26,14 @@ _PARAMETERS = {
 
 
 def photographs_of(model_input):
-    """Return the encoded photographs, a list of bytes, from any input that MLflow passes on.
+    """Return the encoded photographs, or .npy files of grids, a list of bytes, from any input that MLflow passes on.
 
     The input is a data frame, a dict or a list; each photograph in it is bytes or base64 text.
     """
     if isinstance(model_input, pd.DataFrame):
         values = list(model_input["image"] if "image" in model_input else model_input.iloc[:, 0])
     elif isinstance(model_input, dict):
-        values = model_input["image"]
+        values = next(model_input[name] for name in ("image", "grid") if name in model_input)
     else:
         values = model_input
     if isinstance(values, (bytes, bytearray, memoryview, str)):
@@ -50,7 +50,11 @@ def _photograph(value):
     if not isinstance(value, (bytes, bytearray, memoryview)):
         return b""
     value = bytes(value)
-    if value[:4] in (b"\x89PNG", b"RIFF", b"GIF8", b"II*\x00", b"MM\x00*") or value[:2] in (b"\xff\xd8", b"BM"):
+    if (
+        value[:6] == b"\x93NUMPY"
+        or value[:4] in (b"\x89PNG", b"RIFF", b"GIF8", b"II*\x00", b"MM\x00*")
+        or value[:2] in (b"\xff\xd8", b"BM")
+    ):
         return value
     try:
         return base64.b64decode(value, validate=True)
@@ -109,7 +113,9 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
         return [_row(next(captioned)) if why is None else _without_caption(why) for why in refusals]
 
     def _refusal(self, photograph):
-        """Return why a photograph must not be decoded; None where it may be."""
+        """Return why a photograph must not be decoded; None where it may be, and for a grid, whose reader says so."""
+        if self._captioner.backbone is None:
+            return None
         try:
             self._admit(photograph)
         except ValueError as error:

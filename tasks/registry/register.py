@@ -10,9 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tasks.common.errors import AttendError
 from tasks.common.section import Section
+from tasks.config.machine import MachineConfig
 from tasks.config.schema import Config
+from tasks.config.stages import EncoderConfig
 from tasks.evaluation.evaluate import Scores
+from tasks.grids.weights import weight_digests
+from tasks.pipeline.file_digests import Digests
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
 from tasks.pipeline.workspace import Workspace
@@ -32,7 +37,8 @@ class Registration(Stage):
     scores: Scores
 
     def sections(self) -> dict[str, Section]:
-        return {"registry": self.config.registry}
+        sections: dict[str, Section] = {"registry": self.config.registry}
+        return sections if self.config.encoder is None else {**sections, "encoder": self.config.encoder}
 
     def needs(self) -> tuple[Product, ...]:
         decoder = self.scores.decoder
@@ -47,7 +53,9 @@ class Registration(Stage):
         )
 
     def inputs(self) -> dict[str, str]:
-        return store_inputs()
+        if self.config.encoder is None:
+            return store_inputs()
+        return {**store_inputs(), **_encoder_inputs(self.config.encoder, self.config.machine)}
 
     def external_damage(self, artifact: Artifact, workspace: Workspace) -> str | None:
         return lost_registration(artifact, workspace)
@@ -58,6 +66,17 @@ class Registration(Stage):
         artifacts = CaptionerArtifacts.of(self.scores, work.artifacts)
         inputs = {stage.name: artifact.ledger.parts["inputs"] for stage, artifact in work.artifacts.items()}
         return register_captioner(self.config, artifacts, run_params(self.scores.decoder, inputs), work)
+
+
+def _encoder_inputs(encoder: EncoderConfig, machine: MachineConfig) -> dict[str, str]:
+    """Return the digests of an encoder's files. Raises AttendError where one is not there."""
+    digests = {"encoder": weight_digests(encoder.as_grids(), machine)["weights"]}
+    if encoder.projection is not None:
+        path = encoder.projection.expanduser()
+        if not path.is_file():
+            raise AttendError(f"encoder.projection: {path}: no such file")
+        digests["projection"] = Digests(machine.folder / "digests.sqlite").of([path])[path]
+    return digests
 
 
 def register(config: Config, scores: Scores) -> Registration:

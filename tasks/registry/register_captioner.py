@@ -35,9 +35,16 @@ from tasks.pipeline.workspace import Workspace
 from tasks.registry.bundle import is_whole, make_captioner, write_bundle
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.catalogue import write_report_of
-from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report
+from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report, shows_photographs
 from tasks.registry.lineage import version_tag
-from tasks.registry.logged_model import BUNDLE, drop_unregistered, flush_logged_model, load_captioner, log_model
+from tasks.registry.logged_model import (
+    BUNDLE,
+    drop_unregistered,
+    flush_logged_model,
+    input_of,
+    load_captioner,
+    log_model,
+)
 from tasks.registry.model_card import card
 from tasks.registry.promotion import (
     ModelComparison,
@@ -156,18 +163,19 @@ def _bundle_and_register(
     rivals: the models that the report compares it with.
     """
     model = config.registry.model
-    captioner = make_captioner(config.grids, config.evaluation, artifacts)
+    captioner = make_captioner(config, artifacts)
     digest = write_bundle(captioner, scratch / "bundle")
     same = _same_version(log.client, model, artifacts, digest, scores, config.workspace)
     if same is not None:
         return same
     log_files(log, artifacts)
     earlier = earlier_versions(log.client, model, scores)
-    log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
+    if shows_photographs(config):
+        log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
     drop_unregistered(log, model)
     libraries = ("timm",) if config.grids.backbone.startswith("timm:") else ()
     name = str(log.client.get_run(log.run_id).info.run_name)
-    source = log_model(log.run_id, name, scratch / "bundle", libraries)
+    source = log_model(log.run_id, name, scratch / "bundle", input_of(captioner), libraries)
     model_id = source.removeprefix("models:/")
     evaluation_run = log_data_and_scores(log, config, artifacts, scores, model_id)
     # Before the version names them: MLflow's database is on the disk at once.

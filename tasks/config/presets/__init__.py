@@ -89,7 +89,11 @@ WEIGHT_NAMES = ("torchvision:", "timm:", "random:", "imported:")  # beginnings o
 _PATHS = (
     ("data", "path"),
     ("data", "images"),
+    ("data", "captions"),
     ("grids", "weights"),
+    ("encoder", "weights"),
+    ("encoder", "projection"),
+    ("encoder", "examples"),
     ("decoder", "word_vectors"),
     ("machine", "workspace"),
     ("machine", "cache"),

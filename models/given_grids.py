@@ -1,0 +1,30 @@
+"""Grids that others made, as files: what a captioner without a backbone takes in place of photographs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NPY = b"\x93NUMPY"  # the beginning of a .npy file
+_MOST_BYTES = 64 << 20
+
+
+def read_grid(data: bytes, shape: Sequence[int]) -> Tensor:
+    """Return the grid in a .npy file, float16 of this shape (h, w, C); ValueError where it holds another or none."""
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"has {len(data):,} bytes, over the limit of {_MOST_BYTES:,}")
+    try:
+        values = np.load(io.BytesIO(data), allow_pickle=False)
+    except Exception as error:  # numpy raises various errors for a damaged file
+        raise ValueError(f"is no .npy file of a grid: {' '.join(str(error).split())[:100]}") from None
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or values.shape != tuple(shape):
+        found = f"{values.shape} {values.dtype}" if isinstance(values, np.ndarray) else "several arrays"
+        raise ValueError(f"holds {found}, not a grid of floats of shape {tuple(shape)}")
+    if not np.isfinite(values).all():
+        raise ValueError("holds values that are not finite")
+    limit = float(np.finfo(np.float16).max)
+    return torch.from_numpy(values.astype(np.float32).clip(-limit, limit).astype(np.float16))

@@ -1,0 +1,102 @@
+"""Adapter for grids that others made, without their photographs: an array of grids and an array of captions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from tasks.common.errors import AttendError
+from tasks.common.section import NotInKey
+from tasks.datasets.base import Row, UnpackedOptions, require_file
+from tasks.datasets.faults import REFUSE, Faults
+
+Layout = Literal["nhwc", "nchw", "ncp", "npc"]
+
+
+class Arrays(UnpackedOptions):
+    """Grids in a .npy file, and their captions: a .npy file of objects, a list of texts for each grid."""
+
+    has_grids: ClassVar[bool] = True
+    suffixes: ClassVar[tuple[str, ...]] = (".npy",)
+
+    adapter: Literal["arrays"] = "arrays"
+    captions: Annotated[Path, NotInKey()] = Field(
+        description=".npy file with the captions of each grid, a list of texts or one text; no code in it is executed"
+    )
+    layout: Layout | None = Field(
+        None,
+        description="order of the axes of `path`: N grids of `h` x `w` positions or of `p` positions, row by row, and "
+        "`c` channels; default: the axes of equal length are h and w, and the axis whose length is a square is p",
+    )
+
+    def annotation_files(self) -> list[Path]:
+        return [require_file(self.path, "data.path"), require_file(self.captions, "data.captions")]
+
+    def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
+        import numpy as np
+
+        from tasks.datasets.object_array import read_texts
+
+        file, captions_file = self.annotation_files()
+        try:
+            array = np.load(file, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise AttendError(f"{file}: cannot be read as an array: {' '.join(str(error).split())[:160]}") from None
+        layout = _layout(file, array, self.layout)
+        captions = read_texts(captions_file)
+        if len(captions) != len(array):
+            raise AttendError(f"{captions_file}: has {len(captions):,} rows, but {file} has {len(array):,}: one each")
+        generated.mkdir(parents=True, exist_ok=True)
+        largest = float(np.finfo(np.float16).max)
+        for number, texts in enumerate(captions):
+            where = f"{captions_file}[{number}]"
+            with faults.of_row():
+                values = np.asarray(array[number], dtype=np.float32)
+                if not np.isfinite(values).all():
+                    raise AttendError(f"{file}[{number}]: holds values that are not finite")
+                if not all(text.strip() for text in texts):
+                    raise AttendError(f"{where}: a caption is empty")
+                name = f"{number:06d}.npy"
+                grid = _positions_first(values, layout).clip(-largest, largest).astype(np.float16)
+                np.save(generated / name, np.ascontiguousarray(grid))
+                yield Row(name, tuple(text.strip() for text in texts), None, where)
+
+
+def _layout(file: Path, array: Any, given: Layout | None) -> Layout:
+    """Return the order of an array's axes. Raises AttendError where it holds no grids, or the order is not clear."""
+    shape = array.shape
+    if array.dtype.kind != "f" or array.ndim not in (3, 4) or not all(shape):
+        raise AttendError(
+            f"{file}: is {shape} {array.dtype}: floats, (N, h, w, C), (N, C, h, w) or (N, C, h * w), are needed"
+        )
+    possible: list[Layout] = []
+    if array.ndim == 4:
+        possible += ["nhwc"] if shape[1] == shape[2] else []
+        possible += ["nchw"] if shape[2] == shape[3] else []
+        allowed: tuple[Layout, ...] = ("nhwc", "nchw")
+    else:
+        possible += ["ncp"] if math.isqrt(shape[2]) ** 2 == shape[2] else []
+        possible += ["npc"] if math.isqrt(shape[1]) ** 2 == shape[1] else []
+        allowed = ("ncp", "npc")
+    if given is not None:
+        if given not in allowed or (array.ndim == 3 and given not in possible):
+            raise AttendError(
+                f"data.layout: {given} is not possible for {shape}: the positions of a grid form a square"
+            )
+        return given
+    if len(possible) != 1:
+        raise AttendError(f"{file}: the axes of {shape} are not clear: set data.layout to {' or '.join(allowed)}")
+    return possible[0]
+
+
+def _positions_first(values: Any, layout: Layout) -> Any:
+    """Return one grid as (h, w, C)."""
+    if layout in ("nhwc", "nchw"):
+        return values if layout == "nhwc" else values.transpose(1, 2, 0)
+    rows = values.T if layout == "ncp" else values  # (positions, C)
+    side = math.isqrt(len(rows))
+    return rows.reshape(side, side, -1)
