@@ -67,7 +67,7 @@ class GridsConfig(Section):
 
 
 class EncoderConfig(Section):
-    """What makes grids like the imported ones of a photograph, so that a registered model takes photographs."""
+    """The encoder that makes grids like the imported ones, so that a registered model takes photographs."""
 
     backbone: str = Field(description="backbone, as in `grids`")
     weights: Annotated[str, NotInKey()] = Field(description="its weights, as in `grids`; their digest enters the key")
