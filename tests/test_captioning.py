@@ -102,6 +102,19 @@ def test_a_name_that_is_not_utf8_is_told_as_well_as_it_can_be(registered: Path, 
     assert "caf\N{REPLACEMENT CHARACTER}.png" in {row["file_name"] for row in read(out)}
 
 
+def test_pictures_of_another_folder_do_not_replace_those_of_the_same_name(registered: Path, tmp_path: Path) -> None:
+    out = tmp_path / "captions.csv"
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        shutil.copy(pictures(registered)[number], tmp_path / str(number) / "IMG_1.png")
+        counts = write_captions_file(out, [str(tmp_path / str(number))], None, None, registered)
+        assert counts == CaptionCounts(1, 0, 0, kept=number)
+    assert [(row["file_name"], Path(str(row["folder"])).name) for row in read(out)] == [
+        ("IMG_1.png", "1"),
+        ("IMG_1.png", "0"),
+    ]
+
+
 def test_mistakes_are_told_and_nothing_is_lost(
     registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

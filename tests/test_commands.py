@@ -164,3 +164,24 @@ def test_a_run_whose_later_stages_cannot_run_has_its_page(tmp_path: Path) -> Non
         plan(config)
     page = write_page(config, plan_of_all(config, plan(config, "ingest")))
     assert "6 pictures (4 train, 2 dev)" in page.read_text(encoding="utf-8")
+
+
+def test_status_says_that_a_run_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """And not that it was interrupted: a second run would only wait for it."""
+    config = small(tmp_path / "workspace")
+    (tmp_path / "mine.yaml").write_text(json.dumps(config.model_dump(mode="json", exclude={"data": {"path"}})))
+    monkeypatch.chdir(tmp_path)
+
+    def seen(row: dict[str, float], _: Path | None) -> None:
+        if row["epoch"] == 1:
+            code, out, _err = attend(monkeypatch, capsys, "status", "mine.yaml")
+            assert code == 0
+            assert [line.split()[0] for line in out.splitlines() if line.split()[1] == "train"] == ["running"]
+            raise KeyboardInterrupt
+
+    for stage in ("ingest", "extract", "tensorise"):
+        run_stage(config, stage)
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(config, "train", epoch_done=seen)
+    _, out, _ = attend(monkeypatch, capsys, "status", "mine.yaml")
+    assert [line.split()[0] for line in out.splitlines() if line.split()[1] == "train"] == ["interrupted"]

@@ -77,7 +77,10 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
     if "register" in made:
         registration = read_registration(made["register"].path)
         report = made["register"].path / REPORT
-        yield f"report:  {short(report) if report.is_file() else 'attend models report ' + registration['uri']}"
+        if report.is_file():
+            yield f"report:  {short(report)}"
+        elif config.shows_photographs:
+            yield f"report:  {program()} models report {registration['uri']}"
         yield f"version: {registration['uri']}; {registration['why']}"
         if registration["alias"] == "challenger":
             yield (

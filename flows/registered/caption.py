@@ -30,6 +30,7 @@ _PART_SECONDS, _PART_ROWS = 30.0, 4096  # a part is written after this time, or 
 _SCHEMA = pa.schema(
     [
         ("file_name", pa.string()),
+        ("folder", pa.string()),
         ("text", pa.string()),
         ("log_probability", pa.float64()),
         ("error", pa.string()),
@@ -135,11 +136,16 @@ def write_captions_file(
         if new:
             _caption_new(pictures, new, len(known), load_captioner(*found), decoding, parts, row_by_digest)
         rows = [
-            {"file_name": name, **row_by_digest.get(digest, _UNREADABLE), "model": model_label}
+            {
+                "file_name": name,
+                "folder": pictures.folder,
+                **row_by_digest.get(digest, _UNREADABLE),
+                "model": model_label,
+            }
             for name, digest in names
         ]
         given = {name for name, _ in names}
-        kept = [row for row in _read_rows(out) if row["file_name"] not in given]
+        kept = [row for row in _read_rows(out) if row["folder"] != pictures.folder or row["file_name"] not in given]
         _write_rows(out, [*rows, *kept])
         parts.remove()
     for row in [row for row in rows if row["error"] is not None][:_NAMED]:
@@ -198,7 +204,7 @@ class _PartFiles:
         parts = sorted(self._folder.glob("part-*.parquet"))
         rows = [*_read_rows(self._out), *(row for path in parts for row in _read_rows(path))]
         return {
-            row["digest"]: _drop_columns(row, "file_name", "model")
+            row["digest"]: _drop_columns(row, "file_name", "folder", "model")
             for row in rows
             if row.get("model") == self._model_label
         }
@@ -210,7 +216,7 @@ class _PartFiles:
         self._folder.mkdir(exist_ok=True)
         numbers = [int(path.stem.removeprefix("part-")) for path in self._folder.glob("part-*.parquet")]
         path = self._folder / f"part-{max(numbers, default=-1) + 1:05d}.parquet"
-        _write_rows(path, [{"file_name": None, **row, "model": self._model_label} for row in rows])
+        _write_rows(path, [{"file_name": None, "folder": None, **row, "model": self._model_label} for row in rows])
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

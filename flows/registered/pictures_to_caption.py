@@ -31,7 +31,10 @@ class EncodedPicture(NamedTuple):
 
 
 class Pictures(Protocol):
-    """Pictures in an order that is the same each time they are read."""
+    """Pictures in an order that is the same each time they are read. folder: what their names are relative to."""
+
+    @property
+    def folder(self) -> str: ...
 
     def __len__(self) -> int: ...
 
@@ -51,6 +54,10 @@ class PictureFiles:
         """Initialize. root: folder that the names are relative to. digest_store: sqlite file with the digests."""
         self._files, self._root, self._digest_store = files, root, digest_store
 
+    @property
+    def folder(self) -> str:
+        return _as_text(self._root.absolute() if self._root else Path.cwd())
+
     @cached_property
     def _digests(self) -> dict[Path, str]:
         digests = Digests(self._digest_store)
@@ -67,8 +74,7 @@ class PictureFiles:
         return len(self._files)
 
     def _name(self, file: Path) -> str:
-        name = (file.relative_to(self._root) if self._root else file).as_posix()
-        return os.fsencode(name).decode("utf-8", "replace")  # the output can hold only names that are UTF-8
+        return _as_text(file.relative_to(self._root) if self._root else file)
 
     def named(self) -> Iterator[tuple[str, str | None]]:
         return ((self._name(file), self._digests.get(file)) for file in self._files)
@@ -115,6 +121,10 @@ class ParquetPictures:
         self._image_column = binary[0]
         self._name_column = next((name for name in _NAME_COLUMNS if name in schema.names), None)
 
+    @property
+    def folder(self) -> str:
+        return _as_text(self._path.absolute())
+
     def __len__(self) -> int:
         return int(self._file.metadata.num_rows)
 
@@ -152,6 +162,11 @@ class ParquetPictures:
             yield from self._file.iter_batches(_BATCH, columns=columns)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise AttendError(f"{self._path}: is damaged: {' '.join(str(error).split())[:120]}") from None
+
+
+def _as_text(path: Path) -> str:
+    """Return a path as text: the output can hold only names that are UTF-8."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "replace")
 
 
 def _holds_bytes(data_type: pa.DataType) -> bool:

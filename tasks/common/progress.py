@@ -20,8 +20,13 @@ _LINE_SECONDS = 15.0  # between two lines where there is no bar
 class Bar:
     """A progress bar for `total` units of work; plain lines where standard error is not a terminal."""
 
-    def __init__(self, total: int, label: str, unit: str = "", done: int = 0) -> None:
-        """Start the clock. done: units that were finished before, which the rate does not count."""
+    def __init__(self, total: int, label: str, unit: str = "", done: int = 0, says_end: bool = True) -> None:
+        """Start the clock.
+
+        done: units that were finished before, which the rate does not count. says_end: whether a line says that the
+        work is done where there is no bar; False where the caller says so.
+        """
+        self._says_end = says_end
         self._total, self._label, self._unit = total, label, unit
         self._done = self._done_before = done
         self._note = ""
@@ -49,7 +54,7 @@ class Bar:
     ) -> None:
         if self._bar:
             self._bar.stop()
-        elif kind is None and self._done > self._done_before:
+        elif self._says_end and kind is None and self._done > self._done_before:
             self._print_line()
 
     def note(self, text: str) -> None:

@@ -151,6 +151,11 @@ class Config(Checked):
             )
 
     @property
+    def shows_photographs(self) -> bool:
+        """Return whether a report can show photographs: there are some, and the captioner takes them."""
+        return not self.data.has_grids and (self.grids.backbone != "imported" or self.encoder is not None)
+
+    @property
     def workspace(self) -> Path:
         """Return the workspace's folder on this machine; see `MachineConfig.folder`."""
         return self.machine.folder

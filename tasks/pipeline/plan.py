@@ -66,12 +66,19 @@ def plan(pipeline: Pipeline, inputs: Inputs | None = None, read: Read = "none") 
 
 def with_running(statuses: Iterable[Status], workspace: Workspace) -> list[Status]:
     """Return a plan with the state `running` for the stages that another process works on now."""
-    return [
-        replace(status, state="running", why=[_progress_of(workspace.partial(status.stage.kind, status.key), "begun")])
-        if status.key is not None and not status.fresh and workspace.is_locked(lock_name(status.stage.kind, status.key))
-        else status
-        for status in statuses
-    ]
+    return [_running(status, workspace) if _is_running(status, workspace) else status for status in statuses]
+
+
+def _is_running(status: Status, workspace: Workspace) -> bool:
+    if status.key is None or status.fresh:
+        return False
+    return workspace.is_locked(lock_name(status.stage.kind, status.key))
+
+
+def _running(status: Status, workspace: Workspace) -> Status:
+    """Return a status with the state `running`, and how far the stage came."""
+    partial = workspace.partial(status.stage.kind, str(status.key))
+    return replace(status, state="running", why=[_progress_of(partial, "just started")])
 
 
 def inputs_of(pipeline: Pipeline) -> Inputs:

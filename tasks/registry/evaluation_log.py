@@ -14,7 +14,6 @@ from tasks.data.manifest import files_by_digest
 from tasks.evaluation.caption_and_score import PREDICTIONS, describe_pictures
 from tasks.evaluation.report import REPORT, ComparedModel, EarlierVersion, write_report
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
-from tasks.grids.weights import IMPORTED
 from tasks.registry.bundle import make_captioner
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.lineage import log_pictures, pictures_of
@@ -41,18 +40,13 @@ def log_unregistered(config: Config, artifacts: CaptionerArtifacts, params: dict
         for row in pq.read_table(artifacts.decoder.path / HISTORY).to_pylist():
             log.epoch(row)
         log_files(log, artifacts)
-        if shows_photographs(config):
+        if config.shows_photographs:
             captioner = make_captioner(config, artifacts)
             with tempfile.TemporaryDirectory(prefix="attend-report-") as scratch:
                 log_report(log, captioner, config, artifacts, scores, [], [], Path(scratch))
         log_data_and_scores(log, config, artifacts, scores, None)
         flush_run(log.client, log.run_id)
         log.client.set_tag(log.run_id, _LOGGED, " ".join([*done, evaluation]))
-
-
-def shows_photographs(config: Config) -> bool:
-    """Return whether a report can show photographs: there are some, and the captioner takes them."""
-    return not config.data.has_grids and (config.grids.backbone != IMPORTED or config.encoder is not None)
 
 
 def evaluation_name(artifacts: CaptionerArtifacts) -> str:

@@ -35,7 +35,7 @@ from tasks.pipeline.workspace import Workspace
 from tasks.registry.bundle import is_whole, make_captioner, write_bundle
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.catalogue import write_report_of
-from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report, shows_photographs
+from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report
 from tasks.registry.lineage import version_tag
 from tasks.registry.logged_model import (
     BUNDLE,
@@ -170,7 +170,7 @@ def _bundle_and_register(
         return same
     log_files(log, artifacts)
     earlier = earlier_versions(log.client, model, scores)
-    if shows_photographs(config):
+    if config.shows_photographs:
         log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
     drop_unregistered(log, model)
     libraries = ("timm",) if config.grids.backbone.startswith("timm:") else ()

@@ -172,7 +172,7 @@ class TrainingLoop:
         since_start, since_checkpoint = Stopwatch(), Stopwatch()
         self.model.train()
         label = f"epoch {epoch + 1}/{self.training.epochs}"
-        with Bar(len(self.batches), label, "batches", done=start) as bar:
+        with Bar(len(self.batches), label, "batches", done=start, says_end=False) as bar:
             for batch in self.batches.epoch(epoch, start):
                 total, count = self.learn(batch.to(self.device))
                 self.sums.total += total
