@@ -455,6 +455,25 @@ def _coco_pt(draw: DrawFn) -> Files:
     return {"coco.pt": draw(spoiled(_torch_file(document), draw(st.sampled_from([0, 2]))))}
 
 
+@st.composite
+def _arrays(draw: DrawFn) -> Files:
+    """Grids, and captions as an array of objects; more often than not one of the two is spoiled."""
+    shape = draw(
+        st.sampled_from([(2, 3, 3, 5), (2, 5, 3, 3), (2, 5, 9), (2, 9, 5), (2, 3), (0, 3, 3, 5), (2, 3, 3, 3)])
+    )
+    kind = draw(st.sampled_from([np.float32, np.float16, np.float64, np.int64, np.complex64]))
+    row = texts | st.lists(texts, max_size=3) | st.sampled_from([None, 3, b"x", [1], {"a": 1}, np.str_("a dog")])
+    said = np.empty(draw(st.sampled_from([2, 2, 2, 1])), dtype=object)
+    for number in range(len(said)):
+        said[number] = draw(row)
+    captions = _npy(said) if draw(st.booleans()) else _npy(np.array(["a dog", "a cat"]))
+    return {"grids.npy": draw(spoiled(_npy(np.ones(shape, kind)))), "captions.npy": draw(spoiled(captions))}
+
+
+def _read_arrays(files: Files, folder: Path) -> object:
+    return rows_of("arrays", "grids.npy", captions=folder / "captions.npy")(files, folder)
+
+
 _TOKENS_FILE = b"a.jpg#0\tA dog .\na.jpg#1\tTwo dogs , on grass .\nb.jpg#0\tA cat .\n"
 
 
@@ -985,6 +1004,7 @@ READERS: tuple[Reader, ...] = (
             _tensors(vocab={"idx_to_token": dict(enumerate(SPECIAL)) | {"x": "a"}}),
         ),
     ),
+    Reader("arrays", _arrays(), _read_arrays),
     Reader(
         "config",
         file("config.yaml", _CONFIG),

@@ -44,7 +44,7 @@ class Arrays(UnpackedOptions):
         file, captions_file = self.annotation_files()
         try:
             array = np.load(file, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # numpy raises various errors for a damaged file
             raise AttendError(f"{file}: cannot be read as an array: {' '.join(str(error).split())[:160]}") from None
         layout = _layout(file, array, self.layout)
         captions = read_texts(captions_file)
