@@ -9,9 +9,12 @@ import pytest
 
 from flows.page.history import history_file, read_history, record_run
 from flows.page.project_page import plan_of_all, write_page
+from models.decoders.base import make
 from tasks.common.errors import AttendError
 from tasks.config.reference import sections
-from tasks.config.schema import Config
+from tasks.config.schema import Config, load
+from tasks.registry.logged_model import load_captioner
+from tasks.registry.versions import find
 from tests.support import artifacts, names_of, plan, register_all, run_stage, small
 from tests.test_cli import attend, refused, written
 from tests.test_init import picture
@@ -185,3 +188,18 @@ def test_status_says_that_a_run_is_at_work(tmp_path: Path, monkeypatch: pytest.M
         run_stage(config, "train", epoch_done=seen)
     _, out, _ = attend(monkeypatch, capsys, "status", "mine.yaml")
     assert [line.split()[0] for line in out.splitlines() if line.split()[1] == "train"] == ["interrupted"]
+
+
+def test_a_models_layers_are_shown(registered: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Of a preset, whose data need not be there, and of a registered model, with the parameters that it has."""
+    monkeypatch.chdir(registered.parent)
+    code, out, _ = attend(monkeypatch, capsys, "model", "flickr8k", "--words", "1000", "--depth", "2")
+    assert code == 0 and "backbone mobilenet_v2" in out and "[1, 7, 7, 1280]" in out
+    decoder = make("show_attend_tell", 1280, 1000, load("flickr8k", ["data.path=."]).decoder.options())
+    assert f"Total params: {sum(weight.numel() for weight in decoder.parameters()):,}" in out
+    code, out, _ = attend(monkeypatch, capsys, "model", "models:/small", "--workspace", str(registered))
+    captioner = load_captioner(*find(None, registered))
+    for part in (captioner.backbone, captioner.decoder):
+        assert f"Total params: {sum(weight.numel() for weight in part.parameters()):,}" in out
+    assert "neither a preset nor a YAML file" in refused(monkeypatch, capsys, "model", "small", "--words", "9")
+    assert "no such model" in refused(monkeypatch, capsys, "model", "none", "--workspace", str(registered))
