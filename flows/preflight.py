@@ -109,16 +109,9 @@ def _check_data(verdict: Verdict, data: DatasetOptions, config: Config | None, s
         verdict.add("warning" if skips else "error", "data", found.faults)
         if sample is None:
             sample = len(found.rows) if len(found.rows) <= _FEW else _SAMPLED
-        faults = [] if data.has_grids else _picture_faults(found, sample)
-        allowed = config.grids.max_failed if config is not None else GridsConfig.model_fields["max_failed"].default
-        are_left_out = len(faults) <= allowed * len(found.rows)
-        verdict.add("warning" if are_left_out else "error", "pictures", faults)
-        if faults and are_left_out:
-            verdict.add(
-                "warning",
-                "pictures",
-                [f"{counted(len(faults), 'unreadable picture')}: left out by a run (grids.max_failed={allowed:g})"],
-            )
+        if not data.has_grids:
+            allowed = config.grids.max_failed if config is not None else GridsConfig.model_fields["max_failed"].default
+            _check_pictures(verdict, found, sample, allowed)
         verdict.pixels = min(sample, len(found.rows))
     verdict.add("warning", "pictures", _duplicates(found))
     verdict.add("warning", "captions", _caption_faults(found, captions))
@@ -127,11 +120,19 @@ def _check_data(verdict: Verdict, data: DatasetOptions, config: Config | None, s
         verdict.add(kind, "splits", [message])
 
 
-def _picture_faults(found: Survey, sample: int) -> list[str]:
+def _check_pictures(verdict: Verdict, found: Survey, sample: int, allowed: float) -> None:
+    """Add the unreadable pictures: as errors where a run would not leave so many out. allowed: grids.max_failed."""
     from tasks.data.picture_files import unreadable
 
-    reasons = unreadable([found.folder / row.name for row in found.rows], sample)
-    return [f"{path}: {reason}" for path, reason in reasons.items()]
+    headers, pixels = unreadable([found.folder / row.name for row in found.rows], sample)
+    rows = len(found.rows)
+    share = len(headers) / max(rows, 1) + len(pixels) / max(min(sample, rows), 1)
+    kind: Kind = "warning" if share <= allowed else "error"
+    faults = {**headers, **pixels}
+    verdict.add(kind, "pictures", (f"{path}: {reason}" for path, reason in faults.items()))
+    if faults and share <= allowed:
+        told = f"{counted(len(faults), 'unreadable picture')}: left out by a run (grids.max_failed={allowed:g})"
+        verdict.add("warning", "pictures", [told])
 
 
 def _duplicates(found: Survey) -> Iterator[str]:

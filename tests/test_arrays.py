@@ -185,6 +185,26 @@ class Calls:
         return self.call[0], self.call[1:]
 
 
+def refusal(path: Path) -> AttendError:
+    with pytest.raises(AttendError) as refused:
+        read_texts(path)
+    return refused.value
+
+
+def test_arrays_of_objects_of_other_forms_are_read(tmp_path: Path) -> None:
+    """As NumPy makes them of lists of the same length, by columns, and of its own texts."""
+    lists = [["a dog", "two dogs"], ["a cat", "no cat"], ["it", "is"]]
+    nested = np.empty(3, dtype=object)
+    for number, texts in enumerate(lists):
+        nested[number] = np.array(texts)
+    scalars = np.empty(3, dtype=object)
+    for number, texts in enumerate(lists):
+        scalars[number] = [np.str_(text) for text in texts]
+    for array in (np.array(lists, dtype=object), np.asfortranarray(np.array(lists, dtype=object)), nested, scalars):
+        np.save(tmp_path / "o.npy", array, allow_pickle=True)
+        assert read_texts(tmp_path / "o.npy") == lists
+
+
 def object_file(path: Path, content: bytes) -> Path:
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|O", "fortran_order": False, "shape": (1,)})
@@ -210,6 +230,13 @@ def test_an_array_of_objects_is_read_and_nothing_in_it_is_executed(given: Path, 
         with pytest.raises(AttendError, match=r"o\.npy: (cannot be read as an array|holds no rows)"):
             read_texts(object_file(tmp_path / "o.npy", content))
     assert not mark.exists()
+    bomb = b"\x80\x04]r" + (2**31 - 1).to_bytes(4, "little") + b"."  # a number by which C's unpickler sets memory aside
+    assert "holds no rows" in str(refusal(object_file(tmp_path / "o.npy", bomb)))
+    twice = [["a dog"] * 50] * 3_000
+    again = np.empty(len(twice), dtype=object)
+    again[:] = twice
+    np.save(tmp_path / "again.npy", again, allow_pickle=True)
+    assert "has more texts than bytes" in str(refusal(tmp_path / "again.npy"))
     wrong = np.empty(2, dtype=object)
     wrong[0], wrong[1] = ["a dog"], 7
     np.save(tmp_path / "wrong.npy", wrong, allow_pickle=True)

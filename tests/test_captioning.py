@@ -115,6 +115,23 @@ def test_pictures_of_another_folder_do_not_replace_those_of_the_same_name(regist
     ]
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_a_file_with_columns_of_ones_own_is_not_replaced(registered: Path, tmp_path: Path, suffix: str) -> None:
+    folder, out = folder_of(registered, tmp_path / "folder"), tmp_path / f"captions.{suffix}"
+    write_captions_file(out, [str(folder)], None, None, registered)
+    rows = [{**row, "reviewed": "yes"} for row in read(out)]
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), out)
+    elif suffix == "csv":
+        out.write_text(out.read_text().replace("\n", ",yes\n").replace("model,yes", "model,reviewed", 1))
+    else:
+        out.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    before = out.read_bytes()
+    with pytest.raises(AttendError, match=r"has columns of its own \(reviewed\), which would be lost"):
+        write_captions_file(out, [str(folder)], None, None, registered)
+    assert out.read_bytes() == before
+
+
 def test_mistakes_are_told_and_nothing_is_lost(
     registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

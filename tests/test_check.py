@@ -155,6 +155,16 @@ def test_more_unreadable_pictures_than_a_run_leaves_out_are_errors(
     assert "2 unreadable pictures: left out by a run (grids.max_failed=0.1)" in [item["message"] for item in found]
 
 
+def test_a_sample_stands_for_the_pictures_that_were_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    for number in range(0, COUNT, 5):  # a fifth of all, and of every tenth a half
+        path = folder / f"{number:03d}.png"
+        path.write_bytes(path.read_bytes()[:-400])
+    code, out, _ = attend(monkeypatch, capsys, "check", "mine.yaml", "--sample", "12")
+    assert code == 1 and "error   " in out and "and the pixels of 12 (--sample 120 reads all)" in out
+
+
 def test_faults_are_told_together(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     FAULTS["cut header"][0](folder)
     FAULTS["broken line"][0](folder)

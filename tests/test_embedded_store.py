@@ -111,6 +111,23 @@ def test_answers_are_kept_while_the_database_stays_as_it_is(registered: Path, tm
     assert find(None, workspace).address == "models:/small/1"
 
 
+def test_a_bundle_of_before_it_brought_its_loader_is_loaded_by_mlflow(
+    registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where MLflow's answer is kept, so that nothing has told MLflow yet which store it is."""
+    monkeypatch.setattr("tasks.registry.logged_model.LOADER", "none.py")
+    monkeypatch.setattr("tasks.registry.versions.LOADER", "none.py")
+    find("models:/small/1", registered)
+    tracking.connect(tmp_path / "another")
+    assert load_captioner(*find("models:/small/1", registered)) is not None
+
+
+def test_what_a_registry_of_its_own_answers_is_not_kept(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracking.connect(workspace)
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "sqlite:///elsewhere.db")
+    assert [ask(workspace, "?", lambda: 1), ask(workspace, "?", lambda: 2)] == [1, 2]
+
+
 def test_what_is_asked_while_the_database_changes_is_not_kept(workspace: Path) -> None:
     tracking.connect(workspace)
     asked: list[str] = []

@@ -100,6 +100,13 @@ def test_scripts_without_spaces_are_scored_by_characters() -> None:
     assert len(tokenize("แมวสามตัว")) == 8  # of nine letters: a vowel below stays with its consonant
 
 
+def test_vowel_signs_stay_with_their_letters() -> None:
+    assert tokenize("नमस्ते दुनिया।") == ["नमस्ते", "दुनिया"]
+    assert tokenize("cafe\u0301 olé") == ["café", "olé"]  # composed, as most write it
+    with pytest.raises(ValueError, match="set tokeniser=characters"):
+        CaptionsConfig(tokeniser="unicode", units="bpe")
+
+
 def test_meteor_is_left_out_where_it_knows_nothing_of_the_language() -> None:
     chinese = [ScoredCaption(list("一只狗"), [list("一只黑狗")])]
     assert "meteor" not in score_corpus(chinese, ["bleu", "meteor"])["scores"]

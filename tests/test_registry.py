@@ -425,6 +425,20 @@ def test_the_best_weights_are_logged_while_a_training_goes_on(workspace: Path, t
     assert run.info.status == "KILLED" and {"dev_loss", "dev_perplexity"} <= set(run.data.metrics)
 
 
+def test_weights_that_mlflow_does_not_take_do_not_stop_a_training(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tracking.training_log(workspace, "small", "another key", {}) as log:
+
+        def fails(*_: object) -> None:
+            raise PermissionError(13, "Permission denied", "/mlruns")
+
+        monkeypatch.setattr(log.client, "log_artifact", fails)
+        log.try_log_epoch({"epoch": 1.0, "loss": 2.0}, tmp_path / "weights")
+        log.try_log_epoch({"epoch": 1.0, "loss": 3.0}, None)  # logged already
+    assert tracking.connect(workspace).get_run(log.run_id).data.metrics["loss"] == 2.0
+
+
 def test_a_training_that_is_not_registered_is_logged_all_the_same(finished: Path, tmp_path: Path) -> None:
     """With scores, weights and report; once; and again where MLflow lost it. Registered later, it is the same run."""
     copy = tmp_path / "workspace"

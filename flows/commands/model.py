@@ -82,16 +82,17 @@ def _show_registered(name: str, workspace: Path, depth: int) -> None:
     from tasks.registry.versions import find
 
     captioner = load_captioner(*find(name, workspace))
-    captioner.decoder.to("cpu")
+    decoder = captioner.decoder.to("cpu")
     spec = captioner.config["backbone"]
+    typer.echo(f"{name}: {len(captioner.vocabulary):,} tokens")
+    if captioner.backbone is None:
+        _show_decoder(captioner.config["decoder"]["name"], decoder, torch.zeros(1, *spec["shape"]), depth)
+        return
     photograph = torch.zeros(1, 3, *[spec["image_size"]] * 2)
     with torch.inference_mode():
-        grid = captioner.backbone(
-            photograph.to(captioner.device).to(next(captioner.backbone.parameters()).dtype)
-        ).float()
-    typer.echo(f"{name}: {len(captioner.vocabulary):,} tokens")
+        grid = captioner.backbone(photograph)  # which stays on the processor: the encoder has a copy of it
     _show(f"backbone {spec['name']}", captioner.backbone, [photograph], depth)
-    _show_decoder(captioner.config["decoder"]["name"], captioner.decoder, grid, depth)
+    _show_decoder(captioner.config["decoder"]["name"], decoder, grid, depth)
 
 
 def _show_decoder(name: str, decoder: Decoder, grid: Any, depth: int) -> None:

@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,9 +54,8 @@ class CaptionCounts(NamedTuple):
 
     def __str__(self) -> str:
         captioned = self.new + self.known - self.without
-        parts = [
-            f"{captioned:,} captioned ({self.known:,} of them earlier)" if self.known else f"{captioned:,} captioned"
-        ]
+        earlier = min(self.known, captioned)
+        parts = [f"{captioned:,} captioned ({earlier:,} of them earlier)" if earlier else f"{captioned:,} captioned"]
         parts += [f"{self.without:,} without a caption"] if self.without else []
         return ", ".join([*parts, f"{self.kept:,} rows of other pictures kept"] if self.kept else parts)
 
@@ -247,20 +246,33 @@ def _read_rows(path: Path) -> list[Row]:
         return []
     try:
         if path.suffix == ".parquet":
+            _check_columns(path, pq.read_schema(path).names)
             rows: list[Row] = pq.read_table(path, columns=_SCHEMA.names).to_pylist()
             return rows
         if path.suffix == ".csv":
             with path.open(encoding="utf-8-sig", newline="") as file:
-                return [_row_of_csv(row) for row in csv.DictReader(file)]
+                reader = csv.DictReader(file)
+                _check_columns(path, reader.fieldnames or ())
+                return [_row_of_csv(row) for row in reader]
         rows, number = [], 0
         for number, line in numbered_lines(path):  # noqa: B007 -- named in the error below
             row = dict(json.loads(line))
+            _check_columns(path, row)
             rows.append({name: row[name] for name in _SCHEMA.names})
         return rows
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError):
         if path.suffix != ".jsonl":
             raise AttendError(f"--out: {path}: is not a file of captions: give another name, or remove it") from None
         raise AttendError(f"--out: {path}:{number}: is not a line of captions: give another name") from None
+
+
+def _check_columns(path: Path, names: Iterable[str]) -> None:
+    """Raise AttendError where a file of captions has columns that someone added, which would be lost."""
+    added = sorted(set(names) - set(_SCHEMA.names))
+    if added and set(_SCHEMA.names) <= set(names):
+        raise AttendError(
+            f"--out: {path}: has columns of its own ({', '.join(added)}), which would be lost: give another name"
+        )
 
 
 def _row_of_csv(row: dict[str, str]) -> Row:

@@ -97,6 +97,8 @@ def _score(
     predictions = out / PREDICTIONS
     scores = rescore(captioner, name, manifest, config.data, vocabulary, config.evaluation, predictions)
     write_scores(scores, out)
+    if config.data.has_grids or captioner.backbone is None:
+        return scores
     write_report(
         out / REPORT,
         f"{name}: {describe_pictures(scores)}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import threading
 from types import ModuleType
 
 _COMPILER = "torch._dynamo.utils"
@@ -17,8 +18,8 @@ def import_torchvision() -> None:
     are asked for on a GPU. A stand-in of it, which loads the compiler once it is called, is in its place while
     torchvision is imported. Where torchvision is not as this expects, the next import loads it in the usual way.
     """
-    if "torchvision" in sys.modules or _COMPILER in sys.modules:
-        return
+    if "torchvision" in sys.modules or _COMPILER in sys.modules or threading.active_count() > 1:
+        return  # another thread might import the compiler meanwhile
 
     def is_compile_supported(device_type: str) -> bool:
         return bool(importlib.import_module(_COMPILER).is_compile_supported(device_type))

@@ -85,6 +85,11 @@ class EncoderConfig(Section):
         0.05, gt=0, lt=1, description="largest relative difference (L2) of its grid of an example from the given one"
     )
 
+    @model_validator(mode="after")
+    def _check(self) -> EncoderConfig:
+        self.as_grids()  # whose own checks refuse an unknown backbone
+        return self
+
     def as_grids(self) -> GridsConfig:
         """Return the settings of its backbone as a section `grids`."""
         values = {"backbone": self.backbone, "weights": self.weights, "image_size": self.image_size}
@@ -140,6 +145,8 @@ class CaptionsConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> CaptionsConfig:
         check_known(self.tokeniser, "tokeniser", TOKENISERS)
+        if self.units == "bpe" and self.tokeniser == "unicode":
+            raise ValueError("units: byte pairs are within words, or of whole captions: set tokeniser=characters")
         if self.vocabulary == "given" and (self.tokeniser, self.units) != ("whitespace", "words"):
             raise ValueError("vocabulary: a given one is of whole words: set tokeniser=whitespace and units=words")
         return self

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+
+import regex
 
 from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
@@ -16,7 +17,7 @@ from tasks.datasets.base import SPLITS, DatasetOptions, PictureFile, Row, find_p
 from tasks.datasets.faults import Faults
 from tasks.pipeline.file_digests import Digests
 
-_WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
+_WORD = regex.compile(r"[\w\p{M}]+(?:['\u2019-][\w\p{M}]+)*")
 _MOST_UNPACKED = 1000  # rows that are read of a data set whose pictures are inside other files
 _MOST_BYTES = 4 << 30  # of pictures that are hashed, which takes seconds
 
@@ -72,7 +73,7 @@ def rough_words(text: str) -> list[str]:
 
     Of scripts without spaces between words, each character is a word.
     """
-    words = _WORD.findall(text.lower())
+    words: list[str] = _WORD.findall(text.lower())
     if SPACELESS.search(text):
         return [part for word in words for part in (word if SPACELESS.search(word) else [word])]
     return words

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import reprlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,40 +19,83 @@ _MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
 
 
 class _Array:
-    """Stands for the array of objects while it is unpickled; NumPy itself is not called."""
+    """Stands for an array while it is unpickled; NumPy itself is not called."""
 
-    def __init__(self, *_: Any) -> None:
-        self.items: list[Any] = []
-
-    def __setstate__(self, state: Any) -> None:
-        """Take the items of an array; state: (version, shape, dtype, whether by columns, items)."""
-        if isinstance(state, tuple) and len(state) == 5 and isinstance(state[4], list):
-            self.items = state[4]
-
-
-class _Type:
-    """Stands for the array's dtype, which says nothing more than `object`."""
+    shape: tuple[int, ...] = ()
+    items: Sequence[Any] = ()  # in the order of rows
+    dtype: _Type | None = None
 
     def __init__(self, *_: Any) -> None:
         pass
 
     def __setstate__(self, state: Any) -> None:
-        """Ignore the state of the dtype."""
+        """Take the items of an array; state: (version, shape, dtype, whether by columns, items or their bytes)."""
+        _, self.shape, self.dtype, by_columns, content = state
+        items = content if isinstance(content, list) else _texts_of(content, self.dtype)
+        if len(self.shape) not in (1, 2) or math.prod(self.shape) != len(items):
+            raise pickle.UnpicklingError(f"an array of shape {self.shape} has {len(items)} items")
+        if by_columns and len(self.shape) == 2 and not isinstance(content, list):  # a list is in the order of rows
+            rows, columns = self.shape
+            items = [items[column * rows + row] for row in range(rows) for column in range(columns)]
+        self.items = items
+
+    def rows(self) -> list[Any]:
+        """Return the items of a one-dimensional array, or lists of those of a two-dimensional one."""
+        if len(self.shape) < 2:
+            return list(self.items)
+        return [list(self.items[row * self.shape[1] : (row + 1) * self.shape[1]]) for row in range(self.shape[0])]
 
 
-_KNOWN: dict[str, Any] = {"_reconstruct": _Array, "ndarray": None, "dtype": _Type}
+class _Type:
+    """Stands for the type of an array's items. name: such as `O8` or `U12`."""
+
+    def __init__(self, name: str = "", *_: Any) -> None:
+        self.name, self.order = str(name), "<"
+
+    def __setstate__(self, state: Any) -> None:
+        """Take the byte order; state: (version, byte order, ...)."""
+        self.order = ">" if state[1] == ">" else "<"
 
 
-class _Unpickler(pickle.Unpickler):
-    """An unpickler for which no name stands for anything but the two classes above: nothing else can be called."""
+def _texts_of(content: Any, dtype: _Type | None) -> list[str]:
+    """Return the texts in the bytes of an array of texts of one length."""
+    if not isinstance(content, bytes) or dtype is None or not dtype.name.startswith("U"):
+        raise pickle.UnpicklingError("an array of other items than objects and texts")
+    size = 4 * int(dtype.name[1:])
+    text = f"utf-32-{'le' if dtype.order == '<' else 'be'}"
+    parts = [content[start : start + size] for start in range(0, len(content), size)] if size else []
+    return [part.decode(text).rstrip("\0") for part in parts]
+
+
+def _scalar(dtype: Any, content: Any) -> str:
+    """Return the text that NumPy's own type of text holds."""
+    (text,) = _texts_of(content, dtype)
+    return text
+
+
+_KNOWN: dict[str, Any] = {"_reconstruct": _Array, "ndarray": None, "dtype": _Type, "scalar": _scalar}
+# What lists of texts are pickled with: nothing that makes objects of other classes, or buffers of a length it states.
+_OPCODES = (
+    *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "LONG", "BININT"),
+    *("BININT1", "BININT2", "LONG1", "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "UNICODE"),
+    *("BINUNICODE", "SHORT_BINUNICODE", "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_TUPLE", "TUPLE", "TUPLE1"),
+    *("TUPLE2", "TUPLE3", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
+    *("GET", "BINGET", "LONG_BINGET"),
+)
+_Base: Any = vars(pickle)["_Unpickler"]  # the one in Python: the one in C sets aside memory for any number it reads
+
+
+class _Unpickler(_Base):  # type: ignore[misc]
+    """An unpickler for which no name stands for anything but what is above: nothing else can be called."""
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        getattr(pickle, name)[0]: _Base.dispatch[getattr(pickle, name)[0]] for name in _OPCODES
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         if module in _MODULES and name in _KNOWN:
             return _KNOWN[name]
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only lists of texts are read")
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError(f"it refers to {reprlib.repr(pid)} outside the file")
 
 
 def read_texts(path: Path) -> list[list[str]]:
@@ -68,17 +113,20 @@ def read_texts(path: Path) -> list[list[str]]:
                 rows = np.load(file, allow_pickle=False).tolist()
             else:
                 array = _Unpickler(io.BytesIO(file.read())).load()
-                rows = array.items if isinstance(array, _Array) else None
+                rows = array.rows() if isinstance(array, _Array) else None
     except Exception as error:  # numpy and pickle raise various errors for a damaged file
         raise AttendError(f"{path}: cannot be read as an array: {' '.join(str(error).split())[:160]}") from None
     if not isinstance(rows, list):
         raise AttendError(f"{path}: holds no rows: an array of lists of texts is needed")
-    return [_row(row, f"{path}[{number}]") for number, row in enumerate(rows)]
+    found = [_row(row, f"{path}[{number}]") for number, row in enumerate(rows)]
+    if sum(map(len, found)) > path.stat().st_size:  # of lists that stand in the file once and are meant many times
+        raise AttendError(f"{path}: has more texts than bytes: an array of lists of texts is needed")
+    return found
 
 
 def _row(row: Any, where: str) -> list[str]:
     """Return the texts of a row. Raises AttendError where it holds anything else."""
-    texts = [row] if isinstance(row, str) else row.items if isinstance(row, _Array) else row
+    texts = [row] if isinstance(row, str) else row.rows() if isinstance(row, _Array) else row
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise AttendError(f"{where}: is {reprlib.repr(row)}: a list of texts is needed")
     for text in texts:

@@ -245,7 +245,7 @@ def score_corpus(corpus: Sequence[ScoredCaption], metrics: Sequence[str], *setti
     signature = [
         f"pictures:{len(corpus)}",
         f"references:{per_picture}",
-        "tokeniser:ptb",
+        "tokeniser:ptb, or characters where a script has no spaces",
         *settings,
         f"nltk:{metadata.version('nltk')}",
         f"attend:{metadata.version('attend')}",

@@ -22,7 +22,7 @@ class Scores(Stage):
     """The stage `evaluate`: held-out pictures -> captions -> scores."""
 
     kind: ClassVar[str] = "evaluate"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     distributed: ClassVar[bool] = True
 
     evaluation: EvaluationConfig

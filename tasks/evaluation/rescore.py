@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from models.captioner import key_of_digest
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.progress import Bar
@@ -15,6 +19,7 @@ from tasks.datasets.base import DatasetOptions
 from tasks.evaluation.caption_and_score import PredictionRow, score, write_predictions
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.grids.encoding import read_photograph
+from tasks.grids.reader import GridReader
 from tasks.pipeline.ledger import Artifact
 
 _BATCH = 64
@@ -29,14 +34,15 @@ def rescore(
     evaluation: EvaluationConfig,
     predictions: Path,
     digests: Sequence[str] | None = None,
+    grids: GridReader | None = None,
 ) -> ScoreRecord:
     """Caption pictures of `evaluation.split` with a registered model, write the captions, and score the written file.
 
     captioner: as returned by `load_captioner`. name: the model's name, for messages. vocabulary: of the data set, to
     count the references' words that it lacks. predictions: the Parquet file to write. digests: the pictures to caption;
-    None for all of the split. Pictures that cannot be decoded are left out. Return the scores, as `score` does. Raise
-    AttendError where the code saved in the model does not support the settings of `evaluation`, or where no picture
-    could be read.
+    None for all of the split. grids: of the pictures, from which they are captioned in place of their photographs.
+    Pictures that cannot be decoded are left out. Return the scores, as `score` does. Raise AttendError where the code
+    saved in the model does not support the settings of `evaluation`, or where no picture could be read.
     """
     files = files_by_digest(manifest.path, data)
     pictures = read_pictures(manifest.path, evaluation.split)
@@ -46,8 +52,7 @@ def rescore(
         for start in range(0, len(selected), _BATCH):
             part = selected[start : start + _BATCH]
             try:
-                photographs = [read_photograph(digest, files[digest]) for digest in part]
-                captioned = captioner.caption(photographs, **vars(evaluation.decoding()))
+                captioned = _caption(captioner, part, files, data, grids, vars(evaluation.decoding()))
             except TypeError as error:
                 raise AttendError(
                     f"{name}: the code saved in this model does not support the settings of evaluation ({error}): "
@@ -60,6 +65,22 @@ def rescore(
             ]
             bar.advance(len(part))
     if not rows:
-        raise AttendError(f"{name}: no picture of the split {evaluation.split!r} could be read")
+        takes = " (it takes grids)" if captioner.backbone is None else ""
+        raise AttendError(f"{name}{takes}: no picture of the split {evaluation.split!r} could be read")
     write_predictions(rows, pictures, predictions)
     return score(predictions, pictures, read_pictures(manifest.path, "train"), vocabulary, evaluation)
+
+
+def _caption(
+    captioner: Any,
+    digests: Sequence[str],
+    files: Mapping[str, Path],
+    data: DatasetOptions,
+    grids: GridReader | None,
+    decoding: dict[str, Any],
+) -> list[Any]:
+    """Return the captioner's results for pictures: from their photographs, or from grids where these are given."""
+    if grids is None and not data.has_grids:
+        return list(captioner.caption([read_photograph(digest, files[digest]) for digest in digests], **decoding))
+    given = np.stack([np.load(files[digest]) for digest in digests]) if grids is None else grids.read(list(digests))
+    return list(captioner.from_grid(torch.from_numpy(given), [key_of_digest(digest) for digest in digests], **decoding))

@@ -7,6 +7,7 @@ brackets, abbreviations and quotes. bench/quality/toolkit.py compares this token
 from __future__ import annotations
 
 import re
+import unicodedata
 
 import regex
 
@@ -16,7 +17,7 @@ from models.vocabulary import SPACELESS
 _DROPPED = frozenset(
     (
         *("''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";", '"'),
-        *"，。！？；：、…·「」『』《》（）؟،؛",  # noqa: RUF001 -- what Chinese, Japanese and Arabic write for them
+        *"，。！？；：、…·・「」『』《》（）؟،؛।॥၊။។៕",  # noqa: RUF001 -- what other scripts write for them
     )
 )
 _REPLACEMENTS = {
@@ -53,11 +54,15 @@ _TOKEN = re.compile(
 )
 
 
+_MARKED = regex.compile(r"[\w\p{M}]+(?:[-'][\w\p{M}]+)*|\S")
+
+
 def tokenize(text: str) -> list[str]:
     """Return the words of a caption in lower case, without punctuation.
 
     Of scripts that put no space between words, such as Chinese, each character is a word.
     """
+    text = unicodedata.normalize("NFC", text)
     tokens = [_REPLACEMENTS.get(token, token) for part in _parts(text) for token in _tokens(part)]
     return [token for token in tokens if token not in _DROPPED]
 
@@ -65,7 +70,9 @@ def tokenize(text: str) -> list[str]:
 def _tokens(part: str) -> list[str]:
     if SPACELESS.match(part):
         return [part]
-    tokens: list[str] = _TOKEN.findall(part.lower().translate(_ASCII))
+    text = part.lower().translate(_ASCII)
+    # Vowel signs, which Indic scripts write as marks of their own, are no letters to the toolkit's rules.
+    tokens: list[str] = _MARKED.findall(text) if regex.search(r"\p{M}", text) else _TOKEN.findall(text)
     return tokens
 
 

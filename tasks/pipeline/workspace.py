@@ -319,6 +319,8 @@ class Workspace:
                 return False
         except filelock.Timeout:
             return True
+        except OSError:  # a workspace that this process may only read
+            return False
 
     @contextlib.contextmanager
     def lock(self, name: str, doing: str | None = None, by: str = "another run is working on it") -> Iterator[None]:

@@ -70,8 +70,9 @@ def check_encoder(captioner: Captioner, config: Config, artifacts: CaptionerArti
         except ValueError as error:
             raise AttendError(f"encoder.examples: {path}: {error}") from None
         difference = _relative(made, torch.from_numpy(grids.read([digest])[0]).float())
-        worst, name = max((worst, name), (difference, str(path)))
-    if worst > encoder.tolerance:
+        if not difference <= worst:  # also where it is no number
+            worst, name = difference, str(path)
+    if not worst <= encoder.tolerance:
         raise AttendError(
             f"encoder: its grid of {name} differs from the given one by {worst:.0%} (encoder.tolerance is "
             f"{encoder.tolerance:.0%}): another backbone, weights, image_size or projection made the grids: name "

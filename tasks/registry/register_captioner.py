@@ -28,6 +28,8 @@ from tasks.evaluation.caption_and_score import (
 from tasks.evaluation.report import REPORT, ComparedModel
 from tasks.evaluation.rescore import rescore
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
+from tasks.grids.index import open_grids
+from tasks.grids.weights import IMPORTED
 from tasks.pipeline.ledger import FileRecord, Outcome, digest_of
 from tasks.pipeline.plan import by_kind
 from tasks.pipeline.stage import Work
@@ -173,7 +175,7 @@ def _bundle_and_register(
     if config.shows_photographs:
         log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
     drop_unregistered(log, model)
-    libraries = ("timm",) if config.grids.backbone.startswith("timm:") else ()
+    libraries = ("timm",) if captioner.config["backbone"]["name"].startswith("timm:") else ()
     name = str(log.client.get_run(log.run_id).info.run_name)
     source = log_model(log.run_id, name, scratch / "bundle", input_of(captioner), libraries)
     model_id = source.removeprefix("models:/")
@@ -358,5 +360,6 @@ def _predictions_of(
         config.evaluation,
         predictions,
         list(read_predictions(artifacts.scores.path / PREDICTIONS)),
+        open_grids(artifacts.grids, config.machine) if config.grids.backbone == IMPORTED else None,
     )
     return predictions

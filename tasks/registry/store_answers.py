@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +29,8 @@ def ask(workspace: Path, question: str, answer: Callable[[], Answer]) -> Answer:
 
     It is not kept where the database changes meanwhile, or where the workspace cannot be written.
     """
-    state = _state(workspace)
+    # A registry of its own may be anywhere: what it answers is not kept.
+    state = "" if os.environ.get("MLFLOW_REGISTRY_URI") else _state(workspace)
     kept = _read(workspace / _FILE, state)
     if question in kept:
         found: Answer = kept[question]

@@ -119,7 +119,10 @@ def has_version(registration: RegistrationRecord, workspace: Workspace) -> bool:
             raise AttendError(f"{workspace.root / DATABASE}: MLflow cannot read it ({reason})") from None
         return True
 
-    return ask(workspace.root, f"whether {registration['uri']} is there", answer)
+    try:
+        return ask(workspace.root, f"whether {registration['uri']} is there", answer)
+    except PermissionError:
+        return True  # MLflow writes to what it reads: who may write to the workspace finds out
 
 
 def _is_of_embedded_store(registration: RegistrationRecord) -> bool:
@@ -255,6 +258,7 @@ class TrainingLog:
         if epoch <= int(self.client.get_run(self.run_id).data.tags.get(_EPOCHS, 0)):
             return
         log_scores(self.client, self.run_id, {name: row[name] for name in row if name != "epoch"}, epoch)
+        self.client.set_tag(self.run_id, _EPOCHS, str(epoch))
         if best is not None:
             from tasks.training.outputs import WEIGHTS  # loads torch
 
@@ -262,15 +266,12 @@ class TrainingLog:
                 named = Path(folder) / WEIGHTS  # an artifact has the name of its file
                 named.symlink_to(best)
                 self.client.log_artifact(self.run_id, str(named), CHECKPOINTS)
-        self.client.set_tag(self.run_id, _EPOCHS, str(epoch))
 
     def try_log_epoch(self, row: dict[str, float], best: Path | None) -> None:
         """Log a row as `epoch` does, but do not stop the training where MLflow fails: `register` logs the row later."""
-        from mlflow.exceptions import MlflowException
-
         try:
             self.epoch(row, best)
-        except MlflowException as error:
+        except Exception as error:  # of MLflow, of the file system, and of the libraries that upload files
             reason = " ".join(str(error).split())[:120]
             log.warning(f"MLflow did not accept epoch {row['epoch']:.0f} ({reason}): `register` will log it later")
 

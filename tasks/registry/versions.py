@@ -14,6 +14,7 @@ from tasks.common.files import digest_of_file, write_atomically
 from tasks.common.log import log
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.registry import tracking
+from tasks.registry.logged_model import BUNDLE, LOADER
 from tasks.registry.store_answers import ask
 
 if TYPE_CHECKING:
@@ -199,12 +200,16 @@ def find(model: str | None, workspace: Path) -> Registered:
             f"{address}: its files were in {files}, which is gone: where the workspace was moved, "
             "`attend run` registers the model again"
         )
+    if files is None or not (files / BUNDLE / LOADER).is_file():
+        tracking.connect(workspace, must_exist=True)  # MLflow loads it, from the store that it is told of here
     return Registered(str(address), files)
 
 
 def resolve(model: str | None, workspace: Path) -> str:
-    """Return the address `models:/NAME/VERSION` of the version that `find` finds."""
-    return find(model, workspace).address
+    """Return the address `models:/NAME/VERSION` of the version that `find` finds, for MLflow to load."""
+    address = find(model, workspace).address
+    tracking.connect(workspace, must_exist=True)  # which tells MLflow the store
+    return address
 
 
 def full_address(model: str) -> str:
