@@ -13,7 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
@@ -21,11 +21,13 @@ from tasks.common.wording import counted, counted_by_split, minute, shortened
 from tasks.config.schema import Config, data_section, refusals
 from tasks.config.stages import CaptionsConfig, EvaluationConfig, GridsConfig
 from tasks.data.sources import digests_of
-from tasks.data.survey import Survey, rough_words, survey
 from tasks.datasets.base import DatasetOptions
 from tasks.grids.weights import weights_fault
 from tasks.metrics import METRICS, is_latin
 from tasks.pipeline.ledger import digest_of
+
+if TYPE_CHECKING:
+    from tasks.data.survey import Survey
 
 VERDICTS = "checks"  # a workspace's folder of the last verdicts
 _UNKNOWN = 0.1  # share of the words of captions that are not in the vocabulary, above which it is told
@@ -93,6 +95,8 @@ def verdict_of(preset: str, overrides: list[str], sample: int | None = None) -> 
 
 def _check_data(verdict: Verdict, data: DatasetOptions, config: Config | None, sample: int | None) -> None:
     """Add what is wrong with a data set. config: None where its other sections are not valid."""
+    from tasks.data.survey import survey  # loads pyarrow, while the weights are checked already
+
     captions = config.captions if config is not None else CaptionsConfig()
     evaluation = config.evaluation if config is not None else EvaluationConfig()
     with tempfile.TemporaryDirectory(prefix="attend-check-") as folder:
@@ -158,6 +162,8 @@ def _duplicates(found: Survey) -> Iterator[str]:
 
 def _caption_faults(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
     """Yield captions that are no captions or the same, and settings that lose much of them."""
+    from tasks.data.survey import rough_words
+
     pictures_by_caption: Counter[str] = Counter()
     lengths: list[int] = []
     for row in found.rows:
