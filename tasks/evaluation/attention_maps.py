@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _COLUMNS = 5
+_DARK = 0.25  # light of the photograph where no attention is, so that it can still be seen
 
 
 def draw(photograph: Tensor, words: list[str], attention: npt.NDArray[np.float32], fit: Fit = "squash") -> Figure:
-    """Return a figure of the photograph, and of the photograph once per word with that word's map laid over it.
+    """Return a figure of the photograph, and of the photograph once per word, lit where that word's map is high.
 
     photograph: uint8 (3, H, W). attention: (words, h, w). fit: how the backbone was shown the photograph.
     """
@@ -36,8 +37,8 @@ def draw(photograph: Tensor, words: list[str], attention: npt.NDArray[np.float32
     axes[0].imshow(image)
     axes[0].set_title("photograph", fontsize=11, color="0.4")
     for axis, word, weights in zip(axes[1:], words, attention, strict=False):
-        heat = Image.fromarray(weights).resize((width, height), Image.Resampling.BICUBIC)
-        axis.imshow(image.convert("L"), cmap="gray", vmin=-60, vmax=300)
-        axis.imshow(np.asarray(heat), cmap="inferno", alpha=0.55, vmin=0.0, vmax=max(float(weights.max()), 1e-6))
+        heat = np.asarray(Image.fromarray(weights).resize((width, height), Image.Resampling.BICUBIC))
+        light = _DARK + (1 - _DARK) * (heat / max(float(weights.max()), 1e-6)).clip(0, 1)
+        axis.imshow((np.asarray(image) * light[..., None]).astype(np.uint8))
         axis.set_title(word, fontsize=13)
     return figure
