@@ -13,6 +13,7 @@ from models.decoders.base import make
 from tasks.common.errors import AttendError
 from tasks.config.reference import sections
 from tasks.config.schema import Config, load
+from tasks.config.stages import EncoderConfig
 from tasks.registry.logged_model import load_captioner
 from tasks.registry.versions import find
 from tests.support import artifacts, names_of, plan, register_all, run_stage, small
@@ -26,7 +27,7 @@ def test_every_setting_is_told_with_its_meaning(monkeypatch: pytest.MonkeyPatch,
     known = sections()
     told = {setting.name for part in known.values() for setting in part.settings}
     for name, part in small(Path("w"), views={}, tuning={}, self_critical={}).model_dump().items():
-        assert name in told or {f"{name}.{field}" for field in part} <= told
+        assert name in told or {f"{name}.{field}" for field in part or EncoderConfig.model_fields} <= told
     assert not [setting.name for part in known.values() for setting in part.settings if not setting.about]
     assert set(Config.model_fields) - {"data"} <= {name.partition(".")[0] for name in [*known, *told]}
     _, out, _ = attend(monkeypatch, capsys, "settings", "training")

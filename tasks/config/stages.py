@@ -135,10 +135,10 @@ class CaptionsConfig(Section):
     min_count: int = Field(
         5, ge=1, description="occurrences in the train split that a word, or byte pair, needs to be in the vocabulary"
     )
-    vocabulary: Literal["train", "given"] = Field(
-        "train",
-        description="where the words come from: the captions of the `train` split, or the data set's own vocabulary "
-        "(`given`), ids and all, with `tokeniser: whitespace`",
+    vocabulary: Literal["train", "given"] | None = Field(
+        None,
+        description="where the words come from: the captions of the `train` split (the default), or the data set's own "
+        "vocabulary (`given`), ids and all, with `tokeniser: whitespace`",
     )
     max_tokens: int = Field(15, ge=1, le=200, description="longer captions are cut to this number of tokens")
 

@@ -38,7 +38,10 @@ class GivenWords(Product):
     """The product that consists of the words of the data set's own vocabulary."""
 
     def missing(self, artifact: Artifact) -> str:
-        return "the data set has no vocabulary of its own: set captions.vocabulary=train"
+        return (
+            "the data set has no vocabulary of its own: set captions.vocabulary=train (where an earlier version read "
+            f"it: remove {artifact.path} and run again)"
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,7 +49,7 @@ class Manifest(Stage):
     """The stage that turns a data set into its manifest."""
 
     kind: ClassVar[str] = "ingest"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 1
 
     data: DatasetOptions
 
