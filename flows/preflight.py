@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shutil
 import tempfile
@@ -164,12 +165,13 @@ def _caption_faults(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
     """Yield captions that are no captions or the same, and settings that lose much of them."""
     from tasks.data.survey import rough_words
 
+    words_of = functools.cache(rough_words)
     pictures_by_caption: Counter[str] = Counter()
     lengths: list[int] = []
     for row in found.rows:
         for caption, times in Counter(row.captions).items():
             pictures_by_caption[caption] += 1
-            words = len(rough_words(caption))
+            words = len(words_of(caption))
             lengths.append(words)
             if times > 1:
                 yield f"{row.where}: {row.name} has the caption {_short(caption)} {times} times"
@@ -185,7 +187,7 @@ def _caption_faults(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
         if cut > _CUT:
             yield f"captions.max_tokens={captions.max_tokens} cuts about {cut:.0%} of the captions: raise it"
         texts = [text for row in found.of_split("train") for text in row.captions]
-        counts = Counter(word for text in texts for word in rough_words(text))
+        counts = Counter(word for text in texts for word in words_of(text))
         unknown = sum(count for count in counts.values() if count < captions.min_count) / max(counts.total(), 1)
         if unknown > _UNKNOWN:
             yield (

@@ -6,11 +6,20 @@ import io
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-NPY = b"\x93NUMPY"  # the beginning of a .npy file
 _MOST_BYTES = 64 << 20
+
+
+def as_float16(values: npt.ArrayLike) -> npt.NDArray[np.float16]:
+    """Return a grid as grids are stored: float16, clipped to its range; ValueError where a value is not finite."""
+    grid = np.asarray(values, dtype=np.float32)
+    if not np.isfinite(grid).all():
+        raise ValueError("holds values that are not finite")
+    limit = float(np.finfo(np.float16).max)
+    return grid.clip(-limit, limit).astype(np.float16)
 
 
 def read_grid(data: bytes, shape: Sequence[int]) -> Tensor:
@@ -24,7 +33,4 @@ def read_grid(data: bytes, shape: Sequence[int]) -> Tensor:
     if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or values.shape != tuple(shape):
         found = f"{values.shape} {values.dtype}" if isinstance(values, np.ndarray) else "several arrays"
         raise ValueError(f"holds {found}, not a grid of floats of shape {tuple(shape)}")
-    if not np.isfinite(values).all():
-        raise ValueError("holds values that are not finite")
-    limit = float(np.finfo(np.float16).max)
-    return torch.from_numpy(values.astype(np.float32).clip(-limit, limit).astype(np.float16))
+    return torch.from_numpy(as_float16(values))

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -33,6 +32,7 @@ from tasks.config.presets import presets
 from tasks.config.schema import load, refusals
 from tests.support import HERE, pictures, trained
 from tests.test_cli import Capture, attend
+from tests.test_init import picture
 from tests.test_score import ANNOTATIONS, RESULTS
 from tests.test_service import free_port
 
@@ -199,12 +199,6 @@ def test_the_table_of_commands_has_each_and_no_other() -> None:
     }
     rows = re.findall(r"^\| `attend ([^`]+)` \|", render.COMMANDS.read_text(encoding="utf-8"), re.MULTILINE)
     assert {command_of(row.split())[0] for row in rows} == known and len(rows) == len(known)
-
-
-def picture(path: Path, number: int = 0) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    noise = np.random.default_rng(number).integers(0, 256, (24, 24, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(path)
 
 
 def write_example(page: Path, folder: Path) -> list[str]:

@@ -198,7 +198,7 @@ def test_a_model_whose_files_were_changed_is_refused(workspace: Path, tmp_path: 
         (folder / name).write_bytes(content)
         code = (
             f"import runpy; from pathlib import Path; folder = Path({str(folder)!r}); "
-            "runpy.run_path(str(folder / 'load.py'))['load'](folder, 'cpu')"
+            "runpy.run_path(str(folder / 'load.py'))['load'](folder)"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert "do not match the digest that they were registered with" in done.stderr, (name, done.stderr)

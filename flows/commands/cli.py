@@ -37,6 +37,7 @@ from flows.commands.options import (
 from tasks.common.errors import AttendError, is_disk_full
 
 if TYPE_CHECKING:
+    from tasks.config.schema import Config
     from tasks.pipeline.plan import Status
 
 app = typer.Typer(
@@ -92,7 +93,7 @@ def run(
             return
         if verify:
             verify_files(pipeline)
-        before = _run(preset, settings, until, quiet=as_json)
+        before = _run(config, preset, settings, until, quiet=as_json)
     if as_json:
         after = plan(pipeline)
         print_json([{**_as_json(new), "ran": not old.fresh} for old, new in zip(before, after, strict=True)])
@@ -131,8 +132,9 @@ def demo(workspace: WorkspaceOption = Path("workspace")) -> None:
     from tasks.config.schema import load
 
     settings = with_workspace([], workspace)
-    _run("demo", settings, "register")
-    show(load("demo", settings))
+    config = load("demo", settings)
+    _run(config, "demo", settings, "register")
+    show(config)
 
 
 @app.command()
@@ -280,17 +282,18 @@ def _leading(device: str) -> Iterator[bool]:
             distributed.dismiss_followers()
 
 
-def _run(preset: str, overrides: list[str], until: str, quiet: bool = False) -> list[Status]:
-    """Show the plan and carry it out. Returns the state of each stage before the run."""
+def _run(config: Config, preset: str, overrides: list[str], until: str, quiet: bool = False) -> list[Status]:
+    """Show the plan and carry it out. Returns the state of each stage before the run.
+
+    config: what `preset` and `overrides` give.
+    """
     from flows.commands.story import tell_beginning, tell_end
     from flows.operations.local_run import plan_after_crashes
     from flows.operations.local_run import run as run_stages
     from flows.pipeline import build_pipeline
-    from tasks.config.schema import load
     from tasks.pipeline.plan import artifacts, artifacts_of, by_kind, up_to
     from tasks.pipeline.run import savings_message
 
-    config = load(preset, overrides)
     statuses = plan_after_crashes(config, until)
     if not quiet:
         tell_beginning(config, by_kind(artifacts_of(statuses)))

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from flows.pipeline import build_pipeline
+from models.given_grids import as_float16
 from tasks.common.errors import AttendError
 from tasks.common.progress import Bar
 from tasks.config.schema import Config
@@ -245,7 +246,7 @@ def _grid(array: Any, index: int, axes: tuple[int, int, int], where: str) -> npt
     where: the file and the grid's id, for messages. Raises AttendError where a value is not finite.
     """
     values: npt.NDArray[np.float32] = _read(where, lambda: np.asarray(array[index], dtype=np.float32)).transpose(axes)
-    if not np.isfinite(values).all():
-        raise AttendError(f"{where}: holds values that are not finite")
-    largest = float(np.finfo(np.float16).max)
-    return values.clip(-largest, largest).astype(np.float16)
+    try:
+        return as_float16(values)
+    except ValueError as error:
+        raise AttendError(f"{where}: {error}") from None

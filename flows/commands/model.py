@@ -63,14 +63,15 @@ def _show_config(preset: str, overrides: list[str], words: int | None, depth: in
         words = len(read_vocabulary(made["tensorise"].path)) if "tensorise" in made else 5_000
     if config.grids.backbone == IMPORTED:
         raise AttendError(f"{preset}: the grids are imported, and without a backbone their shape is not known here")
+    photograph = torch.zeros(1, 3, config.grids.image_size, config.grids.image_size)
     try:
         backbone = backbones.make(config.grids.backbone, config.grids.grid, 0)
         with torch.inference_mode():
-            grid = backbone(torch.zeros(1, 3, config.grids.image_size, config.grids.image_size))
+            grid = backbone(photograph)
         decoder = make(config.decoder.name, grid.shape[-1], words, config.decoder.options())
     except ValueError as error:
         raise AttendError(f"{preset}: {error}") from None
-    _show(f"backbone {config.grids.backbone}", backbone, [torch.zeros(1, 3, *[config.grids.image_size] * 2)], depth)
+    _show(f"backbone {config.grids.backbone}", backbone, [photograph], depth)
     _show_decoder(config.decoder.name, decoder, grid, depth)
 
 

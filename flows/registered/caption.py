@@ -128,7 +128,8 @@ def write_captions_file(
         parts = _PartFiles(out, model_label)
         pictures = open_pictures(sources, workspace)
         names = list(pictures.named())
-        row_by_digest = parts.known_rows()
+        earlier = _read_rows(out)
+        row_by_digest = parts.known_rows(earlier)
         digests = {digest for _, digest in names if digest is not None}
         new = digests - row_by_digest.keys()
         known = digests - new
@@ -144,14 +145,14 @@ def write_captions_file(
             for name, digest in names
         ]
         given = {name for name, _ in names}
-        kept = [row for row in _read_rows(out) if row["folder"] != pictures.folder or row["file_name"] not in given]
+        kept = [row for row in earlier if row["folder"] != pictures.folder or row["file_name"] not in given]
         _write_rows(out, [*rows, *kept])
         parts.remove()
-    for row in [row for row in rows if row["error"] is not None][:_NAMED]:
+    without = [row for row in rows if row["error"] is not None]
+    for row in without[:_NAMED]:
         log.warning(f"{row['file_name']}: {row['error']}")
     known_count = sum(digest in known for _, digest in names)
-    without = sum(row["error"] is not None for row in rows)
-    return CaptionCounts(len(names) - known_count, known_count, without, len(kept))
+    return CaptionCounts(len(names) - known_count, known_count, len(without), len(kept))
 
 
 def _find(model: str | None, workspace: Path) -> Registered:
@@ -192,16 +193,16 @@ class _PartFiles:
     """The folder OUT.parts with the captions of one model version and decoding that are not merged into OUT yet."""
 
     def __init__(self, out: Path, model_label: str) -> None:
-        self._out, self._model_label = out, model_label
+        self._model_label = model_label
         self._folder = out.with_name(f"{out.name}.parts")
         # Temporary files are left by a run that was killed while it wrote.
         for temporary in out.parent.glob(f".{glob.escape(out.name)}.*.tmp"):
             temporary.unlink(missing_ok=True)
 
-    def known_rows(self) -> dict[str | None, Row]:
-        """Return the rows of this model in OUT and in the parts of a killed run, by the digest of the picture."""
+    def known_rows(self, earlier: list[Row]) -> dict[str | None, Row]:
+        """Return the rows of this model, by the digest of the picture. earlier: of OUT; others are in the parts."""
         parts = sorted(self._folder.glob("part-*.parquet"))
-        rows = [*_read_rows(self._out), *(row for path in parts for row in _read_rows(path))]
+        rows = [*earlier, *(row for path in parts for row in _read_rows(path))]
         return {
             row["digest"]: _drop_columns(row, "file_name", "folder", "model")
             for row in rows

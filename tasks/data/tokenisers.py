@@ -110,14 +110,15 @@ class BytePairs:
             min_frequency=captions.min_count,
             show_progress=False,
         )
-        self._tokenizer.train_from_iterator((piece for text in texts for piece in self._pieces(text)), trainer)
-        self._pairs_by_piece: dict[str, list[str]] = {}
+        pieces = (piece for text in texts for piece in self._pieces(text) if piece != SPECIAL[UNK])
+        self._tokenizer.train_from_iterator(pieces, trainer)
+        self._pairs_by_piece: dict[str, list[str]] = {SPECIAL[UNK]: [SPECIAL[UNK]]}
 
     def _pieces(self, tokens: list[str]) -> list[str]:
-        """Return what pairs are learnt from and encoded: the words, or the text between two unknown words."""
+        """Return the parts of a caption that pairs stay within: its words, or its text but for `<UNK>`."""
         if self._of_words:
-            return [word + _END_MARK for word in tokens if word != SPECIAL[UNK]]
-        return [part for part in "".join(tokens).split(SPECIAL[UNK]) if part]
+            return [word if word == SPECIAL[UNK] else word + _END_MARK for word in tokens]
+        return [SPECIAL[UNK] if unknown else "".join(group) for unknown, group in groupby(tokens, SPECIAL[UNK].__eq__)]
 
     def pairs(self) -> list[str]:
         """Return all pairs and single letters, including those that occur in no encoded caption of the train split."""
@@ -125,19 +126,9 @@ class BytePairs:
 
     def __call__(self, tokens: list[str]) -> list[str]:
         """Return a caption's tokens as byte pairs; `<UNK>` stays whole."""
-        if self._of_words:
-            parts = [[word] for word in tokens]
-        else:
-            parts = [[SPECIAL[UNK]] if unknown else list(group) for unknown, group in groupby(tokens, _is_unknown)]
-        return [pair for part in parts for pair in ([SPECIAL[UNK]] if _is_unknown(part[0]) else self._encoded(part))]
-
-    def _encoded(self, part: list[str]) -> list[str]:
-        (piece,) = self._pieces(part)
-        if piece not in self._pairs_by_piece:
-            pairs = self._tokenizer.encode(piece).tokens
-            self._pairs_by_piece[piece] = [pair.replace(_END_MARK, WORD_END) for pair in pairs]
-        return self._pairs_by_piece[piece]
-
-
-def _is_unknown(token: str) -> bool:
-    return token == SPECIAL[UNK]
+        pieces = self._pieces(tokens)
+        for piece in pieces:
+            if piece not in self._pairs_by_piece:
+                pairs = self._tokenizer.encode(piece).tokens
+                self._pairs_by_piece[piece] = [pair.replace(_END_MARK, WORD_END) for pair in pairs]
+        return [pair for piece in pieces for pair in self._pairs_by_piece[piece]]

@@ -39,6 +39,7 @@ class Arrays(UnpackedOptions):
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         import numpy as np
 
+        from models.given_grids import as_float16  # loads torch
         from tasks.datasets.object_array import read_texts
 
         file, captions_file = self.annotation_files()
@@ -51,18 +52,17 @@ class Arrays(UnpackedOptions):
         if len(captions) != len(array):
             raise AttendError(f"{captions_file}: has {len(captions):,} rows, but {file} has {len(array):,}: one each")
         generated.mkdir(parents=True, exist_ok=True)
-        largest = float(np.finfo(np.float16).max)
         for number, texts in enumerate(captions):
             where = f"{captions_file}[{number}]"
             with faults.of_row():
-                values = np.asarray(array[number], dtype=np.float32)
-                if not np.isfinite(values).all():
-                    raise AttendError(f"{file}[{number}]: holds values that are not finite")
+                try:
+                    values = as_float16(array[number])
+                except ValueError as error:
+                    raise AttendError(f"{file}[{number}]: {error}") from None
                 if not all(text.strip() for text in texts):
                     raise AttendError(f"{where}: a caption is empty")
                 name = f"{number:06d}.npy"
-                grid = _positions_first(values, layout).clip(-largest, largest).astype(np.float16)
-                np.save(generated / name, np.ascontiguousarray(grid))
+                np.save(generated / name, np.ascontiguousarray(_positions_first(values, layout)))
                 yield Row(name, tuple(text.strip() for text in texts), None, where)
 
 

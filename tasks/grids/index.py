@@ -19,11 +19,11 @@ from tasks.common.errors import AttendError
 from tasks.common.wording import counted
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import GridsConfig
-from tasks.grids.encoding import ExtractionResult, View
+from tasks.grids.encoding import ExtractionResult, ShardsDone, View
 from tasks.grids.failures import FAILED, FailedPhotograph, digest_of_failed, write_failures
 from tasks.grids.identity import Identity
 from tasks.grids.reader import GridReader
-from tasks.grids.shard_jobs import ShardJob, fill_store
+from tasks.grids.shard_jobs import ShardExecutor, ShardJob, fill_store
 from tasks.grids.store import GridStore, Row
 from tasks.grids.weights import IMPORTED
 from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, Outcome, digest_of
@@ -60,19 +60,11 @@ def bring_up_to_date(
         rows, _ = store.rows()
         missing = sorted(digest for digest in files if digest not in rows)
         result = ExtractionResult()
-        given = [digest for digest in missing if files[digest].suffix == ".npy"]
-        if given:
-            _store_given(store, given, files, machine.shard_rows)
-            rows, _ = store.rows()
-        elif missing and grids.backbone == IMPORTED:
-            result = ExtractionResult(
-                [FailedPhotograph(digest, files[digest], "is not among the imported grids") for digest in missing]
-            )
-        elif missing:
+        if missing:
             wanted = [(digest, files[digest]) for digest in missing]
             job = ShardJob(store.next_number(), wanted, identity, grids, machine, tuned, view)
             shards_done = functools.partial(_report_progress, out / PROGRESS, hooks)
-            result = fill_store(store, job, hooks.executor, shards_done)
+            result = _fill(store, job, hooks.executor, shards_done)
         rows, _ = store.rows()
     failed = result.failed
     _check_failures(failed, len(files), grids.max_failed)
@@ -99,11 +91,22 @@ def bring_up_to_date(
     return Outcome(products, counts, notes, shards)
 
 
-def _store_given(store: GridStore, digests: list[str], files: dict[str, Path], shard_rows: int) -> None:
-    """Write grids that a data set has in place of photographs, (h, w, C) float16 in .npy files, to the store."""
-    for start in range(0, len(digests), shard_rows):
-        part = digests[start : start + shard_rows]
-        store.write([np.load(files[digest], allow_pickle=False)[None] for digest in part], part, [(0, 0)] * len(part))
+def _fill(store: GridStore, job: ShardJob, executor: ShardExecutor | None, shards_done: ShardsDone) -> ExtractionResult:
+    """Add the grids of a job's pictures to the store: as the data set gives them, or extracted from photographs.
+
+    Where they should have been imported before, none is added. Arguments and result: as of `fill_store`.
+    """
+    if any(path.suffix == ".npy" for _, path in job.wanted):  # grids, (h, w, C) float16, in place of photographs
+        for start in range(0, len(job.wanted), job.machine.shard_rows):
+            part = job.wanted[start : start + job.machine.shard_rows]
+            grids = [np.load(path, allow_pickle=False)[None] for _, path in part]
+            store.write(grids, [digest for digest, _ in part], [(0, 0)] * len(part))
+        return ExtractionResult()
+    if job.grids.backbone == IMPORTED:
+        return ExtractionResult(
+            [FailedPhotograph(digest, path, "is not among the imported grids") for digest, path in job.wanted]
+        )
+    return fill_store(store, job, executor, shards_done)
 
 
 def _report_progress(progress: Path, hooks: Hooks, done: int, total: int) -> None:

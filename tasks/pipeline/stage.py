@@ -42,8 +42,7 @@ class Hooks:
 
     shards_done: called with (done, total) pictures after each shard of grids. epoch_done: called with each row of a
     training history as it is made, and with the file of its epoch's weights where they are the best so far; a resumed
-    stage calls it for earlier rows too. executor: makes shards of grids
-    elsewhere; None to make them in this process.
+    stage calls it for earlier rows too. executor: makes shards of grids elsewhere; None to make them in this process.
     """
 
     shards_done: Callable[[int, int], None] = _ignore

@@ -10,7 +10,6 @@ from typing import Any
 import models
 from models.captioner import Captioner
 from tasks.config.schema import Config
-from tasks.config.stages import GridsConfig
 from tasks.data.caption_files import read_vocabulary
 from tasks.grids.index import open_grids
 from tasks.grids.weights import IMPORTED, load_backbone
@@ -29,33 +28,28 @@ def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
     Of imported grids it takes grids, or, where the config names an encoder that makes the same, photographs. Raises
     AttendError where that does not make the same.
     """
-    decoder, shape = load_ensemble(artifacts.decoder.path, config.evaluation.ensemble)
-    parts = {"decoder": shape, "decoding": vars(config.evaluation.decoding())}
+    decoder, decoder_shape = load_ensemble(artifacts.decoder.path, config.evaluation.ensemble)
+    parts = {"decoder": decoder_shape, "decoding": vars(config.evaluation.decoding())}
     vocabulary = read_vocabulary(artifacts.captions.path)
-    if config.grids.backbone != IMPORTED:
-        spec = _backbone_spec(config.grids)
+    if config.encoding is None:
+        shape = open_grids(artifacts.grids, config.machine).shape
+        return Captioner({"backbone": {"name": IMPORTED, "shape": list(shape)}, **parts}, vocabulary, None, decoder)
+    spec: dict[str, Any] = {
+        "name": config.encoding.backbone,
+        "image_size": config.encoding.image_size,
+        "fit": config.encoding.fit,
+        "grid": config.encoding.grid,
+        "precision": config.encoding.precision,
+    }
+    if config.encoder is None:
         backbone = load_backbone(config.grids, artifacts.tuned)
         return Captioner({"backbone": spec, **parts}, vocabulary, backbone, decoder)
-    given = open_grids(artifacts.grids, config.machine).shape
-    if config.encoder is None:
-        return Captioner({"backbone": {"name": IMPORTED, "shape": list(given)}, **parts}, vocabulary, None, decoder)
-    spec = _backbone_spec(config.encoder.as_grids())
+    channels = open_grids(artifacts.grids, config.machine).shape[2]
     if config.encoder.projection is not None:
-        spec["projected"] = given[2]
-    captioner = Captioner({"backbone": spec, **parts}, vocabulary, load_encoder(config.encoder, given[2]), decoder)
+        spec["projected"] = channels
+    captioner = Captioner({"backbone": spec, **parts}, vocabulary, load_encoder(config.encoder, channels), decoder)
     check_encoder(captioner, config, artifacts)
     return captioner
-
-
-def _backbone_spec(grids: GridsConfig) -> dict[str, Any]:
-    """Return what a captioner's config says of its backbone."""
-    return {
-        "name": grids.backbone,
-        "image_size": grids.image_size,
-        "fit": grids.fit,
-        "grid": grids.grid,
-        "precision": grids.precision,
-    }
 
 
 def write_bundle(captioner: Captioner, folder: Path, source: Path = CODE) -> str:

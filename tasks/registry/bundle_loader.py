@@ -17,8 +17,8 @@ from typing import Any
 DIGEST = "bundle.json"
 
 
-def load(folder: Path, device: str) -> tuple[Any, Any]:
-    """Return the captioner in a bundle's folder, on a torch device, and the bundle's module `photographs`.
+def load(folder: Path) -> tuple[Any, Any]:
+    """Return the captioner in a bundle's folder, on the GPU where there is one, and the bundle's module `photographs`.
 
     Raise ValueError where the files do not match the bundle's digest.
     """
@@ -28,6 +28,8 @@ def load(folder: Path, device: str) -> tuple[Any, Any]:
             f"{folder}: the model's files do not match the digest that they were registered with: they are damaged or "
             "were changed: register the model again"
         )
+    import torch
+
     name = f"attend_{digest[:20]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(
@@ -37,6 +39,7 @@ def load(folder: Path, device: str) -> tuple[Any, Any]:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     captioner = importlib.import_module(f"{name}.captioner").Captioner.load(folder, device)
     return captioner, importlib.import_module(f"{name}.photographs")
 

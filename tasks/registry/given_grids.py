@@ -54,10 +54,10 @@ def load_encoder(encoder: EncoderConfig, channels: int) -> Backbone:
     return backbone
 
 
-def check_encoder(captioner: Captioner, config: Config, artifacts: CaptionerArtifacts) -> float:
-    """Return the largest relative difference of an encoder's grids from the given ones of its examples.
+def check_encoder(captioner: Captioner, config: Config, artifacts: CaptionerArtifacts) -> None:
+    """Raise AttendError where an encoder makes other grids of its examples than are given, or there is no example.
 
-    Raises AttendError where it is above `encoder.tolerance`, or where there is no example.
+    Other are those whose relative difference is above `encoder.tolerance`.
     """
     encoder = config.encoder
     assert encoder is not None
@@ -78,7 +78,6 @@ def check_encoder(captioner: Captioner, config: Config, artifacts: CaptionerArti
             f"{encoder.tolerance:.0%}): another backbone, weights, image_size or projection made the grids: name "
             "those, or leave encoder out to register a model that takes grids"
         )
-    return worst
 
 
 def _examples(encoder: EncoderConfig, config: Config, manifest: Artifact, grids: GridReader) -> list[tuple[Path, str]]:

@@ -150,12 +150,8 @@ def load_captioner(uri: str, files: Path | None = None) -> Any:
     bundle = None if files is None else files / BUNDLE
     if bundle is None or not (bundle / LOADER).is_file():
         return unwrap_captioner(load_model(uri).unwrap_python_model(), uri)
-    import torch
-
     try:
-        captioner, _ = runpy.run_path(str(bundle / LOADER))["load"](
-            bundle, "cuda" if torch.cuda.is_available() else "cpu"
-        )
+        captioner, _ = runpy.run_path(str(bundle / LOADER))["load"](bundle)
     except (ValueError, OSError) as error:
         raise AttendError(f"{uri}: {error}") from None
     return captioner

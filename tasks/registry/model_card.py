@@ -12,7 +12,6 @@ from tasks.config.training import TrainingConfig
 from tasks.datasets.base import SPLITS
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions, score_lines
 from tasks.evaluation.score_record import ScoreRecord
-from tasks.grids.weights import IMPORTED
 from tasks.metrics.bleu import sentence_bleu4
 from tasks.pipeline.ledger import Artifact
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
@@ -42,10 +41,11 @@ def card(config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> 
     splits = counted_by_split({split: ingested[split] for split in SPLITS if split in ingested})
     tuned = ", fine-tuned on these pictures" if artifacts.tuned is not None else ""
     augmented = ", trained on cropped and mirrored views too" if artifacts.views is not None else ""
+    takes = "grids that another program made, each a .npy file" if config.encoding is None else "photographs"
     lines = [
         f"# {config.registry.model}",
         "",
-        f"Captions {_what_it_takes(config)}. Made by attend {metadata.version('attend')}.",
+        f"Captions {takes}. Made by attend {metadata.version('attend')}.",
         "",
         "## Data",
         "",
@@ -72,18 +72,11 @@ def card(config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> 
     return "\n".join(lines)
 
 
-def _what_it_takes(config: Config) -> str:
-    """Return what the model is given, in words."""
-    if config.grids.backbone != IMPORTED or config.encoder is not None:
-        return "photographs"
-    return "grids that another program made, each a .npy file"
-
-
 def _backbone(config: Config) -> str:
     """Return the backbone and how photographs are shown to it, in Markdown."""
-    if config.grids.backbone == IMPORTED and config.encoder is None:
+    grids = config.encoding
+    if grids is None:
         return f"none: the grids are imported (`{config.grids.weights}`)"
-    grids = config.grids if config.encoder is None else config.encoder.as_grids()
     projected = ", projected" if config.encoder is not None and config.encoder.projection is not None else ""
     return f"`{grids.backbone}`, {grids.image_size} px ({grids.fit}), {grids.precision}{projected}"
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import mlflow
 import pandas as pd
-import torch
 
 # Parameter of a request -> (decoding option, minimum, maximum). A parameter of the signature needs a default of its
 # type, so 0 stands for "as the model was evaluated".
@@ -90,10 +89,9 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
 
         Raise MlflowException where the bundle's files are not those that were registered.
         """
-        device = "cuda" if torch.cuda.is_available() else "cpu"
         bundle = Path(context.artifacts["bundle"])
         try:
-            self._captioner, photographs = runpy.run_path(str(bundle / "load.py"))["load"](bundle, device)
+            self._captioner, photographs = runpy.run_path(str(bundle / "load.py"))["load"](bundle)
         except ValueError as error:  # files that are not those that were registered
             raise mlflow.exceptions.MlflowException(str(error)) from None
         self._admit = photographs.admit

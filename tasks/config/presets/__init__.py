@@ -84,8 +84,8 @@ def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> d
     return _merged(base, values)
 
 
-# Fields that hold a path; in a YAML file a relative one is relative to that file.
 WEIGHT_NAMES = ("torchvision:", "timm:", "random:", "imported:")  # beginnings of weights that are no path
+# Fields that hold a path; in a YAML file a relative one is relative to that file.
 _PATHS = (
     ("data", "path"),
     ("data", "images"),
