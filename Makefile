@@ -8,7 +8,7 @@ INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
 READY = .venv/.ready
 READY_DEV = .venv/.ready-dev
 
-.PHONY: demo test test-slow check bench setup dev lock help
+.PHONY: demo test test-slow check bench gpu setup dev lock help
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +47,10 @@ check: $(READY_DEV)  ## lint, format and types
 bench: $(READY_DEV)  ## the speed benches: half an hour on an idle machine; reading.py needs disk for more than its memory
 	@for name in training_step beam_search extraction status reading threads; do \
 	  echo "== bench/speed/$$name.py"; $(BIN)/python -m bench.speed.$$name || exit 1; done
+
+# With the packages that the machine has, so that it runs where nothing can be installed.
+gpu:  ## laws and figures of a GPU, in parts of at most eight minutes; PARTS="laws steps" for some
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m bench.gpu $(PARTS)
 
 # Two locks and not one with groups: uv.lock names the index that it was made from, and a constraint does not ask for a
 # hash of every package. The second begins with the first's versions.

@@ -50,12 +50,12 @@ class Attention(nn.Module, ABC):
         return spread(alphas, pool).to(annotations.dtype) @ annotations, alphas
 
 
-def pooling(side: tuple[int, int], presented: int) -> Tensor:
+def pooling(side: tuple[int, int], presented: int, device: torch.device) -> Tensor:
     """Return the matrix of adaptive average pooling from h x w to presented x presented positions.
 
-    side: (h, w). The matrix is (presented ** 2, h * w), float32; its rows sum to one.
+    side: (h, w). The matrix is (presented ** 2, h * w), float32, on the device; its rows sum to one.
     """
-    cells = torch.eye(side[0] * side[1]).view(-1, *side)
+    cells = torch.eye(side[0] * side[1], device=device).view(-1, *side)
     return functional.adaptive_avg_pool2d(cells, presented).flatten(1).T.contiguous()
 
 

@@ -187,8 +187,8 @@ class Captioner:
         words = torch.full((len(captions), 1, longest + 1), START, device=self.device)
         for row, caption in enumerate(captions):
             words[row, 0, 1 : len(caption.tokens) + 1] = torch.tensor(caption.tokens, device=self.device)
-        no_logits = torch.zeros_like(words, dtype=torch.bool)
-        _, states = self.decoder(grid, words, no_logits)
+        no_places = torch.zeros(0, dtype=torch.long, device=self.device)
+        _, states = self.decoder(grid, words, no_places)
         sides = grid.shape[1:3] if self.decoder.attention_grid is None else (self.decoder.attention_grid,) * 2
         maps = states.alphas[:, 0].unflatten(-1, sides).cpu()
         return [maps[row, : len(caption.tokens)] for row, caption in enumerate(captions)]

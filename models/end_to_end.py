@@ -27,15 +27,15 @@ class EndToEnd(nn.Module):
         self.backbone.eval()
         return self
 
-    def forward(self, photographs: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, State]:
+    def forward(self, photographs: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, State]:
         """Return logits and states as `Decoder.forward` does, for photographs (N, 3, S, S) uint8.
 
-        words, valid: as in `Decoder.forward`.
+        words, places: as in `Decoder.forward`.
         """
         grid = self.backbone(self.backbone.normalised(photographs)).float()
-        logits_and_states: tuple[Tensor, State] = self.decoder(grid, words, valid)
+        logits_and_states: tuple[Tensor, State] = self.decoder(grid, words, places)
         return logits_and_states
 
-    def penalty(self, states: State, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor | None:
+    def penalty(self, states: State, logits: Tensor, targets: Tensor, places: Tensor) -> Tensor | None:
         """Return the decoder's penalty: see `Decoder.penalty`."""
-        return self.decoder.penalty(states, logits, targets, valid)
+        return self.decoder.penalty(states, logits, targets, places)

@@ -7,9 +7,10 @@ rows of hypotheses.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -68,19 +69,7 @@ def decode(
 @torch.no_grad()
 def greedy(decoder: Steps[StateT], grid: Tensor, decoding: Decoding = DEFAULT) -> list[Caption]:
     """Return a caption for each picture of grid (N, h, w, C), of the likeliest next word until END."""
-    state = decoder.start(grid)
-    words = torch.full((len(grid), 1, 1), START, device=grid.device)
-    total = torch.zeros(len(grid), device=grid.device)
-    unfinished = torch.ones(len(grid), dtype=torch.bool, device=grid.device)
-    for _ in range(decoding.max_length):
-        logits, state = decoder.step(state, words[:, :, -1])
-        best, last = _rule_out(_log_probabilities(logits), words[:, :, 1:], decoding).max(dim=-1)
-        total += torch.where(unfinished, best[:, 0], 0.0)
-        words = torch.cat([words, torch.where(unfinished.unsqueeze(1), last, NULL).unsqueeze(-1)], dim=-1)
-        unfinished = unfinished & (last[:, 0] != END)
-        if not bool(unfinished.any()):
-            break
-    return [_caption(tokens, score) for tokens, score in zip(words[:, 0, 1:].tolist(), total.tolist(), strict=True)]
+    return [captions[0] for captions in run(Greedy(decoder, grid, decoding))]
 
 
 @torch.no_grad()
@@ -90,30 +79,141 @@ def sample(decoder: Steps[StateT], grid: Tensor, decoding: Decoding, keys: Seque
     That log-probability is the decoder's, before temperature, top_k, top_p and the rules of `decoding` change it. keys:
     an integer per picture, see `decode`.
     """
-    rows, device = decoding.n_best, grid.device
-    draws = torch.stack([_uniform_draws(decoding.seed, key, (rows, decoding.max_length)) for key in keys]).to(device)
-    state = decoder.start(grid).expand(rows)
-    words = torch.full((len(grid), rows, 1), START, device=device)
-    total = torch.zeros(len(grid), rows, device=device)
-    unfinished = torch.ones(len(grid), rows, dtype=torch.bool, device=device)
-    for step in range(decoding.max_length):
-        logits, state = decoder.step(state, words[:, :, -1])
-        log_probabilities = _log_probabilities(logits)
-        allowed = _truncate(_rule_out(log_probabilities, words[:, :, 1:], decoding), decoding)
+    return run(Sampling(decoder, grid, decoding, uniform_draws(decoding, keys).to(grid.device)))
+
+
+@torch.no_grad()
+def beam_search(decoder: Steps[StateT], grid: Tensor, decoding: Decoding = DEFAULT) -> list[list[Caption]]:
+    """Return the `n_best` best captions of each picture of grid (N, h, w, C), best first.
+
+    Each picture has a beam of `beam` hypotheses, which each hypothesis that ends makes narrower by one. Lengths count
+    END. A picture is done when no live hypothesis can still beat its n_best ended ones: the bound is exact, because
+    log-probabilities only fall and no length exceeds `max_length`. Where too few hypotheses ended within that length,
+    the best live ones are returned as well.
+    """
+    return run(BeamSearch(decoder, grid, decoding))
+
+
+def steps_between_looks(device: torch.device) -> int:
+    """Return after how many words a search looks whether it is done.
+
+    To look at a GPU is to wait until it has done all that was asked of it.
+    """
+    return 1 if device.type == "cpu" else 4
+
+
+class Search(Protocol):
+    """A search over N pictures, word by word. Only `drop_done` and `results` read values, all else may be a graph's."""
+
+    length: int
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def max_length(self) -> int: ...
+
+    def advance(self) -> None:
+        """Extend the captions by a word, without waiting for a value."""
+        ...
+
+    def done(self) -> Tensor:
+        """Return whether each picture's captions are final, (N',) bool."""
+        ...
+
+    def drop_done(self) -> bool:
+        """Return whether all pictures' captions are final; where many are, these pictures may be searched no more."""
+        ...
+
+    def results(self) -> list[list[Caption]]:
+        """Return the captions of every picture, best first."""
+        ...
+
+
+def run(search: Search) -> list[list[Caption]]:
+    """Return the captions of a search that has not begun."""
+    between = steps_between_looks(search.device)
+    while search.length < search.max_length:
+        search.advance()
+        if search.length % between == 0 and search.drop_done():
+            break
+    return search.results()
+
+
+class _WordByWord(ABC):
+    """The base of greedy search and sampling: captions (N, k) that are extended by a word each until END.
+
+    words (N, k, t): the tokens so far, NULL after END. total (N, k): their log-probability. unfinished (N, k) bool.
+    """
+
+    def __init__(self, decoder: Steps[Any], grid: Tensor, decoding: Decoding, rows: int) -> None:
+        self.decoder, self.decoding, self.length, self.max_length = decoder, decoding, 0, decoding.max_length
+        self.state = decoder.start(grid)
+        shape, self.device = (len(grid), rows), grid.device
+        self.words = torch.empty((*shape, 0), dtype=torch.long, device=self.device)
+        self.last = torch.full(shape, START, device=self.device)
+        self.total = torch.zeros(shape, device=self.device)
+        self.unfinished = torch.ones(shape, dtype=torch.bool, device=self.device)
+
+    @abstractmethod
+    def choose(self, log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the next words (N, k) and their log-probabilities (N, k), given those of all words (N, k, V)."""
+
+    def advance(self) -> None:
+        logits, self.state = self.decoder.step(self.state, self.last)
+        chosen, score = self.choose(_log_probabilities(logits))
+        self.total = self.total + torch.where(self.unfinished, score, 0.0)
+        self.words = torch.cat([self.words, torch.where(self.unfinished, chosen, NULL).unsqueeze(-1)], dim=-1)
+        self.last = self.words[:, :, -1]
+        self.unfinished = self.unfinished & (chosen != END)
+        self.length += 1
+
+    def done(self) -> Tensor:
+        return ~self.unfinished.any(dim=1)
+
+    def drop_done(self) -> bool:
+        return bool(self.done().all())
+
+    def results(self) -> list[list[Caption]]:
+        captions = [
+            [_caption(tokens, score) for tokens, score in zip(*picture, strict=True)]
+            for picture in zip(self.words.tolist(), self.total.tolist(), strict=True)
+        ]
+        return [sorted(found, key=lambda caption: -caption.log_probability) for found in captions]
+
+
+class Greedy(_WordByWord):
+    """The search for the likeliest next word."""
+
+    def __init__(self, decoder: Steps[Any], grid: Tensor, decoding: Decoding) -> None:
+        super().__init__(decoder, grid, decoding, 1)
+
+    def choose(self, log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        best = _rule_out(log_probabilities, self.words, self.decoding).max(dim=-1)
+        return best.indices, best.values
+
+
+class Sampling(_WordByWord):
+    """The drawing of `n_best` captions; draws (N, n_best, max_length): a uniform number per word."""
+
+    def __init__(self, decoder: Steps[Any], grid: Tensor, decoding: Decoding, draws: Tensor) -> None:
+        super().__init__(decoder, grid, decoding, decoding.n_best)
+        self.draws, self.state = draws, self.state.expand(decoding.n_best)
+
+    def choose(self, log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        allowed = _truncate(_rule_out(log_probabilities, self.words, self.decoding), self.decoding)
         # Sample by inverting the cumulative distribution, with one uniform number per word.
         cumulative = allowed.softmax(dim=-1).cumsum(dim=-1)
-        last = torch.searchsorted(cumulative, draws[:, :, step : step + 1] * cumulative[..., -1:], right=True)
-        last = last.clamp_max(cumulative.shape[-1] - 1)
-        total += torch.where(unfinished, log_probabilities.gather(-1, last).squeeze(-1), 0.0)
-        words = torch.cat([words, torch.where(unfinished.unsqueeze(-1), last, NULL)], dim=-1)
-        unfinished = unfinished & (last.squeeze(-1) != END)
-        if not bool(unfinished.any()):
-            break
-    samples = [
-        [_caption(tokens, score) for tokens, score in zip(*picture, strict=True)]
-        for picture in zip(words[:, :, 1:].tolist(), total.tolist(), strict=True)
-    ]
-    return [sorted(captions, key=lambda caption: -caption.log_probability) for captions in samples]
+        draw = self.draws[:, :, self.length].unsqueeze(-1)
+        chosen = torch.searchsorted(cumulative, draw * cumulative[..., -1:], right=True)
+        chosen = chosen.clamp_max(cumulative.shape[-1] - 1)
+        return chosen.squeeze(-1), log_probabilities.gather(-1, chosen).squeeze(-1)
+
+
+def uniform_draws(decoding: Decoding, keys: Sequence[int]) -> Tensor:
+    """Return uniform numbers in [0, 1), (N, n_best, max_length): a picture's depend on the seed and its key alone."""
+    shape = (decoding.n_best, decoding.max_length)
+    return torch.stack([_uniform_draws(decoding.seed, key, shape) for key in keys])
 
 
 def _uniform_draws(seed: int, key: int, shape: tuple[int, int]) -> Tensor:
@@ -136,125 +236,121 @@ def _truncate(scores: Tensor, decoding: Decoding) -> Tensor:
     return scores
 
 
-@torch.no_grad()
-def beam_search(decoder: Steps[StateT], grid: Tensor, decoding: Decoding = DEFAULT) -> list[list[Caption]]:
-    """Return the `n_best` best captions of each picture of grid (N, h, w, C), best first.
+class _Ended(NamedTuple):
+    """A hypothesis that ended: its length-normalised score, its log-probability, and its tokens with END and NULL."""
 
-    Each picture has a beam of `beam` hypotheses, which each hypothesis that ends makes narrower by one. Lengths count
-    END. A picture is done when no live hypothesis can still beat its n_best ended ones: the bound is exact, because
-    log-probabilities only fall and no length exceeds `max_length`. Where too few hypotheses ended within that length,
-    the best live ones are returned as well.
-    """
-    beams = _Beams(len(grid), decoding, grid.device)
-    state = decoder.start(grid)
-    last = torch.full((len(grid), 1), START, device=grid.device)  # one hypothesis: others would be the same
-    for _ in range(decoding.max_length):
-        logits, state = decoder.step(state, last)
-        parents, last = beams.advance(_rule_out(_log_probabilities(logits), beams.words, decoding))
-        if beams.done():
-            break
-        state = state.select(parents)
-        active = beams.compact()
-        if active is not None:
-            state, last = state.keep(active), last[active]
-    return beams.results()
+    score: float
+    total: float
+    words: list[int]
 
 
-class _Beams:
-    """The hypotheses of N pictures: one each at the start, k each after the first word.
+class BeamSearch:
+    """The hypotheses of N' pictures: one each at the start, k each after the first word.
 
-    pictures (N',): indices of the pictures still searched. scores (N', k): log-probabilities of live hypotheses, -inf
-    where there is no live one. words (N', k, t): their tokens. widths (N', 1): the live hypotheses that each picture
-    may have. ended: for each of the N pictures, its ended hypotheses with their length-normalised scores.
+    scores (N', k): log-probabilities of live hypotheses, -inf where there is no live one. words (N', k, t): their
+    tokens. widths (N', 1): the live hypotheses that each picture may have. Those that ended have a slot each, in the
+    order in which they ended: there are `beam` at most, because each makes the beam narrower. ended_scores (N', beam +
+    1) float64: their length-normalised scores, -inf where a slot is empty; ended_totals (N', beam + 1) float64: their
+    log-probabilities; ended_words (N', beam + 1, max_length). The last slot is for what is thrown away.
     """
 
-    def __init__(self, pictures: int, decoding: Decoding, device: torch.device) -> None:
-        self.beam = decoding.beam
-        self.max_length, self.alpha = decoding.max_length, decoding.length_normalisation
-        self.n_best = decoding.n_best
-        self.pictures = torch.arange(pictures, device=device)
+    def __init__(self, decoder: Steps[Any], grid: Tensor, decoding: Decoding) -> None:
+        pictures, device, beam = len(grid), grid.device, decoding.beam
+        self.decoder, self.decoding, self.device = decoder, decoding, device
+        self.length, self.max_length = 0, decoding.max_length
+        self.state = decoder.start(grid)
+        self.last = torch.full((pictures, 1), START, device=device)  # one hypothesis: others would be the same
         self.scores = torch.zeros((pictures, 1), device=device)
         self.words = torch.empty((pictures, 1, 0), dtype=torch.long, device=device)
-        self.widths = torch.full((pictures, 1), decoding.beam, device=device)
-        self.ended: list[list[tuple[float, Caption]]] = [[] for _ in range(pictures)]
+        self.widths = torch.full((pictures, 1), beam, device=device)
+        # In float64, because scores are compared that were divided by different lengths.
+        self.ended_scores = torch.full((pictures, beam + 1), -torch.inf, dtype=torch.float64, device=device)
+        self.ended_totals = torch.zeros_like(self.ended_scores)
+        self.ended_words = torch.full((pictures, beam + 1, self.max_length), NULL, device=device)
+        self._pictures = list(range(pictures))  # the index of each of the N' pictures among those searched at first
+        self._dropped: dict[int, list[Caption]] = {}  # the captions of the others, by the same index
 
-    def advance(self, log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """Extend the hypotheses by a word, and return their parents (N', k) and new words (N', k).
-
-        log_probabilities (N', R, V): of the next word of each hypothesis. Parents are indices of rows R. There are
-        fewer than k new hypotheses where R V < k.
-        """
+    def advance(self) -> None:
+        logits, self.state = self.decoder.step(self.state, self.last)
+        log_probabilities = _rule_out(_log_probabilities(logits), self.words, self.decoding)
         vocabulary = log_probabilities.shape[-1]
         candidates = (self.scores.unsqueeze(-1) + log_probabilities).flatten(1)
-        scores, index = candidates.topk(min(self.beam, candidates.shape[1]), dim=1)
-        parents, words = index // vocabulary, index % vocabulary
-        self.words = torch.cat(
-            [self.words.gather(1, parents.unsqueeze(-1).expand(-1, -1, self.words.shape[-1])), words.unsqueeze(-1)],
-            dim=-1,
-        )
-        rank = torch.arange(scores.shape[1], device=scores.device)
+        # There are fewer than k new hypotheses where there are fewer candidates.
+        scores, index = candidates.topk(min(self.decoding.beam, candidates.shape[1]), dim=1)
+        parents, self.last = index // vocabulary, index % vocabulary
+        self.words = torch.cat([_gather_rows(self.words, parents), self.last.unsqueeze(-1)], dim=-1)
+        self.length += 1
+        rank = torch.arange(scores.shape[1], device=self.device)
         scores = scores.masked_fill(rank >= self.widths, -torch.inf)
-        just_ended = (words == END) & scores.isfinite()
+        just_ended = (self.last == END) & scores.isfinite()
         self._record(just_ended, scores)
         self.widths = self.widths - just_ended.sum(dim=1, keepdim=True)
         self.scores = scores.masked_fill(just_ended, -torch.inf)
-        return parents, words
+        self.state = self.state.select(parents)
 
-    def done(self) -> bool:
-        """Update which pictures' captions can still change, and return whether all are final."""
-        best_scores = self.scores.max(dim=1).values.tolist()
-        self._can_change = [
-            best > -math.inf and best / self.max_length**self.alpha > self._score_to_beat(picture)
-            for best, picture in zip(best_scores, self.pictures.tolist(), strict=True)
-        ]
-        return not any(self._can_change)
+    def _record(self, just_ended: Tensor, scores: Tensor) -> None:
+        """Put the hypotheses that end with the last word into slots; just_ended (N', k) bool, scores (N', k)."""
+        beam = self.decoding.beam
+        slots = torch.where(just_ended, beam - self.widths + just_ended.cumsum(dim=1) - 1, beam)
+        totals = scores.double()
+        normalised = torch.where(just_ended, totals / self.length**self.decoding.length_normalisation, -torch.inf)
+        self.ended_scores.scatter_(1, slots, normalised)
+        self.ended_totals.scatter_(1, slots, totals)
+        into = slots.unsqueeze(-1).expand(-1, -1, self.length)
+        self.ended_words[:, :, : self.length].scatter_(1, into, self.words)
 
-    def compact(self) -> Tensor | None:
-        """Drop the pictures that are done, once they are a quarter of those searched.
+    def done(self) -> Tensor:
+        best = self.scores.max(dim=1).values.double()
+        to_beat = self.ended_scores[:, :-1].topk(self.decoding.n_best, dim=1).values[:, -1]
+        can_change: Tensor = best / self.max_length**self.decoding.length_normalisation > to_beat
+        can_change &= best.isfinite()
+        return ~can_change
 
-        Returns the indices, among the pictures searched so far, of those that remain; None if nothing was dropped.
-        """
-        if sum(self._can_change) > 0.75 * len(self._can_change):
-            return None
-        remaining = torch.tensor(
-            [index for index, can_change in enumerate(self._can_change) if can_change], device=self.pictures.device
-        )
-        self.pictures, self.scores, self.words, self.widths = (
-            tensor[remaining] for tensor in (self.pictures, self.scores, self.words, self.widths)
-        )
-        return remaining
+    def drop_done(self) -> bool:
+        """Return whether all captions are final; drop the pictures that are done, once they are a quarter."""
+        done = self.done().tolist()
+        if all(done):
+            return True
+        if sum(done) >= 0.25 * len(done):
+            self._dropped |= dict(zip(self._pictures, self._captions(), strict=True))
+            left = [index for index, is_done in enumerate(done) if not is_done]
+            remaining = torch.tensor(left, device=self.device)
+            self._pictures = [self._pictures[index] for index in left]
+            self.state, self.last = self.state.keep(remaining), self.last[remaining]
+            for name in ("scores", "words", "widths", "ended_scores", "ended_totals", "ended_words"):
+                setattr(self, name, getattr(self, name)[remaining])
+        return False
 
     def results(self) -> list[list[Caption]]:
-        """Return the n_best captions of every picture: those that ended, then live ones if too few ended."""
-        index_of = {picture: index for index, picture in enumerate(self.pictures.tolist())}
+        found = self._dropped | dict(zip(self._pictures, self._captions(), strict=True))
+        return [found[picture] for picture in sorted(found)]
+
+    def _captions(self) -> list[list[Caption]]:
+        """Return the n_best captions of each of the N' pictures: those that ended, then live ones if too few ended."""
+        kept = zip(self.ended_scores.tolist(), self.ended_totals.tolist(), self.ended_words.tolist(), strict=True)
         captions = []
-        for picture, ended in enumerate(self.ended):
-            best = [caption for _, caption in sorted(ended, key=lambda item: -item[0])][: self.n_best]
-            if len(best) < self.n_best and picture in index_of:
-                best += self._live_captions(index_of[picture])[: self.n_best - len(best)]
-            captions.append(best)
+        for (scores, totals, words), live in zip(kept, self._live_captions(), strict=True):
+            ended = [_Ended(*slot) for slot in zip(scores, totals, words, strict=True) if slot[0] > -math.inf]
+            ended.sort(key=lambda slot: -slot.score)
+            best = [_caption(slot.words, slot.total) for slot in ended[: self.decoding.n_best]]
+            captions.append(best + live[: self.decoding.n_best - len(best)])
         return captions
 
-    def _live_captions(self, index: int) -> list[Caption]:
-        """Return the live hypotheses of the picture at `index` of N', best first.
+    def _live_captions(self) -> list[list[Caption]]:
+        """Return the live hypotheses of each picture, best first.
 
         All have the same length, so length normalisation would not change their order.
         """
-        ranked = sorted(zip(self.scores[index].tolist(), self.words[index].tolist(), strict=True), reverse=True)
-        return [Caption(words, score, finished=False) for score, words in ranked if score > -math.inf]
+        captions = []
+        for scores, words in zip(self.scores.tolist(), self.words.tolist(), strict=True):
+            ranked = sorted(zip(scores, words, strict=True), reverse=True)
+            captions.append([Caption(tokens, score, finished=False) for score, tokens in ranked if score > -math.inf])
+        return captions
 
-    def _score_to_beat(self, picture: int) -> float:
-        """Return the score of the n_best-th ended hypothesis of a picture; -inf if fewer have ended."""
-        scores = sorted((score for score, _ in self.ended[picture]), reverse=True)
-        return scores[self.n_best - 1] if len(scores) >= self.n_best else -math.inf
 
-    def _record(self, just_ended: Tensor, scores: Tensor) -> None:
-        """Add the hypotheses that end with the last word to `ended`; just_ended (N', k) bool, scores (N', k)."""
-        length = self.words.shape[-1]
-        for index, row in just_ended.nonzero().tolist():
-            score = float(scores[index, row])
-            caption = Caption(self.words[index, row, :-1].tolist(), score, finished=True)
-            self.ended[int(self.pictures[index])].append((score / length**self.alpha, caption))
+def _gather_rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Return the rows with indices rows (N, R') of a tensor (N, R, X)."""
+    return tensor.gather(1, rows.unsqueeze(-1).expand(-1, -1, tensor.shape[-1]))
 
 
 def _caption(tokens: list[int], score: float) -> Caption:
@@ -266,7 +362,8 @@ def _caption(tokens: list[int], score: float) -> Caption:
 def _log_probabilities(logits: Tensor) -> Tensor:
     """Return the log-softmax of logits in float32, with the tokens that no caption may contain at -inf."""
     scores = torch.log_softmax(logits.float(), dim=-1)
-    scores[..., FORBIDDEN] = -torch.inf
+    for token in FORBIDDEN:  # one by one: a list of indices would be copied to a GPU, which waits for it
+        scores[..., token] = -torch.inf
     return scores
 
 

@@ -21,6 +21,7 @@ ROOMS = (
     "tasks.metrics",
     "tasks.config",
     "tasks.pipeline",
+    "tasks.device",
     "tasks.data",
     "tasks.grids",
     "tasks.training",

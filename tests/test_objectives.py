@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import torch
 
-from models.decoders.base import make
+from models.decoders.base import make, places_of
 from models.vocabulary import NULL, START, UNK
 from tasks.config.training import TrainingConfig
 from tasks.training.batches import Batch
@@ -21,13 +21,13 @@ def test_own_words_are_what_the_model_says_after_the_true_ones() -> None:
     torch.manual_seed(0)
     decoder = make("show_attend_tell", CHANNELS, VOCABULARY, {"embedding": 5, "hidden": 8, "attention_size": 4}).eval()
     grid, tokens = example()
-    batch = Batch(grid, tokens, torch.arange(len(grid)))
+    batch = Batch.of(grid, tokens)
     assert torch.equal(replace_with_sampled(decoder, batch, 0.0), batch.words)
     with torch.no_grad():  # a decoder that is sure: what it says is what is likeliest
         decoder.head.get_parameter("weight").mul_(1e4)
     mixed = replace_with_sampled(decoder, batch, 1.0)
     everywhere = torch.ones_like(batch.words, dtype=torch.bool)
-    logits, _ = decoder(grid, batch.words, everywhere)
+    logits, _ = decoder(grid, batch.words, places_of(everywhere))
     logits[:, : UNK + 1] = -torch.inf
     likeliest = logits.argmax(dim=1).view(batch.words.shape)
     replaced = mixed != batch.words
@@ -57,8 +57,8 @@ def test_what_the_model_says_first_takes_no_gradient_away() -> None:
     for share in (0.0, 1.0):
         decoder.zero_grad()
         training = TrainingConfig(scheduled_sampling=share, precision="bfloat16")
-        batch = Batch(grid, tokens, torch.arange(len(grid)))
-        CrossEntropy(training)(decoder, batch, count(batch), 1, 1.0).loss.backward()
+        batch = Batch.of(grid, tokens)
+        CrossEntropy(training)(decoder, batch, count(batch), torch.tensor(1.0)).loss.backward()
         assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in decoder.parameters())
 
 

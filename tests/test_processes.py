@@ -174,19 +174,19 @@ def test_every_decoder_shares_its_gradient(name: str, tmp_path: Path) -> None:
         options["first_state"] = "zeros"
     decoder = make(name, CHANNELS, VOCABULARY, options | ({"heads": 2} if name == "transformer" else {}))
     grid, tokens = example()
-    batch = Batch(grid, tokens, torch.arange(len(grid)))
+    batch = Batch.of(grid, tokens)
     store = distributed.FileStore(str(tmp_path / "store"), 1)  # type: ignore[attr-defined]
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         module = synchronised(LossModule(decoder, CrossEntropy(TrainingConfig())))
-        for step in range(3):
-            module(batch, count(batch), step, 0.0).loss.backward()
+        for _ in range(3):
+            module(batch, count(batch), torch.tensor(0.0)).loss.backward()
     finally:
         distributed.destroy_process_group()
     assert decoder.embed.weight.grad is not None
 
 
-def test_a_step_in_pieces_is_the_whole_step(alone: Config, workspace: Path) -> None:
+def test_a_step_in_parts_is_the_whole_step(alone: Config, workspace: Path) -> None:
     shutil.copytree(alone.workspace, workspace)
     shutil.rmtree(workspace / "artifacts" / "train")
     config = small(workspace, **EXACT, machine__accumulate=3)
@@ -195,11 +195,11 @@ def test_a_step_in_pieces_is_the_whole_step(alone: Config, workspace: Path) -> N
     assert_same(config, alone, "self_critical")
 
 
-def test_pieces_are_the_batch() -> None:
+def test_parts_are_the_batch() -> None:
     tokens = torch.arange(5 * 2 * 4).view(5, 2, 4) % 3 + NULL
-    batch = Batch(torch.randn(5, 2, 2, 3), tokens, torch.arange(5))
+    batch = Batch.of(torch.randn(5, 2, 2, 3), tokens)
     for number in (1, 2, 5, 9):
-        pieces = batch.pieces(number)
-        assert len(pieces) == min(number, 5)
+        parts = batch.parts(number)
+        assert len(parts) == min(number, 5)
         for name in ("pictures", "tokens", "positions"):
-            assert torch.equal(torch.cat([getattr(piece, name) for piece in pieces]), getattr(batch, name))
+            assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(batch, name))

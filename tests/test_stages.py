@@ -247,11 +247,11 @@ def test_a_killed_training_goes_on_with_the_same_curve(
     learn = fitting.TrainingLoop.learn
     left = [steps]
 
-    def dies(fit: fitting.TrainingLoop, batch: object) -> tuple[float, int]:
+    def dies(fit: fitting.TrainingLoop, step: fitting.Step) -> None:
         if left[0] == 0:
             raise Killed
         left[0] -= 1
-        return learn(fit, batch)  # type: ignore[arg-type]
+        learn(fit, step)
 
     monkeypatch.setattr(fitting.TrainingLoop, "learn", dies)
     with pytest.raises(Killed):

@@ -281,7 +281,7 @@ def _by_word(decoder: Any, grid: torch.Tensor, words: torch.Tensor) -> list[tupl
 
 def _whole(decoder: Any, grid: torch.Tensor, words: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return (logits, alphas) after each word of a whole caption, by the code of training."""
-    logits, states = decoder(grid, words, torch.ones_like(words, dtype=torch.bool))
+    logits, states = decoder(grid, words, torch.arange(words.numel()))
     return [(logits[step].detach(), states.alphas[0, 0, step].detach()) for step in range(words.shape[-1])]
 
 

@@ -64,10 +64,10 @@ def _epoch(name: str, batches: GridBatches, learns: bool, disk: float) -> None:
     done = 0
     with _Resident() as resident:
         began = time.perf_counter()
-        for step, batch in enumerate(batches.epoch(0)):
+        for batch in batches.epoch(0):
             if learns:
                 optimiser.zero_grad()
-                objective(decoder, batch, count(batch), step, 0.0).loss.backward()
+                objective(decoder, batch, count(batch), torch.tensor(0.0)).loss.backward()
                 optimiser.step()
             done += len(batch.pictures)
         seconds = time.perf_counter() - began

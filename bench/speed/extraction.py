@@ -62,7 +62,7 @@ ROWS = {
 def main() -> None:
     given = _arguments()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.pictures or _make_photographs(Path(scratch), max(ROWS[name].pictures for name in given.rows))
+        folder = given.pictures or make_photographs(Path(scratch), max(ROWS[name].pictures for name in given.rows))
         files = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
         wanted = [(hashlib.sha256(path.read_bytes()).hexdigest(), path) for path in files]
         if given.memory:
@@ -90,7 +90,7 @@ def _arguments() -> Any:
     return parser.parse_args()
 
 
-def _make_photographs(folder: Path, count: int) -> Path:
+def make_photographs(folder: Path, count: int) -> Path:
     """Octaves of noise, each twice as fine and half as strong."""
     generator = np.random.default_rng(0)
     for number in range(count):
@@ -118,7 +118,7 @@ class Files(Dataset[Tensor]):
         return pixels
 
 
-def _network(name: str) -> Backbone:
+def tame_network(name: str) -> Backbone:
     """Random weights, their batch norms damped: as tame as trained networks are, where one pixel's step is no storm."""
     backbone = make(name, seed=0)
     generator = torch.Generator().manual_seed(0)
@@ -156,7 +156,7 @@ class Pipeline:
         if compiled:
             prepare_compiler()
         batch = self.machine.extract_batch if compiled else None
-        self.encoder = Encoder(_network(row.backbone), precision, compile_for=batch)
+        self.encoder = Encoder(tame_network(row.backbone), precision, compile_for=batch)
         self.scratch = scratch
 
     def run(self, wanted: list[tuple[str, Path]]) -> GridStore:
@@ -179,7 +179,7 @@ class Pipeline:
 
 
 def _compare(row: Row, wanted: list[tuple[str, Path]], given: Any, scratch: Path) -> None:
-    backbone = _network(row.backbone)
+    backbone = tame_network(row.backbone)
     pipelines = {precision: Pipeline(row, precision, given.compile, scratch) for precision in precisions()}
     files = [path for _, path in wanted]
     out = scratch / "plain.h5"

@@ -40,7 +40,7 @@ def main() -> None:
     optimiser = torch.optim.Adam(decoder.parameters(), 5e-5, fused=True)
     tokens = torch.from_numpy(references[:PICTURES])
     tokens = tokens.masked_fill(tokens < 0, NULL)
-    batch = Batch(torch.randn(PICTURES, 7, 7, 1280).relu(), tokens, torch.arange(PICTURES))
+    batch = Batch.of(torch.randn(PICTURES, 7, 7, 1280).relu(), tokens)
     objective = SelfCritical(SelfCriticalConfig(samples=SAMPLES, precision=precisions()[-1]), frequencies, 16)
     decoding = Decoding(search="sample", n_best=SAMPLES, max_length=16)
     drawn = as_tokens(sample(decoder.eval().for_inference(), batch.pictures, decoding, range(PICTURES))).numpy()
@@ -60,7 +60,8 @@ def main() -> None:
 def _step(
     objective: SelfCritical, decoder: torch.nn.Module, optimiser: torch.optim.Optimizer, batch: Batch, step: int
 ) -> None:
-    output = objective(decoder, batch, count(batch), step, 0.0)
+    drawn = objective.prepare(decoder, batch.pictures, batch, step)
+    output = objective(decoder, drawn, count(batch), torch.tensor(0.0))
     optimiser.zero_grad(set_to_none=True)
     output.loss.backward()
     optimiser.step()

@@ -31,6 +31,7 @@ from tasks.config.training import TrainingConfig
 from tasks.training.batches import Batch
 from tasks.training.loop import TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
+from tasks.training.tally import Sums, Tally
 
 RATE = 1e-4
 LENGTH, CAPTIONS = 16, 5
@@ -95,7 +96,7 @@ class Problem:
         side = row.native or row.side
         tokens = torch.randint(4, row.vocabulary, (row.pictures, CAPTIONS, LENGTH + 1))
         tokens[:, :, 0] = START
-        self.batch = Batch(torch.randn(row.pictures, side, side, row.channels), tokens, torch.arange(row.pictures))
+        self.batch = Batch.of(torch.randn(row.pictures, side, side, row.channels), tokens)
 
     def step(self, form: str) -> Callable[[], float]:
         """A step that returns the loss before it. Once one was compiled, those made after it are too."""
@@ -104,13 +105,14 @@ class Problem:
         precision: Any = form.partition(",")[0]
         training = TrainingConfig(learning_rate=RATE, warmup_steps=0, precision=precision)
         machine = MachineConfig(device="cpu", compile=form.endswith(COMPILED))
-        groups, batches = [WeightGroup(RATE, self.decoder.parameters())], _Batches(self.row.pictures)
+        groups, batches = [WeightGroup(RATE, self.decoder.parameters())], StubBatches(self.row.pictures)
         out, objective = Path(tempfile.mkdtemp()), CrossEntropy(training)
         loop = TrainingLoop(self.decoder, groups, training, machine, batches, out, objective)  # type: ignore[arg-type]
 
         def step() -> float:
-            loss, tokens = loop.learn(self.batch)
-            return loss / tokens
+            loop.learn(loop.upload(self.batch))
+            sums, loop.tally = loop.tally.read(), Tally(loop.device, loop.copies, Sums())
+            return sums.mean
 
         return step
 
@@ -158,7 +160,7 @@ class Problem:
         return total
 
 
-class _Batches:
+class StubBatches:
     """As much of `Batches` as the loop needs for a step."""
 
     def __init__(self, size: int) -> None:
@@ -166,6 +168,9 @@ class _Batches:
 
     def __len__(self) -> int:
         return 1_000_000
+
+    def shown(self, pictures: Tensor) -> Tensor:
+        return pictures
 
 
 def _compare(name: str, given: Any) -> None:

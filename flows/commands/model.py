@@ -100,7 +100,7 @@ def _show_decoder(name: str, decoder: Decoder, grid: Any, depth: int) -> None:
     import torch
 
     read = torch.ones(1, _CAPTIONS, _WORDS, dtype=torch.int64)
-    _show(f"decoder {name}", decoder, [grid, read, read.bool()], depth)
+    _show(f"decoder {name}", decoder, [grid, read, torch.arange(read.numel())], depth)
 
 
 def _show(title: str, module: Any, inputs: list[Any], depth: int) -> None:

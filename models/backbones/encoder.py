@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ..graphs import Graphs, Replayed
 from .base import Backbone
 
 Precision = Literal["float32", "bfloat16"]
@@ -32,11 +34,13 @@ class Encoder:
         precision: Precision = "float32",
         device: torch.device | str = "cpu",
         compile_for: int | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         """Copy the backbone, fold its batch norms and move the copy to `device`.
 
         compile_for: the usual number of photographs in a batch, for which the forward pass is compiled; None compiles
-        nothing. Batches of other sizes run uncompiled, because the compiled code works for one size only.
+        nothing. Batches of other sizes run uncompiled, because the compiled code works for one size only. graphs: what
+        makes the graph that batches of that number are replayed from; None for none.
         """
         self.device = torch.device(device)
         self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
@@ -48,6 +52,8 @@ class Encoder:
         self.compiled: Callable[[Tensor], Tensor] | None = None
         if compile_for is not None:  # only then: loading the compiler alone takes a second
             self.compiled = torch.compile(self.backbone.maps, dynamic=False, options={"freezing": True})
+        usual = partial(self._encode, compiled=self.compiled)
+        self._encode_usual: Callable[[Tensor], Tensor] = usual if graphs is None else Replayed(usual, graphs, most=1)
 
     @torch.inference_mode()
     def __call__(self, photographs: Tensor) -> Tensor:
@@ -56,7 +62,7 @@ class Encoder:
         compiled_size = self._compile_for and self._chunk_size(self._compile_for, pixels)
         chunks = torch.split(photographs, self._chunk_size(len(photographs), pixels))
         return torch.cat(
-            [self._encode(chunk, self.compiled if len(chunk) == compiled_size else None) for chunk in chunks]
+            [self._encode_usual(chunk) if len(chunk) == compiled_size else self._encode(chunk) for chunk in chunks]
         )
 
     def _chunk_size(self, count: int, pixels: int) -> int:

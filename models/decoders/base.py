@@ -2,7 +2,7 @@
 
     start(grid) -> state                   the state before the first word, one row per picture
     step(state, tokens) -> (logits, state) one word further: this defines the decoder
-    forward(grid, words, valid)            the same computation over whole captions, arranged for speed, for training
+    forward(grid, words, places)           the same computation over whole captions, arranged for speed, for training
 
 Shapes throughout: N pictures, R rows of a picture (its captions, or its hypotheses in search), P grid positions, V
 words. A picture's rows share its annotation vectors and keys.
@@ -77,6 +77,16 @@ class State:
         return [field.name for field in fields(self) if field.metadata.get("one_per", "row") == one_per]
 
 
+def at_places(values: Tensor, places: Tensor) -> Tensor:
+    """Return the values (M, X) at places (M,) of values (N, R, T, X): see `Decoder.forward`."""
+    return values.flatten(0, 2).index_select(0, places)
+
+
+def places_of(valid: Tensor) -> Tensor:
+    """Return the places (M,) where valid (N, R, T) is true, in order. On a GPU, this waits for its work."""
+    return valid.flatten().nonzero().squeeze(1)
+
+
 class ChannelDropout(nn.Module):
     """Dropout of whole channels of a grid (Tompson et al. 2015, section 3.2).
 
@@ -135,12 +145,12 @@ class Decoder(nn.Module, ABC):
         """Return the logits (N, R, V) of the next word, and the state after the words just read, tokens (N, R)."""
 
     @abstractmethod
-    def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, State]:
+    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, State]:
         """Return the logits of the next word after each true word (teacher forcing), and the states of the steps.
 
-        grid (N, h, w, C). words (N, R, T) int64: the captions read, from START. valid (N, R, T) bool: the positions
-        whose next word counts. The logits (M, V) are those of the M valid positions in order. The states are stacked:
-        alphas (N, R, T, P').
+        grid (N, h, w, C). words (N, R, T) int64: the captions read, from START. places (M,) int64: the words whose next
+        word is to be predicted, as indices into the N * R * T words; of the logits (M, V), each row is that of a place.
+        The states are stacked: alphas (N, R, T, P').
         """
 
     def for_inference(self) -> Steps[Any]:
@@ -154,10 +164,11 @@ class Decoder(nn.Module, ABC):
     def compile_step(self, pictures: int, rows: int) -> None:
         """Make `forward` run compiled code from now on, for batches of N pictures by R rows."""
 
-    def penalty(self, states: Any, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor | None:
+    def penalty(self, states: Any, logits: Tensor, targets: Tensor, places: Tensor) -> Tensor | None:
         """Return the loss that is added to the cross-entropy in training, in nats per token; None if there is none.
 
-        logits (M, V), states: what `forward` returned for valid (N, R, T). targets (M,): the true next words.
+        logits (M, V), states: what `forward` returned for places (M,). targets (M,): the true next words, NULL at
+        places that do not count.
         """
         return None
 

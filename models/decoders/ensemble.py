@@ -76,9 +76,9 @@ class Ensemble(nn.ModuleList):
         steps = [stepper.step(member, tokens) for stepper, member in zip(self._steppers, state.states, strict=True)]
         return _log_mean([logits for logits, _ in steps]), EnsembleState(tuple(after for _, after in steps))
 
-    def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, State]:
+    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, State]:
         """Return log-probabilities and states as `Decoder.forward` does; the states have the mean alphas alone."""
-        outputs = [member(grid, words, valid) for member in self]
+        outputs = [member(grid, words, places) for member in self]
         alphas = torch.stack([states.alphas for _, states in outputs]).mean(dim=0)
         return _log_mean([logits for logits, _ in outputs]), State(alphas)
 

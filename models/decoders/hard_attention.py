@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..drawing import draw
 from ..options import HardAttentionOptions
+from ..vocabulary import NULL
 from .recurrent import LSTMState
 from .show_attend_tell import ShowAttendTell
 
@@ -52,11 +54,7 @@ class HardAttention(ShowAttendTell):
         assert isinstance(state, HardState)
         query = queries.get("query", state.hidden)
         expected, alphas = self.attention(state.annotations, state.keys, query, state.pool)
-        if self.training:
-            # Alphas are NaN once training has diverged, which the loss reports; multinomial would raise before that.
-            position = torch.multinomial(alphas.nan_to_num(1.0).flatten(0, 1), 1).view(*alphas.shape[:2], 1)
-        else:
-            position = alphas.argmax(dim=-1, keepdim=True)
+        position = draw(alphas).unsqueeze(-1) if self.training else alphas.argmax(dim=-1, keepdim=True)
         if state.pool is None:
             drawn = state.annotations.gather(1, position.expand(-1, -1, state.annotations.shape[-1]))
         else:
@@ -65,17 +63,23 @@ class HardAttention(ShowAttendTell):
         log_drawn = alphas.gather(-1, position).clamp_min(1e-20).log().masked_fill(state.soft, 0.0)
         return replace(state, context=self.gated(context, queries), alphas=alphas, log_drawn=log_drawn)
 
-    def penalty(self, states: LSTMState, logits: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+    def penalty(self, states: LSTMState, logits: Tensor, targets: Tensor, places: Tensor) -> Tensor:
         """Return the REINFORCE and entropy terms of equation 12, negated to be minimised, per token."""
         assert isinstance(states, HardState)
-        log_likelihood = -functional.cross_entropy(logits.detach().float(), targets, reduction="none")
-        reward = log_likelihood.new_zeros(valid.shape).masked_scatter(valid, log_likelihood).sum(dim=2)  # (N, R)
+        log_likelihood = -functional.cross_entropy(
+            logits.detach().float(), targets, reduction="none", ignore_index=NULL
+        )  # 0 at places that do not count
+        by_place = torch.zeros_like(states.log_drawn).flatten()
+        counts = by_place.index_add(0, places, (targets != NULL).to(by_place.dtype))
+        valid = (counts > 0).view(states.alphas.shape[:3])
+        reward = by_place.index_add(0, places, log_likelihood).view(valid.shape).sum(dim=2)  # (N, R)
         has_caption = valid.any(dim=2)
         advantage = (reward - self.baseline).masked_fill(~has_caption, 0.0)
         log_drawn = states.log_drawn.squeeze(-1).masked_fill(~valid, 0.0).sum(dim=2)
         entropy = torch.special.entr(states.alphas.clamp_min(1e-20)).sum(dim=-1).masked_fill(~valid, 0.0)
         if self.training:
-            self.baseline.lerp_(reward[has_caption].mean(), 1 - self.baseline_decay)
+            mean_reward = reward.masked_fill(~has_caption, 0.0).sum() / has_caption.sum()
+            self.baseline.lerp_(mean_reward, 1 - self.baseline_decay)
         objective = self.reinforce * (advantage * log_drawn).sum() + self.entropy * entropy.sum()
         loss: Tensor = -objective / valid.sum()
         return loss

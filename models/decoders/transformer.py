@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..options import TransformerOptions
-from .base import SAME_FOR_PICTURE, Decoder, State
+from .base import SAME_FOR_PICTURE, Decoder, State, at_places
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Transformer(Decoder):
         return True
 
     def start(self, grid: Tensor) -> KVCache:
-        positions = grid_position_encoding(grid.shape[1], grid.shape[2], self.hidden).to(grid.device)
+        positions = grid_position_encoding(grid.shape[1], grid.shape[2], self.hidden, grid.device)
         annotations = self.project_norm(torch.relu(self.project(self.annotations_of(grid))))
         annotations = self.drop_layers(annotations + positions)
         for layer in self.encoder:
@@ -74,10 +74,10 @@ class Transformer(Decoder):
         cache = KVCache(alphas.squeeze(2), state.grid_keys, state.grid_values, keys, values)
         return logits, cache
 
-    def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, State]:
+    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, State]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
         features, alphas, _, _ = self._run_layers(state, words)
-        return self.head(features[valid]), State(alphas)
+        return self.head(at_places(features, places)), State(alphas)
 
     def compile_step(self, pictures: int, rows: int) -> None:
         """Compile the layers from now on, for any number of pictures, rows and words."""
@@ -205,10 +205,10 @@ def sinusoid(positions: Tensor, size: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def grid_position_encoding(height: int, width: int, size: int) -> Tensor:
+def grid_position_encoding(height: int, width: int, size: int, device: torch.device) -> Tensor:
     """Return the encoding (height * width, size) of a grid's positions: one half encodes the row, one the column."""
     # Positions are shares of the grid's sides, times 32, so that the same part of a photograph has the same encoding
     # whatever the grid's size.
-    rows = sinusoid((torch.arange(height) + 0.5) * 32 / height, size // 2)
-    columns = sinusoid((torch.arange(width) + 0.5) * 32 / width, size // 2)
+    rows = sinusoid((torch.arange(height, device=device) + 0.5) * 32 / height, size // 2)
+    columns = sinusoid((torch.arange(width, device=device) + 0.5) * 32 / width, size // 2)
     return torch.cat([rows.repeat_interleave(width, dim=0), columns.repeat(height, 1)], dim=1)

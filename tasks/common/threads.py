@@ -1,10 +1,11 @@
-"""Reading of many small files side by side."""
+"""Work in threads: many small items side by side, or the next items ahead of time."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tasks.common.cores import available_cores
 
@@ -24,3 +25,15 @@ def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) ->
     with ThreadPoolExecutor(min(_MOST, available_cores())) as pool:
         for results in pool.map(lambda chunk: [function(item) for item in chunk], chunks):
             yield from results
+
+
+_END: Any = object()
+
+
+def run_ahead(items: Iterator[Item], count: int) -> Iterator[Item]:
+    """Yield the items in order, while a thread of its own makes up to `count` of the next ones."""
+    with ThreadPoolExecutor(1) as thread:
+        ahead = deque(thread.submit(next, items, _END) for _ in range(count))
+        while (item := ahead.popleft().result()) is not _END:
+            ahead.append(thread.submit(next, items, _END))
+            yield item

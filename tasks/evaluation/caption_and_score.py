@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.captioner import key_of_digest
+from models.replayed_search import ReplayedSearch
 from models.search import Caption, decode
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
@@ -30,6 +32,7 @@ from tasks.config.machine import MachineConfig
 from tasks.config.stages import EvaluationConfig
 from tasks.data.caption_files import read_vocabulary
 from tasks.data.manifest import Picture, read_pictures
+from tasks.device.recording import graphs_for
 from tasks.evaluation.caption_statistics import DESCRIPTIONS, caption_statistics
 from tasks.evaluation.score_record import ScoreRecord, write_scores
 from tasks.grids.index import open_grids
@@ -115,6 +118,8 @@ def predict(
     grids = open_grids(sources.grids, machine)
     decoder, _ = load_ensemble(sources.decoder.path, evaluation.ensemble)
     inference_decoder = decoder.to(device).for_inference()
+    graphs = graphs_for(machine, device)
+    search = partial(decode, inference_decoder) if graphs is None else ReplayedSearch(inference_decoder, graphs).decode
     digests = [picture.digest for picture in pictures if picture.digest in grids]
     if not digests:
         raise AttendError(f"evaluate: no picture of the split {evaluation.split!r} could be read")
@@ -126,7 +131,7 @@ def predict(
         size = decode_batch_size(machine, grids.shape, decoding.beam if decoding.search == "beam" else decoding.n_best)
         for part, grid in grids_in_order(local_digests, grids, size):
             keys = [key_of_digest(digest) for digest in part]
-            captioned = decode(inference_decoder, grid.to(device), decoding, keys)
+            captioned = search(grid.to(device), decoding, keys)
             local_rows += [_row(digest, captions, vocabulary) for digest, captions in zip(part, captioned, strict=True)]
             bar.advance(len(part))
     rows = processes.all_gather(local_rows, len(digests))

@@ -21,7 +21,7 @@ from models.photographs import decode, seen
 from models.vocabulary import WORD_END
 from tasks.evaluation.caption_and_score import describe_leak, read_predictions
 from tasks.evaluation.score_record import ScoreRecord
-from tasks.grids.encoding import read_photograph
+from tasks.grids.photograph_batches import read_photograph
 from tasks.metrics import ScoredCaption
 from tasks.metrics.bleu import sentence_bleu4
 from tasks.metrics.bootstrap import ScoreComparison

@@ -2,41 +2,38 @@
 
 - Files are read one batch ahead, while the previous batch is encoded.
 - On a CPU, decoding and the forward pass take turns, so that each has all cores; run at once, they would wait for each
-  other. On a GPU, a batch is encoded while the next one is decoded, and its grids are copied back through pinned
-  memory. Decoding and resizing stay on the CPU there too, so that pixels are the same on every machine.
+  other. For a GPU, a thread decodes batches ahead, and pixels and grids are copied beside the GPU's work.
+- Decoding and resizing stay on the CPU there too, so that pixels are the same on every machine, unless the config has
+  `grids.decode_on: gpu`.
 - A separate thread writes a shard while the next one is encoded.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
-import platform
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from models.backbones.encoder import Encoder
-from models.memory import is_out_of_memory
-from models.photographs import Fit, Interpolation, decode, resize, stack
 from tasks.common.cores import available_cores
-from tasks.common.errors import AttendError, TransientError
+from tasks.common.errors import AttendError
 from tasks.common.progress import Bar, Stopwatch
-from tasks.common.retries import may_pass
+from tasks.common.threads import run_ahead
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import GridsConfig
+from tasks.device.copies import Arrival, Copies, copies_for
 from tasks.grids.failures import FailedPhotograph
+from tasks.grids.photograph_batches import BatchDecoder, Photograph, Shape, View
 from tasks.grids.store import Draft, Grids, Shard
 
+_BATCHES_AHEAD = 2  # of those that a GPU encodes
 ShardsDone = Callable[[int, int], None]  # called with (photographs done, photographs in all)
-View = Callable[[str, Tensor], Tensor]  # (name, photograph) -> the part of the photograph that is encoded
 # (grids, digests, (width, height) of the originals) -> the shard or draft written: GridStore.write, or one like it
 Write = Callable[[Sequence[Grids], Sequence[str], Sequence[tuple[int, int]]], Shard | Draft]
 
@@ -53,15 +50,6 @@ class ExtractionResult:
     seconds: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "compute": 0.0, "write": 0.0})
 
 
-@dataclass(frozen=True)
-class _Photograph:
-    """A decoded photograph: pixels uint8 (3, S, S), and size (width, height) of the original."""
-
-    digest: str
-    pixels: Tensor
-    size: tuple[int, int]
-
-
 class NotFiniteError(Exception):
     """The backbone gave values that are not finite. names: of the photographs."""
 
@@ -74,11 +62,12 @@ class NotFiniteError(Exception):
 class _Batch:
     """A batch of decoded photographs.
 
-    photographs: those that could be decoded. requested: the number of photographs in the batch, including those that
-    could not. ends_shard: whether the next batch begins another shard.
+    photographs: those that could be decoded. pixels: theirs, uint8 (n, 3, S, S). requested: the number of photographs
+    in the batch, including those that could not. ends_shard: whether the next batch begins another shard.
     """
 
-    photographs: list[_Photograph]
+    photographs: list[Photograph]
+    pixels: Tensor
     requested: int
     ends_shard: bool
 
@@ -110,13 +99,15 @@ def extract_grids(
         decoders(machine) as pool,
         ThreadPoolExecutor(1) as thread,
     ):
-        decode_one = functools.partial(
-            _decode, size=grids.image_size, fit=grids.fit, interpolation=encoder.declared.interpolation, view=view
-        )
+        copies = copies_for(encoder.device)
+        shape = Shape(grids.image_size, grids.fit, encoder.declared.interpolation)
+        decoder = BatchDecoder(shape, view, pool, copies, encoder.device if grids.decode_on == "gpu" else None)
         writer = _ShardWriter(write, thread, result, bar, lambda done: shards_done(done, len(wanted)))
-        batches = _decode_batches(wanted, machine, decode_one, pool, result)
+        batches = _decode_batches(wanted, machine, decoder, result)
+        if decodes_ahead(encoder.device):
+            batches = run_ahead(batches, _BATCHES_AHEAD)
         try:
-            for batch, values in _encode_batches(batches, encoder, result):
+            for batch, values in _encode_batches(batches, encoder, copies, result):
                 bar.advance(batch.requested)
                 writer.add(batch, values)
         except NotFiniteError as error:
@@ -130,6 +121,11 @@ def extract_grids(
     return result
 
 
+def decodes_ahead(device: torch.device) -> bool:
+    """Return whether batches are decoded while earlier ones are encoded on the device."""
+    return device.type != "cpu"
+
+
 def decoders(machine: MachineConfig) -> ThreadPoolExecutor:
     """Return the threads that decode photographs."""
     return ThreadPoolExecutor(decoder_count(machine))
@@ -141,44 +137,21 @@ def decoder_count(machine: MachineConfig) -> int:
     return machine.decode_workers or machine.threads or max(share, 1)
 
 
-def read_photograph(digest: str, path: Path) -> bytes:
-    """Return the content of a photograph's file.
-
-    Raises AttendError where the file cannot be read (any more), a TransientError where that may pass, and where its
-    SHA-256 is not `digest`, because it was changed after it was ingested.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        kind = TransientError if may_pass(error) else AttendError
-        raise kind(
-            f"{path}: cannot be read on {platform.node()} ({error.strerror}): run again when it can, or remove it"
-        ) from None
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise AttendError(f"{path}: was changed while the run was going on: run again")
-    return data
-
-
 def _decode_batches(
-    wanted: Sequence[tuple[str, Path]],
-    machine: MachineConfig,
-    decode_one: Callable[[str, Path, bytes], _Photograph | FailedPhotograph],
-    pool: ThreadPoolExecutor,
-    result: ExtractionResult,
+    wanted: Sequence[tuple[str, Path]], machine: MachineConfig, decoder: BatchDecoder, result: ExtractionResult
 ) -> Iterator[_Batch]:
     """Yield the decoded photographs batch by batch, in order; the files of the next batch are read meanwhile."""
     batches = deque(_split_into_batches(wanted, machine.shard_rows, machine.extract_batch))
-    files = [pool.submit(_read, *item) for item in batches[0][0]] if batches else []
+    files = decoder.read(batches[0][0]) if batches else []
     while batches:
         watch = Stopwatch()
         items, ends_shard = batches.popleft()
-        outcomes = list(pool.map(decode_one, *zip(*items, strict=True), [file.result() for file in files]))
-        files = [pool.submit(_read, *item) for item in batches[0][0]] if batches else []
+        outcomes, pixels = decoder.decode(items, [file.result() for file in files])
+        files = decoder.read(batches[0][0]) if batches else []
         result.failed.extend(outcome for outcome in outcomes if isinstance(outcome, FailedPhotograph))
         result.seconds["read"] += watch.seconds()
-        yield _Batch(
-            [outcome for outcome in outcomes if not isinstance(outcome, FailedPhotograph)], len(items), ends_shard
-        )
+        photographs = [outcome for outcome in outcomes if not isinstance(outcome, FailedPhotograph)]
+        yield _Batch(photographs, pixels, len(items), ends_shard)
 
 
 def _split_into_batches(
@@ -191,37 +164,14 @@ def _split_into_batches(
             yield shard[start : start + size], start + size >= len(shard)
 
 
-def _read(name: str, path: Path) -> bytes:
-    return read_photograph(name.partition("#")[0], path)
-
-
-def _decode(
-    name: str, path: Path, data: bytes, size: int, fit: Fit, interpolation: Interpolation, view: View | None
-) -> _Photograph | FailedPhotograph:
-    try:
-        original = decode(data)
-        part = original if view is None else view(name, original)
-        return _Photograph(name, resize(part, size, fit, interpolation), (original.shape[2], original.shape[1]))
-    except ValueError as error:
-        return FailedPhotograph(name, path, str(error))
-    except Exception as error:
-        if is_out_of_memory(error):  # no fault of the photograph: it is tried again in the next run
-            raise AttendError(
-                f"{path}: out of memory while it was decoded: free some, or lower machine.decode_workers and "
-                "machine.extract_batch, and run again; finished shards are kept"
-            ) from None
-        raise
-
-
 def _encode_batches(
-    batches: Iterator[_Batch], encoder: Encoder, result: ExtractionResult
+    batches: Iterator[_Batch], encoder: Encoder, copies: Copies, result: ExtractionResult
 ) -> Iterator[tuple[_Batch, Grids | None]]:
     """Yield each batch with its grids, float16 (n, h, w, C), or None where no photograph could be decoded."""
-    pending: deque[tuple[_Batch, _PendingGrids | None]] = deque()
+    pending: deque[tuple[_Batch, Arrival | None]] = deque()
     for batch in batches:
         watch = Stopwatch()
-        pixels = [photograph.pixels for photograph in batch.photographs]
-        pending.append((batch, _PendingGrids(encoder, stack(pixels)) if pixels else None))
+        pending.append((batch, _encode(encoder, batch.pixels, copies) if batch.photographs else None))
         result.seconds["compute"] += watch.seconds()
         if len(pending) > 1:
             yield _wait_for_grids(*pending.popleft(), result)
@@ -229,44 +179,26 @@ def _encode_batches(
         yield _wait_for_grids(*pending.popleft(), result)
 
 
-def _wait_for_grids(
-    batch: _Batch, grids: _PendingGrids | None, result: ExtractionResult
-) -> tuple[_Batch, Grids | None]:
-    """Return a batch and its grids; raise AttendError where a value is not finite."""
+def _encode(encoder: Encoder, pixels: Tensor, copies: Copies) -> Arrival:
+    """Return the grids of pixels (n, 3, S, S) on their way to the host, float16, and whether each is finite, (n,)."""
+    grids = encoder(copies.upload([pixels]).use()[0])
+    # By their exponent, in integers: five times as fast as `isfinite`.
+    infinite = ((grids.view(torch.int16) & 0x7C00) == 0x7C00).flatten(1).any(dim=1)
+    return copies.download([grids, infinite])
+
+
+def _wait_for_grids(batch: _Batch, arrival: Arrival | None, result: ExtractionResult) -> tuple[_Batch, Grids | None]:
+    """Return a batch and its grids; raise NotFiniteError where a value is not finite."""
+    if arrival is None:
+        return batch, None
     watch = Stopwatch()
-    values = None if grids is None else grids.wait()
-    if values is not None and not _is_finite(values):
-        names = [item.digest for item, grid in zip(batch.photographs, values, strict=True) if not _is_finite(grid)]
-        raise NotFiniteError(names)
+    grids, infinite = arrival.wait()
+    if bool(infinite.any()):
+        raise NotFiniteError(
+            [item.digest for item, bad in zip(batch.photographs, infinite.tolist(), strict=True) if bad]
+        )
     result.seconds["compute"] += watch.seconds()
-    return batch, values
-
-
-def _is_finite(grids: Grids) -> bool:
-    """Return whether no value is infinite or NaN, by their exponent: five times as fast as `numpy.isfinite`."""
-    return not bool(((grids.view(np.uint16) & 0x7C00) == 0x7C00).any())
-
-
-class _PendingGrids:
-    """Grids being computed and copied from the encoder's device; on a CPU they are ready at once."""
-
-    def __init__(self, encoder: Encoder, pixels: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        if encoder.device.type != "cuda":
-            self._grids = encoder(pixels)
-            return
-        # Only copies from and to pinned memory run beside the host's work; torch caches and reuses this memory.
-        on_device = encoder(pixels.pin_memory())
-        self._grids = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
-        self._grids.copy_(on_device, non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record()
-
-    def wait(self) -> Grids:
-        if self._event is not None:
-            self._event.synchronize()
-        values: Grids = self._grids.numpy()
-        return values
+    return batch, grids.numpy()
 
 
 class _ShardWriter:

@@ -30,6 +30,7 @@ class Identity:
     dtype: str = "float16"
     format: int = FORMAT
     view: str = ""  # the part of a photograph that is encoded; empty for the whole photograph
+    decode_on: str = ""  # `gpu` where a GPU decodes and resizes JPEG files; empty where the processor does
     unknown: dict[str, Any] = field(default_factory=dict, hash=False)  # fields that another version wrote
 
     @staticmethod
@@ -53,9 +54,10 @@ class Identity:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as they are written to disk and digested.
 
-        An empty `view` is left out, so that grids extracted before the field existed keep their digest.
+        An empty `view` or `decode_on` is left out, so that grids extracted before the field existed keep their digest.
         """
-        return join_fields({name: value for name, value in self.__dict__.items() if name != "view" or value})
+        later = ("view", "decode_on")
+        return join_fields({name: value for name, value in self.__dict__.items() if name not in later or value})
 
     @property
     def digest(self) -> str:
@@ -69,4 +71,13 @@ class Identity:
 
 def identity_of(grids: GridsConfig, weights: str) -> Identity:
     """Return the identity of the grids that this config describes; weights: the digest or name of the weights."""
-    return Identity(grids.backbone, weights, grids.image_size, grids.fit, grids.grid, grids.precision, EXTRACT_VERSION)
+    return Identity(
+        grids.backbone,
+        weights,
+        grids.image_size,
+        grids.fit,
+        grids.grid,
+        grids.precision,
+        EXTRACT_VERSION,
+        decode_on=grids.decode_on or "",
+    )

@@ -19,9 +19,10 @@ from tasks.common.errors import AttendError
 from tasks.common.wording import counted
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import GridsConfig
-from tasks.grids.encoding import ExtractionResult, ShardsDone, View
+from tasks.grids.encoding import ExtractionResult, ShardsDone
 from tasks.grids.failures import FAILED, FailedPhotograph, digest_of_failed, write_failures
 from tasks.grids.identity import Identity
+from tasks.grids.photograph_batches import View
 from tasks.grids.reader import GridReader
 from tasks.grids.shard_jobs import ShardExecutor, ShardJob, fill_store
 from tasks.grids.store import GridStore, Row

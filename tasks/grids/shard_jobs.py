@@ -19,8 +19,10 @@ from tasks.config.devices import device_of, prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.precision import warn_if_emulated
 from tasks.config.stages import GridsConfig
-from tasks.grids.encoding import ExtractionResult, ShardsDone, View, extract_grids
+from tasks.device.recording import graphs_for
+from tasks.grids.encoding import ExtractionResult, ShardsDone, extract_grids
 from tasks.grids.identity import Identity
+from tasks.grids.photograph_batches import View
 from tasks.grids.store import Draft, Grids, GridStore
 from tasks.grids.weights import load_backbone, weights_file
 from tasks.pipeline.ledger import Artifact, digest_of
@@ -154,7 +156,13 @@ def encoder_of(grids: GridsConfig, machine: MachineConfig, tuned: Artifact | Non
     backbone, device = load_backbone(grids, tuned), device_of(machine)
     if grids.precision == "bfloat16":
         warn_if_emulated(device, "grids")
-    encoder = Encoder(backbone, grids.precision, device, machine.extract_batch if machine.compile else None)
+    if grids.decode_on == "gpu" and device.type == "cpu":
+        raise AttendError(
+            "grids.decode_on: gpu: this machine has no GPU that decodes: extract where there is one, or leave "
+            "grids.decode_on out, which makes other grids"
+        )
+    compile_for = machine.extract_batch if machine.compile else None
+    encoder = Encoder(backbone, grids.precision, device, compile_for, graphs_for(machine, device))
     try:
         encoder.check(grids.image_size)
     except ValueError as error:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -25,9 +25,11 @@ from models.vocabulary import NULL
 from tasks.common.errors import AttendError
 from tasks.config.machine import MachineConfig
 from tasks.data.caption_files import CaptionedPicture
+from tasks.device.copies import copies_for
 from tasks.grids.reader import GridReader
 from tasks.pipeline import distributed as processes
 
+CPU = torch.device("cpu")
 _POOL_BLOCKS = 16  # blocks whose pictures are shuffled together
 # Per picture and epoch. A file that a data set contains thousands of times has thousands of captions.
 _MAX_CAPTIONS = 64
@@ -35,20 +37,38 @@ _MAX_CAPTIONS = 64
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
+def _nothing() -> Tensor:
+    return torch.zeros(0, dtype=torch.float64)
+
+
 @dataclass(frozen=True)
 class Batch:
     """A batch of N pictures, each with up to R captions.
 
-    pictures: grids (N, h, w, C) float32, or photographs (N, 3, S, S) uint8 where the backbone is tuned. tokens
-    (N, R, T+1) int64: START, words, END, NULL; a picture with fewer captions than R has rows of NULL. places (N,)
-    int64: the pictures' positions in the whole batch, of which this may be one process's part. spare: true where the
-    whole batch had no picture left for this process; this batch then adds nothing to the loss or the gradient.
+    pictures: grids (N, h, w, C), or photographs (N, 3, S, S) uint8 where the backbone is tuned; see `Batches.shown`.
+    tokens (N, R, T+1) int64: START, words, END, NULL; a picture with fewer captions than R has rows of NULL. positions
+    (N,) int64: the pictures' positions in the whole batch, of which this may be one process's part. is_padding: true
+    where the whole batch had no picture left for this process; this batch then adds nothing to the loss or the
+    gradient. places, next_words (M,) int64: the words whose next word counts, as `Decoder.forward` takes them, and
+    these next words; more places may follow whose next word is NULL. rewards (N, R) float64: of the captions, where
+    these are trained on by rewards; else empty.
     """
 
     pictures: Tensor
     tokens: Tensor
     positions: Tensor
+    places: Tensor
+    next_words: Tensor
     is_padding: bool = False
+    rewards: Tensor = field(default_factory=_nothing)
+
+    @classmethod
+    def of(cls, pictures: Tensor, tokens: Tensor, positions: Tensor | None = None, is_padding: bool = False) -> Batch:
+        """Return the batch of tokens that are in the host's memory, with its places; positions: by default 0, 1, ..."""
+        targets = tokens[:, :, 1:].flatten()
+        places = (targets != NULL).nonzero().squeeze(1)
+        positions = torch.arange(len(tokens)) if positions is None else positions
+        return cls(pictures, tokens, positions, places, targets[places], is_padding)
 
     @property
     def words(self) -> Tensor:
@@ -65,18 +85,43 @@ class Batch:
         """Return which targets count, (N, R, T) bool: those that are not NULL."""
         return self.targets != NULL
 
-    def to(self, device: torch.device) -> Batch:
-        """Return the batch with its pictures and tokens on the device; places stay where they are."""
-        pictures, tokens = (tensor.to(device, non_blocking=True) for tensor in (self.pictures, self.tokens))
-        return replace(self, pictures=pictures, tokens=tokens)
+    def tensors(self) -> list[Tensor]:
+        """Return the five tensors that a step computes with."""
+        return [self.pictures, self.tokens, self.places, self.next_words, self.rewards]
 
-    def pieces(self, number: int) -> list[Batch]:
-        """Split the batch into `number` pieces, or into one piece per picture where it has fewer pictures."""
+    @classmethod
+    def of_tensors(cls, tensors: Sequence[Tensor]) -> Batch:
+        """Return the batch of its five `tensors`, without positions."""
+        pictures, tokens, places, next_words, rewards = tensors
+        return cls(pictures, tokens, _nothing(), places, next_words, rewards=rewards)
+
+    def with_device(self, device: torch.device) -> Batch:
+        """Return the batch with its tensors on the device."""
+        return Batch.of_tensors([tensor.to(device) for tensor in self.tensors()])
+
+    def rounded(self) -> Batch:
+        """Return the same captions with T and M rounded up, so that few different shapes occur.
+
+        T becomes a multiple of 4, and M one of an eighth of N * R * T. What is added does not count.
+        """
+        pictures, rows, length = self.tokens.shape
+        steps = math.ceil((length - 1) / 4) * 4
+        tokens = self.tokens.new_full((pictures, rows, steps + 1), NULL)
+        tokens[:, :, :length] = self.tokens
+        row, place = self.places // (length - 1), self.places % (length - 1)
+        unit = math.ceil(pictures * rows * steps / 8)
+        added = -len(self.places) % unit
+        places = torch.cat([row * steps + place, self.places.new_zeros(added)])
+        next_words = torch.cat([self.next_words, self.next_words.new_full((added,), NULL)])
+        return replace(self, tokens=tokens, places=places, next_words=next_words)
+
+    def parts(self, number: int) -> list[Batch]:
+        """Split the batch into `number` parts, or into one part per picture where it has fewer pictures."""
         number = min(number, len(self.tokens))
-        pieces = zip(
+        parts = zip(
             *(tensor.tensor_split(number) for tensor in (self.pictures, self.tokens, self.positions)), strict=True
         )
-        return [Batch(pictures, tokens, places, self.is_padding) for pictures, tokens, places in pieces]
+        return [Batch.of(pictures, tokens, own, self.is_padding) for pictures, tokens, own in parts]
 
 
 class Batches(ABC):
@@ -107,6 +152,10 @@ class Batches(ABC):
     @abstractmethod
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
         """Return `Batch.pictures` for these pictures: a function of the pictures, the seed and the epoch."""
+
+    def shown(self, pictures: Tensor) -> Tensor:
+        """Return what the model reads, given `Batch.pictures` on the device: floating-point grids, or photographs."""
+        return pictures.float() if pictures.is_floating_point() else pictures
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """Return an epoch's order as indices into `captioned`, (pictures shown,): a function of seed and epoch."""
@@ -148,7 +197,7 @@ class Batches(ABC):
         captioned = [self.captioned[order[start + position]] for position in positions or whole_batch[:1]]
         captions = [self._draw_captions(picture, epoch) for picture in captioned]
         tokens = torch.from_numpy(padded(captions))
-        return Batch(self.pictures_of(captioned, epoch), tokens, torch.tensor(positions or [0]), spare)
+        return Batch.of(self.pictures_of(captioned, epoch), tokens, torch.tensor(positions or [0]), spare)
 
     def _draw_captions(self, picture: CaptionedPicture, epoch: int) -> npt.NDArray[np.int32]:
         """Return a picture's captions of an epoch, (R, T+1): a function of the seed, the epoch and the picture."""
@@ -168,6 +217,7 @@ class GridBatches(Batches):
     used, the next is read. Every addition to the cache is stored in the order of its digests, so a block is one
     contiguous run in each addition (of a picture's views, only the one drawn is read). The order is a function of the
     pictures' digests, the seed and the epoch, and stays the same when grids are moved within the cache.
+    device: on which the batches are used.
     """
 
     def __init__(
@@ -180,10 +230,13 @@ class GridBatches(Batches):
         choices: Mapping[str, Sequence[str]] | None = None,
         most_captions: int | None = None,
         epoch_batches: int | None = None,
+        device: torch.device = CPU,
     ) -> None:
         with_grid = [picture for picture in pictures if picture.digest in grids]
         super().__init__(with_grid, size, seed, most_captions, epoch_batches)
-        self.grids, self._block, self._choices = grids, block, choices
+        self.grids, self.device, self._block, self._choices = grids, device, block, choices
+        # A GPU gets grids as they are stored, half as large: it converts them itself.
+        self._copies, self._dtype = copies_for(device), torch.float32 if device == CPU else torch.float16
         # In pictures, rounded up to whole batches.
         self._pool_size = 0 if block is None else math.ceil(_POOL_BLOCKS * block / size) * size
         # The number of the pool in use, and how many grids of the next pool were requested from the disk.
@@ -229,7 +282,8 @@ class GridBatches(Batches):
         return names[random.Random(f"{self.seed} {epoch} {digest}").randrange(len(names))]
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
-        return read_as_float32(self.grids, [self.drawn(picture.digest, epoch) for picture in captioned])
+        out = self._copies.empty((len(captioned), *self.grids.shape), self._dtype)
+        return read_into(out, self.grids, [self.drawn(picture.digest, epoch) for picture in captioned])
 
     @property
     def channels(self) -> int:
@@ -247,9 +301,12 @@ class GridBatches(Batches):
 
 
 class ResidentBatches(GridBatches):
-    """The batches of `GridBatches`, with all grids copied to a GPU's memory first, as float16."""
+    """The batches of `GridBatches`, with all grids copied to a GPU's memory first, as float16.
 
-    def __init__(self, *arguments: Any, device: torch.device, **options: Any) -> None:
+    `Batch.pictures` are the indices of the pictures' grids there, (N,) int64.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         """Copy all grids to the device; raise AttendError where its memory is too small.
 
         arguments, options: those of `GridBatches`.
@@ -260,22 +317,24 @@ class ResidentBatches(GridBatches):
             digests = [name for digest in digests for name in self._choices[digest]]
         self._index = {digest: index for index, digest in enumerate(digests)}
         try:
-            self._resident = torch.empty(len(digests), *self.grids.shape, dtype=torch.float16, device=device)
+            self._resident = torch.empty(len(digests), *self.grids.shape, dtype=torch.float16, device=self.device)
         except torch.OutOfMemoryError:
             size = 2 * len(digests) * math.prod(self.grids.shape) / 2**30
             raise AttendError(
-                f"machine.resident: {device} has no room for {size:.1f} GiB of grids: set machine.resident=false"
+                f"machine.resident: {self.device} has no room for {size:.1f} GiB of grids: set machine.resident=false"
             ) from None
         for start in range(0, len(digests), 64):
             grids = torch.from_numpy(self.grids.read(digests[start : start + 64]))
-            self._resident[start : start + len(grids)] = grids.to(device)
+            self._resident[start : start + len(grids)] = grids.to(self.device)
 
     def prefetch(self, order: npt.NDArray[np.int64], start: int, epoch: int) -> None:
         """Do nothing: all grids are in memory already."""
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
-        indices = torch.tensor([self._index[self.drawn(picture.digest, epoch)] for picture in captioned])
-        return self._resident[indices.to(self._resident.device)].float()
+        return torch.tensor([self._index[self.drawn(picture.digest, epoch)] for picture in captioned])
+
+    def shown(self, pictures: Tensor) -> Tensor:
+        return self._resident.index_select(0, pictures).float()
 
 
 def padded(captions: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.int64]:
@@ -293,7 +352,7 @@ def grids_in_order(digests: Sequence[str], grids: GridReader, size: int) -> Iter
     """Yield (digests, grids (n, h, w, C) float32) for `size` pictures at a time, in the order of `digests`."""
     for start in range(0, len(digests), size):
         part = digests[start : start + size]
-        yield part, read_as_float32(grids, part)
+        yield part, read_into(torch.empty(len(part), *grids.shape), grids, part)
 
 
 def decode_batch_size(machine: MachineConfig, shape: tuple[int, int, int], rows: int) -> int:
@@ -307,12 +366,11 @@ def decode_batch_size(machine: MachineConfig, shape: tuple[int, int, int], rows:
     return machine.decode_batch or min(max(2**29 // bytes_per_picture, 1), 256)
 
 
-def read_as_float32(grids: GridReader, digests: Sequence[str]) -> Tensor:
-    """Return the grids of these digests in their order, (n, h, w, C) float32.
+def read_into(out: Tensor, grids: GridReader, digests: Sequence[str]) -> Tensor:
+    """Fill `out` (n, h, w, C) with the grids of these digests in their order, and return it.
 
     Each grid is copied and converted in one step, without a copy of all of them in between.
     """
-    out = torch.empty(len(digests), *grids.shape)
     for row, digest in zip(out, digests, strict=True):
         row.copy_(torch.from_numpy(grids.mapped(digest)))
     return out

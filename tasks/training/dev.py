@@ -14,7 +14,7 @@ from models.cross_entropy import cross_entropy
 from models.decoders.base import Decoder
 from models.options import Decoding
 from models.search import greedy
-from models.vocabulary import NULL, Vocabulary
+from models.vocabulary import Vocabulary
 from tasks.config.machine import MachineConfig
 from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
 from tasks.data.manifest import Picture
@@ -22,7 +22,7 @@ from tasks.grids.reader import GridReader
 from tasks.metrics import ScoredCaption, measure
 from tasks.metrics.ptb import tokenize
 from tasks.pipeline import distributed as processes
-from tasks.training.batches import decode_batch_size, grids_in_order, padded
+from tasks.training.batches import Batch, decode_batch_size, grids_in_order, padded
 
 DEV_SCORES = ("dev_bleu4", "dev_cider")
 _ROWS = 160  # captions whose logits are computed at once: with a large vocabulary, some 60 MB
@@ -85,18 +85,18 @@ def _forced(decoder: Decoder, grid: Tensor, captioned: Sequence[CaptionedPicture
 
     grid: (N, h, w, C). captioned: the N pictures.
     """
-    total, number, first = 0.0, 0, 0
+    total, number, first = torch.zeros((), device=grid.device), 0, 0
     while first < len(captioned):
         part = captioned[first : first + max(1, _ROWS // max(len(picture.tokens) for picture in captioned))]
-        rows = torch.from_numpy(padded([picture.tokens for picture in part])).to(grid.device)
-        words, targets = rows[:, :, :-1], rows[:, :, 1:]
-        valid = targets != NULL
-        logits, _ = decoder(grid[first : first + len(part)], words, valid)
-        tokens = int(valid.sum())
-        total += float(cross_entropy(logits, targets[valid])) * tokens
-        number += tokens
+        batch = Batch.of(
+            grid[first : first + len(part)], torch.from_numpy(padded([picture.tokens for picture in part]))
+        )
+        words, places, targets = (tensor.to(grid.device) for tensor in (batch.words, batch.places, batch.next_words))
+        logits, _ = decoder(batch.pictures, words, places)
+        total += cross_entropy(logits, targets)
+        number += len(places)
         first += len(part)
-    return total, number
+    return float(total), number
 
 
 class GridDev(Dev):

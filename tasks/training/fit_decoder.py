@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -93,7 +92,7 @@ def prepare(
     device = device_of(machine)
     # On a CPU the files are mapped, and the system keeps as much of them in memory as fits.
     resident = machine.resident and device.type != "cpu"
-    batches_class = partial(ResidentBatches, device=device) if resident else GridBatches
+    batches_class = ResidentBatches if resident else GridBatches
     train_grids, view_choices = grids, None
     if sources.views is not None:
         views, views_artifact = sources.views
@@ -116,6 +115,7 @@ def prepare(
         view_choices,
         training.captions_per_picture,
         training.epoch_batches,
+        device=device,
     )
     dev_pictures = read_pictures(sources.manifest.path, "dev")
     dev = GridDev(dev_pictures, grids, sources.captions.path, machine)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from models.decoders.base import Decoder
+from models.graphs import Replayed
 from tasks.common.errors import AttendError
 from tasks.common.files import write_whole
 from tasks.common.log import log
@@ -31,6 +33,8 @@ from tasks.common.wording import counted
 from tasks.config.devices import device_of, prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.training import FitConfig, GridTrainingConfig
+from tasks.device.copies import Arrival, copies_for
+from tasks.device.recording import graphs_for
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.stage import PROGRESS
 from tasks.training.batches import Batch, Batches
@@ -39,19 +43,10 @@ from tasks.training.kept_weights import KeptWeights, save_weights
 from tasks.training.objectives import Count, LossOutput, Objective, count
 from tasks.training.outputs import HISTORY, LAST, NEXT_BEST, WEIGHTS
 from tasks.training.precision import SHARE
+from tasks.training.tally import NotFiniteError, Sums, Tally
 
 _CHECKPOINT = ".checkpoint.pt"
 EpochDone = Callable[[dict[str, float], Path | None], None]
-
-
-@dataclass
-class Sums:
-    """The running sums of the current epoch, which are saved in the checkpoint."""
-
-    total: float = 0.0  # of the objective's metric
-    count: int = 0  # tokens or captions that `total` is summed over
-    seconds: float = 0.0
-    bfloat16: int = 0  # steps computed in bfloat16
 
 
 class WeightGroup(NamedTuple):
@@ -61,8 +56,24 @@ class WeightGroup(NamedTuple):
     weights: Iterable[nn.Parameter]
 
 
+class Step(NamedTuple):
+    """The batch of a step, in the parts that the step takes one after another, on its way to the device.
+
+    whole: the counts of the whole batch, of all processes. parts: in the host's memory. arrivals: their tensors, see
+    `Batch.tensors`.
+    """
+
+    whole: list[float]
+    parts: list[Batch]
+    arrivals: list[Arrival]
+
+
 class TrainingLoop:
-    """A training: its loop, and all state that it carries from step to step."""
+    """A training: its loop, and all state that it carries from step to step.
+
+    A GPU is never waited for within an epoch's steps, unless the objective must: batches are copied to it ahead of
+    their step, and what a step gives is summed there. With `machine.compile` it repeats its steps from graphs.
+    """
 
     def __init__(
         self,
@@ -85,6 +96,7 @@ class TrainingLoop:
         self.objective, self.selected = objective, f"dev_{training.select}"
         self.keep = training.keep if isinstance(training, GridTrainingConfig) else 1
         self.device = device_of(machine)
+        self.copies = copies_for(self.device)
         self.model: Any = model.to(self.device)
         if machine.compile:
             prepare_compiler()
@@ -103,9 +115,13 @@ class TrainingLoop:
             training.learning_rate,
             weight_decay=training.weight_decay,
             fused=True,
+            capturable=True,
         )
+        self._make_learning_rates()
+        graphs = graphs_for(machine, self.device)
+        self._replayed = None if graphs is None else Replayed(self._take_step, graphs)
         self.step = 0
-        self.sums = Sums()
+        self.tally = Tally(self.device, self.copies, Sums())
         self.history: list[dict[str, float]] = []
         self.kept_weights = KeptWeights(out)
         self._resume()
@@ -168,62 +184,113 @@ class TrainingLoop:
     def _train_epoch(self, epoch: int) -> None:
         """Take the steps of an epoch that are not taken yet, with a checkpoint every `checkpoint_seconds`."""
         start = self.step - epoch * len(self.batches)
-        earlier_seconds = self.sums.seconds
+        earlier_seconds = self.tally.sums.seconds
         since_start, since_checkpoint = Stopwatch(), Stopwatch()
         self.model.train()
         label = f"epoch {epoch + 1}/{self.training.epochs}"
         with Bar(len(self.batches), label, "batches", done=start, says_end=False) as bar:
-            for batch in self.batches.epoch(epoch, start):
-                total, count = self.learn(batch.to(self.device))
-                self.sums.total += total
-                self.sums.count += count
-                self.sums.bfloat16 += self.training.precision == "bfloat16"
-                self.sums.seconds = earlier_seconds + since_start.seconds()
-                bar.note(f"{self.objective.metric} {self.sums.total / self.sums.count:.3f}")
+            for step in self.ahead(self.batches.epoch(epoch, start)):
+                self.learn(step)
+                self.tally.sums.bfloat16 += self.training.precision == "bfloat16"
+                self.tally.sums.seconds = earlier_seconds + since_start.seconds()
+                with self._refusing_infinity():
+                    bar.note(f"{self.objective.metric} {self.tally.latest().mean:.3f}")
                 bar.advance()
                 if since_checkpoint.seconds() > self.machine.checkpoint_seconds:
                     self.checkpoint()
                     since_checkpoint = Stopwatch()
+            with self._refusing_infinity():
+                self.tally.read()
+            self.tally.sums.seconds = earlier_seconds + since_start.seconds()
 
-    def learn(self, batch: Batch) -> tuple[float, int]:
-        """Take one step; return the total of the objective's metric, and the count that its mean is taken over.
+    @contextmanager
+    def _refusing_infinity(self) -> Iterator[None]:
+        """Raise AttendError where the tally found a loss that is not finite."""
+        try:
+            yield
+        except NotFiniteError as error:
+            raise AttendError(
+                f"{self.name}: the loss is not finite at step {error.step}: "
+                f"lower {self.section}.learning_rate or {self.section}.clip_norm"
+            ) from None
 
-        Raise AttendError where the loss is not finite.
-        """
+    def ahead(self, batches: Iterable[Batch]) -> Iterator[Step]:
+        """Yield the steps of these batches; the next one is copied to the device while one is taken."""
+        ahead: deque[Step] = deque()
+        for batch in batches:
+            ahead.append(self.upload(batch))
+            if len(ahead) > 1:
+                yield ahead.popleft()
+        yield from ahead
+
+    def upload(self, batch: Batch) -> Step:
+        """Begin to copy a batch to the device."""
+        weight = 0.0 if batch.is_padding else 1.0
+        whole = processes.all_reduce_sum([weight * float(number) for number in count(batch)])
+        parts = [self._shaped(part) for part in batch.parts(self.machine.accumulate)]
+        return Step(whole, parts, [self.copies.upload(part.tensors()) for part in parts])
+
+    def _shaped(self, batch: Batch) -> Batch:
+        """Return a batch of the shape that it is trained on in: one of few, where steps are recorded."""
+        return batch if self._replayed is None else batch.rounded()
+
+    def learn(self, step: Step) -> None:
+        """Take one step. What it gives is added to the tally."""
         # Dropout and everything else random follows the step's number, so a checkpoint needs no random state.
         torch.manual_seed(self.training.seed * 1_000_003 + self.step + processes.rank() * 2**40)
-        for group in self.optimiser.param_groups:
-            group["lr"] = group["peak"] * self.schedule()
         self.model.train()
-        self.optimiser.zero_grad(set_to_none=True)
-        loss, total, number = self._add_gradient(batch)
-        if not math.isfinite(loss):
-            raise AttendError(
-                f"{self.name}: the loss is {loss} at step {self.step}: "
-                f"lower {self.section}.learning_rate or {self.section}.clip_norm"
-            )
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm or math.inf)
-        self.optimiser.step()
+        parts = [self._prepared(*part) for part in zip(step.parts, step.arrivals, strict=True)]
+        weight = 0.0 if step.parts[0].is_padding else 1.0
+        numbers = torch.tensor([*step.whole, self.step / self.steps, self.schedule(), weight])
+        inputs = [*self.copies.upload([numbers]).use(), *(tensor for part in parts for tensor in part)]
+        outcome = self._take_step(*inputs) if self._replayed is None else self._replayed(*inputs)
+        if processes.size() > 1:
+            distributed.all_reduce(outcome)
+        self.tally.add(outcome, self.step)
         self.step += 1
         self._update_average()
-        return total, int(number)
 
-    def _add_gradient(self, batch: Batch) -> tuple[float, ...]:
-        """Add the step's gradient to the weights' gradients; return loss, total and count, summed over processes."""
-        weight = 0.0 if batch.is_padding else 1.0
-        step_count = Count(*processes.all_reduce_sum([weight * number for number in count(batch)]))
-        pieces = batch.pieces(self.machine.accumulate)
-        sums = [0.0, 0.0, 0.0]
-        for piece in pieces:
-            # The processes exchange gradients once a step, with the last piece.
-            synchronised = nullcontext() if piece is pieces[-1] or processes.size() == 1 else self.loss_module.no_sync()
-            with synchronised:
-                output = self.loss_module(piece, step_count, self.step, self.step / self.steps)
+    def _prepared(self, part: Batch, arrival: Arrival) -> list[Tensor]:
+        """Return the tensors, on the device, of what is trained on in place of a part of a batch."""
+        tensors = arrival.use()
+        pictures = self.batches.shown(tensors[0])
+        prepared = self.objective.prepare(self.model, pictures, part, self.step)
+        if prepared is not part:
+            tensors = self.copies.upload(self._shaped(prepared).tensors()).use()
+        return [pictures, *tensors[1:]]
+
+    def _take_step(self, numbers: Tensor, *tensors: Tensor) -> Tensor:
+        """Take a step, and return its loss, and the total and the count of its metric: (3,) float32.
+
+        numbers (6,): the counts of pictures, captions and tokens, the share of the training that is done, the learning
+        rate's share of its peak, and the weight of this process's part, 0 or 1. tensors: those of each part of the
+        batch. A GPU may record this: whatever changes from step to step is in these tensors.
+        """
+        pictures, captions, tokens, done, rate, weight = numbers.unbind()
+        for group in self.optimiser.param_groups:
+            group["lr"].copy_(group["peak"] * rate)
+        self.optimiser.zero_grad(set_to_none=True)
+        outcome = torch.zeros(3, device=self.device)
+        for first in range(0, len(tensors), 5):
+            # The processes exchange gradients once a step, with the last part.
+            exchanges = first + 5 == len(tensors) or processes.size() == 1
+            with nullcontext() if exchanges else self.loss_module.no_sync():
+                batch = Batch.of_tensors(tensors[first : first + 5])
+                output = self.loss_module(batch, Count(pictures, captions, tokens), done)
                 # DDP averages gradients over the processes; times their number, the processes' losses add up instead.
                 (output.loss * (weight * processes.size())).backward()
-            values = float(output.loss.detach()), output.total, output.number
-            sums = [sum_ + weight * value for sum_, value in zip(sums, values, strict=True)]
-        return tuple(processes.all_reduce_sum(sums))
+            outcome += weight * torch.stack([output.loss.detach(), output.total, output.number]).float()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm or math.inf)
+        self.optimiser.step()
+        return outcome
+
+    def _make_learning_rates(self) -> None:
+        """Make the optimiser's learning rates tensors on the device, so that its steps can be recorded.
+
+        A checkpoint of before has them as numbers.
+        """
+        for group in self.optimiser.param_groups:
+            group["lr"], group["capturable"] = torch.zeros((), device=self.device), True
 
     def schedule(self) -> float:
         """Return the learning rate at this step as a share of its peak, from 0 to 1.
@@ -241,9 +308,8 @@ class TrainingLoop:
         if self.average is not None:
             # The decay is lower in the first steps, so that the average soon forgets the random initial weights.
             decay = min(self.training.averaging, self.step / (self.step + 10))
-            for name, value in self.model.state_dict().items():
-                if value.is_floating_point():
-                    self.average[name].lerp_(value, 1 - decay)
+            learned = {name: value for name, value in self.model.state_dict().items() if value.is_floating_point()}
+            torch._foreach_lerp_([self.average[name] for name in learned], list(learned.values()), 1 - decay)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights that are validated and kept: the averaged ones where `averaging` is set."""
@@ -258,13 +324,13 @@ class TrainingLoop:
         row = {
             "epoch": float(len(self.history) + 1),
             "step": float(self.step),
-            self.objective.metric: self.sums.total / self.sums.count,
+            self.objective.metric: self.tally.sums.mean,
             "learning_rate": self.training.learning_rate * self.schedule(),
-            "seconds": self.sums.seconds,
-            SHARE: self.sums.bfloat16 / len(self.batches),
+            "seconds": self.tally.sums.seconds,
+            SHARE: self.tally.sums.bfloat16 / len(self.batches),
             **scores,
         }
-        self.sums = Sums()
+        self.tally = Tally(self.device, self.copies, Sums())
         return row
 
     def kept(self) -> list[int]:
@@ -278,15 +344,20 @@ class TrainingLoop:
         return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= self.training.patience
 
     def checkpoint(self) -> None:
-        """Save everything that the next step depends on, atomically; of several processes only the leader saves."""
+        """Save everything that the next step depends on, atomically; of several processes only the leader saves.
+
+        Raises AttendError where a loss was not finite: no checkpoint is kept of what it led to.
+        """
         if processes.rank():
             return
+        with self._refusing_infinity():
+            sums = self.tally.read()
         state = {
             "model": self.model.state_dict(),
             "average": self.average,
             "optimiser": self.optimiser.state_dict(),
             "step": self.step,
-            "sums": asdict(self.sums),
+            "sums": asdict(sums),
             "history": self.history,
             "kept_digests": self.kept_weights.digests,
         }
@@ -304,12 +375,14 @@ class TrainingLoop:
         if state["average"] is not None:
             self.average = {name: value.to(self.device) for name, value in state["average"].items()}
         self.optimiser.load_state_dict(state["optimiser"])
+        self._make_learning_rates()
         # Older checkpoints do not count the steps in bfloat16. Their trainings have the precision in their key, so it
         # is the present one for all steps.
         default_share = float(self.training.precision == "bfloat16")
         rows = [{**row, SHARE: row.get(SHARE, default_share)} for row in state["history"]]
         default_sums = {"bfloat16": int(default_share) * (state["step"] - len(rows) * len(self.batches))}
-        self.step, self.sums, self.history = state["step"], Sums(**{**default_sums, **state["sums"]}), rows
+        self.step, self.history = state["step"], rows
+        self.tally = Tally(self.device, self.copies, Sums(**{**default_sums, **state["sums"]}))
         self.kept_weights.digests = dict(state.get("kept_digests", {}))
         log.info(f"{self.name}: resumes at step {self.step:,} of {self.steps:,}")
 
@@ -355,8 +428,8 @@ class LossModule(nn.Module):
         super().__init__()
         self.model, self.objective = model, objective
 
-    def forward(self, batch: Batch, whole: Count, step: int, done: float) -> LossOutput:
-        return self.objective(self.model, batch, whole, step, done)
+    def forward(self, batch: Batch, whole: Count, done: Tensor) -> LossOutput:
+        return self.objective(self.model, batch, whole, done)
 
 
 def synchronised(loss_module: LossModule) -> DistributedDataParallel:

@@ -11,29 +11,30 @@ import torch
 from torch import Tensor
 
 from models.cross_entropy import cross_entropy
-from models.vocabulary import END, NULL, START, UNK
+from models.drawing import draw
+from models.vocabulary import END, NULL, UNK
 from tasks.config.training import CrossEntropyConfig
 from tasks.training.batches import Batch
 
 
 class LossOutput(NamedTuple):
-    """The result of an objective on a batch.
+    """The result of an objective on a batch: scalars on the model's device.
 
-    loss: the scalar to minimise, differentiable. total: the sum of the metric that the history reports. number: how
+    loss: what is to be minimised, differentiable. total: the sum of the metric that the history reports. number: how
     many tokens or captions `total` is the sum over.
     """
 
     loss: Tensor
-    total: float
-    number: int
+    total: Tensor
+    number: Tensor
 
 
 class Count(NamedTuple):
-    """The numbers of pictures, captions and tokens that a step's means are taken over."""
+    """The numbers of pictures, captions and tokens that a step's means are taken over: scalars, on a device or not."""
 
-    pictures: float
-    captions: float
-    tokens: float
+    pictures: Tensor
+    captions: Tensor
+    tokens: Tensor
 
 
 class Objective(Protocol):
@@ -48,18 +49,28 @@ class Objective(Protocol):
     @property
     def rows(self) -> int | None: ...
 
-    def __call__(self, model: Any, batch: Batch, whole: Count, step: int, done: float) -> LossOutput:
+    def prepare(self, model: Any, pictures: Tensor, batch: Batch, step: int) -> Batch:
+        """Return the batch that a step trains on, in the host's memory, given the next of the train split.
+
+        pictures: those of the batch, as the model reads them. step: the number of steps taken before. Unlike the loss,
+        this is never recorded: it may wait for the device. Most objectives return the batch itself.
+        """
+        ...
+
+    def __call__(self, model: Any, batch: Batch, whole: Count, done: Tensor) -> LossOutput:
         """Return the loss of a model in training mode on a batch; everything random in it follows torch's seed.
 
-        whole: the count of the whole step, of which the batch may be a part: the parts' losses add up to the step's.
-        step: the number of steps taken before. done: these steps as a share of the whole training, from 0 to 1.
+        batch: prepared, with its pictures as the model reads them, on the model's device. whole: the count of the whole
+        step, of which the batch may be a part: the parts' losses add up to the step's. done: the steps taken as a share
+        of the whole training, from 0 to 1. Nothing in it waits for a value, so that a GPU can record it.
         """
         ...
 
 
 def count(batch: Batch) -> Count:
-    """Return the numbers of pictures, captions and tokens of a batch, or of a part of one."""
-    return Count(len(batch.tokens), float(batch.valid.any(dim=2).sum()), float(batch.valid.sum()))
+    """Return the numbers of pictures, captions and tokens of a batch, or of a part of one, float32."""
+    captions, tokens = batch.valid.any(dim=2).sum(), batch.valid.sum()
+    return Count(torch.tensor(float(len(batch.tokens))), captions.float(), tokens.float())
 
 
 class CrossEntropy:
@@ -71,9 +82,12 @@ class CrossEntropy:
     def __init__(self, training: CrossEntropyConfig) -> None:
         self.training = training
 
-    def __call__(self, model: Any, batch: Batch, whole: Count, step: int, done: float) -> LossOutput:
-        training, words, valid = self.training, batch.words, batch.valid
-        part = count(batch)
+    def prepare(self, model: Any, pictures: Tensor, batch: Batch, step: int) -> Batch:
+        return batch
+
+    def __call__(self, model: Any, batch: Batch, whole: Count, done: Tensor) -> LossOutput:
+        training, words, targets = self.training, batch.words, batch.next_words
+        tokens = (targets != NULL).sum().float()
         autocast = torch.autocast(words.device.type, torch.bfloat16, enabled=training.precision == "bfloat16")
         if training.scheduled_sampling:
             # In an autocast context of its own: autocast caches the weights that it casts until the context ends, and
@@ -81,18 +95,17 @@ class CrossEntropy:
             with autocast:
                 words = replace_with_sampled(model, batch, done * training.scheduled_sampling)
         with autocast:
-            logits, read = model(batch.pictures, replace_with_unknown(words, training.unknown_words), valid)
-        targets = batch.targets[valid]
+            logits, read = model(batch.pictures, replace_with_unknown(words, training.unknown_words), batch.places)
         entropy = cross_entropy(logits, targets, training.label_smoothing)
-        loss = entropy
-        penalty = model.penalty(read, logits, targets, valid)
+        loss = entropy / whole.tokens
+        penalty = model.penalty(read, logits, targets, batch.places)
         if penalty is not None:
-            loss = loss + penalty
-        loss = loss * (part.tokens / whole.tokens)
+            loss = loss + penalty * (tokens / whole.tokens)
         if training.doubly_stochastic:
-            weight = training.doubly_stochastic * part.captions / whole.captions
-            loss = loss + weight * attention_penalty(read.alphas, valid)
-        return LossOutput(loss, float(entropy.detach()) * part.tokens, int(part.tokens))
+            captions = batch.valid.any(dim=2).sum()
+            weight = training.doubly_stochastic * captions / whole.captions
+            loss = loss + weight * attention_penalty(read.alphas, batch.valid)
+        return LossOutput(loss, entropy.detach(), tokens)
 
 
 def replace_with_unknown(words: Tensor, share: float) -> Tensor:
@@ -104,7 +117,7 @@ def replace_with_unknown(words: Tensor, share: float) -> Tensor:
 
 
 @torch.no_grad()
-def replace_with_sampled(model: Any, batch: Batch, share: float) -> Tensor:
+def replace_with_sampled(model: Any, batch: Batch, share: float | Tensor) -> Tensor:
     """Return the words read, (N, R, T), with a random share of them replaced by words that the model samples.
 
     This is scheduled sampling (Bengio et al. 2015) in parallel: each word is sampled from the model's distribution
@@ -112,11 +125,14 @@ def replace_with_sampled(model: Any, batch: Batch, share: float) -> Tensor:
     word by word after words that the model sampled before. START, END and NULL are not replaced, and no special token
     is sampled. share: the probability that a word is replaced.
     """
-    words, valid = batch.words, batch.valid
-    logits, _ = model(batch.pictures, words, valid)
+    words = batch.words
+    logits, _ = model(batch.pictures, words, batch.places)
     scores = logits.float()
-    scores[:, [NULL, START, END, UNK]] = -torch.inf
-    sampled = torch.zeros_like(words).masked_scatter(valid, torch.multinomial(scores.softmax(dim=1), 1).squeeze(1))
+    scores[:, : UNK + 1] = -torch.inf
+    drawn = draw(scores.softmax(dim=1))
+    # Added up, because places that do not count may be one of those that do.
+    drawn = drawn.masked_fill(batch.next_words == NULL, 0)
+    sampled = torch.zeros_like(words).flatten().index_add(0, batch.places, drawn).view(words.shape)
     shifted = torch.nn.functional.pad(sampled[:, :, :-1], (1, 0))  # a word predicted at step t is read at step t + 1
     replaced = (torch.rand(words.shape, device=words.device) < share) & (words > END) & (shifted > UNK)
     return torch.where(replaced, shifted, words)
@@ -131,4 +147,5 @@ def attention_penalty(alphas: Tensor, valid: Tensor) -> Tensor:
     """
     attended = (alphas * valid.unsqueeze(-1)).sum(dim=2)  # (N, R, P)
     captions = valid.any(dim=2)
-    return ((1 - attended) ** 2).mean(dim=-1)[captions].mean()
+    squares = ((1 - attended) ** 2).mean(dim=-1)
+    return squares.masked_fill(~captions, 0.0).sum() / captions.sum()

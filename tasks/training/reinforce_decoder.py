@@ -7,6 +7,9 @@ resumes in the same way; its history has the mean reward.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.graphs import Graphs
 from models.options import Decoding
+from models.replayed_search import ReplayedSearch
 from models.search import FORBIDDEN, Caption, sample
 from models.vocabulary import END, NULL, START
 from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
 from tasks.config.training import SelfCriticalConfig
 from tasks.data.caption_files import read_frequencies, read_vocabulary
+from tasks.device.recording import graphs_for
 from tasks.metrics.consensus import Frequencies, Ids, cider_d
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batch
@@ -45,13 +51,14 @@ def reinforce_decoder(
 
     freeze_words: do not train the word embeddings. trained: the artifact of the stage that made the decoder.
     """
-    training = with_precision(training, device_of(machine), "self_critical")
+    device = device_of(machine)
+    training = with_precision(training, device, "self_critical")
     decoder, shape = load_decoder(trained.path)
     decoder.embed.weight.requires_grad_(not freeze_words)
     batches, dev = prepare("self_critical", training, machine, sources)
     captions = sources.captions.path
     max_length = read_vocabulary(captions).settings["max_tokens"] + 1
-    objective = SelfCritical(training, read_frequencies(captions), max_length)
+    objective = SelfCritical(training, read_frequencies(captions), max_length, graphs_for(machine, device))
     groups = [WeightGroup(training.learning_rate, decoder.parameters())]
     fit = TrainingLoop(decoder, groups, training, machine, batches, out, objective, "self_critical")
     fit.run(dev, epoch_done)
@@ -68,33 +75,48 @@ class SelfCritical:
 
     metric = "reward"
 
-    def __init__(self, config: SelfCriticalConfig, frequencies: Frequencies, max_length: int) -> None:
+    def __init__(
+        self, config: SelfCriticalConfig, frequencies: Frequencies, max_length: int, graphs: Graphs | None = None
+    ) -> None:
         """Keep the settings and what rewards are computed from.
 
-        frequencies: the n-grams' document frequencies. max_length: tokens of a sampled caption, END included.
+        frequencies: the n-grams' document frequencies. max_length: tokens of a sampled caption, END included. graphs:
+        what makes the graphs that captions are sampled by; None for none.
         """
         self.config, self.frequencies, self.max_length = config, frequencies, max_length
         self.rows = config.samples
+        self._graphs = graphs
+        self._replayed: ReplayedSearch | None = None
 
-    def __call__(self, model: Any, batch: Batch, whole: Count, step: int, done: float) -> LossOutput:
+    def prepare(self, model: Any, pictures: Tensor, batch: Batch, step: int) -> Batch:
+        """Return the batch with captions that the model samples, and their rewards."""
         model.eval()
         seed = self.config.seed * 1_000_003 + step
         decoding = Decoding(search="sample", n_best=self.config.samples, max_length=self.max_length, seed=seed)
-        autocast = torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
-        with torch.no_grad(), autocast:
-            sampled = sample(model, batch.pictures, decoding, batch.positions.tolist())
-        tokens = as_tokens(sampled).to(batch.tokens.device)
-        rewards = cider_d(_ids(tokens[:, :, 1:]), _ids(batch.targets), self.frequencies)
-        advantages = torch.from_numpy(rewards - others_mean(rewards)).to(tokens.device, torch.float32)
-        words, targets = tokens[:, :, :-1], tokens[:, :, 1:]
-        valid = targets != NULL
+        with torch.autocast(pictures.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+            sampled = self._sample(model)(pictures, decoding, batch.positions.tolist())
         model.train()
-        with autocast:
-            logits, _ = model(batch.pictures, words, valid)
-        log_likelihoods = log_likelihood(logits, targets[valid])
-        weights = advantages.unsqueeze(2).expand(valid.shape)[valid]
-        loss = -(weights * log_likelihoods).sum() / (whole.pictures * self.config.samples * self.max_length)
-        return LossOutput(loss, float(rewards.sum()), rewards.size)
+        tokens = as_tokens(sampled)
+        rewards = cider_d(_ids(tokens[:, :, 1:]), _ids(batch.targets), self.frequencies)
+        return replace(Batch.of(batch.pictures, tokens), rewards=torch.from_numpy(rewards))
+
+    def _sample(self, model: Any) -> Callable[..., list[list[Caption]]]:
+        """Return the function (pictures, decoding, keys) -> captions of the model."""
+        if self._graphs is None:
+            return partial(sample, model)
+        if self._replayed is None:
+            self._replayed = ReplayedSearch(model, self._graphs)
+        return self._replayed.decode
+
+    def __call__(self, model: Any, batch: Batch, whole: Count, done: Tensor) -> LossOutput:
+        advantages = (batch.rewards - others_mean(batch.rewards)).float()
+        with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+            logits, _ = model(batch.pictures, batch.words, batch.places)
+        weights = advantages.flatten().index_select(0, batch.places // batch.words.shape[2])
+        loss = -(weights * log_likelihood(logits, batch.next_words)).sum()
+        number = torch.ones_like(batch.rewards).sum()
+        loss = loss / (whole.pictures * (self.config.samples * self.max_length))
+        return LossOutput(loss, batch.rewards.sum(), number)
 
 
 def as_tokens(drawn: list[list[Caption]]) -> Tensor:
@@ -110,20 +132,23 @@ def as_tokens(drawn: list[list[Caption]]) -> Tensor:
     return flat.view(len(drawn), -1, longest)
 
 
-def others_mean(rewards: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def others_mean(rewards: Tensor) -> Tensor:
     """Return, for each reward (N, R), the mean of the same picture's other rewards, (N, R)."""
-    return np.asarray((rewards.sum(axis=1, keepdims=True) - rewards) / (rewards.shape[1] - 1))
+    return (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
 
 
 def log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the targets' log-probabilities, (M,) float32, under the distribution that captions are sampled from.
 
-    logits (M, V), targets (M,). Captions never contain NULL, START or UNK, so these have probability 0.
+    logits (M, V), targets (M,). Captions never contain NULL, START or UNK, so these have probability 0. Where a target
+    is NULL, the result is 0.
     """
-    allowed = logits.float().index_fill(1, torch.tensor(FORBIDDEN, device=logits.device), -torch.inf)
-    return -functional.cross_entropy(allowed, targets, reduction="none")
+    allowed = logits.float().clone()
+    for token in FORBIDDEN:
+        allowed[:, token] = -torch.inf
+    return -functional.cross_entropy(allowed, targets, reduction="none", ignore_index=NULL)
 
 
 def _ids(tokens: Tensor) -> Ids:
     """Return token ids as `cider_d` counts n-grams of them: END counts as a word, and NULL becomes -1, no word."""
-    return np.asarray(tokens.masked_fill(tokens == NULL, -1).cpu().numpy(), dtype=np.int64)
+    return np.asarray(tokens.masked_fill(tokens == NULL, -1).numpy(), dtype=np.int64)

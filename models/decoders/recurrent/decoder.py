@@ -14,7 +14,7 @@ from torch.nn import functional
 from ...attention import pooling
 from ...options import RecurrentOptions
 from ...output_features import make_output
-from ..base import SAME_FOR_ALL, SAME_FOR_PICTURE, Decoder, State
+from ..base import SAME_FOR_ALL, SAME_FOR_PICTURE, Decoder, State, at_places
 from .deferred_gradients import defer_gradient
 
 
@@ -124,7 +124,7 @@ class RecurrentDecoder(Decoder):
 
     def start(self, grid: Tensor) -> LSTMState:
         sides, attended = (grid.shape[1], grid.shape[2]), self.attention_grid
-        pool = None if attended is None or sides == (attended, attended) else pooling(sides, attended).to(grid.device)
+        pool = None if attended is None or sides == (attended, attended) else pooling(sides, attended, grid.device)
         state = replace(self.init_state(self.annotations_of(grid), pool), pool=pool)
         if self.first_state == "zeros":
             return replace(state, hidden=torch.zeros_like(state.hidden), cell=torch.zeros_like(state.cell))
@@ -147,14 +147,15 @@ class RecurrentDecoder(Decoder):
         logits: Tensor = self.head(self.output(words, hidden, context))
         return logits
 
-    def forward(self, grid: Tensor, words: Tensor, valid: Tensor) -> tuple[Tensor, LSTMState]:
+    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, LSTMState]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
         embedded = self.drop_words(self.embed(words))
         step = self.joined_step
         if self._compiled_step is not None and words.shape[:2] == self._compiled_for:
             step = self._compiled_step
         states = LSTMState.stack(self._teacher_force(state, self.word_gates(embedded), step))
-        return self.logits(embedded[valid], states.hidden[valid], states.context[valid]), states
+        read = [at_places(values, places) for values in (embedded, states.hidden, states.context)]
+        return self.logits(*read), states
 
     def for_inference(self) -> InferenceStepper:
         return InferenceStepper(self)
