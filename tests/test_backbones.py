@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,7 @@ from tasks.config.devices import prepare_compiler
 from tasks.config.schema import Config
 from tasks.config.stages import GridsConfig
 from tasks.grids.weights import load_backbone, weight_digests
+from tests.device_fakes import RecordedGraph
 from tests.support import run_stage, small
 
 
@@ -350,3 +353,15 @@ def test_the_path_of_weights_is_not_in_their_identity(tmp_path: Path) -> None:
     (tmp_path / "b.pth").write_bytes((tmp_path / "a.pth").read_bytes())
     one, two = (digests_of(small(tmp_path, grids__weights=str(tmp_path / name))) for name in ("a.pth", "b.pth"))
     assert one == two
+
+
+def test_an_encoder_is_freed_with_its_last_reference() -> None:
+    encoder = Encoder(make("tiny", seed=0), graphs=RecordedGraph)
+    grids = [encoder(torch.zeros(2, 3, 64, 64, dtype=torch.uint8)) for _ in range(3)]
+    backbone = weakref.ref(encoder.backbone)
+    gc.disable()  # a cycle would be freed by it alone, at some time
+    try:
+        del encoder, grids
+        assert backbone() is None
+    finally:
+        gc.enable()

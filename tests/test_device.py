@@ -441,3 +441,9 @@ def test_items_made_ahead_are_the_items() -> None:
     next(found)
     found.close()
     assert len(made) <= 3  # whoever stops early is not waited for longer than what was begun
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a device that decodes them")
+def test_a_device_that_decodes_no_jpeg_file_is_refused(workspace: Path) -> None:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(AttendError, match=r"grids.decode_on: cuda cannot decode JPEG"):
+        BatchDecoder(Shape(32, "squash", "bilinear"), None, pool, NoCopies(), torch.device("cuda"))

@@ -43,17 +43,18 @@ class Encoder:
         makes the graph that batches of that number are replayed from; None for none.
         """
         self.device = torch.device(device)
-        self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self.declared = backbone.declared
         self.backbone = copy.deepcopy(backbone).requires_grad_(False).eval()
         self.backbone.fold()
-        self.backbone.to(self.device, self.dtype).to(memory_format=torch.channels_last)
+        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        self.backbone.to(self.device, dtype).to(memory_format=torch.channels_last)
         self._compile_for = compile_for
         self.compiled: Callable[[Tensor], Tensor] | None = None
         if compile_for is not None:  # only then: loading the compiler alone takes a second
             self.compiled = torch.compile(self.backbone.maps, dynamic=False, options={"freezing": True})
-        usual = partial(self._encode, compiled=self.compiled)
-        self._encode_usual: Callable[[Tensor], Tensor] = usual if graphs is None else Replayed(usual, graphs, most=1)
+        # Of a function that does not hold this object: the graph would keep it, and the backbone, from being freed.
+        work = partial(_encode, self.backbone, self.compiled)
+        self._replayed = None if graphs is None else Replayed(work, graphs, most=1)
 
     @torch.inference_mode()
     def __call__(self, photographs: Tensor) -> Tensor:
@@ -62,8 +63,18 @@ class Encoder:
         compiled_size = self._compile_for and self._chunk_size(self._compile_for, pixels)
         chunks = torch.split(photographs, self._chunk_size(len(photographs), pixels))
         return torch.cat(
-            [self._encode_usual(chunk) if len(chunk) == compiled_size else self._encode(chunk) for chunk in chunks]
+            [
+                self._encode_usual(chunk) if len(chunk) == compiled_size else _encode(self.backbone, None, chunk)
+                for chunk in chunks
+            ]
         )
+
+    def _encode_usual(self, photographs: Tensor) -> Tensor:
+        """Return the grids of a chunk of the usual number of photographs."""
+        if self._replayed is None:
+            return _encode(self.backbone, self.compiled, photographs)
+        grids: Tensor = self._replayed(photographs)
+        return grids
 
     def _chunk_size(self, count: int, pixels: int) -> int:
         """Return how many of `count` photographs of `pixels` each are encoded at once.
@@ -75,20 +86,12 @@ class Encoder:
         chunks = math.ceil(count / max(_CACHED_PIXELS // pixels, 1))
         return math.ceil(count / chunks)
 
-    @torch.inference_mode()
-    def _encode(self, photographs: Tensor, compiled: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return the grids of one chunk; compiled: the compiled forward pass, None for the uncompiled one."""
-        inputs = self.backbone.normalised(photographs.to(self.device, non_blocking=True)).to(self.dtype)
-        grid = self.backbone.to_grid((compiled or self.backbone.maps)(inputs).float())
-        limit = torch.finfo(torch.float16).max
-        return grid.clamp(-limit, limit).to(torch.float16)
-
     def check(self, size: int) -> None:
         """Raise ValueError if a photograph of `size` px does not give a grid of the declared shape."""
         pooled = self.backbone.grid
         sides = self.declared.sides(size) if pooled is None else (pooled, pooled)
         try:
-            shape = self._encode(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
+            shape = self(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
         except Exception as error:  # torch and its libraries reject sizes with various errors
             raise ValueError(f"takes no pictures of {size} px: {' '.join(str(error).split())[:160]}") from None
         if shape[0] != shape[1] or shape[0] not in sides or self.declared.channels not in (None, shape[2]):
@@ -96,3 +99,12 @@ class Encoder:
             raise ValueError(
                 f"turned {size} px into a grid of shape {tuple(shape)}, but declares {(sides[1], sides[1], channels)}"
             )
+
+
+def _encode(backbone: Backbone, compiled: Callable[[Tensor], Tensor] | None, photographs: Tensor) -> Tensor:
+    """Return the grids of one chunk; compiled: the compiled forward pass, None for the uncompiled one."""
+    weight = next(backbone.parameters())
+    inputs = backbone.normalised(photographs.to(weight.device, non_blocking=True)).to(weight.dtype)
+    grid = backbone.to_grid((compiled or backbone.maps)(inputs).float())
+    limit = torch.finfo(torch.float16).max
+    return grid.clamp(-limit, limit).to(torch.float16)

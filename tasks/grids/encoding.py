@@ -144,12 +144,10 @@ def _decode_batches(
     batches = deque(_split_into_batches(wanted, machine.shard_rows, machine.extract_batch))
     files = decoder.read(batches[0][0]) if batches else []
     while batches:
-        watch = Stopwatch()
         items, ends_shard = batches.popleft()
         outcomes, pixels = decoder.decode(items, [file.result() for file in files])
         files = decoder.read(batches[0][0]) if batches else []
         result.failed.extend(outcome for outcome in outcomes if isinstance(outcome, FailedPhotograph))
-        result.seconds["read"] += watch.seconds()
         photographs = [outcome for outcome in outcomes if not isinstance(outcome, FailedPhotograph)]
         yield _Batch(photographs, pixels, len(items), ends_shard)
 
@@ -169,7 +167,12 @@ def _encode_batches(
 ) -> Iterator[tuple[_Batch, Grids | None]]:
     """Yield each batch with its grids, float16 (n, h, w, C), or None where no photograph could be decoded."""
     pending: deque[tuple[_Batch, Arrival | None]] = deque()
-    for batch in batches:
+    while True:
+        watch = Stopwatch()
+        batch = next(batches, None)
+        result.seconds["read"] += watch.seconds()
+        if batch is None:
+            break
         watch = Stopwatch()
         pending.append((batch, _encode(encoder, batch.pixels, copies) if batch.photographs else None))
         result.seconds["compute"] += watch.seconds()

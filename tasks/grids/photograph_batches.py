@@ -8,6 +8,7 @@ nvJPEG refuses, the processor does. Which of the two takes a file depends on its
 from __future__ import annotations
 
 import hashlib
+import io
 import platform
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torchcodec import decoders as codecs
 
@@ -57,6 +59,8 @@ class BatchDecoder:
         decode. copies: of the device that encodes. device: the one that decodes JPEG files; None for the processor.
         """
         self._shape, self._view, self._pool, self._copies, self._device = shape, view, pool, copies, device
+        if device is not None:
+            _check_decodes(device)
 
     def read(self, items: Sequence[tuple[str, Path]]) -> list[Future[bytes]]:
         """Begin to read files, given as (name, file)."""
@@ -129,6 +133,19 @@ def _decode_jpegs(files: Sequence[bytes], device: torch.device) -> list[Tensor |
     # One of them cannot be decoded, and took the others with it.
     alone = [_decode_together([one], device) for one in encoded]
     return [None if found is None else found[0] for found in alone]
+
+
+def _check_decodes(device: torch.device) -> None:
+    """Raise AttendError where the device cannot decode JPEG files at all: a sound one is tried."""
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "JPEG")
+    try:
+        codecs.decode_jpeg(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8), device=device)  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        raise AttendError(
+            f"grids.decode_on: {device} cannot decode JPEG files ({' '.join(str(error).split())[:160]}): "
+            "leave it out, so that the processor decodes"
+        ) from None
 
 
 def _decode_together(encoded: list[Tensor], device: torch.device) -> list[Tensor] | None:

@@ -169,6 +169,7 @@ class TrainingLoop:
             else f"ended after {counted(self.training.patience, 'epoch')} without a "
             f"better {self.selected.replace('_', ' ')} ({self.section}.patience): "
         )
+        self._replayed = None  # it holds this object, and so would keep the device's memory
         log.info(f"{self.name}: {ended}the weights of epoch {best} of {last} are kept")
 
     def _rest(self) -> str:
@@ -194,7 +195,10 @@ class TrainingLoop:
                 self.tally.sums.bfloat16 += self.training.precision == "bfloat16"
                 self.tally.sums.seconds = earlier_seconds + since_start.seconds()
                 with self._refusing_infinity():
-                    bar.note(f"{self.objective.metric} {self.tally.latest().mean:.3f}")
+                    # Processes refuse a loss at the same step, or they would wait for each other.
+                    sums = self.tally.latest() if processes.size() == 1 else self.tally.read()
+                if sums.count:
+                    bar.note(f"{self.objective.metric} {sums.mean:.3f}")
                 bar.advance()
                 if since_checkpoint.seconds() > self.machine.checkpoint_seconds:
                     self.checkpoint()
@@ -255,9 +259,9 @@ class TrainingLoop:
         tensors = arrival.use()
         pictures = self.batches.shown(tensors[0])
         prepared = self.objective.prepare(self.model, pictures, part, self.step)
-        if prepared is not part:
-            tensors = self.copies.upload(self._shaped(prepared).tensors()).use()
-        return [pictures, *tensors[1:]]
+        if prepared is part:
+            return [pictures, *tensors[1:]]
+        return [pictures, *self.copies.upload(self._shaped(prepared).tensors()[1:]).use()]
 
     def _take_step(self, numbers: Tensor, *tensors: Tensor) -> Tensor:
         """Take a step, and return its loss, and the total and the count of its metric: (3,) float32.

@@ -1,6 +1,6 @@
 """Training objectives: the contract, and cross-entropy by teacher forcing.
 
-Self-critical training, by the CIDEr-D of sampled captions, is in reinforcement.py.
+Self-critical training, by the CIDEr-D of sampled captions, is in reinforce_decoder.py.
 """
 
 from __future__ import annotations

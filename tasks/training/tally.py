@@ -9,6 +9,8 @@ from torch import Tensor
 
 from tasks.device.copies import Arrival, Copies
 
+_MOST_STEPS_AHEAD = 8
+
 
 @dataclass
 class Sums:
@@ -45,6 +47,7 @@ class Tally:
         # Total, count, and the number of the first step whose loss was not finite, -1 where there is none.
         self._values = torch.tensor([sums.total, float(sums.count), -1.0], dtype=torch.float64, device=device)
         self._arrival: Arrival | None = None
+        self._asked = 0  # how often `latest` was called since the copy on its way began
 
     @torch.no_grad()
     def add(self, outcome: Tensor, step: int) -> None:
@@ -55,10 +58,14 @@ class Tally:
         self._values = torch.cat([self._values[:2] + outcome[1:], torch.where(is_first, step, first).view(1)])
 
     def latest(self) -> Sums:
-        """Return the sums as far as they have come back, without waiting."""
+        """Return the sums as far as they have come back.
+
+        It waits only where the device is `_MOST_STEPS_AHEAD` steps behind: what these need is in its memory already.
+        """
         if self._arrival is None:
-            self._arrival = self._copies.download([self._values])
-        if self._arrival.has_come():
+            self._arrival, self._asked = self._copies.download([self._values]), 0
+        self._asked += 1
+        if self._arrival.has_come() or self._asked > _MOST_STEPS_AHEAD:
             self._take(self._arrival)
         return self.sums
 
