@@ -1,0 +1,166 @@
+"""Fingerprints of pictures, by which near-duplicates are found: small copies of each, kept by the digest of its file.
+
+A fingerprint is uint8 (F, 1152), with F of 1 or 2 frames: the whole picture, and the picture without its plain border
+where it has one. A frame is 32 x 32 of luma, then 8 x 8 of Cb and 8 x 8 of Cr, all squashed to squares. A plain picture,
+which has nothing to compare, has F = 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sqlite3
+import zlib
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+from models.memory import is_out_of_memory
+from models.picture_formats import FORMATS, MAX_PIXELS
+from tasks.common.progress import Bar
+from tasks.common.threads import map_in_threads
+
+SIDE, CHROMA_SIDE = 32, 8
+LENGTH = SIDE * SIDE + 2 * CHROMA_SIDE * CHROMA_SIDE  # bytes of a frame
+VERSION = 1  # of what a fingerprint is. Whoever raises it raises the version of stage `ingest`, which divides by it.
+DATABASE = "fingerprints.sqlite"  # beside the workspace's database of digests
+_DECODED = 64  # pixels of a side that a JPEG is decoded to at least: its decoder halves at little cost
+_PLAIN = 4.0  # standard deviation of luma (of 255) below which a frame has nothing to compare
+_LINE_SPREAD, _LINE_DRIFT = 10.0, 12.0  # within a line of a border, and between its lines, of 255: JPEG blurs both
+_WIDEST = 4  # a border is a quarter of a side at most: beyond, a plain part of a photograph would be taken for one
+_KEPT_AT_ONCE = 2048  # fingerprints, so that a check that is ended early has not computed in vain
+
+Frames = npt.NDArray[np.uint8]
+_NONE: Frames = np.zeros((0, LENGTH), np.uint8)
+
+
+class Fingerprints:
+    """Fingerprints by content digest, kept in an sqlite file of the workspace. Losing that file costs only time."""
+
+    def __init__(self, database: Path) -> None:
+        """database: path of the sqlite file; it is made when the first fingerprint is kept."""
+        self._database = database
+
+    def of(self, pictures: Mapping[str, Path]) -> dict[str, Frames]:
+        """Return the fingerprint of each picture by its digest; only new ones are computed.
+
+        pictures: a file by the digest of its content. A picture that cannot be decoded has a fingerprint without
+        frames; a file that cannot be read is left out, and tried again the next time.
+        """
+        found = self._kept(list(pictures))
+        new = [(digest, path) for digest, path in pictures.items() if digest not in found]
+        with Bar(len(new), "fingerprints of pictures", "pictures", says_end=False) as bar:
+            computed = zip(new, map_in_threads(_fingerprint_of_file, [path for _, path in new]), strict=True)
+            while batch := list(islice(computed, _KEPT_AT_ONCE)):
+                fresh = {digest: frames for (digest, _), frames in batch if frames is not None}
+                self._keep(fresh)
+                found |= fresh
+                bar.advance(len(batch))
+        return found
+
+    def _kept(self, digests: list[str]) -> dict[str, Frames]:
+        """Return the fingerprints that are kept, by digest; none if the database cannot be read."""
+        if not self._database.exists():
+            return {}
+        query = "select frames, checksum from fingerprint where digest = ? and version = ?"
+        kept: dict[str, Frames] = {}
+        try:
+            with contextlib.closing(self._connect()) as connection:
+                for digest in digests:
+                    row = connection.execute(query, (digest, VERSION)).fetchone()
+                    # SQLite notices damage to its pages' structure alone, not to what is in them.
+                    if row and isinstance(row[0], bytes) and len(row[0]) % LENGTH == 0 and zlib.crc32(row[0]) == row[1]:
+                        kept[digest] = np.frombuffer(row[0], np.uint8).reshape(-1, LENGTH)
+        except sqlite3.OperationalError:  # locked, or in a read-only folder: what is missing is computed again
+            return kept
+        except sqlite3.DatabaseError:  # damaged: start with an empty database
+            self._database.unlink(missing_ok=True)
+        return kept
+
+    def _keep(self, fingerprints: Mapping[str, Frames]) -> None:
+        """Keep fingerprints; where the folder cannot be written none are, which only makes the next time slower."""
+        rows = []
+        for digest, frames in fingerprints.items():
+            content = frames.tobytes()
+            rows.append((digest, VERSION, content, zlib.crc32(content)))
+        with (
+            contextlib.suppress(sqlite3.DatabaseError, OSError),
+            contextlib.closing(self._connect()) as connection,
+            connection,
+        ):
+            connection.executemany("insert or replace into fingerprint values (?, ?, ?, ?)", rows)
+
+    def _connect(self) -> sqlite3.Connection:
+        self._database.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(self._database, timeout=20)
+        connection.execute(
+            "create table if not exists fingerprint (digest text primary key, version, frames blob, checksum)"
+        )
+        return connection
+
+
+def _fingerprint_of_file(path: Path) -> Frames | None:
+    """Return the fingerprint of a picture file; None where the file cannot be read now."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    return fingerprint(data)
+
+
+def fingerprint(data: bytes) -> Frames:
+    """Return the fingerprint of an encoded picture, upright as EXIF has it; without frames if it cannot be decoded."""
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                return _NONE
+            image.draft("RGB", (_DECODED, _DECODED))
+            picture = ImageOps.exif_transpose(image).convert("YCbCr" if image.mode == "YCbCr" else "RGB")
+    except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError, ...
+        if is_out_of_memory(error):
+            raise
+        return _NONE
+    pixels = np.asarray(picture.convert("RGB"))
+    whole = (0, 0, picture.width, picture.height)
+    boxes = dict.fromkeys([whole, _within_border(pixels)])
+    planes = picture.convert("YCbCr").split()
+    frames = [_frame(planes, box) for box in boxes]
+    kept = [frame for frame in frames if frame[: SIDE * SIDE].std() >= _PLAIN]
+    return np.stack(kept) if kept else _NONE
+
+
+def _frame(planes: tuple[Image.Image, ...], box: tuple[int, int, int, int]) -> Frames:
+    """Return a part of a picture as a frame. planes: Y, Cb and Cr. box: left, top, right, bottom, in pixels."""
+    sides = (SIDE, CHROMA_SIDE, CHROMA_SIDE)
+    small = [
+        plane.resize((side, side), Image.Resampling.BOX if min(box[2] - box[0], box[3] - box[1]) >= side else
+                     Image.Resampling.BILINEAR, box=box)
+        for plane, side in zip(planes, sides, strict=True)
+    ]
+    return np.concatenate([np.asarray(plane).ravel() for plane in small])
+
+
+def _within_border(pixels: npt.NDArray[np.uint8]) -> tuple[int, int, int, int]:
+    """Return the box (left, top, right, bottom) of a picture without its plain border. pixels: uint8 (H, W, 3)."""
+    height, width = pixels.shape[:2]
+    top, bottom = _plain_lines(pixels), height - _plain_lines(pixels[::-1])
+    columns = pixels[top:bottom].transpose(1, 0, 2)
+    return _plain_lines(columns), top, width - _plain_lines(columns[::-1]), bottom
+
+
+def _plain_lines(lines: npt.NDArray[np.uint8]) -> int:
+    """Return how many of the first lines are of one colour, all of the same. lines: uint8 (L, P, 3)."""
+    first = lines[0].mean(axis=0)
+    return sum(1 for _ in _lines_like(lines[: len(lines) // _WIDEST], first))
+
+
+def _lines_like(lines: npt.NDArray[np.uint8], colour: npt.NDArray[np.float64]) -> Iterator[None]:
+    """Yield once for each line until one is not plain, or of another colour; most pictures have none."""
+    for line in lines:
+        if line.std(axis=0).max() > _LINE_SPREAD or np.abs(line.mean(axis=0) - colour).max() > _LINE_DRIFT:
+            return
+        yield

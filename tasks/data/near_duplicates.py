@@ -1,0 +1,351 @@
+"""Near-duplicates: pictures that are another one mirrored, cropped by a tenth, encoded again, resized or with a border.
+
+Two pictures are near-duplicates by their fingerprints alone, whatever else the data set holds. Candidates are those
+whose low frequencies (of the discrete cosine transform, as in pHash: Zauner 2010) point the same way, for the whole
+picture or its mirror image on one side and the whole or one of nine crops on the other. They are looked up by random
+hyperplanes (Charikar 2002) in several tables, and in each by the keys that differ in the least certain bits too (Lv et
+al. 2007), so that the time grows about as the number of pictures does. Each candidate is then verified: one picture is
+laid over the other, and their pixels must agree.
+
+All sums are of integers that their types hold exactly, so that the verdict does not depend on the machine, or on how
+many pictures are compared at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.common.progress import Bar
+from tasks.data.fingerprints import CHROMA_SIDE, SIDE, Fingerprints, Frames
+
+_FREQUENCIES = 8  # along an axis
+_COEFFICIENTS = _FREQUENCIES**2
+_CELLS = 16  # means of so many parts of a side are transformed
+_UNIT = 64  # parts of a side, in which cuts are counted
+_CUTS = ((0, 0), (3, 3), (0, 6), (6, 0))  # of the two ends of a side: nothing, or a tenth from both ends or from one
+_CROPS = [(0, 0)] + [(down, across) for down in (1, 2, 3) for across in (1, 2, 3)]  # rows of _CUTS, for the two axes
+_DEEPEST = 8  # cut of an end that the alignment tries: an eighth of the side
+_TABLES, _BITS, _UNCERTAIN = 8, 16, 4  # tables, bits of a key, and how many of them a look-up tries both ways
+_SKETCH_BITS = 128  # of which candidates may differ in so many:
+_SKETCH_DIFFERENCES = 38
+_SIMILAR = 0.80  # cosine of descriptors from which a pair is verified
+_OVERLAID = 24  # positions of a side at which two pictures are compared
+_AGREEMENT = 0.94  # correlation of their luma from which they are the same
+_COLOURS = 14.0  # mean difference of Cb and Cr, of 255, up to which they are the same
+_ROUNDS = 3  # of the alignment, each along both axes
+_AT_ONCE = 1 << 20  # pairs that are looked at together, which bounds the memory
+_VERIFIED_AT_ONCE = 512
+_LONG = 20_000  # pictures from which the search takes long enough for a bar
+_SCALE = 200  # of descriptors: the components of a unit vector, times this, fit into int8
+
+Integers = npt.NDArray[np.int64]
+Exact = npt.NDArray[np.float64]  # of integers below 2 ** 53, for the sake of fast products
+
+
+class _Candidates(NamedTuple):
+    """Pairs that are to be verified, int64 (P,) each: a frame, whether it is mirrored, and a crop of another frame."""
+
+    frame: Integers
+    mirrored: Integers
+    other: Integers
+    crop: Integers
+
+
+def near_duplicates(pictures: Mapping[str, Path], database: Path) -> list[list[str]]:
+    """Return the groups of near-duplicates among pictures, as lists of digests; sorted, each of two at least.
+
+    A picture is in the group of another where a chain of near-duplicates leads from one to the other. pictures: a file
+    by the digest of its content; those that cannot be read are in no group. database: where fingerprints are kept.
+    """
+    return groups(Fingerprints(database).of(pictures))
+
+
+def groups(fingerprints: Mapping[str, Frames]) -> list[list[str]]:
+    """Return the groups of near-duplicates by their fingerprints; sorted, each of two digests at least."""
+    digests = sorted(digest for digest, frames in fingerprints.items() if len(frames))
+    if len(digests) < 2:
+        return []
+    roots = _roots([fingerprints[digest] for digest in digests])
+    members: dict[int, list[str]] = {}
+    for digest, root in zip(digests, roots.tolist(), strict=True):
+        members.setdefault(root, []).append(digest)
+    return sorted(group for group in members.values() if len(group) > 1)
+
+
+def _roots(pictures: Sequence[Frames]) -> Integers:
+    """Return, for each picture, the number of the first one of its group: int64 (N,)."""
+    frames = np.concatenate(pictures)
+    owners = np.repeat(np.arange(len(pictures)), [len(own) for own in pictures])
+    roots = np.arange(len(pictures))
+    index = _Index(frames, owners)
+    with Bar(_TABLES, "comparing pictures", "tables", says_end=False) as bar:
+        for table in range(_TABLES):
+            for candidates in index.candidates(table, roots):
+                _join(candidates, frames, owners, roots)
+            if len(pictures) >= _LONG:
+                bar.advance()
+    return roots
+
+
+def _join(candidates: _Candidates, frames: Frames, owners: Integers, roots: Integers) -> None:
+    """Verify candidates, and join the groups of those that agree. roots: int64 (N,), which is changed."""
+    for start in range(0, len(candidates.frame), _VERIFIED_AT_ONCE):
+        some = _Candidates(*(values[start : start + _VERIFIED_AT_ONCE] for values in candidates))
+        apart = roots[owners[some.frame]] != roots[owners[some.other]]
+        if not apart.any():
+            continue
+        some = _Candidates(*(values[apart] for values in some))
+        agree = _agree(frames[some.frame], some.mirrored, frames[some.other], some.crop)
+        for own, other in zip(owners[some.frame[agree]].tolist(), owners[some.other[agree]].tolist(), strict=True):
+            first, second = sorted((roots[own], roots[other]))
+            if first != second:
+                roots[roots == second] = first
+
+
+class _Index:
+    """Descriptors of frames, by which pairs of pictures that may be near-duplicates are looked up."""
+
+    def __init__(self, frames: Frames, owners: Integers) -> None:
+        """frames: uint8 (F, LENGTH). owners: int64 (F,), the picture of each."""
+        descriptors = _descriptors(frames)
+        whole = descriptors[:, 0]
+        self._owners = owners
+        self._asked = np.concatenate([whole, whole * _MIRROR])  # of whole frames, then of their mirror images
+        self._held = descriptors.reshape(-1, _COEFFICIENTS)
+        self._asked_norms, self._held_norms = (_norms(values) for values in (self._asked, self._held))
+        self._asked_sketches, self._held_sketches = (
+            np.packbits(_projected(values, _TABLES * _BITS, _SKETCH_BITS) >= 0, axis=1).view(np.uint64)
+            for values in (self._asked, self._held)
+        )
+
+    def candidates(self, table: int, roots: Integers) -> Iterator[_Candidates]:
+        """Yield the pairs that a table finds, of pictures that are not in one group yet. roots: group of each."""
+        values = _projected(self._asked, table * _BITS, _BITS)
+        keys = _keys(values)
+        held_keys = _keys(_projected(self._held, table * _BITS, _BITS))
+        order = np.argsort(held_keys, kind="stable")
+        ends = np.cumsum(np.bincount(held_keys, minlength=1 << _BITS))
+        weakest = np.argsort(np.abs(values), axis=1, kind="stable")[:, :_UNCERTAIN]
+        for subset in range(1 << _UNCERTAIN):
+            flipped = np.zeros(len(keys), np.int64)
+            for bit in range(_UNCERTAIN):
+                if subset >> bit & 1:
+                    flipped |= 1 << weakest[:, bit]
+            probed = keys ^ flipped
+            stops = ends[probed]
+            starts = np.where(probed > 0, ends[probed - 1], 0)
+            for asked, places in _ranges(starts, stops):
+                yield self._similar(asked, order[places], roots)
+
+    def _similar(self, asked: Integers, held: Integers, roots: Integers) -> _Candidates:
+        """Return the pairs whose descriptors are similar, of each two pictures the most similar one, best first."""
+        frames, crops = len(self._owners), len(_CROPS)
+
+        def keep(condition: npt.NDArray[np.bool_]) -> None:
+            nonlocal asked, held
+            asked, held = asked[condition], held[condition]
+
+        keep(roots[self._owners[asked % frames]] != roots[self._owners[held // crops]])
+        differences = np.bitwise_count(self._asked_sketches[asked] ^ self._held_sketches[held]).sum(axis=1)
+        keep(differences <= _SKETCH_DIFFERENCES)
+        products = np.einsum("pc,pc->p", self._asked[asked], self._held[held], dtype=np.int64)
+        cosines = products / (self._asked_norms[asked] * self._held_norms[held])
+        keep(cosines >= _SIMILAR)
+        cosines = cosines[cosines >= _SIMILAR]
+        best = np.lexsort((held, asked, -cosines))
+        keep(best)  # type: ignore[arg-type]
+        pairs = np.stack([asked, held // crops], axis=1)
+        _, first = np.unique(pairs, axis=0, return_index=True)
+        keep(np.sort(first))  # type: ignore[arg-type]
+        return _Candidates(asked % frames, asked // frames, held // crops, held % crops)
+
+
+def _ranges(starts: Integers, stops: Integers) -> Iterator[tuple[Integers, Integers]]:
+    """Yield the numbers i and p with starts[i] <= p < stops[i], about `_AT_ONCE` pairs at a time."""
+    counts = stops - starts
+    totals = np.cumsum(counts)
+    first = 0
+    while first < len(counts):
+        before = totals[first - 1] if first else 0
+        last = max(first + 1, int(np.searchsorted(totals, before + _AT_ONCE, side="right")))
+        own = counts[first:last]
+        if own.any():
+            skipped = np.repeat(np.cumsum(own) - own, own)
+            yield (
+                np.repeat(np.arange(first, last), own),
+                np.arange(own.sum()) - skipped + np.repeat(starts[first:last], own),
+            )
+        first = last
+
+
+def _descriptors(frames: Frames) -> npt.NDArray[np.int8]:
+    """Return the low frequencies of frames and of their crops, as vectors of about one length: int8 (F, crops, 64).
+
+    Each is weighted by its frequency: those of photographs fall as its inverse (Field 1987), and without the weight all
+    would look alike by the lowest.
+    """
+    transform = _transform()
+    described = np.empty((len(frames), len(_CROPS), _COEFFICIENTS), np.int8)
+    for start in range(0, len(frames), 4096):
+        luma = frames[start : start + 4096, : SIDE * SIDE].reshape(-1, SIDE, SIDE).astype(np.float64)
+        found = (transform @ luma @ transform.T).reshape(-1, len(_CUTS), _FREQUENCIES, len(_CUTS), _FREQUENCIES)
+        for number, (down, across) in enumerate(_CROPS):
+            vectors = found[:, down, :, across].reshape(-1, _COEFFICIENTS) * _WEIGHTS
+            lengths = np.sqrt((vectors**2).sum(axis=1, keepdims=True))
+            units = vectors / np.maximum(lengths, 1)
+            described[start : start + 4096, number] = np.clip(np.rint(units * _SCALE), -127, 127)
+    return described
+
+
+@cache
+def _transform() -> Exact:
+    """Return the cosine transforms of a side and of its crops, int (cuts * frequencies, SIDE); each row but the means
+    sums to 0, so that brightness does not count."""
+    positions = np.arange(_CELLS) + 0.5
+    cosines = np.stack([np.cos(np.pi * positions * number / _CELLS) for number in range(_FREQUENCIES)])
+    rows = []
+    for cut in _CUTS:
+        part = np.rint(cosines @ _shares(cut, SIDE, _CELLS) * 4096)
+        rest = part.sum(axis=1)
+        rest[0] = 0
+        part[np.arange(_FREQUENCIES), np.abs(part).argmax(axis=1)] -= rest
+        rows.append(part)
+    return np.concatenate(rows)
+
+
+def _shares(cut: tuple[int, int], side: int, cells: int) -> Exact:
+    """Return the share that each pixel of a side has in each cell of the part that a cut leaves: (cells, side)."""
+    edges = np.linspace(cut[0] / _UNIT * side, (1 - cut[1] / _UNIT) * side, cells + 1)
+    pixels = np.arange(side)
+    overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
+    return np.clip(overlap, 0, None) / (edges[1] - edges[0])
+
+
+def _frequency_weights() -> Exact:
+    """Return the weight of each coefficient, an integer: its frequency times 16, and 0 for the mean."""
+    number = np.arange(_FREQUENCIES)
+    return np.rint(16 * np.sqrt(number[:, None] ** 2 + number**2)).ravel()
+
+
+_WEIGHTS = _frequency_weights()
+_MIRROR = np.tile(np.where(np.arange(_FREQUENCIES) % 2, -1, 1), _FREQUENCIES).astype(np.int8)  # what mirroring changes
+
+
+@cache
+def _hyperplanes() -> Exact:
+    """Return the normals of the random hyperplanes, of 1 and -1: (coefficients, bits of all tables and of sketches)."""
+    chosen = random.Random(20).choices((-1.0, 1.0), k=_COEFFICIENTS * (_TABLES * _BITS + _SKETCH_BITS))
+    return np.array(chosen).reshape(_COEFFICIENTS, -1)
+
+
+def _projected(descriptors: npt.NDArray[np.int8], first: int, count: int) -> npt.NDArray[np.int32]:
+    """Return descriptors' products with some of the hyperplanes' normals: int32 (D, count)."""
+    normals = _hyperplanes()[:, first : first + count].astype(np.float32)  # float32 holds sums below 2 ** 24 exactly
+    return (descriptors.astype(np.float32) @ normals).astype(np.int32)
+
+
+def _keys(values: npt.NDArray[np.int32]) -> Integers:
+    """Return the key of each row of products: bit b is whether product b is not negative."""
+    return ((values >= 0).astype(np.int64) << np.arange(values.shape[1])).sum(axis=1)
+
+
+def _norms(descriptors: npt.NDArray[np.int8]) -> Exact:
+    """Return the lengths of descriptors, at least 1."""
+    squares = np.einsum("dc,dc->d", descriptors, descriptors, dtype=np.int64)
+    return np.sqrt(np.maximum(squares, 1).astype(np.float64))
+
+
+def _agree(frames: Frames, mirrored: Integers, others: Frames, crops: Integers) -> npt.NDArray[np.bool_]:
+    """Return whether each frame, or its mirror image, is the same as a part of another frame near the given crop.
+
+    frames, others: uint8 (P, LENGTH). mirrored: int64 (P,), 0 or 1. crops: int64 (P,), numbers in `_CROPS`. The part is
+    searched for along one axis after the other, by steps of 1/64 of a side at each end.
+    """
+    luma, *tints = _planes(frames, mirrored)
+    other_luma, *other_tints = _planes(others, np.zeros_like(mirrored))
+    overlays = _overlays(SIDE, _OVERLAID)
+    whole = overlays[0] @ luma @ overlays[0].T
+    down, across = np.moveaxis(np.array(_CUTS)[np.array(_CROPS)[crops]], 1, 0)
+    best = _correlation(whole, _laid(overlays, other_luma, down, across))
+    for _ in range(_ROUNDS):
+        before = best
+        part = other_luma @ overlays[_number(across)].transpose(0, 2, 1)
+        down, best = _improved(overlays, down, best, whole, part)
+        part = other_luma.transpose(0, 2, 1) @ overlays[_number(down)].transpose(0, 2, 1)
+        across, best = _improved(overlays, across, best, whole.transpose(0, 2, 1), part)
+        if (best == before).all():
+            break
+    same = best >= _AGREEMENT
+    small = _overlays(CHROMA_SIDE, CHROMA_SIDE // 2)
+    for own, other in zip(tints, other_tints, strict=True):
+        difference = small[0] @ own @ small[0].T - _laid(small, other, down, across)
+        same &= np.abs(difference).mean(axis=(1, 2)) <= _COLOURS * _UNIT**2
+    return same
+
+
+def _planes(frames: Frames, mirrored: Integers) -> list[Exact]:
+    """Return the luma (P, 32, 32), and Cb and Cr (P, 8, 8), of frames, mirrored where `mirrored` is 1."""
+    planes = []
+    for first, side in ((0, SIDE), (SIDE**2, CHROMA_SIDE), (SIDE**2 + CHROMA_SIDE**2, CHROMA_SIDE)):
+        plane = frames[:, first : first + side**2].reshape(-1, side, side).astype(np.float64)
+        planes.append(np.where(mirrored[:, None, None] == 1, plane[:, :, ::-1], plane))
+    return planes
+
+
+@cache
+def _overlays(side: int, cells: int) -> Exact:
+    """Return the shares of pixels in the cells of what every pair of cuts leaves, in 64ths: (cuts, cells, side)."""
+    ends = range(_DEEPEST + 1)
+    overlays = np.rint(np.stack([_shares((first, last), side, cells) for first in ends for last in ends]) * _UNIT)
+    rest = overlays.sum(axis=2, keepdims=True) - _UNIT
+    largest = overlays.argmax(axis=2)[..., None]
+    np.put_along_axis(overlays, largest, np.take_along_axis(overlays, largest, 2) - rest, 2)
+    return overlays
+
+
+def _number(cuts: Integers) -> Integers:
+    """Return the numbers in `_overlays` of cuts: int64 (P,) of (P, 2)."""
+    return cuts[:, 0] * (_DEEPEST + 1) + cuts[:, 1]
+
+
+def _laid(overlays: Exact, planes: Exact, down: Integers, across: Integers) -> Exact:
+    """Return what cuts leave of planes, at the positions of `overlays`: (P, cells, cells). down, across: (P, 2)."""
+    return overlays[_number(down)] @ planes @ overlays[_number(across)].transpose(0, 2, 1)
+
+
+def _improved(overlays: Exact, cuts: Integers, best: Exact, whole: Exact, part: Exact) -> tuple[Integers, Exact]:
+    """Return the cuts along one axis, each a step from the given ones at most, that agree best; and how much.
+
+    cuts: (P, 2). best: (P,), their correlation. whole: (P, cells, cells). part: (P, side, cells), what is cut already
+    along the other axis.
+    """
+    base = cuts
+    for first in (-1, 0, 1):
+        for last in (-1, 0, 1):
+            tried = np.clip(base + (first, last), 0, _DEEPEST)
+            found = _correlation(whole, overlays[_number(tried)] @ part)
+            better = found > best
+            cuts = np.where(better[:, None], tried, cuts)
+            best = np.where(better, found, best)
+    return cuts, best
+
+
+def _correlation(first: Exact, second: Exact) -> Exact:
+    """Return the normalised correlation of each pair of planes, 0 where one is plain: (P,) of (P, cells, cells)."""
+    count = first.shape[1] * first.shape[2]
+
+    def covariance(one: Exact, two: Exact) -> Integers:
+        # The sums are below 2 ** 50, which float64 holds exactly; times `count` they are below 2 ** 63.
+        product = np.einsum("pij,pij->p", one, two).astype(np.int64)
+        sums = one.sum(axis=(1, 2)).astype(np.int64) * two.sum(axis=(1, 2)).astype(np.int64)
+        return count * product - sums
+
+    spreads = covariance(first, first).astype(np.float64) * covariance(second, second).astype(np.float64)
+    return covariance(first, second) / np.sqrt(np.maximum(spreads, 1))
