@@ -22,13 +22,14 @@ from tasks.common.wording import counted, counted_by_split, minute, shortened
 from tasks.config.schema import Config, data_section, refusals
 from tasks.config.stages import CaptionsConfig, EvaluationConfig, GridsConfig
 from tasks.data.sources import digests_of
+from tasks.data.splits import divides
 from tasks.datasets.base import DatasetOptions
 from tasks.grids.weights import weights_fault
 from tasks.metrics import METRICS, is_latin
 from tasks.pipeline.ledger import digest_of
 
 if TYPE_CHECKING:
-    from tasks.data.survey import Survey
+    from tasks.data.survey import Compare, Survey
 
 VERDICTS = "checks"  # a workspace's folder of the last verdicts
 _UNKNOWN = 0.1  # share of the words of captions that are not in the vocabulary, above which it is told
@@ -37,6 +38,7 @@ _WORDY = 100  # words of a caption that is none
 _COMMON = 0.02  # share of the pictures that have the same caption, above which it is told
 _FREE = 1 << 30  # bytes
 _SAMPLE = 200  # rows by whose captions their script is told
+_GROUPS = 3  # of near-duplicates that are shown
 _FEW, _SAMPLED = 2_000, 300  # so many pictures have all their pixels read; of more, so many have
 
 Kind = Literal["error", "warning"]
@@ -53,13 +55,18 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """Hold the findings of a check, and how much it looked at."""
+    """Hold the findings of a check, and how much it looked at.
+
+    pixels: pictures whose pixels were read. compared: those among which near-duplicates were looked for, None where
+    there is nothing to compare.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     pictures: int = 0
     captions: int = 0
     splits: dict[str, int] = field(default_factory=dict)
     pixels: int = 0
+    compared: int | None = None
     seconds: float = 0.0
 
     def add(self, kind: Kind, about: str, messages: Iterable[str]) -> None:
@@ -70,10 +77,13 @@ class Verdict:
         return sum(finding.kind == kind for finding in self.findings)
 
 
-def verdict_of(preset: str, overrides: list[str], sample: int | None = None) -> Verdict:
+def verdict_of(
+    preset: str, overrides: list[str], sample: int | None = None, near_duplicates: bool | None = None
+) -> Verdict:
     """Return what is wrong with a config and its data.
 
-    sample: pictures whose pixels are read; None for all where they are few, else some.
+    sample: pictures whose pixels are read; None for all where they are few, else some. near_duplicates: whether they
+    are looked for; None for yes where that takes minutes at most.
     """
     begun = time.monotonic()
     found, config = refusals(preset, overrides)
@@ -85,7 +95,7 @@ def verdict_of(preset: str, overrides: list[str], sample: int | None = None) -> 
         if config is not None:
             verdict.add("error", "workspace", _workspace_faults(config))
         if data is not None:
-            _check_data(verdict, data, config, sample)
+            _check_data(verdict, data, config, sample, near_duplicates)
         if weights is not None:
             verdict.add("error", "weights", filter(None, [weights.result()]))
     verdict.seconds = time.monotonic() - begun
@@ -94,7 +104,9 @@ def verdict_of(preset: str, overrides: list[str], sample: int | None = None) -> 
     return verdict
 
 
-def _check_data(verdict: Verdict, data: DatasetOptions, config: Config | None, sample: int | None) -> None:
+def _check_data(
+    verdict: Verdict, data: DatasetOptions, config: Config | None, sample: int | None, near_duplicates: bool | None
+) -> None:
     """Add what is wrong with a data set. config: None where its other sections are not valid."""
     from tasks.data.survey import survey  # loads pyarrow, while the weights are checked already
 
@@ -105,7 +117,7 @@ def _check_data(verdict: Verdict, data: DatasetOptions, config: Config | None, s
         if config is not None and not verdict.count("error"):
             database = config.workspace / "digests.sqlite"
         try:
-            found = survey(data, Path(folder) / "pictures", database)
+            found = survey(data, Path(folder) / "pictures", database, _compared(data, near_duplicates))
         except AttendError as error:
             verdict.add("error", "data", [str(error)])
             return
@@ -118,7 +130,10 @@ def _check_data(verdict: Verdict, data: DatasetOptions, config: Config | None, s
             allowed = config.grids.max_failed if config is not None else GridsConfig.model_fields["max_failed"].default
             _check_pictures(verdict, found, sample, allowed)
         verdict.pixels = min(sample, len(found.rows))
+        if _is_photographs(data):
+            verdict.compared = len(found.rows) if found.alike is not None else 0
     verdict.add("warning", "pictures", _duplicates(found))
+    verdict.add("warning", "pictures", _near_duplicates(found, data))
     verdict.add("warning", "captions", _caption_faults(found, captions))
     verdict.add("warning", "captions", _metric_faults(found, evaluation))
     for kind, message in _split_faults(found, evaluation, config):
@@ -159,6 +174,61 @@ def _duplicates(found: Survey) -> Iterator[str]:
         first = next(picture.name for picture in found.pictures if picture.name not in captioned)
         more = ", ..." if without > 1 else ""
         yield f"{counted(without, 'picture')} in {found.folder} without a caption, not used: {first}{more}"
+
+
+def _is_photographs(data: DatasetOptions) -> bool:
+    """Return whether near-duplicates mean anything: generated scenes look alike, and grids are no pictures."""
+    return not data.has_grids and not data.has_facts
+
+
+def _compared(data: DatasetOptions, near_duplicates: bool | None) -> Compare:
+    """Return when near-duplicates are looked for, by the option of the command: None, where it is not given."""
+    if near_duplicates and not data.has_grids:
+        return "all"
+    return "few" if near_duplicates is None and _is_photographs(data) else "to divide"
+
+
+def _near_duplicates(found: Survey, data: DatasetOptions) -> Iterator[str]:
+    """Yield how many near-duplicates there are across splits, which is graver, and within them; and the first few."""
+    rows: dict[str, tuple[str, str]] = {}  # the first of each content: the same file several times is told elsewhere
+    for row, split in zip(found.rows, found.splits or [""] * len(found.rows), strict=True):
+        rows.setdefault(found.digests.get(row.name, ""), (row.name, split))
+    across: list[list[tuple[str, str]]] = []
+    within: list[list[tuple[str, str]]] = []
+    for group in found.alike or []:
+        members = sorted(rows[digest] for digest in group)
+        (across if len({split for _, split in members}) > 1 else within).append(members)
+    if across:
+        held_out = [member for members in across for member in members if member[1] not in ("train", "")]
+        advice = "keep each group in one of the data set's splits, or remove its held-out pictures"
+        if data.near_duplicates is None and divides((row.split for row in found.rows), data):
+            advice = "set data.near_duplicates=together"
+        yield (
+            f"{counted(sum(map(len, across)), 'near-duplicate')} in {counted(len(across), 'group')} across splits, "
+            f"{len(held_out):,} of them held out: {_shown(across, with_splits=True)}: a model is tested on what it was "
+            f"trained on, and its scores are too good: {advice}"
+        )
+    if within:
+        yield (
+            f"{counted(sum(map(len, within)), 'near-duplicate')} in {counted(len(within), 'group')} within a split: "
+            f"{_shown(within, with_splits=False)}: they count more than once in training and scores: keep one of each, "
+            "unless their captions differ"
+        )
+
+
+def _shown(groups: list[list[tuple[str, str]]], with_splits: bool) -> str:
+    """Return the first groups of (name, split), the names of each with `~` between them."""
+    shown = [
+        " ~ ".join(f"{name} ({split})" if with_splits else name for name, split in _ends(members))
+        for members in groups[:_GROUPS]
+    ]
+    return "; ".join(shown) + ("; ..." if len(groups) > _GROUPS else "")
+
+
+def _ends(members: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return two members of a group, of two splits where it has them."""
+    first = members[0]
+    return [first, next((member for member in members if member[1] != first[1]), members[1])]
 
 
 def _caption_faults(found: Survey, captions: CaptionsConfig) -> Iterator[str]:

@@ -26,6 +26,13 @@ def check(
             min=0, help="pictures whose pixels are read, of others only the headers; default: 300, or up to 2,000"
         ),
     ] = None,
+    near_duplicates: Annotated[
+        bool | None,
+        typer.Option(
+            "--near-duplicates/--no-near-duplicates",
+            help="look for pictures that are another one changed a little; default: up to 200,000 pictures and 4 GiB",
+        ),
+    ] = None,
     workspace: ConfigWorkspace = None,
     as_json: Json = False,
 ) -> None:
@@ -33,7 +40,7 @@ def check(
     from flows.preflight import verdict_of
 
     settings = with_workspace(overrides, workspace)
-    verdict = verdict_of(preset, settings, sample)
+    verdict = verdict_of(preset, settings, sample, near_duplicates)
     if as_json:
         print_json(asdict(verdict))
     else:
@@ -62,6 +69,8 @@ def _print(verdict: Verdict, preset: str, overrides: list[str]) -> None:
             f"The headers of all pictures were read, and the pixels of {verdict.pixels:,} "
             f"(--sample {verdict.pictures} reads all)."
         )
+    if verdict.compared is not None and verdict.compared < verdict.pictures:
+        typer.echo("Near-duplicates were not looked for (--near-duplicates does, whatever the time).")
     if not verdict.count("error"):
         typer.echo(f"next: {again('run', preset, overrides)}")
 

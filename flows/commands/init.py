@@ -23,6 +23,7 @@ _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the v
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
 _HELD_OUT = 40  # pictures that a test split should have at least, for scores that mean something
 _STEPS = 3_000  # of training, about, in all epochs
+_UNTOLD = ("adapter", "path", "near_duplicates")  # settings of `data` that are not printed as its form
 _LINES = 3  # sample rows
 _SAMPLE = 200  # rows by whose captions their script is told
 
@@ -36,6 +37,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="replace the file if it is there")] = False,
 ) -> None:
     """Look at what a folder or file holds, and write a config that reads it, with settings that suit its size."""
+    from tasks.data.splits import divides
     from tasks.data.survey import survey
     from tasks.datasets import ADAPTERS
     from tasks.datasets.detection import detect
@@ -47,6 +49,8 @@ def init(
     weights = _checked_weights(weights)
     options = detect(data)
     adapter = ADAPTERS[options["adapter"]]
+    if not adapter.has_grids:
+        options["near_duplicates"] = "together"
     with tempfile.TemporaryDirectory(prefix="attend-init-") as folder:
         read = adapter.model_validate(options)
         found = survey(read, Path(folder) / "pictures", Path(folder) / "digests.sqlite")
@@ -55,6 +59,8 @@ def init(
                 f"{data}: {counted(len(found.rows), 'captioned picture')}: too few to train, validate and test on: "
                 f"{_FEWEST} is the minimum, and captions that read well need some thousands"
             )
+    if not divides((row.split for row in found.rows), read):
+        options.pop("near_duplicates", None)
     shares = {} if any(row.split is not None for row in found.rows) else _shares(len(found.rows))
     options |= shares
     if shares and found.splits is not None:
@@ -65,7 +71,7 @@ def init(
             f"{data}: of its {len(found.rows)} pictures none is in the split {listed(empty)}: add some, or a column "
             "or folders that say the split of each (train, validation, test)"
         )
-    form = [f"{field} {value}" for field, value in options.items() if field not in ("adapter", "path", *shares)]
+    form = [f"{field} {value}" for field, value in options.items() if field not in (*_UNTOLD, *shares)]
     typer.echo(f"{options['path']}: read as {', '.join([options['adapter'], *form])}")
     _tell(found, shares)
     path.write_text(_yaml(name, _relative(options, path), weights, found), encoding="utf-8")

@@ -1,8 +1,8 @@
 """Fingerprints of pictures, by which near-duplicates are found: small copies of each, kept by the digest of its file.
 
-A fingerprint is uint8 (F, 1152), with F of 1 or 2 frames: the whole picture, and the picture without its plain border
-where it has one. A frame is 32 x 32 of luma, then 8 x 8 of Cb and 8 x 8 of Cr, all squashed to squares. A plain picture,
-which has nothing to compare, has F = 0.
+A fingerprint is uint8 (F, 1152), with F of 1 or 2 frames: the picture without its plain border, and the whole picture
+where that is not plain along all four sides. A frame is 32 x 32 of luma, then 8 x 8 of Cb and 8 x 8 of Cr, all squashed
+to squares. A plain picture, which has nothing to compare, has F = 0.
 """
 
 from __future__ import annotations
@@ -119,16 +119,17 @@ def fingerprint(data: bytes) -> Frames:
             if image.width * image.height > MAX_PIXELS:
                 return _NONE
             image.draft("RGB", (_DECODED, _DECODED))
-            picture = ImageOps.exif_transpose(image).convert("YCbCr" if image.mode == "YCbCr" else "RGB")
+            picture = ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError, ...
         if is_out_of_memory(error):
             raise
         return _NONE
-    pixels = np.asarray(picture.convert("RGB"))
-    whole = (0, 0, picture.width, picture.height)
-    boxes = dict.fromkeys([whole, _within_border(pixels)])
+    whole, within = (0, 0, picture.width, picture.height), _within_border(np.asarray(picture))
+    # Around all of a picture it is a border, and whole pictures with borders look alike. Along some of its sides it may
+    # be a sky, which is plain enough in one copy and not in another.
+    around = all(edge != outer for edge, outer in zip(within, whole, strict=True))
     planes = picture.convert("YCbCr").split()
-    frames = [_frame(planes, box) for box in boxes]
+    frames = [_frame(planes, box) for box in dict.fromkeys([within] if around else [whole, within])]
     kept = [frame for frame in frames if frame[: SIDE * SIDE].std() >= _PLAIN]
     return np.stack(kept) if kept else _NONE
 
@@ -137,8 +138,11 @@ def _frame(planes: tuple[Image.Image, ...], box: tuple[int, int, int, int]) -> F
     """Return a part of a picture as a frame. planes: Y, Cb and Cr. box: left, top, right, bottom, in pixels."""
     sides = (SIDE, CHROMA_SIDE, CHROMA_SIDE)
     small = [
-        plane.resize((side, side), Image.Resampling.BOX if min(box[2] - box[0], box[3] - box[1]) >= side else
-                     Image.Resampling.BILINEAR, box=box)
+        plane.resize(
+            (side, side),
+            Image.Resampling.BOX if min(box[2] - box[0], box[3] - box[1]) >= side else Image.Resampling.BILINEAR,
+            box=box,
+        )
         for plane, side in zip(planes, sides, strict=True)
     ]
     return np.concatenate([np.asarray(plane).ravel() for plane in small])

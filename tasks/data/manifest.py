@@ -20,8 +20,10 @@ import pyarrow.parquet as pq
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted, counted_by_split
 from tasks.config.machine import MachineConfig
+from tasks.data.fingerprints import DATABASE as FINGERPRINTS
+from tasks.data.near_duplicates import near_duplicates
 from tasks.data.sources import digests_of
-from tasks.data.splits import divide
+from tasks.data.splits import divide, divides
 from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, SPLITS, DatasetOptions, Row, picture_files
 from tasks.datasets.faults import Faults
 from tasks.pipeline.file_digests import Digests
@@ -76,9 +78,12 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
     rows = valid_rows(rows, folder, data, files, faults)
     paths = [folder / row.name for row in rows]
     digests = _uncached_digests(paths) if data.unpacks else Digests(workspace / "digests.sqlite").of(paths)
+    alike: list[list[str]] = []
+    if data.near_duplicates == "together" and divides((row.split for row in rows), data):
+        alike = near_duplicates({digests[path]: path for path in paths}, workspace / FINGERPRINTS)
     if digests_of(data, machine) != inputs:
         raise AttendError(f"{data.path}: the data set changed while it was being read: run again")
-    divided = divide([(row.split, digests[path]) for row, path in zip(rows, paths, strict=True)], data)
+    divided = divide([(row.split, digests[path]) for row, path in zip(rows, paths, strict=True)], data, alike)
     records: list[ManifestRow] = [
         {
             "name": row.name,

@@ -34,10 +34,11 @@ _CROPS = [(0, 0)] + [(down, across) for down in (1, 2, 3) for across in (1, 2, 3
 _DEEPEST = 8  # cut of an end that the alignment tries: an eighth of the side
 _TABLES, _BITS, _UNCERTAIN = 8, 16, 4  # tables, bits of a key, and how many of them a look-up tries both ways
 _SKETCH_BITS = 128  # of which candidates may differ in so many:
-_SKETCH_DIFFERENCES = 38
-_SIMILAR = 0.80  # cosine of descriptors from which a pair is verified
+_SKETCH_DIFFERENCES = 36
+_SIMILAR = 0.87  # cosine of descriptors from which a pair is verified
 _OVERLAID = 24  # positions of a side at which two pictures are compared
-_AGREEMENT = 0.94  # correlation of their luma from which they are the same
+_AGREEMENT = 0.92  # correlation of their luma from which they are the same,
+_EDGES_AGREE = 0.80  # and of its differences down and across: two skies above two fields correlate by the horizon alone
 _COLOURS = 14.0  # mean difference of Cb and Cr, of 255, up to which they are the same
 _ROUNDS = 3  # of the alignment, each along both axes
 _AT_ONCE = 1 << 20  # pairs that are looked at together, which bounds the memory
@@ -148,22 +149,19 @@ class _Index:
         """Return the pairs whose descriptors are similar, of each two pictures the most similar one, best first."""
         frames, crops = len(self._owners), len(_CROPS)
 
-        def keep(condition: npt.NDArray[np.bool_]) -> None:
-            nonlocal asked, held
-            asked, held = asked[condition], held[condition]
-
-        keep(roots[self._owners[asked % frames]] != roots[self._owners[held // crops]])
+        apart = roots[self._owners[asked % frames]] != roots[self._owners[held // crops]]
+        asked, held = asked[apart], held[apart]
         differences = np.bitwise_count(self._asked_sketches[asked] ^ self._held_sketches[held]).sum(axis=1)
-        keep(differences <= _SKETCH_DIFFERENCES)
+        near = differences <= _SKETCH_DIFFERENCES
+        asked, held = asked[near], held[near]
         products = np.einsum("pc,pc->p", self._asked[asked], self._held[held], dtype=np.int64)
         cosines = products / (self._asked_norms[asked] * self._held_norms[held])
-        keep(cosines >= _SIMILAR)
-        cosines = cosines[cosines >= _SIMILAR]
+        similar = cosines >= _SIMILAR
+        asked, held, cosines = asked[similar], held[similar], cosines[similar]
         best = np.lexsort((held, asked, -cosines))
-        keep(best)  # type: ignore[arg-type]
-        pairs = np.stack([asked, held // crops], axis=1)
-        _, first = np.unique(pairs, axis=0, return_index=True)
-        keep(np.sort(first))  # type: ignore[arg-type]
+        _, first = np.unique(np.stack([asked, held // crops], axis=1)[best], axis=0, return_index=True)
+        chosen = best[np.sort(first)]
+        asked, held = asked[chosen], held[chosen]
         return _Candidates(asked % frames, asked // frames, held // crops, held % crops)
 
 
@@ -225,13 +223,15 @@ def _shares(cut: tuple[int, int], side: int, cells: int) -> Exact:
     edges = np.linspace(cut[0] / _UNIT * side, (1 - cut[1] / _UNIT) * side, cells + 1)
     pixels = np.arange(side)
     overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
-    return np.clip(overlap, 0, None) / (edges[1] - edges[0])
+    shares: Exact = np.clip(overlap, 0, None) / (edges[1] - edges[0])
+    return shares
 
 
 def _frequency_weights() -> Exact:
     """Return the weight of each coefficient, an integer: its frequency times 16, and 0 for the mean."""
     number = np.arange(_FREQUENCIES)
-    return np.rint(16 * np.sqrt(number[:, None] ** 2 + number**2)).ravel()
+    weights: Exact = np.rint(16 * np.sqrt(number[:, None] ** 2 + number**2)).ravel()
+    return weights
 
 
 _WEIGHTS = _frequency_weights()
@@ -253,13 +253,15 @@ def _projected(descriptors: npt.NDArray[np.int8], first: int, count: int) -> npt
 
 def _keys(values: npt.NDArray[np.int32]) -> Integers:
     """Return the key of each row of products: bit b is whether product b is not negative."""
-    return ((values >= 0).astype(np.int64) << np.arange(values.shape[1])).sum(axis=1)
+    keys: Integers = ((values >= 0).astype(np.int64) << np.arange(values.shape[1])).sum(axis=1)
+    return keys
 
 
 def _norms(descriptors: npt.NDArray[np.int8]) -> Exact:
     """Return the lengths of descriptors, at least 1."""
     squares = np.einsum("dc,dc->d", descriptors, descriptors, dtype=np.int64)
-    return np.sqrt(np.maximum(squares, 1).astype(np.float64))
+    lengths: Exact = np.sqrt(np.maximum(squares, 1).astype(np.float64))
+    return lengths
 
 
 def _agree(frames: Frames, mirrored: Integers, others: Frames, crops: Integers) -> npt.NDArray[np.bool_]:
@@ -282,7 +284,10 @@ def _agree(frames: Frames, mirrored: Integers, others: Frames, crops: Integers) 
         across, best = _improved(overlays, across, best, whole.transpose(0, 2, 1), part)
         if (best == before).all():
             break
+    laid = _laid(overlays, other_luma, down, across)
     same = best >= _AGREEMENT
+    for axis in (1, 2):
+        same &= _correlation(np.diff(whole, axis=axis), np.diff(laid, axis=axis)) >= _EDGES_AGREE
     small = _overlays(CHROMA_SIDE, CHROMA_SIDE // 2)
     for own, other in zip(tints, other_tints, strict=True):
         difference = small[0] @ own @ small[0].T - _laid(small, other, down, across)
@@ -329,7 +334,7 @@ def _improved(overlays: Exact, cuts: Integers, best: Exact, whole: Exact, part: 
     base = cuts
     for first in (-1, 0, 1):
         for last in (-1, 0, 1):
-            tried = np.clip(base + (first, last), 0, _DEEPEST)
+            tried = np.clip(base + np.array([first, last]), 0, _DEEPEST)
             found = _correlation(whole, overlays[_number(tried)] @ part)
             better = found > best
             cuts = np.where(better[:, None], tried, cuts)
@@ -345,7 +350,8 @@ def _correlation(first: Exact, second: Exact) -> Exact:
         # The sums are below 2 ** 50, which float64 holds exactly; times `count` they are below 2 ** 63.
         product = np.einsum("pij,pij->p", one, two).astype(np.int64)
         sums = one.sum(axis=(1, 2)).astype(np.int64) * two.sum(axis=(1, 2)).astype(np.int64)
-        return count * product - sums
+        difference: Integers = count * product - sums
+        return difference
 
     spreads = covariance(first, first).astype(np.float64) * covariance(second, second).astype(np.float64)
     return covariance(first, second) / np.sqrt(np.maximum(spreads, 1))

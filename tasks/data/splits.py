@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tasks.common.wording import counted
-from tasks.datasets.base import DatasetOptions
+from tasks.datasets.base import SPLITS, DatasetOptions
 
 
 class Divided(NamedTuple):
@@ -17,25 +17,55 @@ class Divided(NamedTuple):
     note: str
 
 
-def divide(pictures: Sequence[tuple[str | None, str]], data: DatasetOptions) -> Divided:
+def divide(
+    pictures: Sequence[tuple[str | None, str]], data: DatasetOptions, alike: Sequence[Sequence[str]] = ()
+) -> Divided:
     """Return the split of each picture; all depend on the pictures' contents alone.
 
     pictures: the split that the data set gives, if any, and the digest, of each. Pictures without a split are divided
     by `data.dev_share` and `data.test_share`; where the data set gives splits but no dev, that share of train is dev.
+    alike: groups of digests of near-duplicates, which are kept in one split where they are divided here.
     """
     undivided = sum(split is None for split, _ in pictures)
     splits = [split or hashed_split(digest, data) for split, digest in pictures]
+    digests = [digest for _, digest in pictures]
+    together = ", near-duplicates together" if alike else ""
     if undivided:
-        return Divided(splits, f"{counted(undivided, 'picture')} without a split, divided by content")
-    if "dev" in splits or data.dev_share == 0:
+        splits = _together(splits, digests, [split is None for split, _ in pictures], alike)
+        return Divided(splits, f"{counted(undivided, 'picture')} without a split, divided by content{together}")
+    if not divides((split for split, _ in pictures), data):
         return Divided(splits, "")
+    was_train = [split == "train" for split in splits]
     splits = [
-        "dev" if split == "train" and fraction(digest) < data.dev_share else split
-        for split, (_, digest) in zip(splits, pictures, strict=True)
+        "dev" if movable and fraction(digest) < data.dev_share else split
+        for split, digest, movable in zip(splits, digests, was_train, strict=True)
     ]
+    splits = _together(splits, digests, was_train, alike)
     taken = splits.count("dev")
-    note = f"no dev split: {counted(taken, 'picture')} of train, chosen by content, became it" if taken else ""
-    return Divided(splits, note)
+    note = f"no dev split: {counted(taken, 'picture')} of train, chosen by content{together}, became it"
+    return Divided(splits, note if taken else "")
+
+
+def divides(given: Iterable[str | None], data: DatasetOptions) -> bool:
+    """Return whether pictures are divided here. given: the split of each that the data set gives, if any."""
+    splits = set(given)
+    return None in splits or ("dev" not in splits and data.dev_share > 0)
+
+
+def _together(splits: list[str], digests: list[str], movable: list[bool], alike: Sequence[Sequence[str]]) -> list[str]:
+    """Return the splits with the movable pictures of each group in train if one of the group is, else dev, else test.
+
+    So a picture in train stays there whichever pictures are added, and one in dev leaves it for train alone.
+    """
+    group_of = {digest: number for number, group in enumerate(alike) for digest in group}
+    first: dict[int, str] = {}
+    for split, digest in zip(splits, digests, strict=True):
+        if (group := group_of.get(digest)) is not None:
+            first[group] = min(first.get(group, split), split, key=SPLITS.index)
+    return [
+        first[group_of[digest]] if moves and digest in group_of else split
+        for split, digest, moves in zip(splits, digests, movable, strict=True)
+    ]
 
 
 def hashed_split(digest: str, data: DatasetOptions) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import regex
 
 from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
+from tasks.data.fingerprints import DATABASE as FINGERPRINTS
 from tasks.data.manifest import valid_rows
-from tasks.data.splits import divide
+from tasks.data.near_duplicates import near_duplicates
+from tasks.data.splits import divide, divides
 from tasks.datasets.base import SPLITS, DatasetOptions, PictureFile, Row, find_pictures
 from tasks.datasets.faults import Faults
 from tasks.pipeline.file_digests import Digests
@@ -20,6 +24,9 @@ from tasks.pipeline.file_digests import Digests
 _WORD = regex.compile(r"[\w\p{M}]+(?:['\u2019-][\w\p{M}]+)*")
 _MOST_UNPACKED = 1000  # rows that are read of a data set whose pictures are inside other files
 _MOST_BYTES = 4 << 30  # of pictures that are hashed, which takes seconds
+_MOST_COMPARED = 200_000  # pictures that are looked through for near-duplicates, which takes about five minutes
+
+Compare = Literal["to divide", "few", "all"]  # when: where the division needs it, or there are not too many, or always
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,8 @@ class Survey:
     rows: the valid ones. folder: of the pictures. pictures: all files there, captioned or not; of an adapter that
     unpacks are in a temporary folder that is gone. splits: of each row, or None where the pictures were too much to
     read for it. note: how the rows were divided here. faults: of rows that are not valid. whole: whether all rows were
-    read. digests: of the pictures of the rows, where they were read.
+    read. digests: of the pictures of the rows, where they were read. alike: groups of digests of near-duplicates; None
+    where the pictures were not compared.
     """
 
     rows: list[Row]
@@ -40,6 +48,7 @@ class Survey:
     faults: list[str]
     whole: bool
     digests: dict[str, str]
+    alike: list[list[str]] | None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -58,7 +67,8 @@ class Survey:
 
     def divided(self, data: DatasetOptions) -> Survey:
         """Return the survey with its rows divided by the shares in `data`, where they do not name their split."""
-        divided = divide([(row.split, self.digests.get(row.name, "")) for row in self.rows], data)
+        alike = self.alike or [] if data.near_duplicates == "together" else []
+        divided = divide([(row.split, self.digests.get(row.name, "")) for row in self.rows], data, alike)
         return replace(self, splits=divided.splits, note=divided.note)
 
     def of_split(self, split: str) -> list[Row]:
@@ -79,11 +89,13 @@ def rough_words(text: str) -> list[str]:
     return words
 
 
-def survey(data: DatasetOptions, generated: Path, digests: Path) -> Survey:
-    """Return what a data set holds; nothing of it is decoded.
+def survey(data: DatasetOptions, generated: Path, digests: Path, compare: Compare = "to divide") -> Survey:
+    """Return what a data set holds; its pictures are decoded only to find near-duplicates.
 
     generated: an empty folder for pictures that the adapter unpacks or generates. digests: the workspace's database of
-    digests, or one of another folder, in which they are kept. Raises AttendError where no row can be read.
+    digests, or one of another folder, in which they are kept; fingerprints are kept beside it. compare: when
+    near-duplicates are looked for; with `all` however many pictures there are. Raises AttendError where no row can be
+    read.
     """
     faults = Faults(gather=True)
     rows = list(islice(data.rows(generated, faults), _MOST_UNPACKED + 1 if data.unpacks else None))
@@ -92,14 +104,23 @@ def survey(data: DatasetOptions, generated: Path, digests: Path) -> Survey:
     pictures = find_pictures(folder, suffixes=data.suffixes)
     rows = valid_rows(rows, folder, data, [folder / picture.name for picture in pictures], faults)
     named = {picture.name: picture for picture in pictures}
-    of_rows = _digests(folder, [named[row.name] for row in rows], digests)
-    found = Survey(rows, folder, pictures, None, "", faults.found, whole, of_rows or {})
+    of_rows = _digests(
+        folder, [named[row.name] for row in rows], digests, sys.maxsize if compare == "all" else _MOST_BYTES
+    )
+    alike = None
+    is_needed = data.near_duplicates == "together" and divides((row.split for row in rows), data)
+    is_wanted = compare == "all" or (compare == "few" and len(rows) <= _MOST_COMPARED)
+    if of_rows is not None and not data.has_grids and (is_needed or is_wanted):
+        alike = near_duplicates(
+            {digest: folder / name for name, digest in of_rows.items()}, digests.with_name(FINGERPRINTS)
+        )
+    found = Survey(rows, folder, pictures, None, "", faults.found, whole, of_rows or {}, alike)
     return found if of_rows is None and not found.has_splits else found.divided(data)
 
 
-def _digests(folder: Path, pictures: list[PictureFile], database: Path) -> dict[str, str] | None:
-    """Return the digest of each picture by name; None where there are too many bytes to read in seconds."""
-    if sum(picture.size for picture in pictures) > _MOST_BYTES:
+def _digests(folder: Path, pictures: list[PictureFile], database: Path, most: int) -> dict[str, str] | None:
+    """Return the digest of each picture by name; None where they have more than `most` bytes."""
+    if sum(picture.size for picture in pictures) > most:
         return None
     paths = {folder / picture.name: picture.name for picture in pictures}
     try:

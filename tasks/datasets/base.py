@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -103,6 +103,17 @@ class DatasetOptions(Section, ABC):
         description="`stop` (the default) at the first row that is not valid, or `skip` such rows, which are counted "
         "and listed",
     )
+    near_duplicates: Literal["together"] | None = Field(
+        None,
+        description="`together` keeps pictures that are another one mirrored, cropped, resized, encoded again or with "
+        "a border in one split, where attend divides the data; by default each is divided by itself",
+    )
+
+    @model_validator(mode="after")
+    def _refuse_near_duplicates_of_grids(self) -> Self:
+        if self.near_duplicates is not None and self.has_grids:
+            raise ValueError("near_duplicates: the data set has grids and no photographs: remove this setting")
+        return self
 
     def given_words(self) -> list[str] | None:
         """Return the words of the data set's own vocabulary, by their ids from 4 on; None where it has none."""
