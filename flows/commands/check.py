@@ -30,7 +30,7 @@ def check(
         bool | None,
         typer.Option(
             "--near-duplicates/--no-near-duplicates",
-            help="look for pictures that are another one changed a little; default: up to 200,000 pictures and 4 GiB",
+            help="look for pictures that are another one changed a little; default: up to 120,000 pictures and 4 GiB",
         ),
     ] = None,
     workspace: ConfigWorkspace = None,

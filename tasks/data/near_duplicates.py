@@ -32,11 +32,12 @@ _UNIT = 64  # parts of a side, in which cuts are counted
 _CUTS = ((0, 0), (3, 3), (0, 6), (6, 0))  # of the two ends of a side: nothing, or a tenth from both ends or from one
 _CROPS = [(0, 0)] + [(down, across) for down in (1, 2, 3) for across in (1, 2, 3)]  # rows of _CUTS, for the two axes
 _DEEPEST = 8  # cut of an end that the alignment tries: an eighth of the side
-_TABLES, _BITS, _UNCERTAIN = 8, 16, 4  # tables, bits of a key, and how many of them a look-up tries both ways
+_TABLES, _BITS, _UNCERTAIN = 8, 20, 4  # tables, bits of a key, and how many of them a look-up tries both ways
 _SKETCH_BITS = 128  # of which candidates may differ in so many:
 _SKETCH_DIFFERENCES = 36
 _SIMILAR = 0.87  # cosine of descriptors from which a pair is verified
 _OVERLAID = 24  # positions of a side at which two pictures are compared
+_HOPEFUL = 0.7  # correlation of their luma, laid over each other roughly, from which it is worth to align them
 _AGREEMENT = 0.92  # correlation of their luma from which they are the same,
 _EDGES_AGREE = 0.80  # and of its differences down and across: two skies above two fields correlate by the horizon alone
 _COLOURS = 14.0  # mean difference of Cb and Cr, of 255, up to which they are the same
@@ -267,14 +268,33 @@ def _norms(descriptors: npt.NDArray[np.int8]) -> Exact:
 def _agree(frames: Frames, mirrored: Integers, others: Frames, crops: Integers) -> npt.NDArray[np.bool_]:
     """Return whether each frame, or its mirror image, is the same as a part of another frame near the given crop.
 
-    frames, others: uint8 (P, LENGTH). mirrored: int64 (P,), 0 or 1. crops: int64 (P,), numbers in `_CROPS`. The part is
-    searched for along one axis after the other, by steps of 1/64 of a side at each end.
+    frames, others: uint8 (P, LENGTH). mirrored: int64 (P,), 0 or 1. crops: int64 (P,), numbers in `_CROPS`.
+    """
+    luma, other = _planes(frames, mirrored)[0], _planes(others, np.zeros_like(mirrored))[0]
+    overlays = _overlays(SIDE, _OVERLAID)
+    laid = _laid(overlays, other, *_cuts_of(crops))
+    hopeful = _correlation(overlays[0] @ luma @ overlays[0].T, laid) >= _HOPEFUL
+    agree = np.zeros(len(frames), np.bool_)
+    agree[hopeful] = _aligned_agree(frames[hopeful], mirrored[hopeful], others[hopeful], crops[hopeful])
+    return agree
+
+
+def _cuts_of(crops: Integers) -> tuple[Integers, Integers]:
+    """Return the cuts down and across, int64 (P, 2) each, of the ends of crops."""
+    cuts = np.array(_CUTS)[np.array(_CROPS)[crops]]
+    return cuts[:, 0], cuts[:, 1]
+
+
+def _aligned_agree(frames: Frames, mirrored: Integers, others: Frames, crops: Integers) -> npt.NDArray[np.bool_]:
+    """Return what `_agree` does, of pairs that may agree once they are aligned.
+
+    The part is searched for along one axis after the other, by steps of 1/64 of a side at each end.
     """
     luma, *tints = _planes(frames, mirrored)
     other_luma, *other_tints = _planes(others, np.zeros_like(mirrored))
     overlays = _overlays(SIDE, _OVERLAID)
     whole = overlays[0] @ luma @ overlays[0].T
-    down, across = np.moveaxis(np.array(_CUTS)[np.array(_CROPS)[crops]], 1, 0)
+    down, across = _cuts_of(crops)
     best = _correlation(whole, _laid(overlays, other_luma, down, across))
     for _ in range(_ROUNDS):
         before = best

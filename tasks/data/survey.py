@@ -24,7 +24,7 @@ from tasks.pipeline.file_digests import Digests
 _WORD = regex.compile(r"[\w\p{M}]+(?:['\u2019-][\w\p{M}]+)*")
 _MOST_UNPACKED = 1000  # rows that are read of a data set whose pictures are inside other files
 _MOST_BYTES = 4 << 30  # of pictures that are hashed, which takes seconds
-_MOST_COMPARED = 200_000  # pictures that are looked through for near-duplicates, which takes about five minutes
+_MOST_COMPARED = 120_000  # pictures that are looked through for near-duplicates, which takes about five minutes
 
 Compare = Literal["to divide", "few", "all"]  # when: where the division needs it, or there are not too many, or always
 
