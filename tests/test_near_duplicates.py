@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -27,6 +28,7 @@ SIDE = 160
 Twin = Callable[[Image.Image], Image.Image]
 
 
+@functools.cache
 def textured(seed: int) -> Image.Image:
     """A picture of coloured noise at every scale, whose energy falls with the frequency, as a photograph's does."""
     drawn = np.random.default_rng(seed)

@@ -78,7 +78,8 @@ class Fingerprints:
         except sqlite3.OperationalError:  # locked, or in a read-only folder: what is missing is computed again
             return kept
         except sqlite3.DatabaseError:  # damaged: start with an empty database
-            self._database.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._database.unlink(missing_ok=True)
         return kept
 
     def _keep(self, fingerprints: Mapping[str, Frames]) -> None:

@@ -59,6 +59,16 @@ class _Candidates(NamedTuple):
     other: Integers
     crop: Integers
 
+    def without(self, tried: set[int], frames: int) -> _Candidates:
+        """Return the candidates that are not in `tried` yet, to which they are added: tables find the same ones.
+
+        frames: number of all frames.
+        """
+        numbers = ((self.frame * 2 + self.mirrored) * frames + self.other) * len(_CROPS) + self.crop
+        new = np.array([number not in tried for number in numbers.tolist()], np.bool_)
+        tried.update(numbers.tolist())
+        return _Candidates(*(values[new] for values in self))
+
 
 def near_duplicates(pictures: Mapping[str, Path], database: Path) -> list[list[str]]:
     """Return the groups of near-duplicates among pictures, as lists of digests; sorted, each of two at least.
@@ -86,11 +96,11 @@ def _roots(pictures: Sequence[Frames]) -> Integers:
     frames = np.concatenate(pictures)
     owners = np.repeat(np.arange(len(pictures)), [len(own) for own in pictures])
     roots = np.arange(len(pictures))
-    index = _Index(frames, owners)
+    index, tried = _Index(frames, owners), set[int]()
     with Bar(_TABLES, "comparing pictures", "tables", says_end=False) as bar:
         for table in range(_TABLES):
             for candidates in index.candidates(table, roots):
-                _join(candidates, frames, owners, roots)
+                _join(candidates.without(tried, len(frames)), frames, owners, roots)
             if len(pictures) >= _LONG:
                 bar.advance()
     return roots
