@@ -156,6 +156,8 @@ def test_init_and_check_know_a_script_without_spaces(tmp_path: Path, capsys: pyt
     init(folder, tmp_path / "chinese.yaml", "random:0", force=False)
     config = load(str(tmp_path / "chinese.yaml"))
     assert (config.captions.tokeniser, config.captions.min_count) == ("characters", 5)
+    assert config.data.near_duplicates is None  # all are so alike that no dev split would be left
+    assert "too many to keep these in one split" in capsys.readouterr().out
     verdict = verdict_of(str(tmp_path / "chinese.yaml"), ["evaluation.metrics=[bleu,cider,meteor]"], 10)
     told = [finding.message for finding in verdict.findings]
     assert "evaluation.metrics: meteor knows only languages in Latin letters, and is left out: remove it" in told

@@ -65,8 +65,11 @@ def init(
     options |= shares
     if shares and found.splits is not None:
         found = found.divided(adapter.model_validate(options))
-    empty = [] if found.splits is None else [split for split in ("train", "dev") if split not in found.sizes]
-    if empty:
+    alike = 0
+    if _empty_splits(found) and options.pop("near_duplicates", None):
+        alike = sum(map(len, found.alike or []))
+        found = found.divided(adapter.model_validate(options))
+    if empty := _empty_splits(found):
         raise AttendError(
             f"{data}: of its {len(found.rows)} pictures none is in the split {listed(empty)}: add some, or a column "
             "or folders that say the split of each (train, validation, test)"
@@ -74,6 +77,8 @@ def init(
     form = [f"{field} {value}" for field, value in options.items() if field not in (*_UNTOLD, *shares)]
     typer.echo(f"{options['path']}: read as {', '.join([options['adapter'], *form])}")
     _tell(found, shares)
+    if alike:
+        typer.echo(f"  {alike:,} of them are nearly the same as others: too many to keep these in one split")
     path.write_text(_yaml(name, _relative(options, path), weights, found), encoding="utf-8")
     if weights.startswith("torchvision:"):
         typer.echo(
@@ -104,6 +109,11 @@ def _checked_weights(weights: str) -> str:
     if file is not None and not file.is_file():
         raise AttendError(f"--weights: {file}: no such file: give the file of MobileNetV2's weights")
     return weights if file is None else str(file.absolute())
+
+
+def _empty_splits(found: Survey) -> list[str]:
+    """Return the splits that need pictures and have none."""
+    return [] if found.splits is None else [split for split in ("train", "dev") if split not in found.sizes]
 
 
 def _relative(options: dict[str, Any], config: Path) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def compare_versions(workspace: Path, first: str, second: str, on: Config | None
 
 
 def promote_version(workspace: Path, address: str, rule: PromotionRule, on: Config | None) -> Decision:
-    """Make a version champion if it beats the champion by the rule (see promotion.py).
+    """Make a version champion if it beats the champion by the rule (see promotion.py), and no gate refused it.
 
     on: a config on whose held-out pictures both are scored instead. Raise AttendError if the two do not have the rule's
     score.
@@ -59,6 +59,9 @@ def promote_version(workspace: Path, address: str, rule: PromotionRule, on: Conf
     version = version_of_address(client, address)
     with _registry_lock(workspace, version.name):
         champion = version_with_alias(client, version.name, "champion")
+        refusal = version.tags.get(promotion.GATE_REFUSAL)
+        if refusal is not None and (champion is None or number(champion) != number(version)):
+            return Decision(False, refusal)
         if champion is None:
             return Decision(
                 True,

@@ -243,3 +243,31 @@ class RegistryConfig(Section):
         description="share of a paired bootstrap's resamples in which a version must score higher than the champion to "
         "replace it",
     )
+    max_same_caption: Annotated[float | None, NotInKey()] = Field(
+        None,
+        ge=0,
+        le=1,
+        description="no champion gives more than this share of the pictures the same caption, such as 0.5; by default "
+        "that is not asked",
+    )
+    max_overused_word: Annotated[float | None, NotInKey()] = Field(
+        None,
+        ge=0,
+        le=1,
+        description="no champion says a word of more pictures than people mention it in, by more than this share of "
+        "all pictures, such as 0.5",
+    )
+    min_variety: Annotated[float | None, NotInKey()] = Field(
+        None,
+        ge=0,
+        le=1,
+        description="captions that no other picture has must be at least this share of the champion's such captions, "
+        "such as 0.5, to replace it",
+    )
+    min_retrieved: Annotated[float | None, NotInKey()] = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of a champion's captions that must be likelier for their own picture than for a hundred "
+        "others, such as 0.1; of captions that have nothing to do with their pictures, 0.01 are",
+    )

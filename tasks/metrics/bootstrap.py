@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -67,6 +69,26 @@ def compare(metric: Metric, first: Sequence[ScoredCaption], second: Sequence[Sco
         )
         for name in first_resampled
     ]
+
+
+def interval_of_ratio(statistics: Counts) -> tuple[float, tuple[float, float]]:
+    """Return the ratio of two sums over pictures, with its interval. statistics (pictures, 2).
+
+    A ratio to 0 counts as 1: there is nothing to fall short of.
+    """
+
+    def ratio(sums: Counts) -> Counts:
+        return np.divide(sums[..., 0], sums[..., 1], out=np.ones(sums.shape[:-1]), where=sums[..., 1] > 0)
+
+    return float(ratio(statistics.sum(axis=0))), _interval(ratio(resampled(statistics)))
+
+
+def interval_of_share(number: int, of: int) -> tuple[float, float]:
+    """Return the interval of a share, by Wilson's score (Wilson 1927): honest where all or none of a few have it."""
+    z, share = NormalDist().inv_cdf((1 + LEVEL) / 2), number / of
+    middle = share + z * z / (2 * of)
+    width = z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
+    return (middle - width) / (1 + z * z / of), (middle + width) / (1 + z * z / of)
 
 
 def _interval(values: Counts) -> tuple[float, float]:

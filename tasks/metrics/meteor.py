@@ -115,7 +115,7 @@ def _align(caption: list[str], reference: list[str]) -> _Alignment:
 
 def _match_weight(word: str, other: str) -> float:
     """Return the weight of matching two words: exact, by stem, or 0 where they do not match."""
-    return _EXACT if word == other else _STEM if _stem(word) == _stem(other) else 0.0
+    return _EXACT if word == other else _STEM if stem(word) == stem(other) else 0.0
 
 
 @functools.cache
@@ -126,5 +126,6 @@ def _stemmer() -> object:
 
 
 @functools.lru_cache(100_000)
-def _stem(word: str) -> str:
+def stem(word: str) -> str:
+    """Return the stem of an English word; words of other scripts stay as they are."""
     return str(_stemmer().stem(word))  # type: ignore[attr-defined]

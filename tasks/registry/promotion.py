@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
+GATE_REFUSAL = "attend.gate_refusal"  # tag of a version that the gates refused (see gates.py): why
 _DECISION, _ROLLED_BACK = "attend.decision", "attend.was_rolled_back"
 
 

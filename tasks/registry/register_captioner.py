@@ -10,12 +10,15 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file, temporary_files_in
 from tasks.common.log import log
 from tasks.common.source import commit
+from tasks.config.devices import device_of
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
 from tasks.data.caption_files import read_vocabulary
@@ -28,6 +31,7 @@ from tasks.evaluation.caption_and_score import (
 from tasks.evaluation.report import REPORT, ComparedModel
 from tasks.evaluation.rescore import rescore
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
+from tasks.evaluation.self_retrieval import self_retrieval
 from tasks.grids.index import open_grids
 from tasks.grids.weights import IMPORTED
 from tasks.pipeline.ledger import FileRecord, Outcome, digest_of
@@ -38,6 +42,7 @@ from tasks.registry.bundle import is_whole, make_captioner, write_bundle
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.catalogue import write_report_of
 from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report
+from tasks.registry.gates import gate_results
 from tasks.registry.lineage import version_tag
 from tasks.registry.logged_model import (
     BUNDLE,
@@ -49,6 +54,7 @@ from tasks.registry.logged_model import (
 )
 from tasks.registry.model_card import card
 from tasks.registry.promotion import (
+    GATE_REFUSAL,
     ModelComparison,
     PromotionRule,
     make_challenger,
@@ -79,7 +85,7 @@ from tasks.registry.versions import (
     scored_alike,
     version_with_alias,
 )
-from tasks.training.outputs import HISTORY
+from tasks.training.outputs import HISTORY, load_ensemble
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -121,7 +127,10 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
                 [] if champion is None or comparison is None else [ComparedModel(_label(champion), comparison.scores)]
             )
             version = _bundle_and_register(log, config, artifacts, scores, rivals, work, scratch)
-        alias, why = _decide(log.client, registry, version, champion, comparison, scores, why_first)
+        refusal = None
+        if champion is None or comparison is not None:
+            refusal = _refusal_of_gates(log.client, version, config, artifacts, comparison)
+        alias, why = _decide(log.client, registry, version, champion, comparison, scores, why_first, refusal)
         with contextlib.suppress(MlflowException, LookupError):  # then `attend models report` says why
             write_report_of(log.client, version, work.out / REPORT)
         files = files_of(log.client, version)
@@ -294,6 +303,39 @@ def _create_version(
     )
 
 
+def _refusal_of_gates(
+    client: MlflowClient,
+    version: ModelVersion,
+    config: Config,
+    artifacts: CaptionerArtifacts,
+    comparison: ModelComparison | None,
+) -> str | None:
+    """Return why the gates refuse a version; None where they let it pass. What each found goes into the version's tags.
+
+    comparison: the champion (first) and the version (second); None where there is no champion.
+    """
+    captions = read_predictions(artifacts.scores.path / PREDICTIONS)
+    pairs = None if comparison is None else comparison.captions
+    results = gate_results(config.registry, captions, pairs, lambda: _retrieved(config, artifacts))
+    for result in results:
+        client.set_model_version_tag(version.name, version.version, f"attend.gate.{result.name}", str(result))
+    refusal = "; ".join(str(result) for result in results if result.refused)
+    if refusal:
+        client.set_model_version_tag(version.name, version.version, GATE_REFUSAL, refusal)
+    elif GATE_REFUSAL in version.tags:
+        client.delete_model_version_tag(version.name, version.version, GATE_REFUSAL)
+    return refusal or None
+
+
+def _retrieved(config: Config, artifacts: CaptionerArtifacts) -> npt.NDArray[np.bool_]:
+    """Return which of the evaluated captions are likelier for their own picture than for others."""
+    device = device_of(config.machine)
+    decoder, _ = load_ensemble(artifacts.decoder.path, config.evaluation.ensemble)
+    table = pq.read_table(artifacts.scores.path / PREDICTIONS, columns=["digest", "tokens"])
+    captions = [(row["digest"], row["tokens"]) for row in table.to_pylist()]
+    return self_retrieval(decoder.to(device).eval(), open_grids(artifacts.grids, config.machine), captions, device)
+
+
 def _label(version: ModelVersion) -> str:
     """Return how messages name a version."""
     return f"version {version.version}"
@@ -307,15 +349,18 @@ def _decide(
     comparison: ModelComparison | None,
     scores: ScoreRecord,
     why_first: str,
+    refusal: str | None,
 ) -> tuple[str, str]:
     """Decide whether a version becomes champion; return its alias and the reason.
 
     comparison: the champion (first) and the version (second); None where the version is the champion, or the first.
-    why_first: why a version without a champion to compare with becomes champion.
+    why_first: why a version without a champion to compare with becomes champion. refusal: why no gate lets it.
     """
-    if was_trained_on(scores) and (champion is None or comparison is not None):
-        why = "its scores are of pictures it was trained on: set evaluation.split to dev or test"
-        return "challenger", make_challenger(client, version, f"{_label(version)} is challenger: {why}")
+    obstacle = refusal
+    if was_trained_on(scores):
+        obstacle = "its scores are of pictures it was trained on: set evaluation.split to dev or test"
+    if obstacle is not None and (champion is None or comparison is not None):
+        return "challenger", make_challenger(client, version, f"{_label(version)} is challenger: {obstacle}")
     if champion is None:
         return "champion", make_champion(client, version, f"{_label(version)} is champion: {why_first}")
     if comparison is None:

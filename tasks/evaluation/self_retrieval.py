@@ -1,0 +1,78 @@
+"""Self-retrieval: whether a caption is likelier for its own picture than for others, by the decoder that wrote it.
+
+A decoder whose captions do not depend on the picture finds one picture in as many as there are (Vinyals et al. 2015,
+section 4.3.5, rank pictures by captions like this).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from models.decoders.base import places_of
+from models.vocabulary import END, NULL, START
+from tasks.common.progress import Bar
+from tasks.grids.reader import GridReader
+
+OTHERS = 100  # pictures among which a caption is to find its own
+_LOGITS = 1 << 25  # computed at once, at most
+
+
+@torch.inference_mode()
+def self_retrieval(
+    decoder: Any, grids: GridReader, captions: Sequence[tuple[str, Sequence[int]]], device: torch.device
+) -> npt.NDArray[np.bool_]:
+    """Return whether each drawn caption is likelier for its own picture than for each of `OTHERS` others, (C,) bool.
+
+    decoder: in evaluation mode, on the device. captions: a picture's digest and its caption's token ids, of at least
+    two pictures. Of fewer pictures than `OTHERS`, all are compared. The draw depends on the digests alone.
+    """
+    drawn = random.Random(0).sample(sorted(captions), min(len(captions), OTHERS + 1))
+    with Bar(len(drawn), "pictures told by their captions", "pictures") as bar:
+        scores = _log_probabilities(decoder, grids, drawn, device, bar)
+    own = scores.diagonal().clone()
+    scores.fill_diagonal_(-torch.inf)
+    found: npt.NDArray[np.bool_] = (own > scores.max(dim=0).values).numpy()
+    return found
+
+
+def _log_probabilities(
+    decoder: Any, grids: GridReader, drawn: Sequence[tuple[str, Sequence[int]]], device: torch.device, bar: Bar
+) -> Tensor:
+    """Return the log-probability of each caption for each of the pictures, (pictures, captions) float32."""
+    longest = max(len(tokens) for _, tokens in drawn) + 1
+    words = torch.full((len(drawn), longest + 1), NULL)
+    words[:, 0] = START
+    for row, (_, tokens) in enumerate(drawn):
+        words[row, 1 : len(tokens) + 2] = torch.tensor([*tokens, END])
+    words = words.to(device)
+    targets = words[:, 1:]
+    valid = targets != NULL
+    vocabulary = decoder.step(decoder.start(_read(grids, [drawn[0][0]], device)), words[:1, :1])[0].shape[-1]
+    at_once = max(1, _LOGITS // (int(valid.sum()) * vocabulary))
+    scores = []
+    for start in range(0, len(drawn), at_once):
+        digests = [digest for digest, _ in drawn[start : start + at_once]]
+        shape = (len(digests), *valid.shape)
+        logits, _ = decoder(
+            _read(grids, digests, device),
+            words[:, :-1].expand(len(digests), -1, -1).contiguous(),
+            places_of(valid.expand(shape)),
+        )
+        chosen = targets.expand(shape)[valid.expand(shape)].unsqueeze(1)
+        of_words = torch.zeros(shape, device=device)
+        of_words[valid.expand(shape)] = torch.log_softmax(logits.float(), dim=1).gather(1, chosen).squeeze(1)
+        scores.append(of_words.sum(dim=2).cpu())
+        bar.advance(len(digests))
+    return torch.cat(scores)
+
+
+def _read(grids: GridReader, digests: list[str], device: torch.device) -> Tensor:
+    """Return the grids of these pictures on the device, float32."""
+    return torch.from_numpy(grids.read(digests)).to(device).float()

@@ -1,0 +1,125 @@
+"""Gates: what a version's captions must not be, whatever they score, before it may be champion.
+
+Each compares a share of the pictures with a limit of the config's `registry`, and refuses the version where the whole
+95 % interval of the share lies beyond the limit: few pictures refuse nothing by chance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.config.stages import RegistryConfig
+from tasks.evaluation.self_retrieval import OTHERS
+from tasks.metrics import ScoredCaption
+from tasks.metrics.bootstrap import interval_of_ratio, interval_of_share
+from tasks.metrics.meteor import stem
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """Hold what a gate found.
+
+    name: of its setting. value: the share, from 0 to 1. interval: its 95 % interval. limit: the setting. refused:
+    whether the interval lies beyond the limit. why: what the share is of, as a sentence.
+    """
+
+    name: str
+    value: float
+    interval: tuple[float, float]
+    limit: float
+    refused: bool
+    why: str
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.why} ({low:.1%} to {high:.1%} at 95 %; registry.{self.name} is {self.limit:g})"
+
+
+def gate_results(
+    registry: RegistryConfig,
+    captions: Mapping[str, ScoredCaption],
+    champion: Mapping[str, tuple[ScoredCaption, ScoredCaption]] | None,
+    retrieved: Callable[[], npt.NDArray[np.bool_]],
+) -> list[GateResult]:
+    """Return what the gates that the config sets found in captions, by the digest of their pictures.
+
+    champion: the captions of the champion (first) and of the version, of the same pictures; None where there is no
+    champion to compare with. retrieved: returns which captions find their picture among others; it is called only where
+    that is a gate.
+    """
+    corpus = list(captions.values())
+    results = []
+    if registry.max_same_caption is not None:
+        results.append(_same_caption(corpus, registry.max_same_caption))
+    if registry.max_overused_word is not None:
+        results.append(_overused_word(corpus, registry.max_overused_word))
+    if registry.min_variety is not None and champion is not None:
+        results.append(_variety(list(champion.values()), registry.min_variety))
+    if registry.min_retrieved is not None:
+        results.append(_retrieved(retrieved(), registry.min_retrieved))
+    return results
+
+
+def _same_caption(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
+    """Return the share of the pictures that have the commonest caption."""
+    texts = [" ".join(item.caption) for item in corpus]
+    text, times = Counter(texts).most_common(1)[0]
+    interval = interval_of_share(times, len(texts))
+    why = f"{times:,} of {len(texts):,} pictures have the same caption, {_quoted(text)}"
+    return GateResult("max_same_caption", times / len(texts), interval, limit, interval[0] > limit, why)
+
+
+def _overused_word(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
+    """Return by what share of the pictures a word is in more captions than references, of the word that is most so.
+
+    Words with one stem are one word. What no reference names is probably not there: CHAIR (Rohrbach et al. 2018) counts
+    it for objects that are annotated.
+    """
+    said = [{stem(word) for word in item.caption} for item in corpus]
+    named = [{stem(word) for reference in item.references for word in reference} for item in corpus]
+    in_captions, in_references = (Counter(word for words in texts for word in words) for texts in (said, named))
+    if not in_captions:
+        return GateResult("max_overused_word", 0.0, (0.0, 0.0), limit, False, "no caption has a word")
+    word = max(sorted(in_captions), key=lambda word: in_captions[word] - in_references[word])
+    beyond = [[(word in own) - (word in true), 1] for own, true in zip(said, named, strict=True)]
+    share, interval = interval_of_ratio(np.array(beyond, dtype=np.float64))
+    whole = Counter(whole for item in corpus for whole in item.caption if stem(whole) == word).most_common(1)[0][0]
+    why = (
+        f"{_quoted(whole)} is said of {in_captions[word]:,} of {len(corpus):,} pictures, and people mention it in the "
+        f"captions of {in_references[word]:,}"
+    )
+    return GateResult("max_overused_word", share, interval, limit, interval[0] > limit, why)
+
+
+def _variety(pairs: Sequence[tuple[ScoredCaption, ScoredCaption]], limit: float) -> GateResult:
+    """Return the share of captions that no other picture has, divided by the champion's share."""
+    unique = []
+    for texts in zip(*[[" ".join(item.caption) for item in pair] for pair in pairs], strict=True):
+        times = Counter(texts)
+        unique.append([times[text] == 1 for text in texts])
+    statistics = np.array(unique, dtype=np.float64).T
+    ratio, interval = interval_of_ratio(statistics[:, ::-1])
+    champion, version = statistics.sum(axis=0)
+    why = f"{version:,.0f} of {len(pairs):,} captions are of one picture alone, and {champion:,.0f} of the champion's"
+    return GateResult("min_variety", ratio, interval, limit, interval[1] < limit, why)
+
+
+def _retrieved(retrieved: npt.NDArray[np.bool_], limit: float) -> GateResult:
+    """Return the share of captions that are likelier for their own picture than for others."""
+    found, drawn = int(retrieved.sum()), len(retrieved)
+    interval = interval_of_share(found, drawn)
+    why = (
+        f"{found:,} of {drawn:,} captions are likelier for their own picture than for each of "
+        f"{min(OTHERS, drawn - 1):,} others"
+    )
+    return GateResult("min_retrieved", found / drawn, interval, limit, interval[1] < limit, why)
+
+
+def _quoted(text: str) -> str:
+    """Return a text in quotation marks, shortened where it is long."""
+    return f'"{text if len(text) <= 80 else text[:77] + "..."}"'

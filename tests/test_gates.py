@@ -1,0 +1,196 @@
+"""Gates: captions that are all the same, name one thing everywhere or fit other pictures make no champion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from flows.registered.compare import force_champion, promote_version
+from models.vocabulary import END, START
+from tasks.config.schema import Config
+from tasks.config.stages import RegistryConfig
+from tasks.evaluation.caption_and_score import PREDICTIONS
+from tasks.evaluation.self_retrieval import self_retrieval
+from tasks.grids.index import open_grids
+from tasks.metrics import ScoredCaption
+from tasks.pipeline.ledger import Artifact
+from tasks.registry import tracking
+from tasks.registry.gates import GateResult, gate_results
+from tasks.registry.promotion import PromotionRule
+from tasks.registry.registration_record import REGISTRATION
+from tasks.training.outputs import load_ensemble
+from tests.support import artifacts, register_all, run_all, small, trained
+
+GATES = {"max_same_caption": 0.5, "max_overused_word": 0.5, "min_variety": 0.5, "min_retrieved": 0.1}
+OBJECTS = ("dog", "child", "bicycle", "boat", "horse", "tree")
+Said = Callable[[int], str]
+
+
+def corpus(say: Said, pictures: int = 120) -> dict[str, ScoredCaption]:
+    """Captions of pictures of which people name one object each, with its place."""
+    return {
+        str(number): ScoredCaption(say(number).split(), [truth(number).split(), f"one {truth(number)}".split()])
+        for number in range(pictures)
+    }
+
+
+def truth(number: int) -> str:
+    return f"a {OBJECTS[number % len(OBJECTS)]} beside wall number{number}"
+
+
+def of_all(share: float) -> Callable[[], npt.NDArray[np.bool_]]:
+    """101 captions, of which this share find their picture."""
+    return lambda: np.arange(101) < share * 101
+
+
+def results(say: Said, champion: Said | None = None, retrieved: float = 0.4) -> dict[str, GateResult]:
+    captions = corpus(say)
+    pairs = None
+    if champion is not None:
+        theirs = corpus(champion)
+        pairs = {digest: (theirs[digest], item) for digest, item in captions.items()}
+    found = gate_results(RegistryConfig(model="any", **GATES), captions, pairs, of_all(retrieved))
+    return {result.name: result for result in found}
+
+
+def test_an_honest_version_passes_with_and_without_a_champion() -> None:
+    alone, beside = results(truth), results(truth, champion=truth)
+    assert set(alone) == {"max_same_caption", "max_overused_word", "min_retrieved"} and set(beside) == set(GATES)
+    assert not any(result.refused for result in [*alone.values(), *beside.values()])
+
+
+def test_one_caption_for_most_pictures_is_refused() -> None:
+    found = results(lambda number: "a dog" if number % 3 else truth(number))["max_same_caption"]
+    assert found.refused and found.value == pytest.approx(2 / 3)
+    assert '80 of 120 pictures have the same caption, "a dog"' in str(found)
+    assert not results(lambda number: "a dog" if number % 2 else truth(number))["max_same_caption"].refused
+
+
+def test_one_thing_that_is_named_everywhere_is_refused() -> None:
+    found = results(lambda number: f"dogs {truth(number)}")["max_overused_word"]
+    assert found.refused and found.value == pytest.approx(5 / 6)
+    assert '"dogs" is said of 120 of 120 pictures, and people mention it in the captions of 20' in str(found)
+    assert results(lambda number: truth(number).replace("a ", "dogs "))["max_overused_word"].refused
+
+
+def test_much_less_variety_than_the_champion_is_refused() -> None:
+    def poor(number: int) -> str:
+        return f"a {OBJECTS[number % len(OBJECTS)]}"
+
+    found = results(poor, champion=truth)["min_variety"]
+    assert found.refused and "0 of 120 captions are of one picture alone, and 120 of the champion's" in str(found)
+    assert not results(truth, champion=poor)["min_variety"].refused
+
+
+def test_captions_that_fit_other_pictures_are_refused() -> None:
+    assert results(truth, retrieved=0.01)["min_retrieved"].refused
+    assert "2 of 101 captions are likelier for their own picture than for each of 100 others" in str(
+        results(truth, retrieved=0.01)["min_retrieved"]
+    )
+    assert not results(truth, retrieved=0.1)["min_retrieved"].refused
+
+
+def test_few_pictures_refuse_nothing_by_chance() -> None:
+    captions = corpus(lambda number: "a dog" if number < 3 else truth(number), pictures=5)
+    registry = RegistryConfig(model="any", max_same_caption=0.5)
+    (found,) = gate_results(registry, captions, None, of_all(1))
+    assert found.value == pytest.approx(0.6) and not found.refused
+
+
+def test_no_gate_asks_unless_it_is_set() -> None:
+    def never() -> npt.NDArray[np.bool_]:
+        raise AssertionError("nothing is to be retrieved")
+
+    assert gate_results(RegistryConfig(model="any"), corpus(lambda _: "a dog"), None, never) == []
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, dict[str, Artifact]]:
+    """A config whose captions say something, evaluated."""
+    config = trained(tmp_path_factory.mktemp("gates"), data__test_share=0.3)
+    run_all(config)
+    return config, artifacts(config, "evaluate")
+
+
+def predictions(found: dict[str, Artifact]) -> list[tuple[str, list[int]]]:
+    rows = pq.read_table(found["evaluate"].path / PREDICTIONS, columns=["digest", "tokens"]).to_pylist()
+    return [(row["digest"], row["tokens"]) for row in rows]
+
+
+def test_self_retrieval_is_what_forward_says_picture_by_picture(
+    evaluated: tuple[Config, dict[str, Artifact]],
+) -> None:
+    config, found = evaluated
+    decoder, _ = load_ensemble(found["train"].path, 1)
+    grids, captions = open_grids(found["extract"], config.machine), sorted(predictions(found))
+    retrieved = self_retrieval(decoder.eval(), grids, captions, torch.device("cpu"))
+    scores = np.array(
+        [[likelihood(decoder, grids, digest, tokens) for _, tokens in captions] for digest, _ in captions]
+    )
+    expected = []
+    for own in range(len(captions)):
+        others = np.delete(scores[:, own], own)
+        expected.append(scores[own, own] > others.max())
+    assert sorted(retrieved.tolist()) == sorted(expected) and 0 < sum(expected) < len(expected)
+
+
+@torch.inference_mode()
+def likelihood(decoder: Any, grids: Any, digest: str, tokens: list[int]) -> float:
+    """The log-probability of a caption, step by step."""
+    state, total, last = decoder.start(torch.from_numpy(grids.read([digest])).float()), 0.0, START
+    for token in [*tokens, END]:
+        logits, state = decoder.step(state, torch.tensor([[last]]))
+        total += float(torch.log_softmax(logits[0, 0], dim=0)[token])
+        last = token
+    return total
+
+
+def test_captions_of_other_pictures_find_their_picture_by_chance_alone(
+    evaluated: tuple[Config, dict[str, Artifact]],
+) -> None:
+    config, found = evaluated
+    decoder, _ = load_ensemble(found["train"].path, 1)
+    grids, captions = open_grids(found["extract"], config.machine), predictions(found)
+    shuffled = [
+        (digest, tokens) for (digest, _), (_, tokens) in zip(captions, captions[1:] + captions[:1], strict=True)
+    ]
+    own, others = (
+        self_retrieval(decoder.eval(), grids, pairs, torch.device("cpu")).mean() for pairs in (captions, shuffled)
+    )
+    assert own > 5 * max(others, 1 / len(captions))
+
+
+def test_a_refused_version_is_challenger_also_as_the_first_and_by_promote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks.evaluation import caption_and_score as evaluation
+
+    workspace, real = tmp_path / "workspace", evaluation.predict
+
+    def always_a_dog(*arguments: Any) -> None:
+        real(*arguments)
+        rows = [{**row, "caption": "a dog"} for row in pq.read_table(arguments[-1]).to_pylist()]
+        pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(arguments[-1])), arguments[-1])
+
+    monkeypatch.setattr(evaluation, "predict", always_a_dog)
+    gates = {f"registry__{name}": limit for name, limit in GATES.items() if name != "min_retrieved"}
+    config = small(workspace, data__pictures=120, data__test_share=0.4, training__epochs=1, **gates)
+    register_all(config)
+    told = json.loads((artifacts(config)["register"].path / REGISTRATION).read_text())
+    assert told["alias"] == "challenger" and 'pictures have the same caption, "a dog"' in told["why"]
+    client = tracking.connect(workspace)
+    assert "champion" not in client.get_registered_model("small").aliases
+    tags = client.get_model_version("small", "1").tags
+    assert "registry.max_overused_word is 0.5" in tags["attend.gate.max_overused_word"]
+    decision = promote_version(workspace, "models:/small/1", PromotionRule("bleu4", 0.5, 1), None)
+    assert not decision.promoted and "the same caption" in decision.why
+    assert force_champion(workspace, "models:/small/1").endswith("by hand")
