@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from models.decoders.base import places_of
-from models.vocabulary import END, NULL, START
+from models.likelihood import log_probabilities, padded
+from models.vocabulary import END, NULL
 from tasks.common.progress import Bar
 from tasks.grids.reader import GridReader
 
@@ -46,28 +46,13 @@ def _log_probabilities(
     decoder: Any, grids: GridReader, drawn: Sequence[tuple[str, Sequence[int]]], device: torch.device, bar: Bar
 ) -> Tensor:
     """Return the log-probability of each caption for each of the pictures, (pictures, captions) float32."""
-    longest = max(len(tokens) for _, tokens in drawn) + 1
-    words = torch.full((len(drawn), longest + 1), NULL)
-    words[:, 0] = START
-    for row, (_, tokens) in enumerate(drawn):
-        words[row, 1 : len(tokens) + 2] = torch.tensor([*tokens, END])
-    words = words.to(device)
-    targets = words[:, 1:]
-    valid = targets != NULL
+    words = padded([[*tokens, END] for _, tokens in drawn]).to(device)
     vocabulary = decoder.step(decoder.start(_read(grids, [drawn[0][0]], device)), words[:1, :1])[0].shape[-1]
-    at_once = max(1, _LOGITS // (int(valid.sum()) * vocabulary))
+    at_once = max(1, _LOGITS // (int((words[:, 1:] != NULL).sum()) * vocabulary))
     scores = []
     for start in range(0, len(drawn), at_once):
         digests = [digest for digest, _ in drawn[start : start + at_once]]
-        shape = (len(digests), *valid.shape)
-        logits, _ = decoder(
-            _read(grids, digests, device),
-            words[:, :-1].expand(len(digests), -1, -1).contiguous(),
-            places_of(valid.expand(shape)),
-        )
-        chosen = targets.expand(shape)[valid.expand(shape)].unsqueeze(1)
-        of_words = torch.zeros(shape, device=device)
-        of_words[valid.expand(shape)] = torch.log_softmax(logits.float(), dim=1).gather(1, chosen).squeeze(1)
+        of_words = log_probabilities(decoder, _read(grids, digests, device), words.expand(len(digests), -1, -1))
         scores.append(of_words.sum(dim=2).cpu())
         bar.advance(len(digests))
     return torch.cat(scores)
