@@ -1,7 +1,8 @@
 """The captioner: backbone, decoder and vocabulary together turn photographs into captions.
 
-A captioner is saved as a folder of config.json, vocabulary.json, backbone.safetensors and decoder.safetensors; nothing
-in it is pickled. A registered model is such a folder with a copy of this package beside it.
+A captioner is saved as a folder of config.json, vocabulary.json, backbone.safetensors, decoder.safetensors and, where
+its captions have a confidence, confidence.safetensors; nothing in it is pickled. A registered model is such a folder
+with a copy of this package beside it.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from torch import Tensor
 
 from .backbones import base as backbones
 from .backbones.encoder import Encoder
+from .confidence import Confidence, features_of
 from .decoders import base as decoders
 from .decoders.ensemble import Ensemble
 from .given_grids import read_grid
+from .likelihood import padded, read, with_end
 from .options import Decoding
 from .photographs import decode, resize, stack
 from .search import Caption
 from .search import decode as decode_captions
-from .vocabulary import START, Vocabulary
+from .vocabulary import Vocabulary
 
+CONFIDENCE = "confidence.safetensors"
 _BATCH = 32  # photographs encoded and decoded at once
 
 
@@ -35,14 +39,21 @@ _BATCH = 32  # photographs encoded and decoded at once
 class Captioned:
     """The result of captioning one photograph.
 
-    tokens: the words or byte pairs of the caption. log_probability: of the caption, natural logarithm, END counted.
-    alternatives: (caption, log-probability) of the next best captions. attention: the attention map of each token,
-    (tokens, h, w) float32, each summing to 1; None if not requested. error: why there is no caption, or None.
+    tokens: the words or byte pairs of the caption. token_probabilities: of each of them, given the picture and the
+    tokens before it. log_probability: of the caption, natural logarithm, END counted. confidence: the probability that
+    the caption is acceptable; None where none was fitted. alternatives: (caption, log-probability) of the next best
+    captions. attention: the attention map of each token, (tokens, h, w) float32, each summing to 1; None if not
+    requested. error: why there is no caption, or None.
+
+    Where the confidence is less than was asked for, `caption` is the text for that, and there are no tokens and no
+    alternatives.
     """
 
     caption: str = ""
     tokens: list[str] = field(default_factory=list)
+    token_probabilities: list[float] = field(default_factory=list)
     log_probability: float = 0.0
+    confidence: float | None = None
     alternatives: list[tuple[str, float]] = field(default_factory=list)
     attention: Tensor | None = None
     error: str | None = None
@@ -54,7 +65,7 @@ class Captioner:
     config: as saved: `backbone` (name, image_size, fit, grid, precision, and `projected`, the channels of its
     projection, where it has one), `decoder` (the arguments of `make`, with the number of `members` for an ensemble) and
     `decoding` (the fields of search.Decoding). Without a backbone it takes grids in place of photographs, and
-    `backbone` has their `shape` (h, w, C).
+    `backbone` has their `shape` (h, w, C). confidence: None where its captions have none.
     """
 
     def __init__(
@@ -64,6 +75,7 @@ class Captioner:
         backbone: backbones.Backbone | None,
         decoder: decoders.Decoder | Ensemble,
         device: torch.device | str = "cpu",
+        confidence: Confidence | None = None,
     ) -> None:
         self.config = config
         self.decoding = Decoding(**config["decoding"])
@@ -74,6 +86,7 @@ class Captioner:
         self.decoder = decoder.to(self.device).eval()
         self._stepper = self.decoder.for_inference()
         self.attends = decoder.attends
+        self.confidence = None if confidence is None else confidence.on(self.device)
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = "cpu") -> Captioner:
@@ -83,7 +96,9 @@ class Captioner:
         backbone = None if "shape" in config["backbone"] else _load_backbone(config["backbone"], folder)
         decoder = make(config["decoder"])
         decoder.load_state_dict(safetensors.torch.load_file(folder / "decoder.safetensors"))
-        return cls(config, vocabulary, backbone, decoder, device)
+        fitted = folder / CONFIDENCE
+        confidence = Confidence.of_tensors(safetensors.torch.load_file(fitted)) if fitted.is_file() else None
+        return cls(config, vocabulary, backbone, decoder, device, confidence)
 
     def save(self, folder: Path) -> None:
         """Write the captioner into a folder."""
@@ -95,6 +110,9 @@ class Captioner:
                 continue
             state = {key: value.contiguous().cpu() for key, value in module.state_dict().items()}
             safetensors.torch.save_file(state, folder / f"{name}.safetensors")
+        if self.confidence is not None:
+            state = {key: value.contiguous().cpu() for key, value in self.confidence.tensors().items()}
+            safetensors.torch.save_file(state, folder / CONFIDENCE)
 
     def caption(self, photographs: Sequence[bytes], **decoding: Any) -> list[Captioned]:
         """Return a result for each encoded photograph (JPEG, PNG, WebP, ...), in order.
@@ -142,16 +160,40 @@ class Captioner:
         return resize(decode(photograph), spec["image_size"], spec["fit"], self.backbone.declared.interpolation)
 
     def from_grid(
-        self, grid: Tensor, keys: Sequence[int] | None = None, attention: bool = False, **decoding: Any
+        self,
+        grid: Tensor,
+        keys: Sequence[int] | None = None,
+        attention: bool = False,
+        min_confidence: float | None = None,
+        otherwise: str = "",
+        **decoding: Any,
     ) -> list[Captioned]:
         """Return a result for each cached grid of (N, h, w, C) float16.
 
         keys: `key_of` each photograph, for sampling. attention: whether to return attention maps; ValueError for a
-        decoder without attention. decoding: fields of search.Decoding. Fields left out, or None, are those that the
-        model was evaluated with, except that a beam selects beam search, and a temperature, top_k or top_p selects
-        sampling, unless `search` is given; and that n_best widens a beam that is not given. Raises ValueError for
-        values that do not go together.
+        decoder without attention. min_confidence: from 0 to 1; a caption of which the model is less confident is
+        replaced by the text `otherwise`; ValueError for a model that has no confidence. decoding: fields of
+        search.Decoding. Fields left out, or None, are those that the model was evaluated with, except that a beam
+        selects beam search, and a temperature, top_k or top_p selects sampling, unless `search` is given; and that
+        n_best widens a beam that is not given. Raises ValueError for values that do not go together.
         """
+        if min_confidence is not None and self.confidence is None:
+            raise ValueError("min_confidence: the captions of this model have no confidence: its model card says why")
+        settings = self._settings(decoding)
+        grid = grid.to(self.device).float()
+        captions = decode_captions(self._stepper, grid, settings, keys)
+        results = self._results(grid, captions, attention)
+        if min_confidence is None:
+            return results
+        return [
+            Captioned(otherwise, confidence=result.confidence)
+            if result.confidence is not None and result.confidence < min_confidence
+            else result
+            for result in results
+        ]
+
+    def _settings(self, decoding: dict[str, Any]) -> Decoding:
+        """Return the settings of a search from those that were given: see `from_grid`."""
         overrides = {name: value for name, value in decoding.items() if value is not None}
         for_sampling = [name for name in ("temperature", "top_k", "top_p") if name in overrides]
         if "search" not in overrides and for_sampling and "beam" in overrides:
@@ -168,37 +210,45 @@ class Captioner:
             overrides["n_best"] = min(self.decoding.n_best, overrides["beam"])
         if "min_length" not in overrides and "max_length" in overrides:
             overrides["min_length"] = min(self.decoding.min_length, overrides["max_length"] - 1)
-        settings = replace(self.decoding, **overrides)
-        grid = grid.to(self.device).float()
-        captions = decode_captions(self._stepper, grid, settings, keys)
-        maps = self.attention(grid, [n_best[0] for n_best in captions]) if attention else [None] * len(captions)
-        return [self._result(n_best, alphas) for n_best, alphas in zip(captions, maps, strict=True)]
+        return replace(self.decoding, **overrides)
 
     @torch.inference_mode()
-    def attention(self, grid: Tensor, captions: Sequence[Caption]) -> list[Tensor]:
-        """Return the attention maps of each caption: for each of its tokens one, (tokens, h, w) float32.
+    def _results(self, grid: Tensor, captions: Sequence[list[Caption]], attention: bool) -> list[Captioned]:
+        """Return the result of each picture of grid (N, h, w, C) float, given its captions, best first.
 
-        grid (N, h, w, C) float. captions: one for each grid. The captions are run through the decoder by teacher
-        forcing, which repeats the steps of the search. Raises ValueError for a decoder without attention.
+        The best caption of each is read by the decoder once more (teacher forcing), which repeats the steps of the
+        search, for its attention maps, the probabilities of its words and its confidence.
         """
-        if not self.attends:
+        if attention and not self.attends:
             raise ValueError(f"the decoder {self.config['decoder']['name']} has no attention, so no attention maps")
-        longest = max(len(caption.tokens) for caption in captions)
-        words = torch.full((len(captions), 1, longest + 1), START, device=self.device)
-        for row, caption in enumerate(captions):
-            words[row, 0, 1 : len(caption.tokens) + 1] = torch.tensor(caption.tokens, device=self.device)
-        no_places = torch.zeros(0, dtype=torch.long, device=self.device)
-        _, states = self.decoder(grid, words, no_places)
-        sides = grid.shape[1:3] if self.decoder.attention_grid is None else (self.decoder.attention_grid,) * 2
-        maps = states.alphas[:, 0].unflatten(-1, sides).cpu()
-        return [maps[row, : len(caption.tokens)] for row, caption in enumerate(captions)]
-
-    def _result(self, captions: list[Caption], attention: Tensor | None) -> Captioned:
-        """Return the result of a photograph, given its captions, best first, and the attention maps of the best."""
-        texts = [self.vocabulary.text(caption.tokens) for caption in captions]
-        alternatives = [(text, caption.log_probability) for text, caption in zip(texts[1:], captions[1:], strict=True)]
-        tokens = self.vocabulary.tokens(captions[0].tokens)
-        return Captioned(texts[0], tokens, captions[0].log_probability, alternatives, attention)
+        best = [with_end(n_best[0]) for n_best in captions]
+        of_words, states = read(self.decoder, grid, padded(best).to(self.device).unsqueeze(1))
+        of_words = of_words[:, 0]
+        confidences: list[float | None] = [None] * len(best)
+        if self.confidence is not None:
+            training = self.confidence.training
+            confidences = self.confidence(features_of(self.decoder, training, grid, best, of_words)).tolist()
+        maps = None
+        if attention:
+            sides = grid.shape[1:3] if self.decoder.attention_grid is None else (self.decoder.attention_grid,) * 2
+            maps = states.alphas[:, 0].unflatten(-1, sides).cpu()
+        probabilities = of_words.exp().tolist()
+        results = []
+        for row, (n_best, confidence) in enumerate(zip(captions, confidences, strict=True)):
+            length = len(n_best[0].tokens)
+            texts = [(self.vocabulary.text(caption.tokens), caption.log_probability) for caption in n_best]
+            results.append(
+                Captioned(
+                    caption=texts[0][0],
+                    tokens=self.vocabulary.tokens(n_best[0].tokens),
+                    token_probabilities=probabilities[row][:length],
+                    log_probability=texts[0][1],
+                    confidence=confidence,
+                    alternatives=texts[1:],
+                    attention=None if maps is None else maps[row, :length],
+                )
+            )
+        return results
 
 
 def _load_backbone(spec: Mapping[str, Any], folder: Path) -> backbones.Backbone:

@@ -24,6 +24,7 @@ from tasks.config.stages import CaptionsConfig
 from tasks.data.caption_files import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
 from tasks.data.tokenisers import tokeniser
+from tasks.evaluation.calibration import read_training_pictures
 from tasks.evaluation.caption_and_score import ScoreInputs, predict, score
 from tasks.grids.index import open_grids
 from tasks.grids.reader import GridReader
@@ -358,6 +359,7 @@ def test_captions_are_seventeen_long_int32_and_cover_every_caption(workspace: Pa
 def test_predictions_are_on_disk_and_scoring_them_again_gives_the_scores(workspace: Path) -> None:
     config, found = small(workspace), artifacts(small(workspace))
     told = json.loads((found["evaluate"].path / "scores.json").read_text())
+    told.pop("confidence")  # is judged where it is fitted
     pictures, trained_on = (read_pictures(found["ingest"].path, split) for split in ("test", "train"))
     vocabulary, predictions = read_vocabulary(found["tensorise"].path), found["evaluate"].path / "predictions.parquet"
     assert score(predictions, pictures, trained_on, vocabulary, config.evaluation) == told
@@ -397,8 +399,10 @@ def test_batch_size_does_not_change_the_captions(workspace: Path, tmp_path: Path
         config = small(workspace, machine__decode_batch=size)
         out = tmp_path / str(size)
         out.mkdir()
+        grids = open_grids(found["extract"], config.machine)
         predict(
             pictures,
+            read_training_pictures(grids, [picture.digest for picture in pictures]),
             read_vocabulary(found["tensorise"].path),
             config.evaluation,
             config.machine,

@@ -31,6 +31,13 @@ def caption(
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="draw among this many likeliest words", **whole_number(1))] = None,
     seed: Annotated[int | None, typer.Option(help="seed of what is drawn", **whole_number(0))] = None,
+    min_confidence: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="replace captions of which the model is less confident than this"),
+    ] = None,
+    otherwise: Annotated[
+        str | None, typer.Option(help="the text to replace them with; by default they are empty")
+    ] = None,
     attention: Annotated[
         Path | None,
         typer.Option(help="write a PNG that shows where the model looked for each word; for one picture only"),
@@ -48,8 +55,12 @@ def caption(
     """Caption pictures with a registered model (by default the champion promoted last)."""
     from flows.registered.caption import print_captions, write_captions_file
 
-    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-    decoding = {name: value for name, value in {"beam": beam, "n_best": n_best, **given}.items() if value is not None}
+    if otherwise is not None and min_confidence is None:
+        raise AttendError("--otherwise: replaces captions of little confidence: give --min-confidence too")
+    options: dict[str, int | float | str | None]
+    options = {"beam": beam, "n_best": n_best, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+    options |= {"min_confidence": min_confidence, "otherwise": otherwise}
+    decoding = {name: value for name, value in options.items() if value is not None}
     if out is not None:
         if n_best is not None:
             raise AttendError("--out: holds one caption of each picture: leave out --n-best, or --out and add --json")

@@ -33,15 +33,23 @@ _SCHEMA = pa.schema(
         ("folder", pa.string()),
         ("text", pa.string()),
         ("log_probability", pa.float64()),
+        ("confidence", pa.float64()),
         ("error", pa.string()),
         ("digest", pa.string()),
         ("model", pa.string()),
     ]
 )
 Row = dict[str, Any]
-AskedDecoding = Mapping[str, int | float] | None  # fields of models.options.Decoding
+# Fields of models.options.Decoding, `min_confidence` and `otherwise`.
+AskedDecoding = Mapping[str, int | float | str] | None
 # The row of a picture that is missing or unreadable. Its digest is None, so that the next run tries it again.
-_UNREADABLE: Row = {"text": None, "log_probability": None, "error": "cannot be read", "digest": None}
+_UNREADABLE: Row = {
+    "text": None,
+    "log_probability": None,
+    "confidence": None,
+    "error": "cannot be read",
+    "digest": None,
+}
 
 
 class CaptionCounts(NamedTuple):
@@ -230,11 +238,18 @@ def caption_batch(
         results = captioner.caption([picture.data for picture in batch], attention=attention, **(decoding or {}))
     except ValueError as error:
         raise AttendError(str(error)) from None
+    except TypeError:
+        if decoding is None or "min_confidence" not in decoding:
+            raise
+        raise AttendError(
+            "--min-confidence: this model was registered before captions had a confidence: run `attend run` again"
+        ) from None
     for picture, result in zip(batch, results, strict=True):
         succeeded = result.error is None
         row = {
             "text": result.caption if succeeded else None,
             "log_probability": result.log_probability if succeeded else None,
+            "confidence": getattr(result, "confidence", None),  # models registered earlier have none
             "error": result.error,
             "digest": picture.digest,
         }
@@ -248,8 +263,7 @@ def _read_rows(path: Path) -> list[Row]:
     try:
         if path.suffix == ".parquet":
             _check_columns(path, pq.read_schema(path).names)
-            rows: list[Row] = pq.read_table(path, columns=_SCHEMA.names).to_pylist()
-            return rows
+            return [_row_of(row) for row in pq.read_table(path).to_pylist()]
         if path.suffix == ".csv":
             with path.open(encoding="utf-8-sig", newline="") as file:
                 reader = csv.DictReader(file)
@@ -259,7 +273,7 @@ def _read_rows(path: Path) -> list[Row]:
         for number, line in numbered_lines(path):  # noqa: B007 -- named in the error below
             row = dict(json.loads(line))
             _check_columns(path, row)
-            rows.append({name: row[name] for name in _SCHEMA.names})
+            rows.append(_row_of(row))
         return rows
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError):
         if path.suffix != ".jsonl":
@@ -270,17 +284,25 @@ def _read_rows(path: Path) -> list[Row]:
 def _check_columns(path: Path, names: Iterable[str]) -> None:
     """Raise AttendError where a file of captions has columns that someone added, which would be lost."""
     added = sorted(set(names) - set(_SCHEMA.names))
-    if added and set(_SCHEMA.names) <= set(names):
+    if added and set(_SCHEMA.names) - {"confidence"} <= set(names):
         raise AttendError(
             f"--out: {path}: has columns of its own ({', '.join(added)}), which would be lost: give another name"
         )
 
 
+def _row_of(values: Row) -> Row:
+    """Return a row of a file of captions, in the order of `_SCHEMA`; one without a confidence may be an earlier one's.
+
+    Raises KeyError where another column is missing.
+    """
+    return {name: values.get(name) if name == "confidence" else values[name] for name in _SCHEMA.names}
+
+
 def _row_of_csv(row: dict[str, str]) -> Row:
     """Return a row of a CSV file, in which an empty field stands for null."""
-    values: Row = {name: row[name] or None for name in _SCHEMA.names}
-    if values["log_probability"] is not None:
-        values["log_probability"] = float(values["log_probability"])
+    values = {name: value or None for name, value in _row_of(row).items()}
+    for name in ("log_probability", "confidence"):
+        values[name] = None if (number := values[name]) is None else float(number)
     if values["error"] is None:
         values["text"] = values["text"] or ""
     return values
@@ -331,7 +353,8 @@ def _print(rows: list[Row], as_json: bool) -> None:
         return
     for row in rows:
         if row["error"] is None:
-            print(f"{row['picture']}: {row['text']}")
+            sure = "" if row["confidence"] is None else f"  ({100 * row['confidence']:.0f} %)"
+            print(f"{row['picture']}: {row['text']}{sure}")
             for text, _ in row["alternatives"]:
                 print(f"{' ' * len(row['picture'])}  {text}")
         else:

@@ -15,18 +15,22 @@ from typing import NamedTuple, TypedDict
 
 from flows.serving.limits import RefusedError
 
-Params = dict[str, int | float | bool]
+Params = dict[str, int | float | bool | str]
 
 
 class CaptionRow(TypedDict):
-    """A picture's row of the registered model's output. alternatives: caption and log_probability of each.
+    """A picture's row of the registered model's output.
 
-    attention: a map, a list of rows, for each token. error: why there is no caption; None where there is one.
+    token_probabilities: of each of the tokens. confidence: the probability that the caption is acceptable; None where
+    the model has none. alternatives: caption and log_probability of each. attention: a map, a list of rows, for each
+    token. error: why there is no caption; None where there is one.
     """
 
     caption: str
     tokens: list[str]
+    token_probabilities: list[float]
     log_probability: float
+    confidence: float | None
     alternatives: list[dict[str, str | float]]
     attention: list[list[list[float]]]
     error: str | None
@@ -42,7 +46,9 @@ def failed(why: str) -> CaptionRow:
     return {
         "caption": "",
         "tokens": [],
+        "token_probabilities": [],
         "log_probability": 0.0,
+        "confidence": None,
         "alternatives": [],
         "attention": [],
         "error": why,

@@ -20,6 +20,7 @@ _FORMS = ("dataframe_split", "dataframe_records", "inputs", "instances")
 # The most brackets and commas in a body: Python makes an object of each value between them, which may take fifty times
 # the value's bytes.
 _MAX_SEPARATORS = 100_000
+_MAX_TEXT = 1000  # characters of a parameter
 
 
 class CaptionRequest(NamedTuple):
@@ -66,8 +67,12 @@ def parameters(given: Mapping[str, Any], known: Mapping[str, type]) -> Params:
     return values
 
 
-def _typed(name: str, value: Any, kind: type) -> int | float | bool:
-    """Return a parameter's value as a bool, int or float. Raises RefusedError where it is not one."""
+def _typed(name: str, value: Any, kind: type) -> int | float | bool | str:
+    """Return a parameter's value as a bool, int, float or text. Raises RefusedError where it is not one."""
+    if kind is str:
+        if not isinstance(value, str) or len(value) > _MAX_TEXT:
+            raise RefusedError(400, f"{name}: give a text of {_MAX_TEXT} characters at most")
+        return value
     if kind is bool:
         truth = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
         if truth is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 _LOG = logging.getLogger("attend.serve")
-_TYPES: dict[str, type] = {"long": int, "integer": int, "double": float, "float": float, "boolean": bool}
+_TYPES: dict[str, type] = {"long": int, "integer": int, "double": float, "float": float, "boolean": bool, "string": str}
 
 
 class ModelInfo(TypedDict):
@@ -31,6 +31,7 @@ class ModelInfo(TypedDict):
     attends: bool
     fit: str
     beam: int
+    confident: bool
     card: str
 
 
@@ -126,6 +127,7 @@ def _load(version: ModelVersion) -> LoadedVersion:
         "attends": captioner.attends,
         "fit": captioner.config["backbone"]["fit"],
         "beam": captioner.decoding.beam,
+        "confident": getattr(captioner, "confidence", None) is not None,  # older versions do not know of it
         "card": version.description or "",
     }
     loaded = LoadedVersion(uri, model, params, about)

@@ -208,6 +208,13 @@ class EvaluationConfig(Section):
         description="number of kept epochs, the best ones, whose word probabilities are averaged; see `keep` of "
         "training and self_critical",
     )
+    acceptable: float = Field(
+        50.0,
+        gt=0,
+        le=1000,
+        description="CIDEr-D, in percent, from which a caption counts as acceptable: its `confidence` is the "
+        "probability of that",
+    )
     metrics: tuple[str, ...] = Field(
         ("bleu", "meteor", "rouge", "cider"), min_length=1, description="metrics that score the captions"
     )
@@ -221,7 +228,7 @@ class EvaluationConfig(Section):
 
     def decoding(self) -> Decoding:
         """Return the settings of decoding; ValueError for those that do not go together."""
-        return Decoding(**self.model_dump(exclude={"split", "metrics", "ensemble"}))
+        return Decoding(**self.model_dump(exclude={"split", "metrics", "ensemble", "acceptable"}))
 
 
 class RegistryConfig(Section):

@@ -1,26 +1,34 @@
 """Captions of held-out pictures, decoded free-running, and their scores, computed from the file of captions.
 
-predictions.parquet: digest, caption, tokens, log_probability, finished, alternatives (the next best captions), and the
-truth that they are scored against: references (cut into words, see metrics/ptb.py) and facts (JSON or null).
-scores.json: the scores in percent with their intervals, the statistics of the captions' language, and a signature of
-the settings.
+predictions.parquet: digest, caption, tokens, log_probability, finished, alternatives (the next best captions), the
+features of the caption's confidence (models/confidence.py) and that confidence, null where none could be fitted, and
+the truth that they are scored against: references (cut into words, see metrics/ptb.py) and facts (JSON or null).
+fitted_to.parquet: the same of the dev pictures that the confidence was fitted to, where dev is not what is scored.
+scores.json: the scores in percent with their intervals, the statistics of the captions' language, how well the
+confidence told good captions from others, and a signature of the settings.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import safetensors.torch
+from torch import Tensor
 
-from models.captioner import key_of_digest
+from models.captioner import CONFIDENCE, key_of_digest
+from models.confidence import FEATURES, TrainingPictures, features_of
+from models.likelihood import log_probabilities, padded, with_end
 from models.replayed_search import ReplayedSearch
 from models.search import Caption, decode
 from models.vocabulary import Vocabulary
@@ -33,8 +41,9 @@ from tasks.config.stages import EvaluationConfig
 from tasks.data.caption_files import read_vocabulary
 from tasks.data.manifest import Picture, read_pictures
 from tasks.device.recording import graphs_for
+from tasks.evaluation import calibration
 from tasks.evaluation.caption_statistics import DESCRIPTIONS, caption_statistics
-from tasks.evaluation.score_record import ScoreRecord, write_scores
+from tasks.evaluation.score_record import JudgedConfidence, ScoreRecord, confidence_lines, write_scores
 from tasks.grids.index import open_grids
 from tasks.metrics import METRICS, ScoredCaption, is_latin, load, measure
 from tasks.metrics.bootstrap import intervals
@@ -44,7 +53,7 @@ from tasks.pipeline.ledger import Artifact, Outcome, digest_of
 from tasks.training.batches import decode_batch_size, grids_in_order
 from tasks.training.outputs import load_ensemble
 
-PREDICTIONS = "predictions.parquet"
+PREDICTIONS, FITTED_TO = "predictions.parquet", "fitted_to.parquet"
 _SAMPLE = 200  # pictures by whose references the script is told
 _SCHEMA = pa.schema(
     [
@@ -54,6 +63,7 @@ _SCHEMA = pa.schema(
         ("log_probability", pa.float64()),
         ("finished", pa.bool_()),
         ("alternatives", pa.list_(pa.string())),
+        *((name, pa.float64()) for name in (*FEATURES[1:], "confidence")),  # the first is above
         ("references", pa.list_(pa.string())),
         ("facts", pa.string()),
     ]
@@ -69,6 +79,10 @@ class PredictionRow(TypedDict):
     log_probability: NotRequired[float]
     finished: NotRequired[bool]
     alternatives: NotRequired[list[str]]
+    mean_log_probability: NotRequired[float]
+    gain: NotRequired[float]
+    distance: NotRequired[float]
+    confidence: NotRequired[float | None]
     references: NotRequired[list[str]]
     facts: NotRequired[str | None]
 
@@ -86,38 +100,113 @@ class ScoreInputs:
 def evaluate_decoder(evaluation: EvaluationConfig, machine: MachineConfig, sources: ScoreInputs, out: Path) -> Outcome:
     """Caption the pictures of `evaluation.split`, and score the captions against all references of each picture.
 
-    Write predictions.parquet and scores.json to `out`. The outcome's products are digests of the scores and of the
-    decoding settings.
+    Write predictions.parquet, scores.json and, where one could be fitted, the confidence to `out`. The outcome's
+    products are digests of the scores and of the decoding settings.
     """
     vocabulary = read_vocabulary(sources.captions.path)
     pictures = read_pictures(sources.manifest.path, evaluation.split)
-    predict(pictures, vocabulary, evaluation, machine, sources, out / PREDICTIONS)
     trained_on = read_pictures(sources.manifest.path, "train")
+    grids = open_grids(sources.grids, machine)
+    training = calibration.read_training_pictures(grids, [picture.digest for picture in trained_on])
+    predict(pictures, training, vocabulary, evaluation, machine, sources, out / PREDICTIONS)
+    if evaluation.split != "dev":
+        dev = read_pictures(sources.manifest.path, "dev")
+        drawn = random.Random(0).sample(dev, min(len(dev), calibration.FITTED_TO))
+        predict(drawn, training, vocabulary, evaluation, machine, sources, out / FITTED_TO)
+    judged = _add_confidence(out, training, evaluation.acceptable)
     scores = score(out / PREDICTIONS, pictures, trained_on, vocabulary, evaluation)
+    scores["confidence"] = judged
     write_scores(scores, out)
     counts: dict[str, int | float] = {"captions": scores["pictures"]}
     counts |= {name: round(value, 2) for name, value in scores["scores"].items()}
+    notes = [f"the captions have no confidence: {judged}"] if isinstance(judged, str) else []
     return Outcome(
-        {"scores": digest_of(scores), "decoding": digest_of([vars(evaluation.decoding()), evaluation.ensemble])}, counts
+        {"scores": digest_of(scores), "decoding": digest_of([vars(evaluation.decoding()), evaluation.ensemble])},
+        counts,
+        notes,
     )
+
+
+def _add_confidence(out: Path, training: TrainingPictures, acceptable: float) -> JudgedConfidence | str:
+    """Fit a confidence, write it to `out`, and add it to the rows of predictions.parquet.
+
+    Return how well it tells acceptable captions from others, or why none can be fitted: see calibration.py.
+    """
+    scored = _Captions.read(out / PREDICTIONS, acceptable)
+    if (out / FITTED_TO).exists():
+        dev = _Captions.read(out / FITTED_TO, acceptable)
+        folds = [(dev, np.ones(len(scored.flags), np.bool_))]
+    else:
+        dev = scored
+        first = calibration.halves(scored.digests)
+        folds = [(scored.select(~half), half) for half in (first, ~first)]
+    whys = [why for part in (dev, *(part for part, _ in folds)) if (why := calibration.why_not(part.flags)) is not None]
+    if whys:
+        return whys[0]
+    confidence = np.empty(len(scored.flags))
+    for part, judged in folds:
+        fitted = calibration.fit(training, part.features, part.flags)
+        confidence[judged] = calibration.confidences(fitted, scored.features[judged])
+    table = pq.read_table(out / PREDICTIONS)
+    column = table.schema.get_field_index("confidence")
+    pq.write_table(table.set_column(column, "confidence", pa.array(confidence)), out / PREDICTIONS)
+    whole = calibration.fit(training, dev.features, dev.flags)
+    safetensors.torch.save_file(whole.tensors(), out / CONFIDENCE)
+    return calibration.judge(confidence, scored.log_probabilities, scored.flags, scored.definition)
+
+
+@dataclass(frozen=True)
+class _Captions:
+    """Hold the captions of a predictions file.
+
+    features (N, F). log_probabilities (N,). flags (N,): which are acceptable. definition: of that, in words.
+    """
+
+    digests: list[str]
+    features: calibration.Values
+    log_probabilities: calibration.Values
+    flags: calibration.Flags
+    definition: str
+
+    @classmethod
+    def read(cls, path: Path, acceptable: float) -> _Captions:
+        table = pq.read_table(path, columns=["digest", *FEATURES])
+        features = np.stack([table[name].to_numpy() for name in FEATURES], axis=1)
+        captions = list(read_predictions(path).values())
+        flags = calibration.is_acceptable(captions, acceptable)
+        definition = calibration.describe_acceptable(captions, acceptable)
+        return cls(table["digest"].to_pylist(), features, table["log_probability"].to_numpy(), flags, definition)
+
+    def select(self, which: calibration.Flags) -> _Captions:
+        digests = [digest for digest, is_one in zip(self.digests, which, strict=True) if is_one]
+        return replace(
+            self,
+            digests=digests,
+            features=self.features[which],
+            log_probabilities=self.log_probabilities[which],
+            flags=self.flags[which],
+        )
 
 
 def predict(
     pictures: list[Picture],
+    training: TrainingPictures,
     vocabulary: Vocabulary,
     evaluation: EvaluationConfig,
     machine: MachineConfig,
     sources: ScoreInputs,
     path: Path,
 ) -> None:
-    """Write the captions of all pictures that have a grid to a Parquet file.
+    """Write the captions of all pictures that have a grid to a Parquet file, with the features of their confidence.
 
     Always in float32, because reported scores come from these captions. Raise AttendError where no picture has a grid.
     """
     device = device_of(machine)
     grids = open_grids(sources.grids, machine)
     decoder, _ = load_ensemble(sources.decoder.path, evaluation.ensemble)
-    inference_decoder = decoder.to(device).for_inference()
+    decoder = decoder.to(device).eval()
+    training = training.on(device)
+    inference_decoder = decoder.for_inference()
     graphs = graphs_for(machine, device)
     search = partial(decode, inference_decoder) if graphs is None else ReplayedSearch(inference_decoder, graphs).decode
     digests = [picture.digest for picture in pictures if picture.digest in grids]
@@ -131,11 +220,27 @@ def predict(
         size = decode_batch_size(machine, grids.shape, decoding.beam if decoding.search == "beam" else decoding.n_best)
         for part, grid in grids_in_order(local_digests, grids, size):
             keys = [key_of_digest(digest) for digest in part]
-            captioned = search(grid.to(device), decoding, keys)
-            local_rows += [_row(digest, captions, vocabulary) for digest, captions in zip(part, captioned, strict=True)]
+            on_device = grid.to(device)
+            captioned = search(on_device, decoding, keys)
+            features = _features(decoder, training, on_device, [captions[0] for captions in captioned])
+            local_rows += [
+                _row(digest, captions, vocabulary, values)
+                for digest, captions, values in zip(part, captioned, features, strict=True)
+            ]
             bar.advance(len(part))
     rows = processes.all_gather(local_rows, len(digests))
     write_predictions(rows, pictures, path)
+
+
+def _features(
+    decoder: Any, training: TrainingPictures, grid: Tensor, captions: Sequence[Caption]
+) -> list[dict[str, float]]:
+    """Return the features of the confidence of each picture's caption, by name."""
+    read_back = [with_end(caption) for caption in captions]
+    words = padded(read_back).to(grid.device).unsqueeze(1)
+    of_words = log_probabilities(decoder, grid.float(), words)[:, 0]
+    values = features_of(decoder, training, grid.float(), read_back, of_words).tolist()
+    return [dict(zip(FEATURES, row, strict=True)) for row in values]
 
 
 def write_predictions(rows: list[PredictionRow], pictures: list[Picture], path: Path) -> None:
@@ -192,17 +297,22 @@ def captions_in(path: Path) -> dict[str, str]:
     return dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-def _row(digest: str, captions: list[Caption], vocabulary: Vocabulary) -> PredictionRow:
-    """Return the row of predictions.parquet, without references and facts, of a picture's captions, best first."""
+def _row(digest: str, captions: list[Caption], vocabulary: Vocabulary, features: dict[str, float]) -> PredictionRow:
+    """Return the row of predictions.parquet, without references and facts, of a picture's captions, best first.
+
+    features: of the confidence of the best.
+    """
     texts = [vocabulary.text(caption.tokens) for caption in captions]
-    return {
+    row: dict[str, Any] = {
         "digest": digest,
         "caption": texts[0],
         "tokens": captions[0].tokens,
+        **features,
         "log_probability": captions[0].log_probability,
         "finished": captions[0].finished,
         "alternatives": texts[1:],
     }
+    return cast(PredictionRow, row)
 
 
 def score(
@@ -277,6 +387,7 @@ def score_lines(result: ScoreRecord) -> list[str]:
     lines += [f"| {DESCRIPTIONS[name]} | {_formatted(name, value)} |" for name, value in result["language"].items()]
     signature = result["signature"].replace("|", ", ")
     lines += ["", f"{describe_pictures(result)}; `{signature}`."]
+    lines += ["", *confidence_lines(result)] if "confidence" in result else []
     return [*lines, "", f"**{leak}**"] if (leak := describe_leak(result)) else lines
 
 

@@ -1,7 +1,8 @@
 """Stage `evaluate`: the held-out pictures -> captions -> scores.
 
 In: the grids and captions of `evaluation.split`, and the trained decoder. Out: predictions.parquet, the captions,
-decoded free-running, and scores.json, the scores of the captions as they are read back from that file.
+decoded free-running; scores.json, the scores of the captions as they are read back from that file; and
+confidence.safetensors, the confidence of captions, fitted to those of dev.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Scores(Stage):
     """The stage `evaluate`: held-out pictures -> captions -> scores."""
 
     kind: ClassVar[str] = "evaluate"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     distributed: ClassVar[bool] = True
 
     evaluation: EvaluationConfig
@@ -46,10 +47,11 @@ class Scores(Stage):
         return (
             self.decoder.weights,
             self.decoder.grids.identity,
-            self.decoder.grids.failed(split),
+            self.decoder.grids.failed(*dict.fromkeys((split, "dev"))),
             captions.vocabulary,
             captions.manifest.split(split, "evaluation.split"),
             captions.manifest.split("train"),
+            *([] if split == "dev" else [captions.manifest.split("dev")]),
         )
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:

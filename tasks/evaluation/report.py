@@ -20,7 +20,7 @@ from models.options import Decoding
 from models.photographs import decode, seen
 from models.vocabulary import WORD_END
 from tasks.evaluation.caption_and_score import describe_leak, read_predictions
-from tasks.evaluation.score_record import ScoreRecord
+from tasks.evaluation.score_record import JudgedConfidence, ScoreRecord, confidence_lines
 from tasks.grids.photograph_batches import read_photograph
 from tasks.metrics import ScoredCaption
 from tasks.metrics.bleu import sentence_bleu4
@@ -96,14 +96,18 @@ def write_report(
             for digest in listed
         ],
         "left_out": left_out,
+        "confidence": " ".join(confidence_lines(result)),
     }
     plots = [_length_plot(list(corpus.values()))]
+    judged = result.get("confidence")
+    certainty = [] if judged is None or isinstance(judged, str) else [_reliability_plot(judged), _coverage_plot(judged)]
     if history:
         plots.insert(0, _training_plot(history))
     page = string.Template(page_file("report.html")).substitute(
         title=html.escape(title),
         look=page_file("look.css"),
         plots="".join(f"<figure>{plot}</figure>" for plot in plots),
+        certainty="".join(f"<figure>{plot}</figure>" for plot in certainty),
         data=json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"),  # so that a caption cannot end the script
         heat=page_file("heat.js"),
         script=page_file("report.js"),
@@ -157,6 +161,8 @@ class _Card(TypedDict):
     width: int
     height: int
     tokens: list[str]
+    probabilities: list[float]
+    confidence: float | None
     maps: str
     side: list[int]
 
@@ -186,6 +192,8 @@ def _cards(digests: Sequence[str], captioner: Any, files: Mapping[str, Path], de
             "width": thumbnail.width,
             "height": thumbnail.height,
             "tokens": [token.replace(WORD_END, "") for token in item.tokens],
+            "probabilities": [round(value, 3) for value in getattr(item, "token_probabilities", [])],
+            "confidence": getattr(item, "confidence", None),  # models registered earlier have neither
             "maps": base64.b64encode(maps).decode(),
             "side": list(side),
         }
@@ -221,6 +229,40 @@ def _length_plot(corpus: Sequence[ScoredCaption]) -> str:
     labels, colors = ["captions", "references"], ["#b3411e", "#8c867c"]
     axis.hist([lengths, reference_lengths], bins=bins, density=True, label=labels, color=colors)
     axis.set(xlabel="words", ylabel="share", title="lengths")
+    axis.legend(frameon=False)
+    return as_svg(figure)
+
+
+def _reliability_plot(judged: JudgedConfidence) -> str:
+    """Return a plot of the share of acceptable captions by their confidence, as SVG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+    axis = figure.subplots()
+    mean, share, _ = zip(*judged["bins"], strict=True)
+    axis.plot([0, 1], [0, 1], color="#8c867c", linestyle="--", label="as it should be")
+    axis.plot(mean, share, marker="o", color="#b3411e", label="each bin of as many captions")
+    axis.set(xlabel="confidence", ylabel="share of acceptable captions", title="reliability", xlim=(0, 1), ylim=(0, 1))
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False)
+    return as_svg(figure)
+
+
+def _coverage_plot(judged: JudgedConfidence) -> str:
+    """Return a plot of the risk-coverage curves, as SVG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+    axis = figure.subplots()
+    coverage, by_confidence, by_log_probability = zip(*judged["curve"], strict=True)
+    axis.plot(coverage, by_confidence, color="#b3411e", label="by confidence")
+    axis.plot(coverage, by_log_probability, color="#d9a441", label="by log-probability")
+    axis.axhline(judged["ranking"]["random"], color="#8c867c", linestyle="--", label="at random")
+    axis.set(
+        xlabel="share of the captions that are shown", ylabel="share of those not acceptable",
+        title="risk by coverage", xlim=(0, 1), ylim=(0, 1),
+    )  # fmt: skip
+    axis.grid(alpha=0.25)
     axis.legend(frameon=False)
     return as_svg(figure)
 

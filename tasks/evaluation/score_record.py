@@ -9,13 +9,38 @@ from typing import NotRequired, TypedDict, cast
 SCORES = "scores.json"
 
 
+class JudgedConfidence(TypedDict):
+    """How well the confidence told acceptable captions from others, on pictures that it was not fitted to.
+
+    acceptable: which captions are, in words. pictures: that were judged. share: of acceptable
+    captions among them. calibration_error: the mean difference of confidence and share of acceptable captions, over
+    bins of as many pictures each. ranking: of confidence, of the caption's log-probability, and of a random order, the
+    mean share of captions that are not acceptable among the 1, 2, ... pictures ranked first (the area under the
+    risk-coverage curve; Geifman and El-Yaniv 2017). gain: the 95 % interval of what the confidence takes off the
+    log-probability's area, by the paired bootstrap. auroc: the probability that an acceptable caption is ranked before
+    one that is not. bins: of each, confidence, share of acceptable captions and pictures. curve: coverage, and the
+    share of captions that are not acceptable by confidence and by log-probability.
+    """
+
+    acceptable: str
+    pictures: int
+    share: float
+    calibration_error: float
+    ranking: dict[str, float]
+    gain: list[float]
+    auroc: float
+    bins: list[list[float]]
+    curve: list[list[float]]
+
+
 class ScoreRecord(TypedDict):
     """The scores of captions.
 
     scores: percent, by name. intervals: the 95 % interval of each, low and high. signature: everything that the scores
     depend on beside the captions. pictures: their number. language: the statistics of caption_statistics.py. data: the
     digest of the pictures and their references. also_in_training: how many of the pictures are, byte for byte, in the
-    train split as well. Neither is there where the captions came from a file.
+    train split as well. confidence: how well the captions' confidence told good ones from others, or why they have
+    none. None of these is there where the captions came from a file; and only an evaluation fits a confidence.
     """
 
     scores: dict[str, float]
@@ -25,6 +50,7 @@ class ScoreRecord(TypedDict):
     language: dict[str, float]
     data: NotRequired[str]
     also_in_training: NotRequired[int]
+    confidence: NotRequired[JudgedConfidence | str]
 
 
 def read_scores(folder: Path) -> ScoreRecord:
@@ -35,3 +61,29 @@ def read_scores(folder: Path) -> ScoreRecord:
 def write_scores(record: ScoreRecord, folder: Path) -> None:
     """Write scores.json into a folder."""
     (folder / SCORES).write_text(json.dumps(record, indent=1, sort_keys=True), encoding="utf-8")
+
+
+def confidence_lines(result: ScoreRecord) -> list[str]:
+    """Return sentences on the confidence of the captions; none where none was fitted or tried."""
+    judged = result.get("confidence")
+    if judged is None or isinstance(judged, str):
+        return [] if judged is None else [f"The captions have no confidence: {judged}."]
+    ranking, (low, high) = judged["ranking"], judged["gain"]
+    return [
+        f"A caption's confidence is the probability that it is acceptable: that {judged['acceptable']}, as "
+        f"{judged['share']:.1%} of {judged['pictures']:,} captions are.",
+        f"It was judged on captions that it was not fitted to: it is off by {judged['calibration_error']:.1%} in the "
+        f"mean; of the captions that it ranks first, {ranking['confidence']:.1%} are not acceptable in the mean over "
+        f"all coverages, by log-probability {ranking['log_probability']:.1%} (less by {low:.1%} to {high:.1%} at "
+        f"95 %), at random {ranking['random']:.1%}.",
+    ]
+
+
+def confidence_figures(result: ScoreRecord) -> dict[str, float]:
+    """Return the figures of the captions' confidence by name, from 0 to 1; none where they have none."""
+    judged = result.get("confidence")
+    if judged is None or isinstance(judged, str):
+        return {}
+    ranking = {f"risk_coverage_{name}": value for name, value in judged["ranking"].items()}
+    errors = {"calibration_error": judged["calibration_error"], "auroc": judged["auroc"], "acceptable": judged["share"]}
+    return {f"confidence_{name}": value for name, value in {**errors, **ranking}.items()}

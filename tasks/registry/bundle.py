@@ -7,8 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
+
 import models
-from models.captioner import Captioner
+from models.backbones.base import Backbone
+from models.captioner import CONFIDENCE, Captioner
+from models.confidence import Confidence
 from tasks.config.schema import Config
 from tasks.data.caption_files import read_vocabulary
 from tasks.grids.index import open_grids
@@ -31,9 +35,15 @@ def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
     decoder, decoder_shape = load_ensemble(artifacts.decoder.path, config.evaluation.ensemble)
     parts = {"decoder": decoder_shape, "decoding": vars(config.evaluation.decoding())}
     vocabulary = read_vocabulary(artifacts.captions.path)
+    fitted = artifacts.scores.path / CONFIDENCE
+    confidence = Confidence.of_tensors(safetensors.torch.load_file(fitted)) if fitted.is_file() else None
+
+    def captioner_of(backbone_spec: dict[str, Any], backbone: Backbone | None) -> Captioner:
+        return Captioner({"backbone": backbone_spec, **parts}, vocabulary, backbone, decoder, confidence=confidence)
+
     if config.encoding is None:
         shape = open_grids(artifacts.grids, config.machine).shape
-        return Captioner({"backbone": {"name": IMPORTED, "shape": list(shape)}, **parts}, vocabulary, None, decoder)
+        return captioner_of({"name": IMPORTED, "shape": list(shape)}, None)
     spec: dict[str, Any] = {
         "name": config.encoding.backbone,
         "image_size": config.encoding.image_size,
@@ -42,12 +52,11 @@ def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
         "precision": config.encoding.precision,
     }
     if config.encoder is None:
-        backbone = load_backbone(config.grids, artifacts.tuned)
-        return Captioner({"backbone": spec, **parts}, vocabulary, backbone, decoder)
+        return captioner_of(spec, load_backbone(config.grids, artifacts.tuned))
     channels = open_grids(artifacts.grids, config.machine).shape[2]
     if config.encoder.projection is not None:
         spec["projected"] = channels
-    captioner = Captioner({"backbone": spec, **parts}, vocabulary, load_encoder(config.encoder, channels), decoder)
+    captioner = captioner_of(spec, load_encoder(config.encoder, channels))
     check_encoder(captioner, config, artifacts)
     return captioner
 

@@ -78,14 +78,17 @@ def _signature(column: str) -> Any:
 
     alternative = Object([Property("caption", DataType.string), Property("log_probability", DataType.double)])
     # The default 0 stands for "as the model was evaluated".
-    integers, floats = ("beam_size", "max_length", "n_best", "top_k", "seed"), ("temperature", "top_p")
+    integers = ("beam_size", "max_length", "n_best", "top_k", "seed")
+    floats = ("temperature", "top_p", "min_confidence")
     return ModelSignature(
         inputs=Schema([ColSpec(DataType.binary, column)]),
         outputs=Schema(
             [
                 ColSpec(DataType.string, "caption"),
                 ColSpec(Array(DataType.string), "tokens"),
+                ColSpec(Array(DataType.double), "token_probabilities"),
                 ColSpec(DataType.double, "log_probability"),
+                ColSpec(DataType.double, "confidence", required=False),
                 ColSpec(Array(alternative), "alternatives"),
                 ColSpec(Array(Array(Array(DataType.double))), "attention"),
                 ColSpec(DataType.string, "error", required=False),
@@ -95,6 +98,7 @@ def _signature(column: str) -> Any:
             [
                 *(ParamSpec(name, DataType.long, 0) for name in integers),
                 *(ParamSpec(name, DataType.double, 0.0) for name in floats),
+                ParamSpec("otherwise", DataType.string, ""),
                 ParamSpec("return_attention", DataType.boolean, False),
             ]
         ),

@@ -21,6 +21,7 @@ _PARAMETERS = {
     "top_k": ("top_k", 1, 1_000_000),
     "seed": ("seed", 1, 2**31 - 1),
     "n_best": ("n_best", 1, 100),
+    "min_confidence": ("min_confidence", 0.0, 1.0),
 }
 
 
@@ -67,7 +68,7 @@ def decoding_of(params):
     Raise MlflowException for a parameter that is out of bounds.
     """
     params = dict(params or {})
-    decoding = {"attention": bool(params.get("return_attention"))}
+    decoding = {"attention": bool(params.get("return_attention")), "otherwise": str(params.get("otherwise") or "")}
     for name, (option, minimum, maximum) in _PARAMETERS.items():
         value = params.get(name) or None
         if value is not None and not minimum <= value <= maximum:
@@ -97,7 +98,8 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
         self._admit = photographs.admit
 
     def predict(self, context, model_input: pd.DataFrame, params=None):
-        """Return a dict for each photograph: caption, tokens, log_probability, alternatives, attention, error.
+        """Return a dict for each photograph: caption, tokens, token_probabilities, log_probability, confidence,
+        alternatives, attention, error.
 
         Raise MlflowException for parameters that are invalid or do not go together.
         """
@@ -128,7 +130,9 @@ def _row(item):
     return {
         "caption": item.caption,
         "tokens": item.tokens,
+        "token_probabilities": item.token_probabilities,
         "log_probability": item.log_probability,
+        "confidence": item.confidence,
         "alternatives": [{"caption": text, "log_probability": p} for text, p in item.alternatives],
         "attention": item.attention.tolist() if item.attention is not None else [],
         "error": None,
@@ -140,7 +144,9 @@ def _without_caption(why):
     return {
         "caption": "",
         "tokens": [],
+        "token_probabilities": [],
         "log_probability": 0.0,
+        "confidence": None,
         "alternatives": [],
         "attention": [],
         "error": why,

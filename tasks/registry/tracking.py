@@ -27,7 +27,7 @@ from tasks.common.errors import AttendError
 from tasks.common.files import flush_all, write_atomically
 from tasks.common.log import log
 from tasks.common.object_storage import Remote
-from tasks.evaluation.score_record import ScoreRecord
+from tasks.evaluation.score_record import ScoreRecord, confidence_figures
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.embedded_store import DATABASE, prepare_database
@@ -360,7 +360,7 @@ def log_scores_of_evaluation(
     tags = {PARENT_RUN: log.run_id, "attend.signature": scores["signature"], **source_tags()}
     run = earlier[0] if earlier else log.client.create_run(experiment, tags=tags, run_name=evaluation)
     run_id = str(run.info.run_id)
-    log_model_scores(log.client, run_id, scores["scores"], model_id, pictures)
+    log_model_scores(log.client, run_id, {**scores["scores"], **confidence_figures(scores)}, model_id, pictures)
     log.client.set_terminated(run_id)
     return run_id
 

@@ -13,19 +13,21 @@
   function clear() {
     at("words").replaceChildren();
     at("list").replaceChildren();
-    at("others").hidden = at("hint").hidden = true;
+    at("others").hidden = at("hint").hidden = at("sure").hidden = true;
     at("frame").classList.remove("on");
   }
 
   function show(row) {
     clear();
     if (row.error) return state(`This picture ${row.error}.`, true);
-    state(`log-probability ${row.log_probability.toFixed(2)}`);
+    state(row.confidence === null || row.confidence === undefined ? `log-probability ${row.log_probability.toFixed(2)}`
+      : `${(100 * row.confidence).toFixed(0)} % confident that this is acceptable; log-probability ${row.log_probability.toFixed(2)}`);
     const maps = row.attention.map((map) => map.flat());
     const [height, width] = row.attention.length ? [row.attention[0].length, row.attention[0][0].length] : [0, 0];
     const tokens = row.tokens.map((token) => token.replace("</w>", ""));
-    Heat.words(at("words"), at("frame"), at("heat"), tokens, maps, height, width);
+    Heat.words(at("words"), at("frame"), at("heat"), tokens, maps, height, width, row.token_probabilities || []);
     at("hint").hidden = !maps.length;
+    at("sure").hidden = !(row.token_probabilities || []).length;
     at("others").hidden = !row.alternatives.length;
     at("list").replaceChildren(...row.alternatives.map((other) => {
       const item = document.createElement("li");

@@ -28,8 +28,9 @@ const Heat = (() => {
   }
 
   // One button a word in `line`; passing over one, or reaching it by keyboard, lays its map over the photograph, and
-  // pressing it keeps it there. maps: one a word, or none where the model does not attend.
-  function words(line, frame, canvas, tokens, maps, height, width) {
+  // pressing it keeps it there. maps: one a word, or none where the model does not attend. probabilities: of each word, or
+  // none; the line below a word is as dark as it is likely.
+  function words(line, frame, canvas, tokens, maps, height, width, probabilities = []) {
     let kept = null;
     frame.classList.remove("on");
     const show = (at) => {
@@ -39,6 +40,11 @@ const Heat = (() => {
     const parts = tokens.map((token, at) => {
       const part = document.createElement(maps.length ? "button" : "span");
       part.textContent = token;
+      if (probabilities.length) {
+        const share = probabilities[at];
+        part.style.borderBottom = `3px solid color-mix(in srgb, var(--mark) ${Math.round(100 * share)}%, var(--soft))`;
+        part.title = `${(100 * share).toFixed(0)} % likely here`;
+      }
       if (!maps.length) return part;
       part.type = "button";
       part.setAttribute("aria-pressed", "false");

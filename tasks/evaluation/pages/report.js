@@ -37,6 +37,7 @@
     at("rivals").lastChild.className = "wide";
   }
   at("language").textContent = data.language;
+  at("confidence").textContent = data.confidence || "How sure the model is of a caption was not judged here.";
   at("how").textContent = data.attends
     ? "Pass over a word, or reach it with the Tab key, to see where the model looked for it."
     : "This decoder gets the picture in its first state alone: there are no attention maps.";
@@ -61,10 +62,11 @@
     const cells = item.side[0] * item.side[1];
     const bytes = decoded(item.maps);
     const maps = cells ? item.tokens.map((_, word) => [...bytes.subarray(word * cells, (word + 1) * cells)]) : [];
-    Heat.words(line, frame, canvas, item.tokens, maps, ...item.side);
+    Heat.words(line, frame, canvas, item.tokens, maps, ...item.side, item.probabilities);
     const said = element("ul", "", ...references.map((text) => element("li", text)));
     said.className = "quiet";
-    const made = element("article", "", frame, line, said, element("div", `sentence BLEU ${number(score)}`));
+    const made = element("article", "", frame, line, said, element("div", `sentence BLEU ${number(score)}`
+      + (item.confidence === null ? "" : `, confidence ${(100 * item.confidence).toFixed(0)} %`)));
     made.className = "card";
     made.lastChild.className = "quiet";
     made.dataset.text = [caption, ...references].join("\n");

@@ -1,0 +1,207 @@
+"""The confidence of captions (models/confidence.py): fitted to captions of held-out pictures, and judged on others.
+
+A caption is acceptable where its CIDEr-D to the picture's references is at least `evaluation.acceptable`; of a data set
+that records facts, where all that it states is true. Where dev is
+what is scored, each half of it is judged by a confidence that was fitted to the other half, and the one that goes into
+the model is fitted to both; otherwise it is fitted to dev, and judged on the pictures that are scored.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from models.confidence import FEATURES, TAIL, Confidence, TrainingPictures, pool
+from tasks.evaluation.score_record import JudgedConfidence
+from tasks.grids.reader import GridReader
+from tasks.metrics import ScoredCaption, load
+from tasks.metrics.bootstrap import LEVEL, ROUNDS
+
+KEPT = 1024  # training pictures whose pooled grids go into the model
+FITTED_TO = 2000  # pictures of dev, at most
+_FEWEST = 10  # captions that are acceptable, and captions that are not, from which it is fitted
+_PENALISED = 0.01  # inverse strength of the penalty
+_BINS = 10  # of the reliability
+_POINTS = 20  # of the risk-coverage curve
+_READ_AT_ONCE = 64
+
+Flags = npt.NDArray[np.bool_]
+Values = npt.NDArray[np.float64]
+
+
+def read_training_pictures(grids: GridReader, digests: Sequence[str]) -> TrainingPictures:
+    """Return what is kept of training pictures: of `KEPT` of them, drawn at random by their digests alone."""
+    known = sorted(digest for digest in digests if digest in grids)
+    drawn = random.Random(0).sample(known, min(len(known), KEPT))
+    total, pooled = torch.zeros(grids.shape, dtype=torch.float64), []
+    for start in range(0, len(drawn), _READ_AT_ONCE):
+        grid = torch.from_numpy(grids.read(drawn[start : start + _READ_AT_ONCE])).float()
+        total += grid.sum(dim=0)
+        pooled.append(pool(grid))
+    return TrainingPictures((total / len(drawn)).float(), torch.cat(pooled))
+
+
+def is_acceptable(captions: Sequence[ScoredCaption], acceptable: float) -> Flags:
+    """Return which captions are acceptable; acceptable: the least CIDEr-D, in percent, where no facts are known."""
+    flags: Flags
+    if _has_facts(captions):
+        flags = load("truth").statistics(captions)[:, 0] > 0
+    else:
+        flags = 100.0 * load("cider").statistics(captions)[:, 0] >= acceptable
+    return flags
+
+
+def describe_acceptable(captions: Sequence[ScoredCaption], acceptable: float) -> str:
+    """Return in words which captions are acceptable."""
+    return "all that it states is true" if _has_facts(captions) else f"its CIDEr-D is {acceptable:g} or more"
+
+
+def _has_facts(captions: Sequence[ScoredCaption]) -> bool:
+    return all(item.facts is not None for item in captions)
+
+
+def halves(digests: Sequence[str]) -> Flags:
+    """Return which pictures are in the first of two halves, drawn at random by their digests alone."""
+    ranked = sorted(digests)
+    random.Random(0).shuffle(ranked)
+    first = set(ranked[: len(ranked) // 2])
+    return np.array([digest in first for digest in digests], np.bool_)
+
+
+def why_not(acceptable: Flags) -> str | None:
+    """Return why no confidence can be fitted to captions; None where it can be."""
+    good, bad = int(acceptable.sum()), int((~acceptable).sum())
+    if min(good, bad) >= _FEWEST:
+        return None
+    few, kind = (good, "acceptable") if good < bad else (bad, "not acceptable")
+    return (
+        f"{few:,} of {good + bad:,} held-out captions are {kind}, {_FEWEST} are needed: more held-out pictures, or "
+        "another evaluation.acceptable"
+    )
+
+
+def fit(training: TrainingPictures, features: Values, acceptable: Flags) -> Confidence:
+    """Return the confidence that is fitted to captions. features (N, F): in the order of `FEATURES`.
+
+    It weighs the first feature, or the first two, and so on: as many as predict best by cross-validation. With few
+    captions, or where the log-probability says it all, the others would only add noise.
+    """
+    from sklearn.model_selection import RepeatedStratifiedKFold
+
+    means, scales = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-6)
+    scaled = (features - means) / scales
+    folds = list(RepeatedStratifiedKFold(n_splits=5, n_repeats=4, random_state=0).split(scaled, acceptable))
+    losses = []
+    for number in range(1, len(FEATURES) + 1):
+        parts = [(_weights(scaled[fitted, :number], acceptable[fitted]), rest) for fitted, rest in folds]
+        losses.append(np.mean([_loss(weights, scaled[rest, :number], acceptable[rest]) for weights, rest in parts]))
+    *chosen, bias = _weights(scaled[:, : int(np.argmin(losses)) + 1], acceptable)
+    weights = np.zeros(len(FEATURES))
+    weights[: len(chosen)] = chosen
+    distances = features[:, FEATURES.index("distance")]
+    threshold = np.quantile(distances, 1 - TAIL)
+    excess = max(float(np.mean(distances[distances >= threshold] - threshold)), 1e-6)
+    fitted = (means, scales, weights, [bias], [threshold, excess])
+    return Confidence(training, *(torch.tensor(values, dtype=torch.float32) for values in fitted))
+
+
+def _weights(scaled: Values, acceptable: Flags) -> Values:
+    """Return the weights of scaled features (N, F), and after them the bias, (F + 1,).
+
+    The features say much the same, and a few hundred captions are few: how they weigh beside each other is fitted with
+    a strong penalty, which makes them more alike, and then the slope and the bias of their sum without one.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    directions = LogisticRegression(C=_PENALISED, max_iter=1000).fit(scaled, acceptable).coef_[0]
+    line = LogisticRegression(C=np.inf, max_iter=1000).fit(scaled @ directions[:, None], acceptable)
+    return np.append(directions * line.coef_[0, 0], line.intercept_)
+
+
+def _loss(weights: Values, scaled: Values, acceptable: Flags) -> float:
+    """Return the mean negative log-likelihood of captions, in nats. weights: of `_weights`."""
+    logits = scaled @ weights[:-1] + weights[-1]
+    return float(np.logaddexp(0, np.where(acceptable, -logits, logits)).mean())
+
+
+def confidences(fitted: Confidence, features: Values) -> Values:
+    """Return the confidence of captions by their features, (N,)."""
+    values: Values = fitted(torch.tensor(features, dtype=torch.float32)).double().numpy()
+    return values
+
+
+def judge(confidence: Values, log_probability: Values, acceptable: Flags, definition: str) -> JudgedConfidence:
+    """Return how well the confidence tells acceptable captions from others. definition: of acceptable, in words."""
+    by_confidence, by_log_probability = _order(confidence), _order(log_probability)
+    generator = np.random.default_rng(0)
+    pictures = len(acceptable)
+    taken_off = []
+    for _ in range(ROUNDS):
+        weights = np.bincount(generator.integers(pictures, size=pictures), minlength=pictures)
+        areas = [_area(acceptable[order], weights[order]) for order in (by_confidence, by_log_probability)]
+        taken_off.append(areas[1] - areas[0])
+    share = float(acceptable.mean())
+    bins = _bins(confidence, acceptable)
+    error = sum(abs(mean - part) * number for mean, part, number in bins) / pictures
+    ones = np.ones(pictures, np.int64)
+    return {
+        "acceptable": definition,
+        "pictures": pictures,
+        "share": _rounded(share),
+        "calibration_error": _rounded(error),
+        "ranking": {
+            "confidence": _rounded(_area(acceptable[by_confidence], ones)),
+            "log_probability": _rounded(_area(acceptable[by_log_probability], ones)),
+            "random": _rounded(1 - share),
+        },
+        "gain": [_rounded(value) for value in np.quantile(taken_off, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])],
+        "auroc": _rounded(_auroc(confidence, acceptable)),
+        "bins": [[_rounded(mean), _rounded(part), number] for mean, part, number in bins],
+        "curve": _curve(acceptable[by_confidence], acceptable[by_log_probability]),
+    }
+
+
+def _order(values: Values) -> npt.NDArray[np.int64]:
+    """Return the indices that sort values from the greatest to the least."""
+    return np.argsort(-values, kind="stable")
+
+
+def _area(ranked: Flags, weights: npt.NDArray[np.int64]) -> float:
+    """Return the area under the risk-coverage curve. ranked: acceptable or not, best first. weights: times of each."""
+    taken = np.cumsum(weights)
+    wrong = np.cumsum(weights * ~ranked)
+    counts = weights > 0
+    return float(np.average(wrong[counts] / taken[counts], weights=weights[counts]))
+
+
+def _bins(confidence: Values, acceptable: Flags) -> list[tuple[float, float, int]]:
+    """Return mean confidence, share of acceptable captions and number of each bin, from the least confident on."""
+    order = np.argsort(confidence, kind="stable")
+    parts = [part for part in np.array_split(order, _BINS) if len(part)]
+    return [(float(confidence[part].mean()), float(acceptable[part].mean()), len(part)) for part in parts]
+
+
+def _auroc(confidence: Values, acceptable: Flags) -> float:
+    """Return the probability that an acceptable caption has more confidence than another; equal ones count half."""
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(acceptable, confidence)) if 0 < acceptable.sum() < len(acceptable) else 0.5
+
+
+def _curve(by_confidence: Flags, by_log_probability: Flags) -> list[list[float]]:
+    """Return points of the risk-coverage curves: coverage, and the share that is not acceptable by each order."""
+    points = []
+    for number in range(1, _POINTS + 1):
+        taken = max(1, round(len(by_confidence) * number / _POINTS))
+        risks = [float((~ranked[:taken]).mean()) for ranked in (by_confidence, by_log_probability)]
+        points.append([_rounded(value) for value in (taken / len(by_confidence), *risks)])
+    return points
+
+
+def _rounded(value: float) -> float:
+    """Return a figure with the digits that do not depend on the machine that computed it."""
+    return round(float(value), 6)
