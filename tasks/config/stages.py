@@ -278,3 +278,24 @@ class RegistryConfig(Section):
         description="share of a champion's captions that must be likelier for their own picture than for a hundred "
         "others, such as 0.1; of captions that have nothing to do with their pictures, 0.01 are",
     )
+    max_invented: Annotated[float | None, NotInKey()] = Field(
+        None,
+        ge=0,
+        le=1,
+        description="no champion has more than this share of its content words in no reference of their picture, such "
+        "as 0.7; compared by stems, and by WordNet's classes where its data are installed",
+    )
+    max_gender_errors: Annotated[float | None, NotInKey()] = Field(
+        None,
+        ge=0,
+        le=1,
+        description="of a champion's captions that name a gender where people's words agree on one, at most this share "
+        "names the other, such as 0.5 (English)",
+    )
+    max_slice_loss: Annotated[float | None, NotInKey()] = Field(
+        None,
+        ge=0,
+        le=1,
+        description="in no slice (pictures of men, of women, with long captions, with rare words) may CIDEr fall short "
+        "of the champion's by more than this share of it, such as 0.1",
+    )

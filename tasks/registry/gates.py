@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tasks.config.stages import RegistryConfig
 from tasks.evaluation.self_retrieval import OTHERS
+from tasks.evaluation.slices import gender_errors, invented, noun_classes, slice_loss
 from tasks.metrics import ScoredCaption
 from tasks.metrics.bootstrap import interval_of_ratio, interval_of_share
 from tasks.metrics.meteor import stem
@@ -62,6 +63,12 @@ def gate_results(
         results.append(_variety(list(champion.values()), registry.min_variety))
     if registry.min_retrieved is not None:
         results.append(_retrieved(retrieved(), registry.min_retrieved))
+    if registry.max_invented is not None:
+        results.append(_invented(corpus, registry.max_invented))
+    if registry.max_gender_errors is not None:
+        results.append(_gender_errors(corpus, registry.max_gender_errors))
+    if registry.max_slice_loss is not None and champion is not None:
+        results.append(_slice_loss(champion, registry.max_slice_loss))
     return results
 
 
@@ -118,6 +125,41 @@ def _retrieved(retrieved: npt.NDArray[np.bool_], limit: float) -> GateResult:
         f"{min(OTHERS, drawn - 1):,} others"
     )
     return GateResult("min_retrieved", found / drawn, interval, limit, interval[1] < limit, why)
+
+
+def _invented(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
+    """Return the share of the captions' content words that no reference of their picture mentions."""
+    statistics = invented(corpus)
+    share, interval = interval_of_ratio(statistics)
+    number, of = statistics.sum(axis=0)
+    how = "by stems" if noun_classes() is None else "by stems and WordNet"
+    why = f"{number:,.0f} of {of:,.0f} content words of captions are in no reference of their picture, {how}"
+    share, interval = (share, interval) if of else (0.0, (0.0, 0.0))
+    return GateResult("max_invented", share, interval, limit, interval[0] > limit, why)
+
+
+def _gender_errors(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
+    """Return the share of captions that say the other gender, among those that say one where references agree on one."""
+    wrong, said = gender_errors(corpus)
+    interval = interval_of_share(wrong, said) if said else (0.0, 0.0)
+    why = f"{wrong:,} of {said:,} captions say man for woman, or woman for man"
+    share = wrong / said if said else 0.0
+    return GateResult("max_gender_errors", share, interval, limit, interval[0] > limit, why)
+
+
+def _slice_loss(pairs: Mapping[str, tuple[ScoredCaption, ScoredCaption]], limit: float) -> GateResult:
+    """Return what CIDEr-D loses against the champion's, as a share of that, in the slice that loses most."""
+    losses = []
+    for name, columns in slice_loss(pairs).items():
+        ratio, (low, high) = interval_of_ratio(columns)
+        losses.append((1 - ratio, (1 - high, 1 - low), name, len(columns)))
+    if not losses:
+        return GateResult("max_slice_loss", 0.0, (0.0, 0.0), limit, False, "no slice has enough pictures")
+    # The slice that is most surely worse, which need not be the one that is worse by most.
+    share, interval, name, pictures = max(losses, key=lambda loss: loss[1][0])
+    change = "loses" if share >= 0 else "gains"
+    why = f"CIDEr {change} {abs(share):.1%} of the champion's on {pictures:,} pictures, {_quoted(name)}"
+    return GateResult("max_slice_loss", share, interval, limit, interval[0] > limit, why)
 
 
 def _quoted(text: str) -> str:

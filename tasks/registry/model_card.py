@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import metadata
 
 import pyarrow.parquet as pq
@@ -12,17 +13,22 @@ from tasks.config.training import TrainingConfig
 from tasks.datasets.base import SPLITS
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions, score_lines
 from tasks.evaluation.score_record import ScoreRecord
+from tasks.evaluation.slices import scores_by_slice
 from tasks.metrics.bleu import sentence_bleu4
 from tasks.pipeline.ledger import Artifact
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
+from tasks.registry.gates import GateResult
 from tasks.training.outputs import HISTORY
 from tasks.training.precision import SHARE, precision_by_epoch
 
 _SAMPLES = 3
 
 
-def card(config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> str:
-    """Return the model card of a captioner as Markdown. scores: the content of scores.json."""
+def card(config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord, gates: Sequence[GateResult] = ()) -> str:
+    """Return the model card of a captioner as Markdown.
+
+    scores: the content of scores.json. gates: what the gates found.
+    """
     data, decoder, training, evaluation = (
         config.data,
         config.decoder,
@@ -64,7 +70,19 @@ def card(config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord) -> 
         *score_lines(scores),
         "",
     ]
-    ranked = sorted(read_predictions(artifacts.scores.path / PREDICTIONS).values(), key=sentence_bleu4, reverse=True)
+    corpus = list(read_predictions(artifacts.scores.path / PREDICTIONS).values())
+    if parts := scores_by_slice(corpus):
+        lines += ["## Slices", "", "| pictures | number | CIDEr, 95 % interval |", "| --- | --- | --- |"]
+        lines += [
+            f"| {part.name} | {part.pictures:,} | {part.cider:.1f} ({part.interval[0]:.1f} to {part.interval[1]:.1f}) |"
+            for part in parts
+        ]
+        lines.append("")
+    if gates:
+        lines += ["## Gates", ""]
+        lines += [f"- {'refused' if result.refused else 'passed'}: {result}" for result in gates]
+        lines.append("")
+    ranked = sorted(corpus, key=sentence_bleu4, reverse=True)
     for title, chosen in (("good", ranked[:_SAMPLES]), ("bad", ranked[::-1][:_SAMPLES])):
         lines += [f"## Captions: {title}", "", "| it says | a person wrote |", "| --- | --- |"]
         lines += [f"| {_cell(item.caption)} | {_cell(item.references[0])} |" for item in chosen]

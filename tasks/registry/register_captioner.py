@@ -42,7 +42,7 @@ from tasks.registry.bundle import is_whole, make_captioner, write_bundle
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.catalogue import write_report_of
 from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report
-from tasks.registry.gates import gate_results
+from tasks.registry.gates import GateResult, gate_results
 from tasks.registry.lineage import version_tag
 from tasks.registry.logged_model import (
     BUNDLE,
@@ -122,14 +122,13 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
         if champion is not None and (version is None or number(champion) != number(version)):
             champion_predictions = _predictions_of(champion, scores, config, artifacts, log.client, scratch)
             comparison = side_by_side(champion_predictions, artifacts.scores.path / PREDICTIONS, evaluation.metrics)
+        gates = [] if champion is not None and comparison is None else _gates(config, artifacts, comparison)
         if version is None:
             rivals = (
                 [] if champion is None or comparison is None else [ComparedModel(_label(champion), comparison.scores)]
             )
-            version = _bundle_and_register(log, config, artifacts, scores, rivals, work, scratch)
-        refusal = None
-        if champion is None or comparison is not None:
-            refusal = _refusal_of_gates(log.client, version, config, artifacts, comparison)
+            version = _bundle_and_register(log, config, artifacts, scores, rivals, gates, work, scratch)
+        refusal = _tag_gates(log.client, version, gates)
         alias, why = _decide(log.client, registry, version, champion, comparison, scores, why_first, refusal)
         with contextlib.suppress(MlflowException, LookupError):  # then `attend models report` says why
             write_report_of(log.client, version, work.out / REPORT)
@@ -166,12 +165,13 @@ def _bundle_and_register(
     artifacts: CaptionerArtifacts,
     scores: ScoreRecord,
     rivals: list[ComparedModel],
+    gates: list[GateResult],
     work: Work,
     scratch: Path,
 ) -> ModelVersion:
     """Return the version of the captioner's bundle, which is logged and registered where there is none.
 
-    rivals: the models that the report compares it with.
+    rivals: the models that the report compares it with. gates: what the gates found, for its card.
     """
     model = config.registry.model
     captioner = make_captioner(config, artifacts)
@@ -192,7 +192,7 @@ def _bundle_and_register(
     # Before the version names them: MLflow's database is on the disk at once.
     flush_run(log.client, log.run_id)
     flush_logged_model(log.client, source)
-    description = card(config, artifacts, scores)
+    description = card(config, artifacts, scores, gates)
     version = _create_version(log, model, source, work, artifacts, scores, digest, description)
     log.client.set_tag(evaluation_run, EVALUATED_VERSION, address_of(version))
     log.client.set_logged_model_tags(model_id, version_tag(version))
@@ -303,23 +303,24 @@ def _create_version(
     )
 
 
-def _refusal_of_gates(
-    client: MlflowClient,
-    version: ModelVersion,
-    config: Config,
-    artifacts: CaptionerArtifacts,
-    comparison: ModelComparison | None,
-) -> str | None:
-    """Return why the gates refuse a version; None where they let it pass. What each found goes into the version's tags.
+def _gates(config: Config, artifacts: CaptionerArtifacts, comparison: ModelComparison | None) -> list[GateResult]:
+    """Return what the gates found in the evaluated captions.
 
     comparison: the champion (first) and the version (second); None where there is no champion.
     """
     captions = read_predictions(artifacts.scores.path / PREDICTIONS)
     pairs = None if comparison is None else comparison.captions
-    results = gate_results(config.registry, captions, pairs, lambda: _retrieved(config, artifacts))
-    for result in results:
+    return gate_results(config.registry, captions, pairs, lambda: _retrieved(config, artifacts))
+
+
+def _tag_gates(client: MlflowClient, version: ModelVersion, gates: list[GateResult]) -> str | None:
+    """Write what the gates found into a version's tags, and return why they refuse it; None where they let it pass.
+
+    gates: none where the version is the champion already, whose tags stay.
+    """
+    for result in gates:
         client.set_model_version_tag(version.name, version.version, f"attend.gate.{result.name}", str(result))
-    refusal = "; ".join(str(result) for result in results if result.refused)
+    refusal = "; ".join(str(result) for result in gates if result.refused)
     if refusal:
         client.set_model_version_tag(version.name, version.version, GATE_REFUSAL, refusal)
     elif GATE_REFUSAL in version.tags:

@@ -1,0 +1,153 @@
+"""Errors by slice: how captions do on parts of the pictures, and two kinds of error that a score does not show.
+
+What no reference of a picture mentions is counted by content words, as CHAIR (Rohrbach et al. 2018) counts objects that
+are annotated; the gender of people by the references' words, as Hendricks et al. (2018, "Women also snowboard") do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.metrics import Counts, ScoredCaption, load
+from tasks.metrics.bootstrap import intervals
+from tasks.metrics.meteor import FUNCTION_WORDS, stem
+
+_MEN = "man men male males boy boys guy guys gentleman gentlemen father son brother husband he him his"
+_WOMEN = "woman women female females girl girls lady ladies mother daughter sister wife she her hers"
+MEN, WOMEN = frozenset(_MEN.split()), frozenset(_WOMEN.split())
+_QUARTER = 0.75  # quantile from which references are long, or rare
+_SELDOM = 0.01  # share of the pictures whose references have a word, below which it is a rare one
+_FEWEST = 10  # pictures of a slice that is told
+
+_GENERAL = 5  # depth in WordNet up to which kinds are too general, such as `artifact`; `animal` is at 6
+
+IsMentioned = Callable[[str, frozenset[str]], bool]  # (a word of the caption, the words of the references)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of the pictures with the CIDEr-D of its captions, in percent, and the 95 % interval of that."""
+
+    name: str
+    pictures: int
+    cider: float
+    interval: tuple[float, float]
+
+
+def slices_of(corpus: Sequence[ScoredCaption]) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return which pictures are in each slice, (N,) bool by name; slices of fewer than ten pictures are left out."""
+    lengths = np.array([np.mean([len(words) for words in item.references] or [0.0]) for item in corpus])
+    pictures_with = Counter(word for item in corpus for word in {word for words in item.references for word in words})
+    seldom = {word for word, number in pictures_with.items() if number < max(2, _SELDOM * len(corpus))}
+    rarity = np.array(
+        [np.mean([float(word in seldom) for words in item.references for word in words] or [0.0]) for item in corpus]
+    )
+    genders = [_gender(item.references) for item in corpus]
+    found = {
+        "people call it a man": np.array([gender == "man" for gender in genders], np.bool_),
+        "people call it a woman": np.array([gender == "woman" for gender in genders], np.bool_),
+        "long references": lengths >= np.quantile(lengths, _QUARTER),
+        "rare words": rarity >= np.quantile(rarity, _QUARTER),
+    }
+    return {name: flags for name, flags in found.items() if _FEWEST <= flags.sum() < len(corpus)}
+
+
+def scores_by_slice(corpus: Sequence[ScoredCaption]) -> list[Slice]:
+    """Return the CIDEr-D of each slice of `slices_of`, with the document frequencies of all pictures."""
+    metric = load("cider")
+    statistics = metric.statistics(corpus)
+    return [
+        Slice(
+            name,
+            int(flags.sum()),
+            float(metric.scores(statistics[flags].sum(axis=0))["cider"]),
+            intervals(metric, statistics[flags])["cider"],
+        )
+        for name, flags in slices_of(corpus).items()
+    ]
+
+
+def gender_errors(corpus: Sequence[ScoredCaption]) -> tuple[int, int]:
+    """Return how many captions say the other gender, and how many say one, of pictures whose references agree on one."""
+    wrong = said = 0
+    for item in corpus:
+        true, own = _gender(item.references), _gender([item.caption])
+        if true is not None and own is not None:
+            said += 1
+            wrong += own != true
+    return wrong, said
+
+
+def _gender(texts: Sequence[Sequence[str]]) -> str | None:
+    """Return the gender that texts speak of, where they speak of one alone; None where of none or of both."""
+    words = {word for text in texts for word in text}
+    of_men, of_women = bool(words & MEN), bool(words & WOMEN)
+    return None if of_men == of_women else "man" if of_men else "woman"
+
+
+def invented(corpus: Sequence[ScoredCaption], is_mentioned: IsMentioned | None = None) -> Counts:
+    """Return of each caption the number of its content words that no reference mentions, and of all, (N, 2).
+
+    is_mentioned: whether references mention a word; by default by stems, and by WordNet where its data are installed.
+    """
+    mentions = is_mentioned or mentioned
+    rows = []
+    for item in corpus:
+        content = {word for word in item.caption if word not in FUNCTION_WORDS}
+        references = frozenset(word for words in item.references for word in words)
+        rows.append([sum(not mentions(word, references) for word in content), len(content)])
+    return np.array(rows, dtype=np.float64).reshape(-1, 2)
+
+
+def mentioned(word: str, references: frozenset[str]) -> bool:
+    """Return whether references mention a word: by its stem, or one of WordNet's classes, as a dog is an animal."""
+    if word in references or stem(word) in {stem(other) for other in references}:
+        return True
+    classes = noun_classes()
+    if classes is None:
+        return False
+    own = classes(word)
+    return any(_is_same_thing(own, classes(other)) for other in references if other not in FUNCTION_WORDS)
+
+
+Classes = tuple[frozenset[str], frozenset[str]]  # the meanings of a noun, and all that these are kinds of
+
+
+def _is_same_thing(one: Classes, other: Classes) -> bool:
+    """Return whether a meaning of one noun is a meaning of the other, or a kind of it, or the other way round."""
+    return bool(one[0] & (other[0] | other[1])) or bool(other[0] & one[1])
+
+
+@cache
+def noun_classes() -> Callable[[str], Classes] | None:
+    """Return a function that looks up a noun in WordNet; None where its data are not installed (`nltk.download`)."""
+    from nltk.corpus import wordnet
+
+    try:
+        wordnet.ensure_loaded()
+    except LookupError:
+        return None
+
+    @cache
+    def look_up(word: str) -> Classes:
+        meanings = wordnet.synsets(word, pos="n")[:3]  # the commonest ones
+        above = {kind for meaning in meanings for kind in meaning.closure(lambda synset: synset.hypernyms())}
+        # Above these, everything is of one kind.
+        specific = {kind.name() for kind in above if kind.min_depth() > _GENERAL}
+        return frozenset(meaning.name() for meaning in meanings), frozenset(specific)
+
+    return look_up
+
+
+def slice_loss(pairs: Mapping[str, tuple[ScoredCaption, ScoredCaption]]) -> dict[str, Counts]:
+    """Return CIDEr-D of the second and of the first caption of each picture in a slice, (pictures, 2), by slice."""
+    first, second = (list(items) for items in zip(*pairs.values(), strict=True))
+    metric = load("cider")
+    columns = np.stack([metric.statistics(corpus)[:, 0] for corpus in (second, first)], axis=1)
+    return {name: columns[flags] for name, flags in slices_of(first).items()}
