@@ -42,11 +42,15 @@ class TrainingPictures:
         return replace(self, mean=self.mean.to(device), pooled=self.pooled.to(device))
 
     def distances(self, grid: Tensor) -> Tensor:
-        """Return the mean distance of each pooled grid of (N, h, w, C) float to the nearest of `pooled`, (N,) float32.
+        """Return the mean distance of the pooled grids of (N, h, w, C) float to the nearest of `pooled`, (N,) float32.
 
         From 0 to 2, as all have length 1.
         """
-        cosines = pool(grid) @ self.pooled.T
+        return self.distances_of(pool(grid))
+
+    def distances_of(self, pooled: Tensor) -> Tensor:
+        """Return the `distances` of pooled grids (N, C) float32 of length 1."""
+        cosines = pooled @ self.pooled.T
         nearest = cosines.topk(min(_NEIGHBOURS, len(self.pooled)), dim=1).values
         return (2 - 2 * nearest.clamp(-1, 1)).sqrt().mean(dim=1)
 

@@ -26,6 +26,7 @@ ROOMS = (
     "tasks.grids",
     "tasks.training",
     "tasks.evaluation",
+    "tasks.inspection",
     "tasks.registry",
     "flows",
     "flows.registered",

@@ -307,7 +307,14 @@ def test_the_whole_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     asked = ("caption", str(picture), "--attention", "map.png", "--beam", "2", "--json", *place)
     code, out, err = attend(monkeypatch, capsys, *asked)
     assert code == 0 and (tmp_path / "map.png").stat().st_size > 1000, err
-    assert set(json.loads(out)[0]) == {"picture", "caption", "log_probability", "error", "alternatives"}
+    assert set(json.loads(out)[0]) == {
+        "picture",
+        "caption",
+        "log_probability",
+        "confidence",
+        "error",
+        "alternatives",
+    }
     (tmp_path / "bad.jpg").write_bytes(b"no picture")
     code, out, err = attend(monkeypatch, capsys, "caption", str(tmp_path / "bad.jpg"), str(picture), *place)
     assert code == 1 and "bad.jpg: is no picture of a known format" in err and "scene_000000.png:" in out

@@ -24,7 +24,7 @@ def test_every_option_can_be_set() -> None:
     options = {item.name for member in DECODERS.values() for item in fields(member.options)}
     assert options == set(DecoderConfig.model_fields) - {"name", "word_vectors", "freeze_words"}
     decoding = {item.name for item in fields(Decoding)}
-    assert decoding == set(EvaluationConfig.model_fields) - {"split", "metrics", "ensemble"}
+    assert decoding == set(EvaluationConfig.model_fields) - {"split", "metrics", "ensemble", "acceptable"}
     assert EvaluationConfig().decoding() == Decoding()
 
 

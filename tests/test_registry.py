@@ -183,7 +183,15 @@ def test_the_run_holds_params_curves_scores_files_and_samples(workspace: Path) -
     } <= names
     (evaluation,) = [name for name in names if name.startswith("evaluation-")]
     kept = {Path(item.path).name for item in client.list_artifacts(run.info.run_id, evaluation)}
-    assert kept == {"predictions.parquet", "scores.json", "report.html"}
+    assert kept == {
+        "predictions.parquet",
+        "scores.json",
+        "report.html",
+        "pictures.parquet",
+        "findings.parquet",
+        "inspection.json",
+        "inspection.html",
+    }
 
 
 @pytest.mark.slow
@@ -330,7 +338,8 @@ def test_a_registered_model_is_scored_from_photographs_once(workspace: Path, tmp
 
 def test_predictions_file_is_plain_parquet(workspace: Path) -> None:
     path = artifacts(trained(workspace))["evaluate"].path / "predictions.parquet"
-    names = ["digest", "caption", "tokens", "log_probability", "finished", "alternatives", "references", "facts"]
+    names = ["digest", "caption", "tokens", "log_probability", "finished", "alternatives"]
+    names += ["mean_log_probability", "gain", "distance", "confidence", "references", "facts"]
     assert pq.read_schema(path).names == names
 
 
@@ -456,7 +465,12 @@ def test_a_training_that_is_not_registered_is_logged_all_the_same(finished: Path
     scores = json.loads((artifacts(config, "evaluate")["evaluate"].path / "scores.json").read_text())["scores"]
     assert evaluation.data.metrics == pytest.approx(scores)
     files = {item.path for item in client.list_artifacts(training.info.run_id, evaluation.info.run_name)}
-    assert {Path(path).name for path in files} == {"predictions.parquet", "scores.json", "report.html"}
+    assert {Path(path).name for path in files} == {
+        "predictions.parquet",
+        "pictures.parquet",
+        "scores.json",
+        "report.html",
+    }
     assert client.list_artifacts(training.info.run_id, "checkpoints") and "dev_bleu4" in training.data.metrics
     client.delete_run(training.info.run_id)
     client.delete_run(evaluation.info.run_id)

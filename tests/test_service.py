@@ -139,7 +139,7 @@ def test_a_second_up_deploys_what_changed_and_makes_nothing_twice(project: Path)
         with urllib.request.urlopen(f"{api}/work_pools/attend", timeout=30) as answer:
             assert json.load(answer)["concurrency_limit"] == 3
         automations = {row["name"]: row for row in ask(f"{api}/automations/filter", {})}
-        assert set(automations) == {"attend-zombies", "attend-failed", "attend-never-came"}
+        assert set(automations) == {"attend-zombies", "attend-failed", "attend-never-came", "attend-drift"}
         assert len(ask(f"{api}/automations/filter", {})) == 3
         assert automations["attend-failed"]["actions"][0]["block_document_id"] == made["id"]
     finally:

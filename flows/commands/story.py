@@ -15,6 +15,8 @@ from tasks.data.manifest import LEFT_OUT, sizes_in_words
 from tasks.evaluation.report import REPORT
 from tasks.evaluation.score_record import read_scores
 from tasks.grids.failures import FAILED
+from tasks.inspection.record import PAGE as INSPECTION_PAGE
+from tasks.inspection.record import describe_counts, describe_drift, read_inspection
 from tasks.pipeline.ledger import Artifact
 from tasks.registry.registration_record import read_registration
 
@@ -81,6 +83,7 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
             yield f"report:  {short(report)}"
         elif config.shows_photographs:
             yield f"report:  {program()} models report {registration['uri']}"
+        yield from _inspection(made["register"])
         yield f"version: {registration['uri']}; {registration['why']}"
         if registration["alias"] == "challenger":
             yield (
@@ -96,6 +99,17 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
         yield f"next:    {'; '.join(commands)}"
     else:
         yield f"next:    {run_again}"
+
+
+def _inspection(registered: Artifact) -> Iterator[str]:
+    """Return the lines on what of the data set deserves a look; none for a version that was registered without that."""
+    inspection = read_inspection(registered.path)
+    if inspection is None:
+        return
+    yield f"data:    {describe_counts(inspection)}: {short(registered.path / INSPECTION_PAGE)}"
+    drift = inspection["drift"]
+    if not isinstance(drift, str) and drift["alarm"]:
+        yield f"drift:   {describe_drift(drift)}"
 
 
 def workspace_option(config: Config) -> str:

@@ -21,12 +21,14 @@ from tasks.config.schema import Config
 from tasks.data.manifest import read_pictures
 from tasks.evaluation.caption_and_score import PREDICTIONS, score_lines
 from tasks.evaluation.score_record import read_scores
+from tasks.inspection.record import FINDINGS, UNLIKE, describe_counts, describe_drift, read_inspection
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Status
 from tasks.registry.registration_record import read_registration
 from tasks.registry.tracking import run_page_url
 
 _SAMPLES = 8
+_FINDINGS = 50
 _UPDATE_SECONDS = 5.0  # between two updates of a progress bar: each is a call to the server
 
 
@@ -98,6 +100,28 @@ def show_registration(artifact: Artifact) -> None:
             f"`attend ui --workspace {workspace}`",
             key="mlflow-run",
         )
+
+
+def show_inspection(artifact: Artifact) -> None:
+    """Show what of the data set deserves a look, and, under a key of its own, drift where there is an alarm.
+
+    Prefect's automations can act on the second: on the event `prefect.artifact.created` of the name `data-drift`.
+    artifact: that of the register stage.
+    """
+    record = read_inspection(artifact.path)
+    if record is None:  # registered before data sets were inspected
+        return
+    drift = describe_drift(record["drift"])
+    rows = pq.read_table(artifact.path / FINDINGS).to_pylist()
+    columns = ("kind", "name", "split", "caption", "other", "why")
+    create_table_artifact(
+        [{name: row[name] or "" for name in columns} for row in rows[:_FINDINGS]],
+        key="data-to-look-at",
+        description=f"{drift}. {describe_counts(record)}",
+    )
+    if not isinstance(record["drift"], str) and record["drift"]["alarm"]:
+        unlike = [f"- {row['name']}: {row['why']}" for row in rows if row["kind"] == UNLIKE]
+        create_markdown_artifact("\n".join([drift, "", *unlike]), key="data-drift", description=drift)
 
 
 def _cell(text: str) -> str:

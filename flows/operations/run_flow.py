@@ -106,6 +106,7 @@ def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: L
             prefect_reports.show_scores(config, results)
         if "register" in results:
             prefect_reports.show_registration(results["register"])
+            prefect_reports.show_inspection(results["register"])
         if tracking.is_embedded() and not all(status.fresh for status in before):
             with contextlib.suppress(Exception):  # the run is done, whatever MLflow answers
                 find(None, config.workspace)  # its address is kept, so that `attend caption` need not load MLflow

@@ -278,6 +278,12 @@ class RegistryConfig(Section):
         description="share of a champion's captions that must be likelier for their own picture than for a hundred "
         "others, such as 0.1; of captions that have nothing to do with their pictures, 0.01 are",
     )
+    inspected: Annotated[int, NotInKey()] = Field(
+        5_000,
+        ge=0,
+        description="captions that are compared with their pictures by the trained model, to find those of other "
+        "pictures; where there are more, those of new pictures first",
+    )
     max_invented: Annotated[float | None, NotInKey()] = Field(
         None,
         ge=0,

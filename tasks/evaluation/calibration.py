@@ -79,8 +79,8 @@ def why_not(acceptable: Flags) -> str | None:
         return None
     few, kind = (good, "acceptable") if good < bad else (bad, "not acceptable")
     return (
-        f"{few:,} of {good + bad:,} held-out captions are {kind}, {_FEWEST} are needed: more held-out pictures, or "
-        "another evaluation.acceptable"
+        f"{few:,} of {good + bad:,} captions that it would be fitted to are {kind}, {_FEWEST} are needed: more "
+        "pictures in dev, or another evaluation.acceptable"
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from PIL import Image
+from torch import Tensor
 
 from models.options import Decoding
 from models.photographs import decode, seen
@@ -177,20 +178,16 @@ def _cards(digests: Sequence[str], captioner: Any, files: Mapping[str, Path], de
     captioned = captioner.caption(photographs, attention=captioner.attends, **vars(decoding))
     cards: dict[str, _Card] = {}
     for row, (digest, photograph, item) in enumerate(zip(digests, photographs, captioned, strict=True)):
-        pixels = seen(decode(photograph), captioner.config["backbone"]["fit"])
-        thumbnail = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-        thumbnail.thumbnail((_MAX_SIDE, _MAX_SIDE))
-        jpeg = io.BytesIO()
-        thumbnail.save(jpeg, "JPEG", quality=75)
+        jpeg, width, height = thumbnail(seen(decode(photograph), captioner.config["backbone"]["fit"]))
         maps, side = b"", (0, 0)
         if item.attention is not None and len(item.attention):
             greatest = item.attention.amax(dim=(1, 2), keepdim=True).clamp_min(1e-9)
             maps, side = (item.attention / greatest * 255).round().byte().numpy().tobytes(), item.attention.shape[1:]
         cards[digest] = {
             "row": row,
-            "photograph": base64.b64encode(jpeg.getvalue()).decode(),
-            "width": thumbnail.width,
-            "height": thumbnail.height,
+            "photograph": jpeg,
+            "width": width,
+            "height": height,
             "tokens": [token.replace(WORD_END, "") for token in item.tokens],
             "probabilities": [round(value, 3) for value in getattr(item, "token_probabilities", [])],
             "confidence": getattr(item, "confidence", None),  # models registered earlier have neither
@@ -198,6 +195,15 @@ def _cards(digests: Sequence[str], captioner: Any, files: Mapping[str, Path], de
             "side": list(side),
         }
     return cards
+
+
+def thumbnail(pixels: Tensor) -> tuple[str, int, int]:
+    """Return a picture, uint8 (3, H, W), as a small JPEG file in base64, with its width and height in pixels."""
+    small = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    small.thumbnail((_MAX_SIDE, _MAX_SIDE))
+    jpeg = io.BytesIO()
+    small.save(jpeg, "JPEG", quality=75)
+    return base64.b64encode(jpeg.getvalue()).decode(), small.width, small.height
 
 
 def _training_plot(history: Sequence[dict[str, float]]) -> str:

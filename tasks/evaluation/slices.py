@@ -24,7 +24,6 @@ MEN, WOMEN = frozenset(_MEN.split()), frozenset(_WOMEN.split())
 _QUARTER = 0.75  # quantile from which references are long, or rare
 _SELDOM = 0.01  # share of the pictures whose references have a word, below which it is a rare one
 _FEWEST = 10  # pictures of a slice that is told
-
 _GENERAL = 5  # depth in WordNet up to which kinds are too general, such as `artifact`; `animal` is at 6
 
 IsMentioned = Callable[[str, frozenset[str]], bool]  # (a word of the caption, the words of the references)
@@ -42,12 +41,10 @@ class Slice:
 
 def slices_of(corpus: Sequence[ScoredCaption]) -> dict[str, npt.NDArray[np.bool_]]:
     """Return which pictures are in each slice, (N,) bool by name; slices of fewer than ten pictures are left out."""
-    lengths = np.array([np.mean([len(words) for words in item.references] or [0.0]) for item in corpus])
+    lengths = _means([[len(words) for words in item.references] for item in corpus])
     pictures_with = Counter(word for item in corpus for word in {word for words in item.references for word in words})
     seldom = {word for word, number in pictures_with.items() if number < max(2, _SELDOM * len(corpus))}
-    rarity = np.array(
-        [np.mean([float(word in seldom) for words in item.references for word in words] or [0.0]) for item in corpus]
-    )
+    rarity = _means([[word in seldom for words in item.references for word in words] for item in corpus])
     genders = [_gender(item.references) for item in corpus]
     found = {
         "people call it a man": np.array([gender == "man" for gender in genders], np.bool_),
@@ -56,6 +53,11 @@ def slices_of(corpus: Sequence[ScoredCaption]) -> dict[str, npt.NDArray[np.bool_
         "rare words": rarity >= np.quantile(rarity, _QUARTER),
     }
     return {name: flags for name, flags in found.items() if _FEWEST <= flags.sum() < len(corpus)}
+
+
+def _means(rows: Sequence[Sequence[float]]) -> Counts:
+    """Return the mean of each row, 0 for an empty one."""
+    return np.array([sum(row) / max(len(row), 1) for row in rows])
 
 
 def scores_by_slice(corpus: Sequence[ScoredCaption]) -> list[Slice]:
@@ -74,7 +76,7 @@ def scores_by_slice(corpus: Sequence[ScoredCaption]) -> list[Slice]:
 
 
 def gender_errors(corpus: Sequence[ScoredCaption]) -> tuple[int, int]:
-    """Return how many captions say the other gender, and how many say one, of pictures whose references agree on one."""
+    """Return of pictures whose references agree on a gender how many captions say the other, and how many say one."""
     wrong = said = 0
     for item in corpus:
         true, own = _gender(item.references), _gender([item.caption])
@@ -131,7 +133,7 @@ def noun_classes() -> Callable[[str], Classes] | None:
 
     try:
         wordnet.ensure_loaded()
-    except LookupError:
+    except (LookupError, OSError):  # not there, or not whole
         return None
 
     @cache

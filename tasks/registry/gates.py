@@ -139,7 +139,7 @@ def _invented(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
 
 
 def _gender_errors(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
-    """Return the share of captions that say the other gender, among those that say one where references agree on one."""
+    """Return the share of captions that say the other gender than the references, of those that say one."""
     wrong, said = gender_errors(corpus)
     interval = interval_of_share(wrong, said) if said else (0.0, 0.0)
     why = f"{wrong:,} of {said:,} captions say man for woman, or woman for man"

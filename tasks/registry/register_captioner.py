@@ -22,6 +22,7 @@ from tasks.config.devices import device_of
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
 from tasks.data.caption_files import read_vocabulary
+from tasks.data.manifest import GENERATED_FOLDER
 from tasks.evaluation.caption_and_score import (
     PREDICTIONS,
     differing_scores,
@@ -34,6 +35,10 @@ from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
 from tasks.evaluation.self_retrieval import self_retrieval
 from tasks.grids.index import open_grids
 from tasks.grids.weights import IMPORTED
+from tasks.inspection.inspect import Sources as InspectedArtifacts
+from tasks.inspection.inspect import inspect_data
+from tasks.inspection.page import write_page
+from tasks.inspection.record import FINDINGS, INSPECTION, PAGE, InspectionRecord, describe_drift
 from tasks.pipeline.ledger import FileRecord, Outcome, digest_of
 from tasks.pipeline.plan import by_kind
 from tasks.pipeline.stage import Work
@@ -81,6 +86,7 @@ from tasks.registry.versions import (
     download_version_predictions,
     earlier_versions,
     files_of,
+    known_pictures,
     number,
     scored_alike,
     version_with_alias,
@@ -122,6 +128,8 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
         if champion is not None and (version is None or number(champion) != number(version)):
             champion_predictions = _predictions_of(champion, scores, config, artifacts, log.client, scratch)
             comparison = side_by_side(champion_predictions, artifacts.scores.path / PREDICTIONS, evaluation.metrics)
+        known = None if champion is None else known_pictures(log.client, champion, scratch / "known")
+        inspection = _inspect(config, artifacts, known, work.out)
         gates = [] if champion is not None and comparison is None else _gates(config, artifacts, comparison)
         if version is None:
             rivals = (
@@ -129,6 +137,8 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
             )
             version = _bundle_and_register(log, config, artifacts, scores, rivals, gates, work, scratch)
         refusal = _tag_gates(log.client, version, gates)
+        drift = describe_drift(inspection["drift"])
+        log.client.set_model_version_tag(version.name, version.version, "attend.drift", drift)
         alias, why = _decide(log.client, registry, version, champion, comparison, scores, why_first, refusal)
         with contextlib.suppress(MlflowException, LookupError):  # then `attend models report` says why
             write_report_of(log.client, version, work.out / REPORT)
@@ -180,6 +190,8 @@ def _bundle_and_register(
     if same is not None:
         return same
     log_files(log, artifacts)
+    for file in (FINDINGS, INSPECTION, PAGE):
+        log.client.log_artifact(log.run_id, str(work.out / file), evaluation_name(artifacts))
     earlier = earlier_versions(log.client, model, scores)
     if config.shows_photographs:
         log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
@@ -301,6 +313,18 @@ def _create_version(
         description=description,
         model_id=source.removeprefix("models:/"),
     )
+
+
+def _inspect(config: Config, artifacts: CaptionerArtifacts, known: set[str] | None, out: Path) -> InspectionRecord:
+    """Inspect the data set with the trained model, and write findings, record and page to `out`.
+
+    known: digests of the pictures that the champion was made from; None where that is not known.
+    """
+    sources = InspectedArtifacts(artifacts.manifest, artifacts.captions, artifacts.grids, artifacts.decoder)
+    record = inspect_data(config, sources, known, out)
+    folder = config.data.image_folder(artifacts.manifest.path / GENERATED_FOLDER) if config.shows_photographs else None
+    write_page(f"{config.name}: the data, seen by the model", record, out, folder)
+    return record
 
 
 def _gates(config: Config, artifacts: CaptionerArtifacts, comparison: ModelComparison | None) -> list[GateResult]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tasks.evaluation.report import EarlierVersion
 
 EVALUATION = "attend.evaluation"  # tag of a version: the folder in its run with its predictions and scores
+PICTURES = "pictures.parquet"  # in that folder: digest and split of the pictures that the version was made from
 PREDICTIONS_DIGEST = "attend.predictions"  # tag of a version: the SHA-256 of its predictions
 CHAMPIONS = "attend.champions"  # tag of a model: the versions that were champion, oldest first
 PROMOTED_AT = "attend.promoted_at"  # tag of a model: when its champion was set last (UTC, ISO 8601)
@@ -166,6 +167,22 @@ def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifa
     except (MlflowException, OSError, AttendError):
         return None
     return path
+
+
+def known_pictures(client: MlflowClient, version: ModelVersion, folder: Path) -> set[str] | None:
+    """Return the digests of the pictures that a version was made from; None where its run does not say."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from mlflow.exceptions import MlflowException
+
+    if EVALUATION not in version.tags:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        path = client.download_artifacts(str(version.run_id), f"{version.tags[EVALUATION]}/{PICTURES}", str(folder))
+        return set(pq.read_table(path, columns=["digest"])["digest"].to_pylist())
+    except (MlflowException, OSError, pa.ArrowException):  # an earlier version of attend did not log it
+        return None
 
 
 class Registered(NamedTuple):

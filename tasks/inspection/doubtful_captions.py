@@ -1,0 +1,65 @@
+"""Doubtful captions: those that probably belong to another picture, by the decoder that was trained on them.
+
+A caption's gain is how much likelier its words are for its picture than for the mean of the training pictures, per
+word. Captions of the right picture gain; one that gains nothing where the others of its picture do is doubtful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from models.likelihood import log_probabilities
+from models.vocabulary import NULL
+from tasks.common.progress import Bar
+from tasks.data.caption_files import CaptionedPicture
+from tasks.grids.reader import GridReader
+
+_PICTURES_AT_ONCE = 32
+_MOST_CAPTIONS = 16  # of a picture
+
+Doubts = npt.NDArray[np.float64]
+
+
+@torch.inference_mode()
+def doubts(
+    decoder: Any, mean: torch.Tensor, grids: GridReader, pictures: Sequence[CaptionedPicture], device: torch.device
+) -> list[Doubts]:
+    """Return how doubtful each caption of each picture is, in nats per word; the greater, the more.
+
+    decoder: in evaluation mode, on the device. mean (h, w, C) float32: the mean of the training pictures' grids. Of a
+    picture with more than `_MOST_CAPTIONS` captions, the first ones are looked at.
+    """
+    found: list[Doubts] = []
+    mean = mean.to(device).unsqueeze(0)
+    with Bar(len(pictures), "captions compared with their pictures", "pictures") as bar:
+        for start in range(0, len(pictures), _PICTURES_AT_ONCE):
+            part = pictures[start : start + _PICTURES_AT_ONCE]
+            rows = [picture.tokens[:_MOST_CAPTIONS] for picture in part]
+            words = np.full((len(part), max(map(len, rows)), rows[0].shape[1]), NULL, np.int64)
+            for number, tokens in enumerate(rows):
+                words[number, : len(tokens)] = tokens
+            on_device = torch.from_numpy(words).to(device)
+            grid = torch.from_numpy(grids.read([picture.digest for picture in part])).to(device).float()
+            seen = log_probabilities(decoder, grid, on_device).sum(dim=2)
+            blind = log_probabilities(decoder, mean, on_device.flatten(0, 1).unsqueeze(0))[0].sum(dim=1)
+            lengths = (on_device[:, :, 1:] != NULL).sum(dim=2)
+            gains = ((seen - blind.view_as(seen)) / lengths.clamp_min(1)).double().cpu().numpy()
+            found += [doubts_of(gains[number, : len(tokens)]) for number, tokens in enumerate(rows)]
+            bar.advance(len(part))
+    return found
+
+
+def doubts_of(gains: Doubts) -> Doubts:
+    """Return how doubtful captions of a picture are by their gains: what each lacks to half of what the others gain.
+
+    Half, because a picture whose captions all gain much is one that the decoder knows well; a single one lacks to 0.
+    """
+    if len(gains) == 1:
+        return -gains
+    others: Doubts = (gains.sum() - gains) / (len(gains) - 1)
+    return others / 2 - gains

@@ -1,0 +1,63 @@
+"""Drift: whether pictures that arrived are like those of before, by a two-sample test on their pooled grids.
+
+The statistic is the energy distance (Szekely and Rizzo 2004), and its level is exact: the labels of the pictures are
+permuted, and under the hypothesis that all come from one world each permutation is as likely as the true one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LEVEL = 0.01  # probability of an alarm where nothing drifted
+FEWEST = 20  # pictures on either side; fewer decide nothing
+_MOST = 2048  # pictures on either side
+_PERMUTATIONS = 999
+_AT_ONCE = 128
+
+
+class Drift(NamedTuple):
+    """The result of a test: probability of a distance as great by chance, the distance, and pictures on either side."""
+
+    probability: float
+    distance: float
+    known: int
+    arrived: int
+
+    @property
+    def is_alarm(self) -> bool:
+        """Return whether the pictures that arrived are from another world, at the level `LEVEL`."""
+        return self.probability <= LEVEL
+
+
+def drift_between(known: Tensor, arrived: Tensor, seed: int = 0) -> Drift:
+    """Return whether two samples of pooled grids, (N, C) and (M, C) float32 of length 1, are of one distribution.
+
+    Of more than `_MOST`, so many are drawn at random.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    samples = [sample[torch.randperm(len(sample), generator=generator)[:_MOST]] for sample in (known, arrived)]
+    count, first = sum(map(len, samples)), len(samples[0])
+    pooled = torch.cat(samples)
+    distances = torch.cdist(pooled, pooled)
+    true = (torch.arange(count) < first).float().unsqueeze(0)
+    observed = _energy(distances, true)[0]
+    as_great = 1  # the true labels are one of the permutations
+    for start in range(0, _PERMUTATIONS, _AT_ONCE):
+        number = min(_AT_ONCE, _PERMUTATIONS - start)
+        order = torch.stack([torch.randperm(count, generator=generator) for _ in range(number)])
+        as_great += int((_energy(distances, true[0][order]) >= observed * (1 - 1e-6)).sum())
+    return Drift(as_great / (_PERMUTATIONS + 1), float(observed), len(samples[0]), len(samples[1]))
+
+
+def _energy(distances: Tensor, of_first: Tensor) -> Tensor:
+    """Return the energy distance for labels, (P,). distances (N, N). of_first (P, N): 1 for the first sample, or 0."""
+    of_second = 1 - of_first
+    first, second = of_first.sum(dim=1), of_second.sum(dim=1)
+    to_first, to_second = of_first @ distances, of_second @ distances
+    between = (to_first * of_second).sum(dim=1) / (first * second)
+    within_first = (to_first * of_first).sum(dim=1) / first**2
+    within_second = (to_second * of_second).sum(dim=1) / second**2
+    return 2 * between - within_first - within_second

@@ -1,0 +1,250 @@
+"""The inspection of a data set with the model that was trained on it: what of it deserves a look.
+
+findings.parquet has a row for each finding: `kind` (`doubtful caption`, `look-alike`, `unusual caption`, `unlike the
+rest`), `digest`, `name` and `split` of the picture, its `caption` where the finding is of one, `other` (the name of the
+other picture of a pair), `score` (by which a kind is sorted, the first row the most striking), and `why` in words.
+inspection.json has how much was looked at, and whether the pictures that arrived drifted.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from models.confidence import TrainingPictures, pool
+from tasks.common.progress import Bar
+from tasks.config.devices import device_of
+from tasks.config.schema import Config
+from tasks.data.caption_files import read_captions
+from tasks.data.manifest import Picture, read_pictures
+from tasks.datasets.base import SPLITS
+from tasks.evaluation.calibration import read_training_pictures
+from tasks.grids.index import open_grids
+from tasks.grids.reader import GridReader
+from tasks.inspection.doubtful_captions import doubts
+from tasks.inspection.drift import FEWEST, LEVEL, Drift, drift_between
+from tasks.inspection.look_alikes import look_alikes
+from tasks.inspection.record import (
+    ALIKE,
+    DOUBTFUL,
+    FINDINGS,
+    INSPECTION,
+    UNLIKE,
+    UNUSUAL,
+    DriftRecord,
+    InspectionRecord,
+)
+from tasks.inspection.unusual_captions import unusual_captions
+from tasks.pipeline.ledger import Artifact
+from tasks.training.outputs import load_ensemble
+
+DOUBT = 0.6  # nats a word from which a caption is a finding
+_MOST_ROWS = 200  # of a kind
+_MOST_UNLIKE = 24
+_MOST_POOLED = 30_000  # pictures that are compared with each other
+_READ_AT_ONCE = 64
+_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("kind", "digest", "name", "split", "caption", "other")),
+        ("score", pa.float64()),
+        ("why", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of findings.parquet."""
+
+    kind: str
+    digest: str
+    name: str
+    split: str
+    score: float
+    why: str
+    caption: str | None = None
+    other: str | None = None
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The artifacts that an inspection reads."""
+
+    manifest: Artifact
+    captions: Artifact
+    grids: Artifact
+    decoder: Artifact
+
+
+def inspect_data(config: Config, sources: Sources, known: set[str] | None, out: Path) -> InspectionRecord:
+    """Write findings.parquet and inspection.json to `out`, and return the contents of the second.
+
+    known: digests of the pictures of the champion's data set; None where there is no champion, or it is not known which
+    they were. What is new is looked at first, where there is more than `registry.inspected` captions.
+    """
+    pictures = {split: read_pictures(sources.manifest.path, split) for split in SPLITS if split in _splits(sources)}
+    grids = open_grids(sources.grids, config.machine)
+    by_digest = {picture.digest: (split, picture) for split, own in pictures.items() for picture in own}
+    order = _new_first([digest for digest in by_digest if digest in grids], known)
+    training = read_training_pictures(grids, [picture.digest for picture in pictures["train"]])
+    findings = _Findings(by_digest)
+
+    looked_at = _doubtful(config, sources, grids, training, order, findings)
+    for digest, text, why in unusual_captions({digest: picture.captions for digest, (_, picture) in by_digest.items()}):
+        findings.add(UNUSUAL, digest, 1.0, why, caption=text)
+    compared = order[:_MOST_POOLED]
+    pooled = _pooled(grids, compared)
+    for pair in look_alikes(pooled, _MOST_ROWS):
+        first, second = compared[pair.first], compared[pair.second]
+        why = f"{pair.distance:.2f} of the usual distance to the nearest picture"
+        splits = {by_digest[digest][0] for digest in (first, second)}
+        why += f"; one in {' and one in '.join(sorted(splits))}" if len(splits) > 1 else ""
+        findings.add(ALIKE, first, pair.distance, why, other=by_digest[second][1].name)
+    drift = _drift(training, pooled, compared, known, findings)
+
+    record: InspectionRecord = {
+        "captions": looked_at,
+        "pictures": len(compared),
+        "counts": findings.counts(),
+        "drift": drift,
+    }
+    findings.write(out / FINDINGS)
+    (out / INSPECTION).write_text(json.dumps(record, indent=1, sort_keys=True), encoding="utf-8")
+    return record
+
+
+def _splits(sources: Sources) -> list[str]:
+    """Return the splits of a manifest that have pictures."""
+    return [split for split in SPLITS if split in sources.manifest.products]
+
+
+def _new_first(digests: Sequence[str], known: set[str] | None) -> list[str]:
+    """Return digests in the order in which they are looked at: those that are not known first, each part at random."""
+    drawn = sorted(digests)
+    random.Random(0).shuffle(drawn)
+    return sorted(drawn, key=lambda digest: known is not None and digest in known)
+
+
+class _Findings:
+    """Findings as they are gathered."""
+
+    def __init__(self, by_digest: dict[str, tuple[str, Picture]]) -> None:
+        self._by_digest = by_digest
+        self._rows: dict[str, list[Finding]] = {}
+
+    def add(
+        self, kind: str, digest: str, score: float, why: str, caption: str | None = None, other: str | None = None
+    ) -> None:
+        split, picture = self._by_digest[digest]
+        self._rows.setdefault(kind, []).append(
+            Finding(kind, digest, picture.name, split, round(score, 4), why, caption, other)
+        )
+
+    def caption(self, digest: str, place: int) -> str:
+        """Return a picture's caption by its place."""
+        return self._by_digest[digest][1].captions[place]
+
+    def counts(self) -> dict[str, int]:
+        return {kind: len(rows) for kind, rows in self._rows.items()}
+
+    def write(self, path: Path) -> None:
+        rows = [asdict(row) for own in self._rows.values() for row in own[:_MOST_ROWS]]
+        pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), path)
+
+
+def _doubtful(
+    config: Config,
+    sources: Sources,
+    grids: GridReader,
+    training: TrainingPictures,
+    order: Sequence[str],
+    findings: _Findings,
+) -> int:
+    """Add the captions that probably belong to another picture, the most doubtful first; return how many were seen."""
+    captioned = {
+        picture.digest: picture for split in _splits(sources) for picture in read_captions(sources.captions.path, split)
+    }
+    chosen, number = [], 0
+    for digest in order:
+        if number >= config.registry.inspected:
+            break
+        if digest in captioned:
+            chosen.append(captioned[digest])
+            number += len(captioned[digest].tokens)
+    if not chosen:
+        return 0
+    device = device_of(config.machine)
+    decoder, _ = load_ensemble(sources.decoder.path, config.evaluation.ensemble)
+    values = doubts(decoder.to(device).eval(), training.mean, grids, chosen, device)
+    found = [
+        (float(value), picture.digest, place)
+        for picture, own in zip(chosen, values, strict=True)
+        for place, value in enumerate(own)
+        if value > DOUBT
+    ]
+    for value, digest, place in sorted(found, reverse=True):
+        text = findings.caption(digest, place)
+        findings.add(
+            DOUBTFUL,
+            digest,
+            value,
+            f"its words are {value:.1f} nats less likely here than they should be, each",
+            caption=text,
+        )
+    return sum(len(own) for own in values)
+
+
+def _pooled(grids: GridReader, digests: Sequence[str]) -> Tensor:
+    """Return the pooled grids of pictures, (N, C) float32 of length 1."""
+    parts = []
+    with Bar(len(digests), "pictures compared", "pictures") as bar:
+        for start in range(0, len(digests), _READ_AT_ONCE):
+            part = list(digests[start : start + _READ_AT_ONCE])
+            parts.append(pool(torch.from_numpy(grids.read(part))))
+            bar.advance(len(part))
+    return torch.cat(parts)
+
+
+def _drift(
+    training: TrainingPictures, pooled: Tensor, digests: Sequence[str], known: set[str] | None, findings: _Findings
+) -> DriftRecord | str:
+    """Return whether the pictures that are not known drifted, and add those least like the training pictures.
+
+    Where all are known, or it is not known which are, pictures of all splits are added.
+    """
+    is_known = torch.tensor([known is not None and digest in known for digest in digests])
+    candidates = ~is_known if known is not None and not is_known.all() else torch.ones_like(is_known)
+    numbers = candidates.nonzero().squeeze(1)
+    distances = training.distances_of(pooled[numbers])
+    for place in distances.argsort(descending=True)[:_MOST_UNLIKE].tolist():
+        value = float(distances[place])
+        why = f"distance {value:.2f} from the nearest training pictures, where the median is {distances.median():.2f}"
+        findings.add(UNLIKE, digests[int(numbers[place])], value, why)
+    if known is None:
+        return "there is no champion, or it is not known which pictures it knew"
+    counts = int(is_known.sum()), int((~is_known).sum())
+    if min(counts) < FEWEST:
+        few = "pictures arrived" if counts[1] < FEWEST else "pictures of before are left"
+        return f"{min(counts):,} {few} since the champion was trained: {FEWEST} are needed to tell"
+    result = drift_between(pooled[is_known], pooled[~is_known])
+    return _record(result)
+
+
+def _record(drift: Drift) -> DriftRecord:
+    """Return the record of a test."""
+    return {
+        "alarm": drift.is_alarm,
+        "probability": drift.probability,
+        "distance": round(drift.distance, 6),
+        "level": LEVEL,
+        "known": drift.known,
+        "arrived": drift.arrived,
+    }

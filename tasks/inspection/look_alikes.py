@@ -1,0 +1,54 @@
+"""Look-alikes: pictures whose pooled grids are much closer to each other than neighbours usually are.
+
+Near-duplicates by pixels (data/near_duplicates.py) are the same photograph; these are what the backbone cannot tell
+apart: another frame of the same moment, a recoloured copy.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_CLOSE = 0.55  # of the median distance to the nearest neighbour
+_AT_ONCE = 1024
+
+
+class LookAlike(NamedTuple):
+    """Two pictures by their numbers, and their distance divided by the median distance of nearest neighbours."""
+
+    first: int
+    second: int
+    distance: float
+
+
+def look_alikes(pooled: Tensor, most: int) -> list[LookAlike]:
+    """Return the pairs of pictures that look alike, the closest first. pooled (N, C) float32 of length 1.
+
+    most: pairs that are returned.
+    """
+    if len(pooled) < 3:
+        return []
+    starts = range(0, len(pooled), _AT_ONCE)
+    usual = float(torch.cat([_distances(pooled, start).min(dim=1).values for start in starts]).median())
+    found: list[LookAlike] = []
+    for start in starts:
+        distances = _distances(pooled, start)
+        rows, columns = (distances <= _CLOSE * usual).nonzero(as_tuple=True)
+        found += [
+            LookAlike(row + start, column, round(float(distances[row, column]) / usual, 3) if usual else 0.0)
+            for row, column in zip(rows.tolist(), columns.tolist(), strict=True)
+            if row + start < column
+        ]
+        found = sorted(found, key=lambda pair: (pair.distance, pair.first, pair.second))[:most]
+    return found
+
+
+def _distances(pooled: Tensor, start: int) -> Tensor:
+    """Return the distances of some pictures, from number `start` on, to all; infinite to themselves."""
+    part = pooled[start : start + _AT_ONCE]
+    distances = (2 - 2 * (part @ pooled.T)).clamp_min(0).sqrt()
+    own = torch.arange(len(part))
+    distances[own, own + start] = torch.inf
+    return distances
