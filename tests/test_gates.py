@@ -194,3 +194,82 @@ def test_a_refused_version_is_challenger_also_as_the_first_and_by_promote(
     decision = promote_version(workspace, "models:/small/1", PromotionRule("bleu4", 0.5, 1), None)
     assert not decision.promoted and "the same caption" in decision.why
     assert force_champion(workspace, "models:/small/1").endswith("by hand")
+
+
+def only(name: str, limit: float, captions: dict[str, ScoredCaption], champion: Said | None = None) -> GateResult:
+    """What one gate found in captions; champion: what it says of the same pictures."""
+    pairs = None
+    if champion is not None:
+        theirs = {digest: champion(number).split() for number, digest in enumerate(captions)}
+        pairs = {digest: (ScoredCaption(theirs[digest], item.references), item) for digest, item in captions.items()}
+    (found,) = gate_results(RegistryConfig(model="any", **{name: limit}), captions, pairs, of_all(1))
+    return found
+
+
+def test_words_that_no_reference_has_are_refused() -> None:
+    assert not only("max_invented", 0.7, corpus(truth)).refused
+    found = only("max_invented", 0.7, corpus(lambda _: "a dog and a frisbee"))
+    assert found.refused and found.value == pytest.approx((100 + 120) / 240)
+    assert "220 of 240 content words of captions are in no reference of their picture, by stems" in str(found)
+    assert only("max_invented", 0.7, corpus(lambda _: "a")).value == 0  # no content words
+
+
+def test_a_word_is_mentioned_by_its_stem_or_by_a_class_of_wordnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.evaluation import slices
+
+    monkeypatch.setattr(slices, "noun_classes", lambda: None)
+    assert slices.mentioned("dogs", frozenset({"a", "dog"})) and not slices.mentioned("puppy", frozenset({"dog"}))
+    meanings = {
+        "puppy": (frozenset({"puppy.n.01"}), frozenset({"dog.n.01", "animal.n.01"})),
+        "dog": (frozenset({"dog.n.01"}), frozenset({"animal.n.01"})),
+        "cat": (frozenset({"cat.n.01"}), frozenset({"animal.n.01"})),
+        "animal": (frozenset({"animal.n.01"}), frozenset()),
+    }
+    monkeypatch.setattr(slices, "noun_classes", lambda: lambda word: meanings.get(word, (frozenset(), frozenset())))
+    for word, other, same in (("puppy", "dog", True), ("animal", "dog", True), ("cat", "dog", False)):
+        assert slices.mentioned(word, frozenset({other})) is slices.mentioned(other, frozenset({word})) is same
+
+
+def people(number: int) -> str:
+    return "a man walks" if number % 2 else "two women walk"
+
+
+def test_the_wrong_gender_is_refused() -> None:
+    captions = {
+        str(number): ScoredCaption(["a", "man", "walks"], [people(number).split(), ["one", "who", "walks"]])
+        for number in range(100)
+    }
+    found = only("max_gender_errors", 0.3, captions)
+    assert found.refused and "50 of 100 captions say man for woman, or woman for man" in str(found)
+    right = {digest: ScoredCaption(item.references[0], item.references) for digest, item in captions.items()}
+    assert not only("max_gender_errors", 0.3, right).refused
+    assert not only("max_gender_errors", 0.3, corpus(truth)).refused  # nobody is named
+
+
+def test_a_slice_that_loses_is_refused_whatever_the_rest_gains() -> None:
+    def said(number: int) -> str:
+        return f"a man walks by wall{number}" if number % 4 else f"one woman runs by tree{number}"
+
+    def references(number: int) -> list[list[str]]:
+        return [said(number).split(), f"{said(number)} today".split()]
+
+    worse_of_women = {
+        str(number): ScoredCaption(said(number).split() if number % 4 else ["someone"], references(number))
+        for number in range(80)
+    }
+    found = only("max_slice_loss", 0.1, worse_of_women, champion=said)
+    assert found.refused and 'CIDEr loses 100.0% of the champion\'s on 20 pictures, "people call it a woman"' in str(
+        found
+    )
+    same = {str(number): ScoredCaption(said(number).split(), references(number)) for number in range(80)}
+    assert not only("max_slice_loss", 0.1, same, champion=said).refused
+
+
+def test_slices_are_scored_with_intervals_and_told_in_the_card() -> None:
+    from tasks.evaluation.slices import scores_by_slice
+
+    captions = list(corpus(truth).values())
+    captions += [ScoredCaption(["a", "man"], [["a", "man", "stands", "alone", "with", "wool"]]) for _ in range(20)]
+    found = {part.name: part for part in scores_by_slice(captions)}
+    assert found["people call it a man"].pictures == 20
+    assert all(part.interval[0] <= part.cider <= part.interval[1] for part in found.values())

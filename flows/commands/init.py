@@ -23,6 +23,15 @@ _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the v
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
 _HELD_OUT = 40  # pictures that a test split should have at least, for scores that mean something
 _STEPS = 3_000  # of training, about, in all epochs
+_JUDGED = 100  # held-out pictures from which gates are written
+_GATES = {
+    "max_same_caption": 0.5,
+    "max_overused_word": 0.5,
+    "min_variety": 0.5,
+    "min_retrieved": 0.1,
+    "max_invented": 0.8,
+    "max_slice_loss": 0.2,
+}
 _UNTOLD = ("adapter", "path", "near_duplicates")  # settings of `data` that are not printed as its form
 _LINES = 3  # sample rows
 _SAMPLE = 200  # rows by whose captions their script is told
@@ -189,6 +198,11 @@ def _yaml(name: str, options: dict[str, Any], weights: str, found: Survey) -> st
         "registry:",
         "  promote_on: cider  # the score by which a new version becomes champion; with few pictures BLEU-4 is often 0",
     ]
+    if held_out >= _JUDGED:
+        lines += [
+            "  # What no champion is, whatever it scores (docs/metrics.md); few pictures would not be enough to say.",
+            *(f"  {gate}: {limit:g}" for gate, limit in _GATES.items()),
+        ]
     if held_out < 30:
         lines.append(
             f"  # With {counted(held_out, 'held-out picture')} no version is known to be better than another (see "
