@@ -117,11 +117,12 @@ def test_a_run_tells_its_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     counts = artifacts(config)["ingest"].ledger.counts
     sizes = f"60 pictures ({counts['train']} train, {counts['dev']} dev, {counts['test']} test) with 300 captions"
     assert lines[0].startswith(f"small reads generated pictures: {sizes}, a vocabulary of ")
-    end = dict(line.split(":", 1) for line in lines[-6:])
-    assert list(end) == ["data", "scores", "note", "report", "version", "next"]
+    end = dict(line.split(":", 1) for line in lines[-7:])
+    assert list(end) == ["data", "scores", "note", "report", "look at", "version", "next"]
     assert f"; {counts['test']} pictures of test, 95 % intervals" in end["scores"]
     assert "these captions are poor" in end["note"]  # after two epochs
     assert (tmp_path / end["report"].strip()).is_file()
+    assert (tmp_path / end["look at"].rpartition(": ")[2]).is_file() and "300 captions were looked at" in end["look at"]
     assert "models:/small/1; version 1 is champion: it is the first" in end["version"]
 
 

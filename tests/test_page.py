@@ -22,6 +22,7 @@ from flows.serving.app import Server
 from flows.serving.limits import Limits
 from flows.serving.served import ServedModel
 from tasks.evaluation.report import REPORT
+from tasks.inspection.record import PAGE as INSPECTION_PAGE
 from tasks.registry.logged_model import unwrap_captioner
 from tests.support import artifacts, pictures, plan, trained
 from tests.test_serving import free_port
@@ -158,6 +159,16 @@ def test_the_report_of_an_evaluation(page: Any, registered: Path) -> None:
     assert all("circle" in text for text in page.locator("article:visible").all_inner_texts())
     page.fill("#filter", "")
     assert faults(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_an_inspection_is_accessible(page: Any, registered: Path, scheme: str) -> None:
+    (path,) = registered.glob(f"artifacts/register/*/{INSPECTION_PAGE}")
+    page.emulate_media(color_scheme=scheme)
+    page.goto(path.as_uri())
+    expect(page.locator("h1")).to_have_text("small: the data, seen by the model")
+    assert page.locator("article img").count() >= 24
+    assert faults(page) == [] and no_wider_than_the_screen(page)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -106,7 +106,7 @@ def _inspection(registered: Artifact) -> Iterator[str]:
     inspection = read_inspection(registered.path)
     if inspection is None:
         return
-    yield f"data:    {describe_counts(inspection)}: {short(registered.path / INSPECTION_PAGE)}"
+    yield f"look at: {describe_counts(inspection)}: {short(registered.path / INSPECTION_PAGE)}"
     drift = inspection["drift"]
     if not isinstance(drift, str) and drift["alarm"]:
         yield f"drift:   {describe_drift(drift)}"

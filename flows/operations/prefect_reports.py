@@ -117,7 +117,7 @@ def show_inspection(artifact: Artifact) -> None:
     create_table_artifact(
         [{name: row[name] or "" for name in columns} for row in rows[:_FINDINGS]],
         key="data-to-look-at",
-        description=f"{drift}. {describe_counts(record)}",
+        description=f"{drift}. To look at: {describe_counts(record)}",
     )
     if not isinstance(record["drift"], str) and record["drift"]["alarm"]:
         unlike = [f"- {row['name']}: {row['why']}" for row in rows if row["kind"] == UNLIKE]

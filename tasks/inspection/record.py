@@ -50,7 +50,7 @@ def describe_drift(drift: DriftRecord | str) -> str:
 def describe_counts(record: InspectionRecord) -> str:
     """Return in words how many findings there are of each kind."""
     kinds = [f"{count:,} {kind}{'s' * (count != 1 and kind != UNLIKE)}" for kind, count in record["counts"].items()]
-    return f"To look at: {', '.join(kinds) or 'nothing'}; {record['captions']:,} captions were looked at"
+    return f"{', '.join(kinds) or 'nothing'}; {record['captions']:,} captions were looked at"
 
 
 def read_inspection(folder: Path) -> InspectionRecord | None:
