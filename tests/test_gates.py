@@ -181,7 +181,7 @@ def test_a_refused_version_is_challenger_also_as_the_first_and_by_promote(
         rows = [{**row, "caption": "a dog"} for row in pq.read_table(arguments[-1]).to_pylist()]
         pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(arguments[-1])), arguments[-1])
 
-    monkeypatch.setattr(evaluation, "predict", always_a_dog)
+    monkeypatch.setattr("tasks.evaluation.evaluate_decoder.predict", always_a_dog)
     gates = {f"registry__{name}": limit for name, limit in GATES.items() if name != "min_retrieved"}
     config = small(workspace, data__pictures=120, data__test_share=0.4, training__epochs=1, **gates)
     register_all(config)

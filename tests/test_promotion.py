@@ -53,7 +53,7 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., d
             rows = [{**row, "caption": say(row)} for row in pq.read_table(path).to_pylist()]
             pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(path)), path)
 
-        monkeypatch.setattr(evaluation, "predict", predict)
+        monkeypatch.setattr("tasks.evaluation.evaluate_decoder.predict", predict)
         changes.setdefault("training__seed", next(seeds))
         config = config_of(tmp_path, **changes)
         register_all(config)

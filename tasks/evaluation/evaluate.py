@@ -55,7 +55,8 @@ class Scores(Stage):
         )
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.evaluation.caption_and_score import ScoreInputs, evaluate_decoder
+        from tasks.evaluation.caption_and_score import ScoreInputs
+        from tasks.evaluation.evaluate_decoder import evaluate_decoder
 
         captions, grids = self.decoder.captions, self.decoder.grids
         stages = (captions.manifest, captions, grids, self.decoder)
