@@ -186,7 +186,14 @@ class Captioner:
         if min_confidence is None:
             return results
         return [
-            Captioned(otherwise, confidence=result.confidence)
+            replace(
+                result,
+                caption=otherwise,
+                tokens=[],
+                token_probabilities=[],
+                alternatives=[],
+                attention=None if result.attention is None else result.attention[:0],
+            )
             if result.confidence is not None and result.confidence < min_confidence
             else result
             for result in results

@@ -51,10 +51,11 @@ def test_drift_is_the_energy_distance_pair_by_pair() -> None:
 def test_look_alikes_are_pairs_much_closer_than_neighbours_are() -> None:
     pooled = sample(1500, 3)
     twins = normalize(pooled[[7, 1200]] + 0.002, dim=1)
-    found = look_alikes(torch.cat([pooled, twins]), most=10)
+    found, total = look_alikes(torch.cat([pooled, twins]), most=10)
+    assert total >= len(found) >= 2
     assert {(pair.first, pair.second) for pair in found[:2]} == {(7, 1500), (1200, 1501)}
-    assert all(pair.distance < 0.56 for pair in found) and look_alikes(pooled, most=1)[:1] == found[2:3]
-    assert look_alikes(pooled[:2], most=10) == []
+    assert all(pair.distance < 0.56 for pair in found) and look_alikes(pooled, most=1)[0][:1] == found[2:3]
+    assert look_alikes(pooled[:2], most=10) == ([], 0)
 
 
 def test_a_caption_that_gains_nothing_where_the_others_do_is_doubtful() -> None:
@@ -75,7 +76,7 @@ def test_captions_of_another_language_script_or_length_stand_out() -> None:
         "long": " ".join(["a red dog runs over the hill and"] * 6),
         "short": "dog",
     }
-    found = {digest: why for digest, _, why in unusual_captions({**captions, **{k: [v] for k, v in planted.items()}})}
+    found = {item.digest: item.why for item in unusual_captions({**captions, **{k: [v] for k, v in planted.items()}})}
     assert found.keys() == planted.keys()
     assert "written in Cyrillic letters, the others in Latin" in found["russian"] and "words" in found["long"]
     assert "6 of its 6 words are in hardly any other caption" in found["german"]
@@ -135,6 +136,6 @@ def test_captions_of_other_pictures_are_found(tmp_path: Path) -> None:
     planted = [type(picture)(picture.digest, own) for picture, own in zip(captioned, tokens, strict=True)]
     decoder, _ = load_ensemble(found["train"].path, 1)
     training = read_training_pictures(grids, [p.digest for p in read_pictures(found["ingest"].path, "train")])
-    values = doubts(decoder.eval(), training.mean, grids, planted, torch.device("cpu"))
+    values = doubts(decoder.eval(), training.mean, grids, planted, torch.device("cpu"), 60)
     is_moved = [place in set(moved) for place in places]
     assert roc_auc_score(is_moved, np.concatenate(values)) > 0.8

@@ -20,9 +20,10 @@ from sklearn.metrics import roc_auc_score
 
 from bench.machine import describe
 from flows.pipeline import build_pipeline
+from models.vocabulary import SPECIAL
 from tasks.config.devices import device_of
 from tasks.config.schema import load
-from tasks.data.caption_files import read_captions
+from tasks.data.caption_files import read_captions, read_vocabulary
 from tasks.data.manifest import read_pictures
 from tasks.evaluation.calibration import read_training_pictures
 from tasks.grids.index import open_grids
@@ -50,6 +51,7 @@ def main() -> None:
     grids, device = open_grids(made["extract"], config.machine), device_of(config.machine)
     decoder, _ = load_ensemble(made["train"].path, 1)
     decoder = decoder.to(device).eval()
+    words = len(read_vocabulary(made["tensorise"].path).words) + len(SPECIAL)
     training = read_training_pictures(grids, [item.digest for item in read_pictures(made["ingest"].path, "train")])
     print(
         "\n| split | captions | swapped | AUROC | of the first 100 | flagged | of them swapped | seconds |\n"
@@ -60,7 +62,7 @@ def main() -> None:
         captioned = [item for item in read_captions(made["tensorise"].path, split) if item.digest in grids]
         captioned = random.Random(0).sample(captioned, min(_PICTURES, len(captioned)))
         began = time.perf_counter()
-        values = np.concatenate(doubts(decoder, training.mean, grids, captioned, device))
+        values = np.concatenate(doubts(decoder, training.mean, grids, captioned, device, words))
         seconds = time.perf_counter() - began
         is_swapped = np.array(
             [(names[item.digest], row) in swapped for item in captioned for row in range(len(item.tokens))]

@@ -21,14 +21,14 @@ from tasks.config.schema import Config
 from tasks.data.manifest import read_pictures
 from tasks.evaluation.caption_and_score import PREDICTIONS, score_lines
 from tasks.evaluation.score_record import read_scores
-from tasks.inspection.record import FINDINGS, UNLIKE, describe_counts, describe_drift, read_inspection
+from tasks.inspection.record import FINDINGS, KINDS, UNLIKE, describe_counts, describe_drift, read_inspection
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Status
 from tasks.registry.registration_record import read_registration
 from tasks.registry.tracking import run_page_url
 
 _SAMPLES = 8
-_FINDINGS = 50
+_FINDINGS = 12  # of a kind
 _UPDATE_SECONDS = 5.0  # between two updates of a progress bar: each is a call to the server
 
 
@@ -115,7 +115,11 @@ def show_inspection(artifact: Artifact) -> None:
     rows = pq.read_table(artifact.path / FINDINGS).to_pylist()
     columns = ("kind", "name", "split", "caption", "other", "why")
     create_table_artifact(
-        [{name: row[name] or "" for name in columns} for row in rows[:_FINDINGS]],
+        [
+            {name: row[name] or "" for name in columns}
+            for kind in KINDS
+            for row in [row for row in rows if row["kind"] == kind][:_FINDINGS]
+        ],
         key="data-to-look-at",
         description=f"{drift}. To look at: {describe_counts(record)}",
     )

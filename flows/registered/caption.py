@@ -103,7 +103,7 @@ def print_captions(
         for batch in pictures.batches(digests):
             for picture, row, result in caption_batch(captioner, batch, decoding, attention is not None):
                 row_by_digest[picture.digest] = {**row, "alternatives": result.alternatives}
-                if attention is not None and result.error is None:
+                if attention is not None and result.tokens:
                     _draw_attention(picture, result, captioner, attention)
             bar.advance(len(batch))
     rows = [
@@ -234,16 +234,14 @@ def caption_batch(
     captioner: Any, batch: list[EncodedPicture], decoding: AskedDecoding, attention: bool = False
 ) -> Iterator[tuple[EncodedPicture, Row, Any]]:
     """Yield each picture of a batch with its row and the captioner's result."""
+    if decoding is not None and "min_confidence" in decoding and not hasattr(captioner, "confidence"):
+        raise AttendError(
+            "--min-confidence: this model was registered before captions had a confidence: run `attend run` again"
+        )
     try:
         results = captioner.caption([picture.data for picture in batch], attention=attention, **(decoding or {}))
     except ValueError as error:
         raise AttendError(str(error)) from None
-    except TypeError:
-        if decoding is None or "min_confidence" not in decoding:
-            raise
-        raise AttendError(
-            "--min-confidence: this model was registered before captions had a confidence: run `attend run` again"
-        ) from None
     for picture, result in zip(batch, results, strict=True):
         succeeded = result.error is None
         row = {

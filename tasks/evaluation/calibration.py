@@ -1,9 +1,9 @@
 """The confidence of captions (models/confidence.py): fitted to captions of held-out pictures, and judged on others.
 
 A caption is acceptable where its CIDEr-D to the picture's references is at least `evaluation.acceptable`; of a data set
-that records facts, where all that it states is true. Where dev is
-what is scored, each half of it is judged by a confidence that was fitted to the other half, and the one that goes into
-the model is fitted to both; otherwise it is fitted to dev, and judged on the pictures that are scored.
+that records facts, where all that it states is true. Where dev is what is scored, each half of it is judged by a
+confidence that was fitted to the other half, and the one that goes into the model is fitted to both; otherwise it is
+fitted to dev, and judged on the pictures that are scored.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ KEPT = 1024  # training pictures whose pooled grids go into the model
 FITTED_TO = 2000  # pictures of dev, at most
 _FEWEST = 10  # captions that are acceptable, and captions that are not, from which it is fitted
 _PENALISED = 0.01  # inverse strength of the penalty
+_NORMAL_EXCESS = 0.42  # standard deviations by which a normal variable exceeds its 95 % quantile, in the mean
 _BINS = 10  # of the reliability
 _POINTS = 20  # of the risk-coverage curve
 _READ_AT_ONCE = 64
@@ -92,6 +93,7 @@ def fit(training: TrainingPictures, features: Values, acceptable: Flags) -> Conf
     """
     from sklearn.model_selection import RepeatedStratifiedKFold
 
+    features = features.round(3)  # further digits depend on the machine
     means, scales = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-6)
     scaled = (features - means) / scales
     folds = list(RepeatedStratifiedKFold(n_splits=5, n_repeats=4, random_state=0).split(scaled, acceptable))
@@ -104,7 +106,8 @@ def fit(training: TrainingPictures, features: Values, acceptable: Flags) -> Conf
     weights[: len(chosen)] = chosen
     distances = features[:, FEATURES.index("distance")]
     threshold = np.quantile(distances, 1 - TAIL)
-    excess = max(float(np.mean(distances[distances >= threshold] - threshold)), 1e-6)
+    # No steeper than the tail of a normal distribution, which a few distances might look by chance.
+    excess = max(float(np.mean(distances[distances >= threshold] - threshold)), _NORMAL_EXCESS * distances.std(), 1e-6)
     fitted = (means, scales, weights, [bias], [threshold, excess])
     return Confidence(training, *(torch.tensor(values, dtype=torch.float32) for values in fitted))
 
@@ -113,12 +116,13 @@ def _weights(scaled: Values, acceptable: Flags) -> Values:
     """Return the weights of scaled features (N, F), and after them the bias, (F + 1,).
 
     The features say much the same, and a few hundred captions are few: how they weigh beside each other is fitted with
-    a strong penalty, which makes them more alike, and then the slope and the bias of their sum without one.
+    a strong penalty, which makes them more alike, and then the slope and the bias of their sum with a mild one.
     """
     from sklearn.linear_model import LogisticRegression
 
     directions = LogisticRegression(C=_PENALISED, max_iter=1000).fit(scaled, acceptable).coef_[0]
-    line = LogisticRegression(C=np.inf, max_iter=1000).fit(scaled @ directions[:, None], acceptable)
+    directions /= max(float((scaled @ directions).std()), 1e-6)
+    line = LogisticRegression(max_iter=1000).fit(scaled @ directions[:, None], acceptable)
     return np.append(directions * line.coef_[0, 0], line.intercept_)
 
 

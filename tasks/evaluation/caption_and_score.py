@@ -49,6 +49,7 @@ from tasks.training.batches import decode_batch_size, grids_in_order
 from tasks.training.outputs import load_ensemble
 
 PREDICTIONS, FITTED_TO = "predictions.parquet", "fitted_to.parquet"
+_READ_BACK = 32  # pictures
 _SAMPLE = 200  # pictures by whose references the script is told
 _SCHEMA = pa.schema(
     [
@@ -115,7 +116,7 @@ def predict(
     search = partial(decode, inference_decoder) if graphs is None else ReplayedSearch(inference_decoder, graphs).decode
     digests = [picture.digest for picture in pictures if picture.digest in grids]
     if not digests:
-        raise AttendError(f"evaluate: no picture of the split {evaluation.split!r} could be read")
+        raise AttendError(f"evaluate: none of the {len(pictures):,} pictures to be captioned could be read")
     local_rows: list[PredictionRow] = []
     local_digests = processes.share_of(digests)
     decoding = evaluation.decoding()
@@ -126,7 +127,14 @@ def predict(
             keys = [key_of_digest(digest) for digest in part]
             on_device = grid.to(device)
             captioned = search(on_device, decoding, keys)
-            features = _features(decoder, training, on_device, [captions[0] for captions in captioned])
+            best = [captions[0] for captions in captioned]
+            features = [
+                values
+                for start in range(0, len(best), _READ_BACK)  # all logits of a caption are there at once
+                for values in _features(
+                    decoder, training, on_device[start : start + _READ_BACK], best[start : start + _READ_BACK]
+                )
+            ]
             local_rows += [
                 _row(digest, captions, vocabulary, values)
                 for digest, captions, values in zip(part, captioned, features, strict=True)

@@ -47,11 +47,13 @@ def evaluate_decoder(evaluation: EvaluationConfig, machine: MachineConfig, sourc
     counts: dict[str, int | float] = {"captions": scores["pictures"]}
     counts |= {name: round(value, 2) for name, value in scores["scores"].items()}
     notes = [f"the captions have no confidence: {judged}"] if isinstance(judged, str) else []
-    return Outcome(
-        {"scores": digest_of(scores), "decoding": digest_of([vars(evaluation.decoding()), evaluation.ensemble])},
-        counts,
-        notes,
-    )
+    # The confidence's figures differ by rounding from machine to machine: what it was fitted by stands for them.
+    settings = [vars(evaluation.decoding()), evaluation.ensemble, evaluation.acceptable]
+    products = {
+        "scores": digest_of({name: value for name, value in scores.items() if name != "confidence"}),
+        "decoding": digest_of(settings),
+    }
+    return Outcome(products, counts, notes)
 
 
 def _add_confidence(out: Path, training: TrainingPictures, acceptable: float) -> JudgedConfidence | str:
@@ -59,9 +61,10 @@ def _add_confidence(out: Path, training: TrainingPictures, acceptable: float) ->
 
     Return how well it tells acceptable captions from others, or why none can be fitted: see calibration.py.
     """
-    scored = _Captions.read(out / PREDICTIONS, acceptable)
-    if (out / FITTED_TO).exists():
-        dev = _Captions.read(out / FITTED_TO, acceptable)
+    paths = [path for path in (out / PREDICTIONS, out / FITTED_TO) if path.exists()]
+    scored, *others = _Captions.read(paths, acceptable)
+    if others:
+        (dev,) = others
         folds = [(dev, np.ones(len(scored.flags), np.bool_))]
     else:
         dev = scored
@@ -96,13 +99,19 @@ class _Captions:
     definition: str
 
     @classmethod
-    def read(cls, path: Path, acceptable: float) -> _Captions:
-        table = pq.read_table(path, columns=["digest", *FEATURES])
-        features = np.stack([table[name].to_numpy() for name in FEATURES], axis=1)
-        captions = list(read_predictions(path).values())
-        flags = calibration.is_acceptable(captions, acceptable)
-        definition = calibration.describe_acceptable(captions, acceptable)
-        return cls(table["digest"].to_pylist(), features, table["log_probability"].to_numpy(), flags, definition)
+    def read(cls, paths: list[Path], acceptable: float) -> list[_Captions]:
+        """Return the captions of files. All are judged with the document frequencies of all."""
+        corpora = [list(read_predictions(path).values()) for path in paths]
+        together = [item for corpus in corpora for item in corpus]
+        flags = np.split(calibration.is_acceptable(together, acceptable), np.cumsum([len(c) for c in corpora])[:-1])
+        definition = calibration.describe_acceptable(together, acceptable)
+        found = []
+        for path, own in zip(paths, flags, strict=True):
+            table = pq.read_table(path, columns=["digest", *FEATURES])
+            features = np.stack([table[name].to_numpy() for name in FEATURES], axis=1)
+            log_probabilities = features[:, FEATURES.index("log_probability")]
+            found.append(cls(table["digest"].to_pylist(), features, log_probabilities, own, definition))
+        return found
 
     def select(self, which: calibration.Flags) -> _Captions:
         digests = [digest for digest, is_one in zip(self.digests, which, strict=True) if is_one]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from tasks.metrics.meteor import FUNCTION_WORDS, stem
 _MEN = "man men male males boy boys guy guys gentleman gentlemen father son brother husband he him his"
 _WOMEN = "woman women female females girl girls lady ladies mother daughter sister wife she her hers"
 MEN, WOMEN = frozenset(_MEN.split()), frozenset(_WOMEN.split())
+_ENGLISH = frozenset({"a", "the", "of", "on", "with", "is", "are", "one", "two"})
 _QUARTER = 0.75  # quantile from which references are long, or rare
 _SELDOM = 0.01  # share of the pictures whose references have a word, below which it is a rare one
 _FEWEST = 10  # pictures of a slice that is told
@@ -45,7 +46,7 @@ def slices_of(corpus: Sequence[ScoredCaption]) -> dict[str, npt.NDArray[np.bool_
     pictures_with = Counter(word for item in corpus for word in {word for words in item.references for word in words})
     seldom = {word for word, number in pictures_with.items() if number < max(2, _SELDOM * len(corpus))}
     rarity = _means([[word in seldom for words in item.references for word in words] for item in corpus])
-    genders = [_gender(item.references) for item in corpus]
+    genders = [_gender(item.references) for item in corpus] if _is_english(corpus) else [None] * len(corpus)
     found = {
         "people call it a man": np.array([gender == "man" for gender in genders], np.bool_),
         "people call it a woman": np.array([gender == "woman" for gender in genders], np.bool_),
@@ -78,12 +79,18 @@ def scores_by_slice(corpus: Sequence[ScoredCaption]) -> list[Slice]:
 def gender_errors(corpus: Sequence[ScoredCaption]) -> tuple[int, int]:
     """Return of pictures whose references agree on a gender how many captions say the other, and how many say one."""
     wrong = said = 0
-    for item in corpus:
+    for item in corpus if _is_english(corpus) else []:
         true, own = _gender(item.references), _gender([item.caption])
         if true is not None and own is not None:
             said += 1
             wrong += own != true
     return wrong, said
+
+
+def _is_english(corpus: Sequence[ScoredCaption]) -> bool:
+    """Return whether references are in English, by its articles and prepositions: other languages have a word `man`."""
+    texts = [words for item in corpus for words in item.references]
+    return sum(not _ENGLISH.isdisjoint(words) for words in texts) * 2 > len(texts)
 
 
 def _gender(texts: Sequence[Sequence[str]]) -> str | None:
@@ -109,13 +116,19 @@ def invented(corpus: Sequence[ScoredCaption], is_mentioned: IsMentioned | None =
 
 def mentioned(word: str, references: frozenset[str]) -> bool:
     """Return whether references mention a word: by its stem, or one of WordNet's classes, as a dog is an animal."""
-    if word in references or stem(word) in {stem(other) for other in references}:
+    if word in references or stem(word) in _stems(references):
         return True
     classes = noun_classes()
     if classes is None:
         return False
     own = classes(word)
     return any(_is_same_thing(own, classes(other)) for other in references if other not in FUNCTION_WORDS)
+
+
+@lru_cache(maxsize=16)  # it is asked for each word of a caption
+def _stems(references: frozenset[str]) -> frozenset[str]:
+    """Return the stems of words."""
+    return frozenset(map(stem, references))
 
 
 Classes = tuple[frozenset[str], frozenset[str]]  # the meanings of a noun, and all that these are kinds of

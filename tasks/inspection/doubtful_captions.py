@@ -21,24 +21,34 @@ from tasks.grids.reader import GridReader
 
 _PICTURES_AT_ONCE = 32
 _MOST_CAPTIONS = 16  # of a picture
+_LOGITS = 1 << 25  # computed at once, at most
 
 Doubts = npt.NDArray[np.float64]
 
 
 @torch.inference_mode()
 def doubts(
-    decoder: Any, mean: torch.Tensor, grids: GridReader, pictures: Sequence[CaptionedPicture], device: torch.device
+    decoder: Any,
+    mean: torch.Tensor,
+    grids: GridReader,
+    pictures: Sequence[CaptionedPicture],
+    device: torch.device,
+    vocabulary: int,
 ) -> list[Doubts]:
     """Return how doubtful each caption of each picture is, in nats per word; the greater, the more.
 
     decoder: in evaluation mode, on the device. mean (h, w, C) float32: the mean of the training pictures' grids. Of a
-    picture with more than `_MOST_CAPTIONS` captions, the first ones are looked at.
+    picture with more than `_MOST_CAPTIONS` captions, the first ones are looked at. vocabulary: V, number of the words.
     """
+    if not pictures:
+        return []
+    rows_at_most = min(_MOST_CAPTIONS, max(len(picture.tokens) for picture in pictures))
+    at_once = max(1, min(_PICTURES_AT_ONCE, _LOGITS // (rows_at_most * pictures[0].tokens.shape[1] * vocabulary)))
     found: list[Doubts] = []
     mean = mean.to(device).unsqueeze(0)
     with Bar(len(pictures), "captions compared with their pictures", "pictures") as bar:
-        for start in range(0, len(pictures), _PICTURES_AT_ONCE):
-            part = pictures[start : start + _PICTURES_AT_ONCE]
+        for start in range(0, len(pictures), at_once):
+            part = pictures[start : start + at_once]
             rows = [picture.tokens[:_MOST_CAPTIONS] for picture in part]
             words = np.full((len(part), max(map(len, rows)), rows[0].shape[1]), NULL, np.int64)
             for number, tokens in enumerate(rows):

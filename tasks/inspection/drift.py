@@ -1,7 +1,8 @@
 """Drift: whether pictures that arrived are like those of before, by a two-sample test on their pooled grids.
 
 The statistic is the energy distance (Szekely and Rizzo 2004), and its level is exact: the labels of the pictures are
-permuted, and under the hypothesis that all come from one world each permutation is as likely as the true one.
+permuted, and under the hypothesis that all come from one world, each picture by itself, each permutation is as likely
+as the true one. Frames of one moment that arrive together are no such pictures, and a large sample shows small changes.
 """
 
 from __future__ import annotations

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from models.confidence import TrainingPictures, pool
+from models.vocabulary import SPECIAL
 from tasks.common.progress import Bar
 from tasks.config.devices import device_of
 from tasks.config.schema import Config
-from tasks.data.caption_files import read_captions
+from tasks.data.caption_files import read_captions, read_vocabulary
 from tasks.data.manifest import Picture, read_pictures
 from tasks.datasets.base import SPLITS
 from tasks.evaluation.calibration import read_training_pictures
@@ -49,6 +50,8 @@ from tasks.training.outputs import load_ensemble
 DOUBT = 0.6  # nats a word from which a caption is a finding
 _MOST_ROWS = 200  # of a kind
 _MOST_UNLIKE = 24
+_MOST_KNOWN, _NEIGHBOURS = 4096, 5
+_ITSELF = 1e-3  # distance below which two pooled grids are of one picture
 _MOST_POOLED = 30_000  # pictures that are compared with each other
 _READ_AT_ONCE = 64
 _SCHEMA = pa.schema(
@@ -98,11 +101,12 @@ def inspect_data(config: Config, sources: Sources, known: set[str] | None, out: 
     findings = _Findings(by_digest)
 
     looked_at = _doubtful(config, sources, grids, training, order, findings)
-    for digest, text, why in unusual_captions({digest: picture.captions for digest, (_, picture) in by_digest.items()}):
-        findings.add(UNUSUAL, digest, 1.0, why, caption=text)
-    compared = order[:_MOST_POOLED]
+    for item in unusual_captions({digest: picture.captions for digest, (_, picture) in by_digest.items()}):
+        findings.add(UNUSUAL, item.digest, item.score, item.why, caption=item.caption)
+    compared = _some_of_both(order, known)
     pooled = _pooled(grids, compared)
-    for pair in look_alikes(pooled, _MOST_ROWS):
+    alike, total = look_alikes(pooled, _MOST_ROWS)
+    for pair in alike:
         first, second = compared[pair.first], compared[pair.second]
         why = f"{pair.distance:.2f} of the usual distance to the nearest picture"
         splits = {by_digest[digest][0] for digest in (first, second)}
@@ -113,7 +117,7 @@ def inspect_data(config: Config, sources: Sources, known: set[str] | None, out: 
     record: InspectionRecord = {
         "captions": looked_at,
         "pictures": len(compared),
-        "counts": findings.counts(),
+        "counts": {**findings.counts(), **({ALIKE: total} if total else {})},
         "drift": drift,
     }
     findings.write(out / FINDINGS)
@@ -131,6 +135,14 @@ def _new_first(digests: Sequence[str], known: set[str] | None) -> list[str]:
     drawn = sorted(digests)
     random.Random(0).shuffle(drawn)
     return sorted(drawn, key=lambda digest: known is not None and digest in known)
+
+
+def _some_of_both(order: Sequence[str], known: set[str] | None) -> list[str]:
+    """Return at most `_MOST_POOLED` pictures of those in `order`: half of them known ones, where there are so many."""
+    before = [digest for digest in order if known is not None and digest in known]
+    new = order[: len(order) - len(before)]
+    kept = max(_MOST_POOLED // 2, _MOST_POOLED - len(new))
+    return [*new[: _MOST_POOLED - min(kept, len(before))], *before[:kept]]
 
 
 class _Findings:
@@ -183,7 +195,8 @@ def _doubtful(
         return 0
     device = device_of(config.machine)
     decoder, _ = load_ensemble(sources.decoder.path, config.evaluation.ensemble)
-    values = doubts(decoder.to(device).eval(), training.mean, grids, chosen, device)
+    words = read_vocabulary(sources.captions.path)
+    values = doubts(decoder.to(device).eval(), training.mean, grids, chosen, device, len(words.words) + len(SPECIAL))
     found = [
         (float(value), picture.digest, place)
         for picture, own in zip(chosen, values, strict=True)
@@ -223,7 +236,8 @@ def _drift(
     is_known = torch.tensor([known is not None and digest in known for digest in digests])
     candidates = ~is_known if known is not None and not is_known.all() else torch.ones_like(is_known)
     numbers = candidates.nonzero().squeeze(1)
-    distances = training.distances_of(pooled[numbers])
+    known_pooled = pooled[is_known] if is_known.any() and known is not None else training.pooled
+    distances = _distances_to_others(pooled[numbers], known_pooled)
     for place in distances.argsort(descending=True)[:_MOST_UNLIKE].tolist():
         value = float(distances[place])
         why = f"distance {value:.2f} from the nearest training pictures, where the median is {distances.median():.2f}"
@@ -236,6 +250,17 @@ def _drift(
         return f"{min(counts):,} {few} since the champion was trained: {FEWEST} are needed to tell"
     result = drift_between(pooled[is_known], pooled[~is_known])
     return _record(result)
+
+
+def _distances_to_others(pooled: Tensor, known: Tensor) -> Tensor:
+    """Return the mean distance of each pooled grid (N, C) to the nearest of the known ones (M, C), but to itself, (N,).
+
+    Known ones beyond the first `_MOST_KNOWN` are not looked at.
+    """
+    distances = (2 - 2 * (pooled @ known[:_MOST_KNOWN].T)).clamp_min(0).sqrt()
+    distances = distances.masked_fill(distances < _ITSELF, torch.inf)
+    nearest = distances.topk(min(_NEIGHBOURS, distances.shape[1]), dim=1, largest=False).values
+    return nearest.masked_fill(nearest.isinf(), 0.0).mean(dim=1)
 
 
 def _record(drift: Drift) -> DriftRecord:

@@ -23,26 +23,28 @@ class LookAlike(NamedTuple):
     distance: float
 
 
-def look_alikes(pooled: Tensor, most: int) -> list[LookAlike]:
-    """Return the pairs of pictures that look alike, the closest first. pooled (N, C) float32 of length 1.
+def look_alikes(pooled: Tensor, most: int) -> tuple[list[LookAlike], int]:
+    """Return the pairs of pictures that look alike, the closest first, and how many there are.
 
-    most: pairs that are returned.
+    pooled (N, C) float32 of length 1. most: pairs that are returned.
     """
     if len(pooled) < 3:
-        return []
+        return [], 0
     starts = range(0, len(pooled), _AT_ONCE)
     usual = float(torch.cat([_distances(pooled, start).min(dim=1).values for start in starts]).median())
     found: list[LookAlike] = []
+    total = 0
     for start in starts:
         distances = _distances(pooled, start)
-        rows, columns = (distances <= _CLOSE * usual).nonzero(as_tuple=True)
-        found += [
-            LookAlike(row + start, column, round(float(distances[row, column]) / usual, 3) if usual else 0.0)
-            for row, column in zip(rows.tolist(), columns.tolist(), strict=True)
-            if row + start < column
-        ]
-        found = sorted(found, key=lambda pair: (pair.distance, pair.first, pair.second))[:most]
-    return found
+        numbers = torch.arange(start, start + len(distances)).unsqueeze(1)
+        distances[torch.arange(len(pooled)).unsqueeze(0) < numbers] = torch.inf  # each pair once
+        total += int((distances <= _CLOSE * usual).sum())
+        closest = distances.flatten().topk(min(most, distances.numel()), largest=False)
+        for place, distance in zip(closest.indices.tolist(), closest.values.tolist(), strict=True):
+            if distance <= _CLOSE * usual:
+                row, column = divmod(place, len(pooled))
+                found.append(LookAlike(row + start, column, round(distance / usual, 3) if usual else 0.0))
+    return sorted(found, key=lambda pair: (pair.distance, pair.first, pair.second))[:most], total
 
 
 def _distances(pooled: Tensor, start: int) -> Tensor:

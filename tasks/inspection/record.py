@@ -8,6 +8,7 @@ from typing import TypedDict, cast
 
 FINDINGS, INSPECTION, PAGE = "findings.parquet", "inspection.json", "inspection.html"
 DOUBTFUL, ALIKE, UNUSUAL, UNLIKE = "doubtful caption", "look-alike", "unusual caption", "unlike the rest"
+KINDS = (DOUBTFUL, ALIKE, UNUSUAL, UNLIKE)
 
 
 class DriftRecord(TypedDict):
@@ -49,7 +50,7 @@ def describe_drift(drift: DriftRecord | str) -> str:
 
 def describe_counts(record: InspectionRecord) -> str:
     """Return in words how many findings there are of each kind."""
-    kinds = [f"{count:,} {kind}{'s' * (count != 1 and kind != UNLIKE)}" for kind, count in record["counts"].items()]
+    kinds = [f"{count:,} {kind}{'s' * (count != 1)}" for kind, count in record["counts"].items() if kind != UNLIKE]
     return f"{', '.join(kinds) or 'nothing'}; {record['captions']:,} captions were looked at"
 
 

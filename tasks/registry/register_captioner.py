@@ -137,8 +137,9 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
             )
             version = _bundle_and_register(log, config, artifacts, scores, rivals, gates, work, scratch)
         refusal = _tag_gates(log.client, version, gates)
-        drift = describe_drift(inspection["drift"])
-        log.client.set_model_version_tag(version.name, version.version, "attend.drift", drift)
+        if champion is None or comparison is not None:  # of the champion itself, nothing has arrived since
+            drift = describe_drift(inspection["drift"])
+            log.client.set_model_version_tag(version.name, version.version, "attend.drift", drift)
         alias, why = _decide(log.client, registry, version, champion, comparison, scores, why_first, refusal)
         with contextlib.suppress(MlflowException, LookupError):  # then `attend models report` says why
             write_report_of(log.client, version, work.out / REPORT)

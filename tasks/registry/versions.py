@@ -171,18 +171,15 @@ def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifa
 
 def known_pictures(client: MlflowClient, version: ModelVersion, folder: Path) -> set[str] | None:
     """Return the digests of the pictures that a version was made from; None where its run does not say."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
-    from mlflow.exceptions import MlflowException
 
-    if EVALUATION not in version.tags:
-        return None
+    evaluation = version.tags.get(EVALUATION)
+    name = f"{evaluation}/{PICTURES}"
+    if evaluation is None or name not in [item.path for item in client.list_artifacts(str(version.run_id), evaluation)]:
+        return None  # another program registered it, or an earlier version of attend
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        path = client.download_artifacts(str(version.run_id), f"{version.tags[EVALUATION]}/{PICTURES}", str(folder))
-        return set(pq.read_table(path, columns=["digest"])["digest"].to_pylist())
-    except (MlflowException, OSError, pa.ArrowException):  # an earlier version of attend did not log it
-        return None
+    path = client.download_artifacts(str(version.run_id), name, str(folder))
+    return set(pq.read_table(path, columns=["digest"])["digest"].to_pylist())
 
 
 class Registered(NamedTuple):
