@@ -103,7 +103,7 @@ def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_pat
     """The second version's code shouts; both are loaded beside a stranger's `models` package."""
     shutil.copytree(bundle.CODE, tmp_path / "code")
     source = tmp_path / "code" / "captioner.py"
-    quiet, loud = "return Captioned(texts[0], ", "return Captioned(texts[0].upper(), "
+    quiet, loud = "caption=texts[0][0],", "caption=texts[0][0].upper(),"
     assert quiet in source.read_text()
     source.write_text(source.read_text().replace(quiet, loud))
     bundle.write_bundle(registry_captioner(workspace), tmp_path / "bundle", source=tmp_path / "code")

@@ -140,7 +140,7 @@ def test_a_second_up_deploys_what_changed_and_makes_nothing_twice(project: Path)
             assert json.load(answer)["concurrency_limit"] == 3
         automations = {row["name"]: row for row in ask(f"{api}/automations/filter", {})}
         assert set(automations) == {"attend-zombies", "attend-failed", "attend-never-came", "attend-drift"}
-        assert len(ask(f"{api}/automations/filter", {})) == 3
+        assert len(ask(f"{api}/automations/filter", {})) == 4
         assert automations["attend-failed"]["actions"][0]["block_document_id"] == made["id"]
     finally:
         attend("down", *place[:2], project=project)
