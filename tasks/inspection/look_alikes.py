@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 _CLOSE = 0.55  # of the median distance to the nearest neighbour
+_FEW = 0.01  # share of the pictures that look like another one, at most
 _AT_ONCE = 1024
 
 
@@ -31,17 +32,19 @@ def look_alikes(pooled: Tensor, most: int) -> tuple[list[LookAlike], int]:
     if len(pooled) < 3:
         return [], 0
     starts = range(0, len(pooled), _AT_ONCE)
-    usual = float(torch.cat([_distances(pooled, start).min(dim=1).values for start in starts]).median())
+    nearest = torch.cat([_distances(pooled, start).min(dim=1).values for start in starts])
+    usual = float(nearest.median())
+    closest_are = min(_CLOSE * usual, float(nearest.quantile(_FEW)))  # where many are alike, it says nothing
     found: list[LookAlike] = []
     total = 0
     for start in starts:
         distances = _distances(pooled, start)
         numbers = torch.arange(start, start + len(distances)).unsqueeze(1)
         distances[torch.arange(len(pooled)).unsqueeze(0) < numbers] = torch.inf  # each pair once
-        total += int((distances <= _CLOSE * usual).sum())
+        total += int((distances <= closest_are).sum())
         closest = distances.flatten().topk(min(most, distances.numel()), largest=False)
         for place, distance in zip(closest.indices.tolist(), closest.values.tolist(), strict=True):
-            if distance <= _CLOSE * usual:
+            if distance <= closest_are:
                 row, column = divmod(place, len(pooled))
                 found.append(LookAlike(row + start, column, round(distance / usual, 3) if usual else 0.0))
     return sorted(found, key=lambda pair: (pair.distance, pair.first, pair.second))[:most], total
