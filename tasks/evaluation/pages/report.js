@@ -26,6 +26,7 @@
         `${(100 * item.better).toFixed(1)} % of resamples`])));
     at("rivals").append(element("h2", `Against ${rival.name}, on the same pictures`), element("div", "", table));
     at("rivals").lastChild.className = "wide";
+    at("rivals").lastChild.tabIndex = 0; // it scrolls where the screen is narrow
   }
   if (data.earlier.length) {
     const names = data.scores.map((item) => item.name);
@@ -35,6 +36,7 @@
         item.same ? "on these pictures, alike" : "on other pictures or settings"])));
     at("rivals").append(element("h2", "Earlier versions"), element("div", "", table));
     at("rivals").lastChild.className = "wide";
+    at("rivals").lastChild.tabIndex = 0; // it scrolls where the screen is narrow
   }
   at("language").textContent = data.language;
   at("confidence").textContent = data.confidence || "How sure the model is of a caption was not judged here.";
