@@ -29,7 +29,7 @@ _NEIGHBOURS = 5
 
 @dataclass(frozen=True)
 class TrainingPictures:
-    """What is kept of the grids of training pictures.
+    """Hold what is kept of the grids of training pictures.
 
     mean (h, w, C) float32: their mean. pooled (M, C) float32: the mean over the positions of some, scaled to length 1.
     """

@@ -85,7 +85,7 @@ class PredictionRow(TypedDict):
 
 @dataclass(frozen=True)
 class ScoreInputs:
-    """The inputs of an evaluation: the artifacts of the earlier stages and of the decoder's stage."""
+    """The inputs of an evaluation or an inspection: the artifacts of the earlier stages and of the decoder's stage."""
 
     manifest: Artifact
     captions: Artifact

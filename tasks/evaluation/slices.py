@@ -27,8 +27,6 @@ _SELDOM = 0.01  # share of the pictures whose references have a word, below whic
 _FEWEST = 10  # pictures of a slice that is told
 _GENERAL = 5  # depth in WordNet up to which kinds are too general, such as `artifact`; `animal` is at 6
 
-IsMentioned = Callable[[str, frozenset[str]], bool]  # (a word of the caption, the words of the references)
-
 
 @dataclass(frozen=True)
 class Slice:
@@ -100,17 +98,16 @@ def _gender(texts: Sequence[Sequence[str]]) -> str | None:
     return None if of_men == of_women else "man" if of_men else "woman"
 
 
-def invented(corpus: Sequence[ScoredCaption], is_mentioned: IsMentioned | None = None) -> Counts:
+def invented(corpus: Sequence[ScoredCaption]) -> Counts:
     """Return of each caption the number of its content words that no reference mentions, and of all, (N, 2).
 
-    is_mentioned: whether references mention a word; by default by stems, and by WordNet where its data are installed.
+    Words are compared by stems, and by WordNet where its data are installed: see `mentioned`.
     """
-    mentions = is_mentioned or mentioned
     rows = []
     for item in corpus:
         content = {word for word in item.caption if word not in FUNCTION_WORDS}
         references = frozenset(word for words in item.references for word in words)
-        rows.append([sum(not mentions(word, references) for word in content), len(content)])
+        rows.append([sum(not mentioned(word, references) for word in content), len(content)])
     return np.array(rows, dtype=np.float64).reshape(-1, 2)
 
 

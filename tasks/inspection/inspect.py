@@ -28,6 +28,7 @@ from tasks.data.caption_files import read_captions, read_vocabulary
 from tasks.data.manifest import Picture, read_pictures
 from tasks.datasets.base import SPLITS
 from tasks.evaluation.calibration import read_training_pictures
+from tasks.evaluation.caption_and_score import ScoreInputs
 from tasks.grids.index import open_grids
 from tasks.grids.reader import GridReader
 from tasks.inspection.doubtful_captions import doubts
@@ -44,7 +45,6 @@ from tasks.inspection.record import (
     InspectionRecord,
 )
 from tasks.inspection.unusual_captions import unusual_captions
-from tasks.pipeline.ledger import Artifact
 from tasks.training.outputs import load_ensemble
 
 DOUBT = 0.6  # nats a word from which a caption is a finding
@@ -77,17 +77,7 @@ class Finding:
     other: str | None = None
 
 
-@dataclass(frozen=True)
-class Sources:
-    """The artifacts that an inspection reads."""
-
-    manifest: Artifact
-    captions: Artifact
-    grids: Artifact
-    decoder: Artifact
-
-
-def inspect_data(config: Config, sources: Sources, known: set[str] | None, out: Path) -> InspectionRecord:
+def inspect_data(config: Config, sources: ScoreInputs, known: set[str] | None, out: Path) -> InspectionRecord:
     """Write findings.parquet and inspection.json to `out`, and return the contents of the second.
 
     known: digests of the pictures of the champion's data set; None where there is no champion, or it is not known which
@@ -125,7 +115,7 @@ def inspect_data(config: Config, sources: Sources, known: set[str] | None, out: 
     return record
 
 
-def _splits(sources: Sources) -> list[str]:
+def _splits(sources: ScoreInputs) -> list[str]:
     """Return the splits of a manifest that have pictures."""
     return [split for split in SPLITS if split in sources.manifest.products]
 
@@ -174,7 +164,7 @@ class _Findings:
 
 def _doubtful(
     config: Config,
-    sources: Sources,
+    sources: ScoreInputs,
     grids: GridReader,
     training: TrainingPictures,
     order: Sequence[str],

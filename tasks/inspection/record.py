@@ -12,7 +12,7 @@ KINDS = (DOUBTFUL, ALIKE, UNUSUAL, UNLIKE)
 
 
 class DriftRecord(TypedDict):
-    """What a test for drift found; see drift.py. alarm: whether it is one, at `level`. known, arrived: pictures."""
+    """Hold what a test for drift found (drift.py). alarm: whether it is one, at `level`. known, arrived: pictures."""
 
     alarm: bool
     probability: float

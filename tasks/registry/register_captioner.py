@@ -25,6 +25,7 @@ from tasks.data.caption_files import read_vocabulary
 from tasks.data.manifest import GENERATED_FOLDER
 from tasks.evaluation.caption_and_score import (
     PREDICTIONS,
+    ScoreInputs,
     differing_scores,
     read_predictions,
     was_trained_on,
@@ -35,7 +36,6 @@ from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
 from tasks.evaluation.self_retrieval import self_retrieval
 from tasks.grids.index import open_grids
 from tasks.grids.weights import IMPORTED
-from tasks.inspection.inspect import Sources as InspectedArtifacts
 from tasks.inspection.inspect import inspect_data
 from tasks.inspection.page import write_page
 from tasks.inspection.record import FINDINGS, INSPECTION, PAGE, InspectionRecord, describe_drift
@@ -321,7 +321,7 @@ def _inspect(config: Config, artifacts: CaptionerArtifacts, known: set[str] | No
 
     known: digests of the pictures that the champion was made from; None where that is not known.
     """
-    sources = InspectedArtifacts(artifacts.manifest, artifacts.captions, artifacts.grids, artifacts.decoder)
+    sources = ScoreInputs(artifacts.manifest, artifacts.captions, artifacts.grids, artifacts.decoder)
     record = inspect_data(config, sources, known, out)
     folder = config.data.image_folder(artifacts.manifest.path / GENERATED_FOLDER) if config.shows_photographs else None
     write_page(f"{config.name}: the data, seen by the model", record, out, folder)
