@@ -52,9 +52,10 @@ bench: $(READY_DEV)  ## the speed benches: half an hour on an idle machine; read
 gpu:  ## laws and figures of a GPU, in parts of at most eight minutes; PARTS="laws steps" for some
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m bench.gpu $(PARTS)
 
-# Two locks and not one with groups: uv.lock names the index that it was made from, and a constraint does not ask for a
-# hash of every package. The second begins with the first's versions.
+# Three locks and not one with groups: uv.lock names the index that it was made from, and a constraint does not ask for a
+# hash of every package. The others begin with the first's versions. The third is what the Containerfile installs.
 COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --quiet
 lock: $(READY)  ## resolve requirements.lock and requirements-dev.lock anew
 	@$(COMPILE) --upgrade -o requirements.lock
 	@$(COMPILE) --upgrade --group dev --constraints requirements.lock -o requirements-dev.lock
+	@$(subst pyproject.toml,,$(COMPILE)) --group serve --constraints requirements.lock -o requirements-serve.lock

@@ -7,10 +7,8 @@ with a copy of this package beside it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,47 +18,22 @@ from torch import Tensor
 
 from .backbones import base as backbones
 from .backbones.encoder import Encoder
+from .captioned import BaseCaptioner, Captioned, check_confidence, settings_of, withheld
 from .confidence import Confidence, features_of
 from .decoders import base as decoders
 from .decoders.ensemble import Ensemble
 from .given_grids import read_grid
 from .likelihood import padded, read, with_end
-from .options import Decoding
 from .photographs import decode, resize, stack
 from .search import Caption
 from .search import decode as decode_captions
 from .vocabulary import Vocabulary
 
 CONFIDENCE = "confidence.safetensors"
-_BATCH = 32  # photographs encoded and decoded at once
 
 
-@dataclass(frozen=True)
-class Captioned:
-    """The result of captioning one photograph.
-
-    tokens: the words or byte pairs of the caption. token_probabilities: of each of them, given the picture and the
-    tokens before it. log_probability: of the caption, natural logarithm, END counted. confidence: the probability that
-    the caption is acceptable; None where none was fitted. alternatives: (caption, log-probability) of the next best
-    captions. attention: the attention map of each token, (tokens, h, w) float32, each summing to 1; None if not
-    requested. error: why there is no caption, or None.
-
-    Where the confidence is less than was asked for, `caption` is the text for that, and there are no tokens and no
-    alternatives.
-    """
-
-    caption: str = ""
-    tokens: list[str] = field(default_factory=list)
-    token_probabilities: list[float] = field(default_factory=list)
-    log_probability: float = 0.0
-    confidence: float | None = None
-    alternatives: list[tuple[str, float]] = field(default_factory=list)
-    attention: Tensor | None = None
-    error: str | None = None
-
-
-class Captioner:
-    """A model that captions encoded photographs. It has no state that calls change, so threads may share it.
+class Captioner(BaseCaptioner[Tensor, Tensor]):
+    """A captioner in torch.
 
     config: as saved: `backbone` (name, image_size, fit, grid, precision, and `projected`, the channels of its
     projection, where it has one), `decoder` (the arguments of `make`, with the number of `members` for an ensemble) and
@@ -77,9 +50,7 @@ class Captioner:
         device: torch.device | str = "cpu",
         confidence: Confidence | None = None,
     ) -> None:
-        self.config = config
-        self.decoding = Decoding(**config["decoding"])
-        self.vocabulary = vocabulary
+        super().__init__(config, vocabulary)
         self.device = torch.device(device)
         self.backbone = backbone
         self._encoder = None if backbone is None else Encoder(backbone, config["backbone"]["precision"], self.device)
@@ -114,38 +85,11 @@ class Captioner:
             state = {key: value.contiguous().cpu() for key, value in self.confidence.tensors().items()}
             safetensors.torch.save_file(state, folder / CONFIDENCE)
 
-    def caption(self, photographs: Sequence[bytes], **decoding: Any) -> list[Captioned]:
-        """Return a result for each encoded photograph (JPEG, PNG, WebP, ...), in order.
-
-        decoding: as in `from_grid`. The result of a photograph that cannot be decoded has the reason as its `error`;
-        the others get their captions. Without a backbone, each is a .npy file of a grid in place of a photograph.
-        """
-        results: list[Captioned] = []
-        for start in range(0, len(photographs), _BATCH):
-            results += self._caption_batch(photographs[start : start + _BATCH], decoding)
-        return results
-
-    def _caption_batch(self, photographs: Sequence[bytes], decoding: dict[str, Any]) -> list[Captioned]:
-        """Return a result for each of at most `_BATCH` photographs."""
-        results: list[Captioned | None] = []  # None where a caption is to come
-        pictures = []
-        for photograph in photographs:
-            try:
-                pictures.append(self._picture(photograph))
-                results.append(None)
-            except ValueError as error:
-                results.append(Captioned(error=str(error)))
-        if pictures:
-            keys = [key_of(data) for data, result in zip(photographs, results, strict=True) if result is None]
-            captions = iter(self.from_grid(self._encode(pictures), keys, **decoding))
-            results = [next(captions) if result is None else result for result in results]
-        return [result for result in results if result is not None]
-
     def grids(self, photographs: Sequence[bytes]) -> Tensor:
         """Return the grids (N, h, w, C) float16 of encoded photographs; ValueError if one cannot be decoded."""
-        return self._encode([self._picture(photograph) for photograph in photographs])
+        return self.encode([self._picture(photograph) for photograph in photographs])
 
-    def _encode(self, pictures: list[Tensor]) -> Tensor:
+    def encode(self, pictures: list[Tensor]) -> Tensor:
         """Return the grids (N, h, w, C) float16 of resized pictures, uint8 (3, S, S) each, or of given grids."""
         return torch.stack(pictures) if self._encoder is None else self._encoder(stack(pictures))
 
@@ -156,7 +100,7 @@ class Captioner:
         """
         spec = self.config["backbone"]
         if self.backbone is None:
-            return read_grid(photograph, spec["shape"])
+            return torch.from_numpy(read_grid(photograph, spec["shape"]))
         return resize(decode(photograph), spec["image_size"], spec["fit"], self.backbone.declared.interpolation)
 
     def from_grid(
@@ -168,56 +112,12 @@ class Captioner:
         otherwise: str = "",
         **decoding: Any,
     ) -> list[Captioned]:
-        """Return a result for each cached grid of (N, h, w, C) float16.
-
-        keys: `key_of` each photograph, for sampling. attention: whether to return attention maps; ValueError for a
-        decoder without attention. min_confidence: from 0 to 1; a caption of which the model is less confident is
-        replaced by the text `otherwise`; ValueError for a model that has no confidence. decoding: fields of
-        search.Decoding. Fields left out, or None, are those that the model was evaluated with, except that a beam
-        selects beam search, and a temperature, top_k or top_p selects sampling, unless `search` is given; and that
-        n_best widens a beam that is not given. Raises ValueError for values that do not go together.
-        """
-        if min_confidence is not None and self.confidence is None:
-            raise ValueError("min_confidence: the captions of this model have no confidence: its model card says why")
-        settings = self._settings(decoding)
+        check_confidence(min_confidence, self.confidence is not None)
+        settings = settings_of(self.decoding, decoding)
         grid = grid.to(self.device).float()
         captions = decode_captions(self._stepper, grid, settings, keys)
         results = self._results(grid, captions, attention)
-        if min_confidence is None:
-            return results
-        return [
-            replace(
-                result,
-                caption=otherwise,
-                tokens=[],
-                token_probabilities=[],
-                alternatives=[],
-                attention=None if result.attention is None else result.attention[:0],
-            )
-            if result.confidence is not None and result.confidence < min_confidence
-            else result
-            for result in results
-        ]
-
-    def _settings(self, decoding: dict[str, Any]) -> Decoding:
-        """Return the settings of a search from those that were given: see `from_grid`."""
-        overrides = {name: value for name, value in decoding.items() if value is not None}
-        for_sampling = [name for name in ("temperature", "top_k", "top_p") if name in overrides]
-        if "search" not in overrides and for_sampling and "beam" in overrides:
-            raise ValueError(
-                f"beam and {for_sampling[0]} do not go together: give beam for beam search, "
-                "or temperature, top_k or top_p for sampling"
-            )
-        if for_sampling or "beam" in overrides:
-            overrides.setdefault("search", "sample" if for_sampling else "beam")
-        if "beam" not in overrides and overrides.get("search", self.decoding.search) == "beam":
-            overrides["beam"] = max(self.decoding.beam, overrides.get("n_best", 1))
-        # Limit the evaluated model's n_best and min_length to what the requested beam and max_length allow.
-        if "n_best" not in overrides and "beam" in overrides:
-            overrides["n_best"] = min(self.decoding.n_best, overrides["beam"])
-        if "min_length" not in overrides and "max_length" in overrides:
-            overrides["min_length"] = min(self.decoding.min_length, overrides["max_length"] - 1)
-        return replace(self.decoding, **overrides)
+        return withheld(results, min_confidence, otherwise)
 
     @torch.inference_mode()
     def _results(self, grid: Tensor, captions: Sequence[list[Caption]], attention: bool) -> list[Captioned]:
@@ -252,7 +152,7 @@ class Captioner:
                     log_probability=texts[0][1],
                     confidence=confidence,
                     alternatives=texts[1:],
-                    attention=None if maps is None else maps[row, :length],
+                    attention=None if maps is None else maps[row, :length].numpy(),
                 )
             )
         return results
@@ -277,16 +177,3 @@ def make(shape: Mapping[str, Any]) -> decoders.Decoder | Ensemble:
     if "members" not in shape:
         return decoders.make(**arguments)
     return Ensemble([decoders.make(**arguments) for _ in range(shape["members"])])
-
-
-def key_of(photograph: bytes) -> int:
-    """Return the number that identifies a photograph in sampling.
-
-    It is computed from the content, so that it is the same in every run and batch.
-    """
-    return key_of_digest(hashlib.sha256(photograph).hexdigest())
-
-
-def key_of_digest(digest: str) -> int:
-    """Return the `key_of` a photograph, given its SHA-256 digest (hex)."""
-    return int(digest[:12], 16)

@@ -25,6 +25,7 @@ FEATURES = ("log_probability", "mean_log_probability", "gain", "distance")
 TAIL = 0.05  # share of the held-out pictures whose distances the tail is fitted to
 _RARE = 0.02  # share of the held-out pictures that are as far away, below which the confidence falls
 _NEIGHBOURS = 5
+CONSTANTS = {"features": FEATURES, "tail": TAIL, "rare": _RARE, "neighbours": _NEIGHBOURS}  # for other runtimes
 
 
 @dataclass(frozen=True)

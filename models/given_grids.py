@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 _MOST_BYTES = 64 << 20
 
@@ -22,7 +20,7 @@ def as_float16(values: npt.ArrayLike) -> npt.NDArray[np.float16]:
     return grid.clip(-limit, limit).astype(np.float16)
 
 
-def read_grid(data: bytes, shape: Sequence[int]) -> Tensor:
+def read_grid(data: bytes, shape: Sequence[int]) -> npt.NDArray[np.float16]:
     """Return the grid in a .npy file, float16 of this shape (h, w, C); ValueError where it holds another or none."""
     if len(data) > _MOST_BYTES:
         raise ValueError(f"has {len(data):,} bytes, over the limit of {_MOST_BYTES:,}")
@@ -33,4 +31,4 @@ def read_grid(data: bytes, shape: Sequence[int]) -> Tensor:
     if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or values.shape != tuple(shape):
         found = f"{values.shape} {values.dtype}" if isinstance(values, np.ndarray) else "several arrays"
         raise ValueError(f"holds {found}, not a grid of floats of shape {tuple(shape)}")
-    return torch.from_numpy(as_float16(values))
+    return as_float16(values)

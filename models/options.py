@@ -10,6 +10,8 @@ Heads = Literal["full", "bottleneck", "adaptive"]  # see heads.py
 Outputs = Literal["hidden", "deep", "mlp"]  # see output.py
 FirstStates = Literal["grid", "linear", "zeros"]  # see decoders/recurrent
 Searches = Literal["beam", "sample"]  # see search.py
+# What a captioner runs on: torch, or onnxruntime with weights in float32, float16 or, its decoder's, 8-bit integers.
+Runtime = Literal["torch", "onnx", "onnx-float16", "onnx-int8"]
 
 
 @dataclass(frozen=True, kw_only=True)

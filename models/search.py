@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from .options import Decoding
-from .vocabulary import END, NULL, START, UNK
+from .vocabulary import END, FORBIDDEN, NULL, START
 
-FORBIDDEN = (NULL, START, UNK)  # tokens that no caption may contain
 DEFAULT = Decoding()
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NULL, START, END, UNK = range(4)
+FORBIDDEN = (NULL, START, UNK)  # tokens that no caption that is decoded may contain
 SPECIAL = ("<NULL>", "<START>", "<END>", "<UNK>")
 WORD_END = "</w>"  # the suffix of a byte pair at the end of a word
 # Letters of scripts that put no space between words: Thai, Lao, Burmese, Khmer, Japanese and Chinese.

@@ -41,10 +41,11 @@ from PIL import Image
 from flows.commands import import_grids
 from flows.commands.cli import app
 from flows.serving.app import Server
-from flows.serving.batching import failed
 from flows.serving.limits import Limits, RefusedError
 from flows.serving.requests import parse
-from models.photographs import admit, decode
+from models.encoded_pictures import admit
+from models.photographs import decode
+from models.requests import failed
 from models.vocabulary import SPECIAL, Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import dump, load

@@ -38,7 +38,7 @@ def test_a_picture_is_not_unreadable_because_memory_ran_out(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("models.photographs.Image.open", full)
+        patch.setattr("models.encoded_pictures.Image.open", full)
         with pytest.raises(MemoryError):
             decode(b"any picture")
         with pytest.raises(

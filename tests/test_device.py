@@ -22,9 +22,10 @@ from models.backbones.encoder import Encoder
 from models.decoders import DECODERS
 from models.decoders.base import make
 from models.drawing import draw
+from models.encoded_pictures import is_plain_jpeg
 from models.graphs import Replayed
 from models.options import Decoding
-from models.photographs import is_plain_jpeg, resize, resize_in_float
+from models.photographs import resize, resize_in_float
 from models.replayed_search import ReplayedSearch
 from models.search import BeamSearch, Greedy, Sampling, decode, uniform_draws
 from tasks.common.errors import AttendError

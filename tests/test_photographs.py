@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
-from models.photographs import ADMITTED, Fit, Interpolation, admit, decode, normalise, resize
-from models.picture_formats import MAX_PIXELS
+from models.encoded_pictures import ADMITTED, admit
+from models.photographs import decode, normalise, resize
+from models.picture_formats import MAX_PIXELS, Fit, Interpolation
 
 
 def encoded(image: Image.Image, form: str, **options: object) -> bytes:

@@ -109,7 +109,7 @@ def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_pat
     bundle.write_bundle(registry_captioner(workspace), tmp_path / "bundle", source=tmp_path / "code")
     client = tracking.connect(workspace)
     run_id = client.create_run(tracking.get_or_create_experiment(client, workspace, "other")).info.run_id
-    address = log_model(run_id, "small.1", tmp_path / "bundle", ModelInput("image", example()))
+    address = log_model(run_id, "small.1", {"torch": tmp_path / "bundle"}, ModelInput("image", example()), [])
     said = outside(
         workspace,
         f"""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import Json, WorkspaceOption, whole_number
+from flows.commands.options import Json, RuntimeOption, WorkspaceOption, whole_number
 from tasks.common.errors import AttendError
 
 
@@ -49,6 +49,7 @@ def caption(
             "again, and its rows of other pictures stay"
         ),
     ] = None,
+    runtime: RuntimeOption = None,
     workspace: WorkspaceOption = Path("workspace"),
     as_json: Json = False,
 ) -> None:
@@ -66,9 +67,9 @@ def caption(
             raise AttendError("--out: holds one caption of each picture: leave out --n-best, or --out and add --json")
         if attention is not None or as_json:
             raise AttendError("--out: cannot be combined with --attention or --json: leave them out")
-        result = write_captions_file(out, pictures, model, decoding, workspace.expanduser().absolute())
+        result = write_captions_file(out, pictures, model, decoding, workspace.expanduser().absolute(), runtime)
         typer.echo(f"{result}: {out}")
         raise typer.Exit(1 if result.without else 0)
-    failed = print_captions(pictures, model, decoding, attention, workspace.expanduser().absolute(), as_json)
+    failed = print_captions(pictures, model, decoding, attention, workspace.expanduser().absolute(), as_json, runtime)
     if failed:
         raise typer.Exit(1)

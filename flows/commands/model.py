@@ -82,7 +82,7 @@ def _show_registered(name: str, workspace: Path, depth: int) -> None:
     from tasks.registry.logged_model import load_captioner
     from tasks.registry.versions import find
 
-    captioner = load_captioner(*find(name, workspace))
+    captioner = load_captioner(*find(name, workspace), runtime="torch")
     decoder = captioner.decoder.to("cpu")
     spec = captioner.config["backbone"]
     typer.echo(f"{name}: {len(captioner.vocabulary):,} tokens")

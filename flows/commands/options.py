@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from models.options import Runtime
+
 Preset = Annotated[str, typer.Argument(metavar="PRESET_OR_YAML", help="name of a preset, or a YAML file")]
 Overrides = Annotated[
     list[str] | None,
@@ -55,6 +57,14 @@ WorkspaceOption = Annotated[
         parser=_folder,
         metavar="FOLDER",
         help="folder or URL that `attend run` works in",
+    ),
+]
+
+
+RuntimeOption = Annotated[
+    Runtime | None,
+    typer.Option(
+        help="what the model runs on; by default the first of those that it was registered for",
     ),
 ]
 

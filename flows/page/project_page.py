@@ -19,7 +19,8 @@ from tasks.common.progress import lasting
 from tasks.common.wording import counted, minute
 from tasks.config.schema import Config
 from tasks.data.manifest import sizes_in_words
-from tasks.evaluation.report import REPORT, as_svg, page_file
+from tasks.evaluation.page_files import page_file
+from tasks.evaluation.report import REPORT, as_svg
 from tasks.pipeline.plan import Status, plan
 from tasks.pipeline.stage import Stage
 from tasks.registry.registration_record import read_registration

@@ -12,10 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flows.registered.pictures_to_caption import EncodedPicture, ParquetPictures, Pictures, open_pictures
+from models.captioned import takes_grids
+from models.options import Runtime
 from tasks.common.errors import AttendError
 from tasks.common.files import write_whole
 from tasks.common.log import log
@@ -75,12 +78,14 @@ def print_captions(
     attention: Path | None,
     workspace: Path,
     as_json: bool,
+    runtime: Runtime | None = None,
 ) -> int:
     """Print a caption for each picture, and return the number of pictures that could not be captioned.
 
     sources: files, folders or patterns. model: an MLflow address; None for the champion promoted last. decoding:
     what differs from how the model was evaluated. attention: a PNG file for a drawing of the alphas of each word, if
-    there is one picture only. Raise AttendError for arguments that cannot be used.
+    there is one picture only. runtime: what the model runs on; None for its own preference. Raise AttendError for
+    arguments that cannot be used.
     """
     from tasks.registry.logged_model import load_captioner
 
@@ -93,8 +98,8 @@ def print_captions(
         raise AttendError(f"--attention: {attention}: is written as PNG: give a name ending in .png")
     if attention is not None and not attention.parent.is_dir():
         raise AttendError(f"--attention: {attention.parent}: no such folder")
-    captioner = load_captioner(*_find(model, workspace))
-    if attention is not None and captioner.backbone is None:
+    captioner = load_captioner(*_find(model, workspace), runtime)
+    if attention is not None and takes_grids(captioner.config):
         raise AttendError("--attention: draws over a photograph, and this model takes grids: leave it out")
     names = list(pictures.named())
     digests = {digest for _, digest in names if digest is not None}
@@ -114,13 +119,18 @@ def print_captions(
 
 
 def write_captions_file(
-    out: Path, sources: list[str], model: str | None, decoding: AskedDecoding, workspace: Path
+    out: Path,
+    sources: list[str],
+    model: str | None,
+    decoding: AskedDecoding,
+    workspace: Path,
+    runtime: Runtime | None = None,
 ) -> CaptionCounts:
     """Write the captions of these pictures to a .csv, .jsonl or .parquet file, a row of _SCHEMA for each picture.
 
     sources: files, folders or patterns, or one Parquet file. model: an MLflow address; None for the champion promoted
-    last. Pictures that the same version captioned with the same `decoding` in an earlier run are not captioned again,
-    and rows of pictures that are not given stay as they are.
+    last. runtime: what the model runs on; None for its own preference. Pictures that the same version captioned with
+    the same `decoding` in an earlier run are not captioned again, and rows of pictures that are not given stay.
     New captions are first written to parts beside the file, so that the next run continues a killed one, and are merged
     into the file at the end. Raise AttendError for arguments that cannot be used.
     """
@@ -142,7 +152,7 @@ def write_captions_file(
         new = digests - row_by_digest.keys()
         known = digests - new
         if new:
-            _caption_new(pictures, new, len(known), load_captioner(*found), decoding, parts, row_by_digest)
+            _caption_new(pictures, new, len(known), load_captioner(*found, runtime), decoding, parts, row_by_digest)
         rows = [
             {
                 "file_name": name,
@@ -330,7 +340,7 @@ def _draw_attention(picture: EncodedPicture, result: Any, captioner: Any, out: P
     from models.photographs import decode
     from tasks.evaluation.attention_maps import draw
 
-    alphas = result.attention.numpy()
+    alphas = np.asarray(result.attention)  # models registered earlier give a tensor
     draw(decode(picture.data), result.tokens, alphas, captioner.config["backbone"]["fit"]).savefig(out)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.pipeline import build_pipeline
 from flows.startup_checks import prepare
+from models.captioned import takes_grids
 from tasks.config.schema import Config
 from tasks.data.caption_files import read_vocabulary
 from tasks.data.manifest import files_by_digest, read_pictures
@@ -97,7 +98,7 @@ def _score(
     predictions = out / PREDICTIONS
     scores = rescore(captioner, name, manifest, config.data, vocabulary, config.evaluation, predictions)
     write_scores(scores, out)
-    if config.data.has_grids or captioner.backbone is None:
+    if config.data.has_grids or takes_grids(captioner.config):
         return scores
     write_report(
         out / REPORT,

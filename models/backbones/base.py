@@ -11,7 +11,8 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental import optimization
 from torch.nn import functional
 
-from ..photographs import IMAGENET, Interpolation, Statistics, normalise
+from ..photographs import IMAGENET, Statistics, normalise
+from ..picture_formats import Interpolation
 from . import BACKBONES, LIBRARIES
 from .libraries import import_torchvision
 

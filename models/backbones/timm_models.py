@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..photographs import Interpolation
+from ..picture_formats import Interpolation
 from .base import Backbone, Declared
 
 
@@ -22,7 +22,7 @@ class TimmBackbone(Backbone):
         if output.ndim == 3:  # tokens (N, prefix + patches, C)
             patches = output[:, getattr(self.features, "num_prefix_tokens", 0) :]
             side = math.isqrt(patches.shape[1])
-            return patches.transpose(1, 2).reshape(len(patches), -1, side, side)
+            return patches.transpose(1, 2).reshape(patches.shape[0], -1, side, side)
         if output.shape[1] == output.shape[2] and output.shape[-1] == getattr(self.features, "num_features", None):
             return output.permute(0, 3, 1, 2)  # from (N, h, w, C), the layout of timm's Swin models
         return output

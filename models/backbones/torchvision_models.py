@@ -12,7 +12,8 @@ import torchvision.models
 from torch import Tensor
 from torchvision.models import feature_extraction
 
-from ..photographs import HALVES, IMAGENET, Interpolation
+from ..photographs import HALVES, IMAGENET
+from ..picture_formats import Interpolation
 from .base import Backbone, Declared
 
 # Prefix of a model's name -> the graph node of its last spatial map. `encoder` gives tokens, not a map.
@@ -43,7 +44,7 @@ class CutClassifier(Backbone):
         output: Tensor = self.features(photographs)["maps"]
         if output.ndim == 3:  # (N, 1 + patches, C), the class token first
             side = math.isqrt(output.shape[1] - 1)
-            return output[:, 1:].transpose(1, 2).reshape(len(output), -1, side, side)
+            return output[:, 1:].transpose(1, 2).reshape(output.shape[0], -1, side, side)
         return output
 
 

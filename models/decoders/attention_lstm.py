@@ -32,7 +32,7 @@ class AttentionLSTM(RecurrentDecoder):
         projected = self.project(annotations)
         average = mean(projected.float(), pool)
         keys = pooled(self.attention.keys(projected), pool)
-        alphas = average.new_zeros(len(average), 1, keys.shape[1])
+        alphas = average.new_zeros(average.shape[0], 1, keys.shape[1])
         return LSTMState(alphas, projected, keys, average, average, context=torch.zeros_like(average))
 
     def query_layers(self) -> dict[str, nn.Linear]:

@@ -58,21 +58,21 @@ class State:
 
     def keep(self, pictures: Tensor) -> Self:
         """Return the state of the pictures with indices `pictures` (N',)."""
-        state = replace(self, **{name: getattr(self, name)[pictures] for name in self._field_names("picture")})
+        state = replace(self, **{name: getattr(self, name)[pictures] for name in self.names_of("picture")})
         return state._map_rows(lambda tensor: tensor[pictures])
 
     @classmethod
     def stack(cls, states: Sequence[Self]) -> Self:
         """Return the states of T steps as one, in which fields with rows are (N, R, T, ...)."""
-        names = states[0]._field_names("row")
+        names = states[0].names_of("row")
         stacked = {name: torch.stack([getattr(state, name) for state in states], dim=2) for name in names}
         return replace(states[0], **stacked)
 
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return this state with `change` applied to each field that has rows."""
-        return replace(self, **{name: change(getattr(self, name)) for name in self._field_names("row")})
+        return replace(self, **{name: change(getattr(self, name)) for name in self.names_of("row")})
 
-    def _field_names(self, one_per: str) -> list[str]:
+    def names_of(self, one_per: str) -> list[str]:
         """Return the names of the fields that have one tensor per `row`, `picture` or `state`."""
         return [field.name for field in fields(self) if field.metadata.get("one_per", "row") == one_per]
 

@@ -27,7 +27,7 @@ class FirstStateDecoder(RecurrentDecoder):
 
     def init_state(self, annotations: Tensor, pool: Tensor | None) -> LSTMState:
         hidden = self.project(mean(annotations, pool)).float()
-        empty = hidden.new_zeros(len(hidden), 1, 0)
+        empty = hidden.new_zeros(hidden.shape[0], 1, 0)
         return LSTMState(empty, empty, empty, hidden, torch.zeros_like(hidden), context=empty)
 
     def query_layers(self) -> dict[str, nn.Linear]:

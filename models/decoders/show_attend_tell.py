@@ -38,7 +38,7 @@ class ShowAttendTell(RecurrentDecoder):
             hidden=self._first(self.first_hidden(average)),
             cell=self._first(self.first_cell(average)),
             context=torch.zeros_like(average, dtype=torch.float32),
-            alphas=keys.new_zeros(len(keys), 1, keys.shape[1], dtype=torch.float32),
+            alphas=keys.new_zeros(keys.shape[0], 1, keys.shape[1], dtype=torch.float32),
         )
 
     def _first(self, projected: Tensor) -> Tensor:

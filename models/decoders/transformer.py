@@ -64,8 +64,8 @@ class Transformer(Decoder):
             annotations = layer(annotations)
         annotations = self.grid_norm(annotations)
         keys, values = zip(*(layer.cross_attention.keys_and_values(annotations) for layer in self.layers), strict=True)
-        no_words = keys[0].new_zeros(len(grid), 1, len(self.layers), 0, self.hidden)
-        alphas = annotations.new_zeros(len(grid), 1, len(positions), dtype=torch.float32)
+        no_words = keys[0].new_zeros(grid.shape[0], 1, len(self.layers), 0, self.hidden)
+        alphas = annotations.new_zeros(grid.shape[0], 1, positions.shape[0], dtype=torch.float32)
         return KVCache(alphas, torch.stack(keys, dim=1), torch.stack(values, dim=1), no_words, no_words)
 
     def step(self, state: KVCache, tokens: Tensor) -> tuple[Tensor, KVCache]:

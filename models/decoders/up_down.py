@@ -65,7 +65,7 @@ class UpDown(Decoder):
         annotations = torch.relu(self.project(self.annotations_of(grid)))
         mean = annotations.mean(dim=1, keepdim=True)
         zeros = torch.zeros_like(mean, dtype=torch.float32)
-        alphas = zeros.new_zeros(len(grid), 1, annotations.shape[1])
+        alphas = zeros.new_zeros(grid.shape[0], 1, annotations.shape[1])
         return TwoLSTMState(
             alphas, annotations, self.attention.keys(annotations), self.mean_gates(mean), zeros, zeros, zeros, zeros
         )

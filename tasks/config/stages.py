@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from models.backbones import BACKBONES, LIBRARIES
-from models.options import Decoding, Searches
+from models.options import Decoding, Runtime, Searches
 from tasks.common.errors import check_known
 from tasks.common.files import check_path
 from tasks.common.section import NotInKey, Section
@@ -305,3 +305,25 @@ class RegistryConfig(Section):
         description="in no slice (pictures of men, of women, with long captions, with rare words) may CIDEr fall short "
         "of the champion's by more than this share of it, such as 0.1",
     )
+    runtimes: list[Runtime] | None = Field(
+        None,
+        description="what a version runs on, the first that is installed where it is used: `torch`, and `onnx`, "
+        "`onnx-float16` or `onnx-int8`, which need no torch, the last two with smaller weights; default: torch alone",
+    )
+    max_runtime_loss: Annotated[float, NotInKey()] = Field(
+        0.5,
+        ge=0,
+        description="a runtime is left out of a version if its score promote_on is less than torch's by more than this",
+    )
+
+    @field_validator("runtimes")
+    @classmethod
+    def _check_runtimes(cls, runtimes: list[Runtime] | None) -> list[Runtime] | None:
+        if runtimes is not None and ("torch" not in runtimes or len(set(runtimes)) < len(runtimes)):
+            raise ValueError("needs torch, by which a version is scored and compared, and each runtime once")
+        return runtimes
+
+    @property
+    def all_runtimes(self) -> list[Runtime]:
+        """Return what a version is to run on, the preferred first."""
+        return self.runtimes or ["torch"]

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from models.photographs import Fit, seen
+from models.photographs import seen
+from models.picture_formats import Fit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

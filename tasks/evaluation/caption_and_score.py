@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from models.captioner import key_of_digest
+from models.captioned import key_of_digest
 from models.confidence import FEATURES, TrainingPictures, features_of
 from models.likelihood import log_probabilities, padded, with_end
 from models.replayed_search import ReplayedSearch

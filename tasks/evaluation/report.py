@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import importlib.resources
 import io
 import json
 import random
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+import numpy as np
 from PIL import Image
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from models.options import Decoding
 from models.photographs import decode, seen
 from models.vocabulary import WORD_END
 from tasks.evaluation.caption_and_score import describe_leak, read_predictions
+from tasks.evaluation.page_files import page_file
 from tasks.evaluation.score_record import JudgedConfidence, ScoreRecord, confidence_lines
 from tasks.grids.photograph_batches import read_photograph
 from tasks.metrics import ScoredCaption
@@ -116,11 +117,6 @@ def write_report(
     path.write_text(page, encoding="utf-8")
 
 
-def page_file(name: str) -> str:
-    """Return the text of a file of the folder pages/."""
-    return (importlib.resources.files("tasks.evaluation") / "pages" / name).read_text(encoding="utf-8")
-
-
 def _as_json(item: ScoreComparison) -> dict[str, object]:
     """Return a comparison as the page's script reads it, with the ends of the interval as `low` and `high`."""
     return {**vars(item), "low": item.interval[0], "high": item.interval[1]}
@@ -181,8 +177,9 @@ def _cards(digests: Sequence[str], captioner: Any, files: Mapping[str, Path], de
         jpeg, width, height = thumbnail(seen(decode(photograph), captioner.config["backbone"]["fit"]))
         maps, side = b"", (0, 0)
         if item.attention is not None and len(item.attention):
-            greatest = item.attention.amax(dim=(1, 2), keepdim=True).clamp_min(1e-9)
-            maps, side = (item.attention / greatest * 255).round().byte().numpy().tobytes(), item.attention.shape[1:]
+            weights = np.asarray(item.attention)  # models registered earlier give a tensor
+            greatest = weights.max(axis=(1, 2), keepdims=True).clip(1e-9)
+            maps, side = (weights / greatest * 255).round().astype(np.uint8).tobytes(), weights.shape[1:]
         cards[digest] = {
             "row": row,
             "photograph": jpeg,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.captioner import key_of_digest
+from models.captioned import key_of_digest, takes_grids
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.progress import Bar
@@ -65,7 +65,7 @@ def rescore(
             ]
             bar.advance(len(part))
     if not rows:
-        takes = " (it takes grids)" if captioner.backbone is None else ""
+        takes = " (it takes grids)" if takes_grids(captioner.config) else ""
         raise AttendError(f"{name}{takes}: no picture of the split {evaluation.split!r} could be read")
     write_predictions(rows, pictures, predictions)
     return score(predictions, pictures, read_pictures(manifest.path, "train"), vocabulary, evaluation)

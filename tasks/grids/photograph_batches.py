@@ -21,8 +21,10 @@ from PIL import Image
 from torch import Tensor
 from torchcodec import decoders as codecs
 
+from models.encoded_pictures import is_plain_jpeg
 from models.memory import is_out_of_memory
-from models.photographs import Fit, Interpolation, decode, is_plain_jpeg, resize, resize_in_float
+from models.photographs import decode, resize, resize_in_float
+from models.picture_formats import Fit, Interpolation
 from tasks.common.errors import AttendError, TransientError
 from tasks.common.retries import may_pass
 from tasks.device.copies import Copies

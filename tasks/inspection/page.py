@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from models.photographs import decode
 from tasks.common.wording import counted
-from tasks.evaluation.report import page_file, thumbnail
+from tasks.evaluation.page_files import page_file
+from tasks.evaluation.report import thumbnail
 from tasks.inspection.record import (
     ALIKE,
     DOUBTFUL,

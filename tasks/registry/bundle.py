@@ -64,10 +64,18 @@ def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
 def write_bundle(captioner: Captioner, folder: Path, source: Path = CODE) -> str:
     """Save a captioner with the code that it needs, and return the digest of all files written to the folder.
 
-    source: the package folder to copy as `models`. bundle.json, with the digest, is written last and is not part of it.
+    source: the package folder to copy as `models`.
     """
     captioner.save(folder)
     shutil.copytree(source, folder / "models", ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "py.typed"))
+    return seal(folder)
+
+
+def seal(folder: Path) -> str:
+    """Add the code that loads a bundle to its folder, and return the digest of all its files.
+
+    bundle.json, with the digest, is written last and is not part of it.
+    """
     shutil.copyfile(bundle_loader.__file__, folder / LOADER)
     digest = bundle_loader.digest_of_files(folder)
     (folder / bundle_loader.DIGEST).write_text(json.dumps({"format": 1, "digest": digest}), encoding="utf-8")

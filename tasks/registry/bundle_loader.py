@@ -18,9 +18,9 @@ DIGEST = "bundle.json"
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    """Return the captioner in a bundle's folder, on the GPU where there is one, and the bundle's module `photographs`.
+    """Return the captioner in a bundle's folder, and the bundle's module `requests`.
 
-    Raise ValueError where the files do not match the bundle's digest.
+    One in torch is on the GPU where there is one. Raise ValueError where the files do not match the bundle's digest.
     """
     digest = json.loads((folder / DIGEST).read_text(encoding="utf-8"))["digest"]
     if digest_of_files(folder) != digest:
@@ -28,8 +28,6 @@ def load(folder: Path) -> tuple[Any, Any]:
             f"{folder}: the model's files do not match the digest that they were registered with: they are damaged or "
             "were changed: register the model again"
         )
-    import torch
-
     name = f"attend_{digest[:20]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(
@@ -39,9 +37,13 @@ def load(folder: Path) -> tuple[Any, Any]:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
+    requests = importlib.import_module(f"{name}.requests")
+    if (folder / "start.onnx").is_file():
+        return importlib.import_module(f"{name}.onnx.captioner").OnnxCaptioner(folder), requests
+    import torch
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    captioner = importlib.import_module(f"{name}.captioner").Captioner.load(folder, device)
-    return captioner, importlib.import_module(f"{name}.photographs")
+    return importlib.import_module(f"{name}.captioner").Captioner.load(folder, device), requests
 
 
 def digest_of_files(folder: Path) -> str:

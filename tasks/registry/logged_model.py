@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import runpy
 import shutil
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import yaml
 from PIL import Image
 
+from models.options import Runtime
+from models.requests import TYPES
 from tasks.common.errors import AttendError
 from tasks.registry.tracking import TrainingLog, flush_location, local_folder, without_credentials
 
@@ -20,9 +25,14 @@ if TYPE_CHECKING:
 
     from models.captioner import Captioner
 
-BUNDLE = "artifacts/bundle"  # the bundle's folder in a logged model's files
+BUNDLE = "artifacts/bundle"  # the folder of the bundle for torch in a logged model's files
 LOADER = "load.py"  # in a bundle: the code that loads it
 _REQUIREMENTS = ("mlflow", "torch", "torchvision", "torchcodec", "safetensors", "pillow", "numpy", "pandas")
+
+
+def bundle_of(runtime: str) -> str:
+    """Return the name of a runtime's bundle among a logged model's artifacts."""
+    return "bundle" if runtime == "torch" else runtime
 
 
 class ModelInput(NamedTuple):
@@ -34,18 +44,18 @@ class ModelInput(NamedTuple):
 
 def input_of(captioner: Captioner) -> ModelInput:
     """Return what a captioner takes: encoded photographs, or .npy files of grids where it has no backbone."""
-    if captioner.backbone is not None:
+    if not captioner.takes_grids:
         return ModelInput("image", example())
     file = io.BytesIO()
     np.save(file, np.zeros(captioner.config["backbone"]["shape"], np.float16))
     return ModelInput("grid", file.getvalue())
 
 
-def log_model(run_id: str, name: str, bundle: Path, given: ModelInput, libraries: tuple[str, ...] = ()) -> str:
-    """Log a bundle in a run as a pyfunc model made from code, and return its `models:/m-...` address.
+def log_model(run_id: str, name: str, bundles: Mapping[str, Path], given: ModelInput, libraries: Iterable[str]) -> str:
+    """Log the bundles of a captioner in a run as a pyfunc model made from code, and return its `models:/m-...` address.
 
-    name: that MLflow's pages list the model by. given: what the model takes. libraries: the packages that the model's
-    backbone needs in addition to `_REQUIREMENTS`.
+    name: that MLflow's pages list the model by. bundles: the folder of each runtime, the preferred first. given: what
+    the model takes. libraries: the packages that it needs in addition to `_REQUIREMENTS`.
     """
     import mlflow
 
@@ -54,7 +64,8 @@ def log_model(run_id: str, name: str, bundle: Path, given: ModelInput, libraries
         info = mlflow.pyfunc.log_model(
             name=name.replace(".", "-"),  # MLflow refuses dots
             python_model=str(Path(__file__).with_name("pyfunc_model.py")),
-            artifacts={"bundle": str(bundle)},
+            artifacts={bundle_of(runtime): str(folder) for runtime, folder in bundles.items()},
+            model_config={"runtimes": list(bundles)},
             signature=_signature(given.column),
             input_example=({given.column: [given.example]}, {"beam_size": 1}),
             pip_requirements=[f"{name}=={metadata.version(name).split('+')[0]}" for name in requirements],
@@ -77,9 +88,7 @@ def _signature(column: str) -> Any:
     from mlflow.types.schema import Array, Object, Property
 
     alternative = Object([Property("caption", DataType.string), Property("log_probability", DataType.double)])
-    # The default 0 stands for "as the model was evaluated".
-    integers = ("beam_size", "max_length", "n_best", "top_k", "seed")
-    floats = ("temperature", "top_p", "min_confidence")
+    kinds = {int: DataType.long, float: DataType.double, str: DataType.string, bool: DataType.boolean}
     return ModelSignature(
         inputs=Schema([ColSpec(DataType.binary, column)]),
         outputs=Schema(
@@ -95,12 +104,8 @@ def _signature(column: str) -> Any:
             ]
         ),
         params=ParamSchema(
-            [
-                *(ParamSpec(name, DataType.long, 0) for name in integers),
-                *(ParamSpec(name, DataType.double, 0.0) for name in floats),
-                ParamSpec("otherwise", DataType.string, ""),
-                ParamSpec("return_attention", DataType.boolean, False),
-            ]
+            # The default, such as 0, stands for "as the model was evaluated".
+            [ParamSpec(name, kinds[kind], kind()) for name, kind in TYPES.items()]
         ),
     )
 
@@ -124,38 +129,65 @@ def drop_unregistered(log: TrainingLog, model: str) -> None:
                 shutil.rmtree(files.parent, ignore_errors=True)
 
 
-def load_model(uri: str) -> Any:
-    """Load the MLflow model at an address with the code saved in it; AttendError where there is no model there."""
+def load_model(uri: str, runtime: Runtime | None = None) -> Any:
+    """Load the MLflow model at an address with the code saved in it; AttendError where there is no model there.
+
+    runtime: what it is to run on; None for the first of those it was registered with that is installed.
+    """
     import mlflow
     from mlflow.exceptions import MlflowException
 
+    given = {} if runtime is None else {"model_config": {"runtimes": [runtime]}}
     try:
-        return mlflow.pyfunc.load_model(uri)
+        return mlflow.pyfunc.load_model(uri, **given)
     except (MlflowException, OSError) as error:
         store, reason = without_credentials(mlflow.get_tracking_uri()), " ".join(str(error).split())[:160]
-        raise AttendError(f"{uri}: no such model in {store}: {reason}") from None
+        wanted = "" if runtime is None else f" for {runtime}"
+        raise AttendError(f"{uri}: no such model{wanted} in {store}: {reason}") from None
 
 
 def unwrap_captioner(model: Any, uri: str) -> Any:
-    """Return the Captioner in a loaded model; AttendError where the model is not one that attend registered."""
+    """Return the captioner in a loaded model; AttendError where the model is not one that attend registered."""
     captioner = getattr(model, "_captioner", None)
     if captioner is None:
         raise AttendError(f"{uri}: is not a captioner that attend registered: give the address of one that is")
     return captioner
 
 
-def load_captioner(uri: str, files: Path | None = None) -> Any:
-    """Load a registered model and return its Captioner; AttendError where there is none at the address.
+def load_captioner(uri: str, files: Path | None = None, runtime: Runtime | None = None) -> Any:
+    """Load a registered model and return its captioner; AttendError where there is none at the address.
 
     files: the folder of its files, where these are on this machine. It is then loaded from there, as MLflow would, but
     without MLflow, which takes seconds to load; but for one that was registered before bundles brought their own code
-    for that.
+    for that. runtime: see `load_model`.
     """
-    bundle = None if files is None else files / BUNDLE
-    if bundle is None or not (bundle / LOADER).is_file():
-        return unwrap_captioner(load_model(uri).unwrap_python_model(), uri)
+    if files is None or not (files / BUNDLE / LOADER).is_file():
+        return unwrap_captioner(load_model(uri, runtime).unwrap_python_model(), uri)
+    return load_bundle(bundle_folder(uri, files, runtime), uri)
+
+
+def bundle_folder(uri: str, files: Path, runtime: Runtime | None = None) -> Path:
+    """Return the folder of a version's bundle for a runtime; AttendError where it has none, or none that is installed.
+
+    files: of the version. runtime: see `load_model`.
+    """
+    flavour = yaml.safe_load((files / "MLmodel").read_text(encoding="utf-8"))["flavors"]["python_function"]
+    has: list[Runtime] = (flavour.get("config") or {}).get("runtimes") or ["torch"]
+    if runtime is not None and runtime not in has:
+        raise AttendError(
+            f"{uri}: was registered for {' and '.join(has)}, not for {runtime}: "
+            "name it in registry.runtimes and run `attend run` again"
+        )
+    for name in has if runtime is None else [runtime]:
+        if importlib.util.find_spec("torch" if name == "torch" else "onnxruntime") is not None:
+            return files / "artifacts" / bundle_of(name)
+    raise AttendError(f"{uri}: runs on {' or '.join(has)}, and neither torch nor onnxruntime is installed")
+
+
+def load_bundle(folder: Path, shown: str) -> Any:
+    """Load the captioner of a bundle's folder by the bundle's own code. shown: the model's name, for messages."""
     try:
-        captioner, _ = runpy.run_path(str(bundle / LOADER))["load"](bundle)
+        captioner, _ = runpy.run_path(str(folder / LOADER))["load"](folder)
     except (ValueError, OSError) as error:
-        raise AttendError(f"{uri}: {error}") from None
+        raise AttendError(f"{shown}: {error}") from None
     return captioner

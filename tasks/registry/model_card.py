@@ -18,16 +18,23 @@ from tasks.metrics.bleu import sentence_bleu4
 from tasks.pipeline.ledger import Artifact
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.gates import GateResult
+from tasks.registry.runtimes import ExportedRuntime
 from tasks.training.outputs import HISTORY
 from tasks.training.precision import SHARE, precision_by_epoch
 
 _SAMPLES = 3
 
 
-def card(config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord, gates: Sequence[GateResult] = ()) -> str:
+def card(
+    config: Config,
+    artifacts: CaptionerArtifacts,
+    scores: ScoreRecord,
+    gates: Sequence[GateResult] = (),
+    exported: Sequence[ExportedRuntime] = (),
+) -> str:
     """Return the model card of a captioner as Markdown.
 
-    scores: the content of scores.json. gates: what the gates found.
+    scores: the content of scores.json. gates: what the gates found. exported: the runtimes beside torch.
     """
     data, decoder, training, evaluation = (
         config.data,
@@ -82,6 +89,8 @@ def card(config: Config, artifacts: CaptionerArtifacts, scores: ScoreRecord, gat
         lines += ["## Gates", ""]
         lines += [f"- {'refused' if result.refused else 'passed'}: {result}" for result in gates]
         lines.append("")
+    if exported:
+        lines += ["## Runtimes", "", "- torch", *(f"- {runtime.name}: {runtime}" for runtime in exported), ""]
     ranked = sorted(corpus, key=sentence_bleu4, reverse=True)
     for title, chosen in (("good", ranked[:_SAMPLES]), ("bad", ranked[::-1][:_SAMPLES])):
         lines += [f"## Captions: {title}", "", "| it says | a person wrote |", "| --- | --- |"]

@@ -1,28 +1,20 @@
 """The code that MLflow runs when a registered captioner is loaded: this file is copied into the model.
 
-It imports nothing from this project. The bundle beside it contains the captioner's code, and load.py, which loads it.
+It imports nothing from this project. The bundles beside it, one for each runtime, contain the captioner's
+code, and load.py, which loads it.
 """
 
 import base64
 import binascii
+import importlib.util
 import runpy
 from pathlib import Path
 
 import mlflow
 import pandas as pd
 
-# Parameter of a request -> (decoding option, minimum, maximum). A parameter of the signature needs a default of its
-# type, so 0 stands for "as the model was evaluated".
-_PARAMETERS = {
-    "beam_size": ("beam", 1, 32),
-    "max_length": ("max_length", 1, 100),
-    "temperature": ("temperature", 0.05, 10.0),
-    "top_p": ("top_p", 0.01, 1.0),
-    "top_k": ("top_k", 1, 1_000_000),
-    "seed": ("seed", 1, 2**31 - 1),
-    "n_best": ("n_best", 1, 100),
-    "min_confidence": ("min_confidence", 0.0, 1.0),
-}
+# What a runtime needs, in the order in which it is told to install one of them.
+_PACKAGES = {"torch": "torch", "onnx": "onnxruntime", "onnx-float16": "onnxruntime", "onnx-int8": "onnxruntime"}
 
 
 def photographs_of(model_input):
@@ -62,19 +54,24 @@ def _photograph(value):
         return value
 
 
-def decoding_of(params):
-    """Return the decoding options, `attention` included, for a request's parameters.
+def runtime_of(runtimes, artifacts):
+    """Return the first runtime whose package is installed. artifacts: of the model, by name.
 
-    Raise MlflowException for a parameter that is out of bounds.
+    Raise MlflowException where the model has none of these runtimes, or no package for one is installed.
     """
-    params = dict(params or {})
-    decoding = {"attention": bool(params.get("return_attention")), "otherwise": str(params.get("otherwise") or "")}
-    for name, (option, minimum, maximum) in _PARAMETERS.items():
-        value = params.get(name) or None
-        if value is not None and not minimum <= value <= maximum:
-            raise _invalid(f"{name} is {value}: give {minimum} to {maximum}, or 0 for the model's own")
-        decoding[option] = value
-    return decoding
+    has = [name for name in _PACKAGES if artifact_of(name) in artifacts]
+    known = [name for name in runtimes if name in has]
+    if not known:
+        raise _invalid(f"runtimes: the model has {', '.join(has)}, and none of {', '.join(map(str, runtimes))}")
+    for name in known:
+        if importlib.util.find_spec(_PACKAGES[name]) is not None:
+            return name
+    raise _invalid(f"runtimes: install {' or '.join(sorted({_PACKAGES[name] for name in known}))}, which they need")
+
+
+def artifact_of(runtime):
+    """Return the name of a runtime's artifact."""
+    return "bundle" if runtime == "torch" else runtime
 
 
 def _invalid(message):
@@ -86,16 +83,17 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
     """The pyfunc model: a column `image` of encoded photographs in; one caption with its details a row out."""
 
     def load_context(self, context):
-        """Load the captioner of the bundle, on the GPU where there is one.
+        """Load the captioner for the first runtime of the model that is installed; that in torch runs on a GPU, if any.
 
-        Raise MlflowException where the bundle's files are not those that were registered.
+        `mlflow.pyfunc.load_model(address, model_config={"runtimes": ["onnx"]})` names others. Raise MlflowException
+        where there is none, or the files are not those that were registered.
         """
-        bundle = Path(context.artifacts["bundle"])
+        runtime = runtime_of((context.model_config or {}).get("runtimes") or ["torch"], context.artifacts)
+        bundle = Path(context.artifacts[artifact_of(runtime)])
         try:
-            self._captioner, photographs = runpy.run_path(str(bundle / "load.py"))["load"](bundle)
+            self._captioner, self._requests = runpy.run_path(str(bundle / "load.py"))["load"](bundle)
         except ValueError as error:  # files that are not those that were registered
             raise mlflow.exceptions.MlflowException(str(error)) from None
-        self._admit = photographs.admit
 
     def predict(self, context, model_input: pd.DataFrame, params=None):
         """Return a dict for each photograph: caption, tokens, token_probabilities, log_probability, confidence,
@@ -103,54 +101,10 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
 
         Raise MlflowException for parameters that are invalid or do not go together.
         """
-        photographs = photographs_of(model_input)
-        refusals = [self._refusal(photograph) for photograph in photographs]
-        admitted = [photograph for photograph, why in zip(photographs, refusals, strict=True) if why is None]
         try:
-            captioned = iter(self._captioner.caption(admitted, **decoding_of(params)))
-        except ValueError as error:  # parameters that do not go together
-            raise _invalid(str(error)) from None
-        return [_row(next(captioned)) if why is None else _without_caption(why) for why in refusals]
-
-    def _refusal(self, photograph):
-        """Return why a photograph must not be decoded; None where it may be, and for a grid, whose reader says so."""
-        if self._captioner.backbone is None:
-            return None
-        try:
-            self._admit(photograph)
+            return self._requests.answer(self._captioner, photographs_of(model_input), params)
         except ValueError as error:
-            return str(error)
-        return None
-
-
-def _row(item):
-    """Return the output row of a captioned photograph."""
-    if item.error is not None:
-        return _without_caption(item.error)
-    return {
-        "caption": item.caption,
-        "tokens": item.tokens,
-        "token_probabilities": item.token_probabilities,
-        "log_probability": item.log_probability,
-        "confidence": item.confidence,
-        "alternatives": [{"caption": text, "log_probability": p} for text, p in item.alternatives],
-        "attention": item.attention.tolist() if item.attention is not None else [],
-        "error": None,
-    }
-
-
-def _without_caption(why):
-    """Return the output row of a photograph that has no caption, with the reason."""
-    return {
-        "caption": "",
-        "tokens": [],
-        "token_probabilities": [],
-        "log_probability": 0.0,
-        "confidence": None,
-        "alternatives": [],
-        "attention": [],
-        "error": why,
-    }
+            raise _invalid(str(error)) from None
 
 
 mlflow.models.set_model(RegisteredCaptioner())

@@ -69,6 +69,7 @@ from tasks.registry.promotion import (
     was_rolled_back,
 )
 from tasks.registry.registration_record import RegistrationRecord, write_registration
+from tasks.registry.runtimes import export_runtimes
 from tasks.registry.tracking import (
     EVALUATED_VERSION,
     TRAIN_KEY,
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
 # MLflow writes this file into a model's folder whenever the model is loaded, with the address that it was loaded by.
 _WRITTEN_BY_LOADING = "registered_model_meta"
 _KEY, _BUNDLE = "attend.key", "attend.bundle"  # tags of a version: the stage's key, the digest of its bundle
+_RUNTIMES = "attend.runtimes"  # tag of a version: those that it was asked for
 
 
 def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: dict[str, Any], work: Work) -> Outcome:
@@ -187,9 +189,12 @@ def _bundle_and_register(
     model = config.registry.model
     captioner = make_captioner(config, artifacts)
     digest = write_bundle(captioner, scratch / "bundle")
-    same = _same_version(log.client, model, artifacts, digest, scores, config.workspace)
+    same = _same_version(log.client, config.registry, artifacts, digest, scores, config.workspace)
     if same is not None:
         return same
+    exported = export_runtimes(captioner, config, artifacts, scores, scratch)
+    kept = {"torch": scratch / "bundle", **{runtime.name: runtime.folder for runtime in exported if runtime.kept}}
+    bundles = {str(name): kept[name] for name in config.registry.all_runtimes if name in kept}
     log_files(log, artifacts)
     for file in (FINDINGS, INSPECTION, PAGE):
         log.client.log_artifact(log.run_id, str(work.out / file), evaluation_name(artifacts))
@@ -197,16 +202,19 @@ def _bundle_and_register(
     if config.shows_photographs:
         log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
     drop_unregistered(log, model)
-    libraries = ("timm",) if captioner.config["backbone"]["name"].startswith("timm:") else ()
+    libraries = ["timm"] if captioner.config["backbone"]["name"].startswith("timm:") else []
+    libraries += ["onnxruntime"] if len(bundles) > 1 else []
     name = str(log.client.get_run(log.run_id).info.run_name)
-    source = log_model(log.run_id, name, scratch / "bundle", input_of(captioner), libraries)
+    source = log_model(log.run_id, name, bundles, input_of(captioner), libraries)
     model_id = source.removeprefix("models:/")
     evaluation_run = log_data_and_scores(log, config, artifacts, scores, model_id)
     # Before the version names them: MLflow's database is on the disk at once.
     flush_run(log.client, log.run_id)
     flush_logged_model(log.client, source)
-    description = card(config, artifacts, scores, gates)
-    version = _create_version(log, model, source, work, artifacts, scores, digest, description)
+    description = card(config, artifacts, scores, gates, exported)
+    version = _create_version(log, config.registry, source, work, artifacts, scores, digest, description)
+    for runtime in exported:
+        log.client.set_model_version_tag(version.name, version.version, f"attend.runtime.{runtime.name}", str(runtime))
     log.client.set_tag(evaluation_run, EVALUATED_VERSION, address_of(version))
     log.client.set_logged_model_tags(model_id, version_tag(version))
     return version
@@ -265,12 +273,22 @@ def _flaw(client: MlflowClient, version: ModelVersion, workspace: Path) -> str |
 
 
 def _same_version(
-    client: MlflowClient, model: str, artifacts: CaptionerArtifacts, digest: str, scores: ScoreRecord, workspace: Path
+    client: MlflowClient,
+    registry: RegistryConfig,
+    artifacts: CaptionerArtifacts,
+    digest: str,
+    scores: ScoreRecord,
+    workspace: Path,
 ) -> ModelVersion | None:
-    """Return the version of this very training, bundle and scores, whatever its stage key; None where there is none."""
+    """Return the version of this very training, bundle, runtimes and scores, whatever its stage key; None without one.
+
+    digest: of the bundle for torch.
+    """
     same = {_BUNDLE: digest, TRAIN_KEY: artifacts.decoder.ledger.key}
-    for version in client.search_model_versions(f"name = '{model}'"):
+    runtimes = ",".join(registry.all_runtimes)
+    for version in client.search_model_versions(f"name = '{registry.model}'"):
         is_same = same.items() <= version.tags.items() and scored_alike(version, scores)
+        is_same &= version.tags.get(_RUNTIMES, "torch") == runtimes
         if is_same and _flaw(client, version, workspace) is None:
             return version
     return None
@@ -278,7 +296,7 @@ def _same_version(
 
 def _create_version(
     log: TrainingLog,
-    model: str,
+    registry: RegistryConfig,
     source: str,
     work: Work,
     artifacts: CaptionerArtifacts,
@@ -293,11 +311,12 @@ def _create_version(
     from mlflow.exceptions import MlflowException
 
     with contextlib.suppress(MlflowException):  # the registered model exists already
-        log.client.create_registered_model(model)
+        log.client.create_registered_model(registry.model)
     tags = {
         _KEY: work.key,
         TRAIN_KEY: artifacts.decoder.ledger.key,
         _BUNDLE: digest,
+        _RUNTIMES: ",".join(registry.all_runtimes),
         "attend.data": scores["data"],
         "attend.signature": scores["signature"],
         EVALUATION: evaluation_name(artifacts),
@@ -307,7 +326,7 @@ def _create_version(
         **{f"attend.made_from.{stage}": artifact.ledger.key for stage, artifact in by_kind(work.artifacts).items()},
     }
     return log.client.create_model_version(
-        model,
+        registry.model,
         source,
         log.run_id,
         tags=tags,

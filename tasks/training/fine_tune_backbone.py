@@ -16,7 +16,8 @@ from models.backbones.base import Backbone
 from models.backbones.encoder import Encoder
 from models.decoders.base import Decoder
 from models.end_to_end import EndToEnd
-from models.photographs import Interpolation, decode, resize, stack
+from models.photographs import decode, resize, stack
+from models.picture_formats import Interpolation
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file

@@ -21,8 +21,8 @@ from torch.nn import functional
 from models.graphs import Graphs
 from models.options import Decoding
 from models.replayed_search import ReplayedSearch
-from models.search import FORBIDDEN, Caption, sample
-from models.vocabulary import END, NULL, START
+from models.search import Caption, sample
+from models.vocabulary import END, FORBIDDEN, NULL, START
 from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
 from tasks.config.training import SelfCriticalConfig

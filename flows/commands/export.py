@@ -1,0 +1,30 @@
+"""`attend export`: write a registered model into a folder that needs neither MLflow nor torch nor this program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.options import RuntimeOption, WorkspaceOption
+from tasks.common.errors import AttendError
+
+
+def export(
+    to: Annotated[Path, typer.Option("--to", help="the folder to write; it must not be there yet")],
+    model: Annotated[
+        str | None,
+        typer.Argument(help="models:/NAME@ALIAS or models:/NAME/VERSION; default: the champion promoted last"),
+    ] = None,
+    runtime: RuntimeOption = None,
+    workspace: WorkspaceOption = Path("workspace"),
+) -> None:
+    """Write a registered model into a folder that onnxruntime, NumPy and Pillow run; its README.md documents it."""
+    from flows.registered.export import export_model
+
+    if runtime == "torch":
+        raise AttendError("--runtime torch: needs no export: the version's files in MLflow are such a folder")
+    folder = to.expanduser()
+    size = export_model(model, folder, runtime or "onnx", workspace.expanduser().absolute())
+    typer.echo(f"{folder}: {size / 1e6:.1f} MB; {folder / 'README.md'} says how to use it")

@@ -1,0 +1,65 @@
+"""Export a registered captioner into a folder that needs neither MLflow nor torch nor this program."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from models.captioner import Captioner
+from models.options import Runtime
+from tasks.common.errors import AttendError
+from tasks.common.log import log
+from tasks.registry import tracking
+from tasks.registry.bundle import is_whole, seal
+from tasks.registry.exported.folder import write_exported
+from tasks.registry.logged_model import BUNDLE, bundle_of
+from tasks.registry.versions import find, version_of_address
+
+
+def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: Path) -> int:
+    """Write a registered version for a runtime into a new folder, and return the bytes written.
+
+    model: an address in MLflow's registry; None for the champion promoted last. runtime: any but torch; where the
+    version was not registered for it, it is exported now. Raises AttendError where there is no such model, it cannot be
+    exported, or there is something at `folder` already.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise AttendError(f"--to: {folder}: is there already: give another name")
+    if not folder.absolute().parent.is_dir():
+        raise AttendError(f"--to: {folder.absolute().parent}: no such folder")
+    found = find(model, workspace)
+    client = tracking.connect(workspace, must_exist=True)
+    version = version_of_address(client, found.address)
+    with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}.") as scratch:
+        files, out = found.files or _download(found.address, Path(scratch) / "model"), Path(scratch) / "out"
+        kept = files / "artifacts" / bundle_of(runtime)
+        for bundle in (kept, files / BUNDLE):
+            if bundle.is_dir() and not is_whole(bundle):
+                raise AttendError(f"{found.address}: {bundle}: is damaged: register the model again")
+        if kept.is_dir():
+            shutil.copytree(kept, out, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            log.info(f"{found.address} was not registered for {runtime}: it is exported now, and not scored")
+            write_exported(Captioner.load(files / BUNDLE), out, runtime)
+        origin = {"model": version.name, "version": str(version.version), "runtime": runtime}
+        (out / "origin.json").write_text(json.dumps(origin), encoding="utf-8")
+        (out / "MODEL_CARD.md").write_text(version.description or "", encoding="utf-8")
+        seal(out)
+        if folder.is_dir():
+            folder.rmdir()
+        out.rename(folder)
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _download(address: str, into: Path) -> Path:
+    """Download the files of a version that are not on this machine, and return their folder."""
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    into.mkdir()
+    try:
+        return Path(mlflow.artifacts.download_artifacts(artifact_uri=address, dst_path=str(into)))
+    except (MlflowException, OSError) as error:
+        raise AttendError(f"{address}: its files cannot be downloaded: {' '.join(str(error).split())[:160]}") from None

@@ -1,0 +1,117 @@
+"""Requests to a captioner: photographs and parameters in, a row for each photograph out, as its MLflow signature says.
+
+This file needs no torch, and neither MLflow nor pandas: models of every runtime answer by it, and the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from .captioned import BaseCaptioner, Captioned
+from .encoded_pictures import admit
+
+# Parameter of a request -> (decoding option, type, minimum, maximum). MLflow's signature needs a default of its type
+# for each, so 0 stands for "as the model was evaluated".
+PARAMETERS: dict[str, tuple[str, type, float, float]] = {
+    "beam_size": ("beam", int, 1, 32),
+    "max_length": ("max_length", int, 1, 100),
+    "n_best": ("n_best", int, 1, 100),
+    "top_k": ("top_k", int, 1, 1_000_000),
+    "seed": ("seed", int, 1, 2**31 - 1),
+    "temperature": ("temperature", float, 0.05, 10.0),
+    "top_p": ("top_p", float, 0.01, 1.0),
+    "min_confidence": ("min_confidence", float, 0.0, 1.0),
+}
+# All parameters, with their types.
+TYPES: dict[str, type] = {
+    **{name: kind for name, (_, kind, _, _) in PARAMETERS.items()},
+    "otherwise": str,
+    "return_attention": bool,
+}
+
+
+Params = dict[str, int | float | bool | str]
+
+
+class CaptionRow(TypedDict):
+    """A photograph's row.
+
+    token_probabilities: of each of the tokens. confidence: the probability that the caption is acceptable; None where
+    the model has none. alternatives: caption and log_probability of each. attention: a map, a list of rows, for each
+    token. error: why there is no caption; None where there is one.
+    """
+
+    caption: str
+    tokens: list[str]
+    token_probabilities: list[float]
+    log_probability: float
+    confidence: float | None
+    alternatives: list[dict[str, str | float]]
+    attention: list[list[list[float]]]
+    error: str | None
+
+
+def answer(
+    captioner: BaseCaptioner[Any, Any], photographs: Sequence[bytes], params: Mapping[str, Any] | None
+) -> list[CaptionRow]:
+    """Return a row for each encoded photograph, or .npy file of a grid where the captioner takes grids.
+
+    params: of `TYPES`. Raises ValueError for parameters that are out of bounds or do not go together.
+    """
+    decoding = decoding_of(params)
+    refusals = [None if captioner.takes_grids else refusal(photograph) for photograph in photographs]
+    admitted = [photograph for photograph, why in zip(photographs, refusals, strict=True) if why is None]
+    captioned = iter(captioner.caption(admitted, **decoding))
+    return [_row(next(captioned)) if why is None else failed(why) for why in refusals]
+
+
+def decoding_of(params: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of `caption` for a request's parameters; ValueError for one that is out of bounds."""
+    given = dict(params or {})
+    decoding = {"attention": bool(given.get("return_attention")), "otherwise": str(given.get("otherwise") or "")}
+    for name, (option, _, minimum, maximum) in PARAMETERS.items():
+        value = given.get(name) or None
+        if value is not None and not minimum <= value <= maximum:
+            raise ValueError(f"{name} is {value}: give {minimum} to {maximum}, or 0 for the model's own")
+        decoding[option] = value
+    return decoding
+
+
+def refusal(photograph: bytes) -> str | None:
+    """Return why a photograph must not be decoded; None where it may be."""
+    try:
+        admit(photograph)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def failed(why: str) -> CaptionRow:
+    """Return the row of a photograph that has no caption, with the reason."""
+    return {
+        "caption": "",
+        "tokens": [],
+        "token_probabilities": [],
+        "log_probability": 0.0,
+        "confidence": None,
+        "alternatives": [],
+        "attention": [],
+        "error": why,
+    }
+
+
+def _row(item: Captioned) -> CaptionRow:
+    """Return the row of a captioned photograph."""
+    if item.error is not None:
+        return failed(item.error)
+    return {
+        "caption": item.caption,
+        "tokens": item.tokens,
+        "token_probabilities": item.token_probabilities,
+        "log_probability": item.log_probability,
+        "confidence": item.confidence,
+        "alternatives": [{"caption": text, "log_probability": value} for text, value in item.alternatives],
+        "attention": item.attention.tolist() if item.attention is not None else [],
+        "error": None,
+    }

@@ -1,0 +1,324 @@
+"""The export of a captioner to ONNX: its encoder, and its decoder's start and step, as graphs that onnxruntime runs.
+
+What runs them is models/onnx, of which each exported folder has a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.backbones.base import Backbone
+from models.backbones.encoder import Encoder
+from models.captioner import Captioner
+from models.confidence import CONSTANTS, TrainingPictures
+from models.decoders.base import State
+from models.decoders.ensemble import EnsembleState
+from models.onnx.captioner import OnnxCaptioner
+from models.vocabulary import FORBIDDEN
+from tasks.common.errors import AttendError
+
+_ALPHAS = "alphas"
+_PICTURES, _ROWS, _WORDS = 2, 3, 2  # of the example that the graphs are traced with
+_TOLERANCE = 1e-3  # of log-probabilities: rounding in another order makes a tenth of that
+
+
+def export(captioner: Captioner, folder: Path) -> None:
+    """Write a captioner's graphs in float32, with its config and vocabulary, into a new folder.
+
+    Raises AttendError where a part of it cannot be exported, or the graphs do not compute what it computes.
+    """
+    folder.mkdir(parents=True)
+    decoder, name = captioner.decoder, captioner.config["decoder"]["name"]
+    grid = _example_grid(captioner)
+    with torch.no_grad(), _quietly():
+        state = decoder.start(grid)
+        layout = _Layout(state)
+        training = None if captioner.confidence is None else captioner.confidence.training
+        names = [*layout.names, *([] if training is None else ["distance"])]
+        start = _Start(decoder, layout, training)
+        _write(start, {"grid": grid}, [{0: "pictures"}], names, folder / "start.onnx", f"decoder {name}")
+        inputs, sizes = _example_step(captioner, state, layout)
+        outputs = ["log_probabilities", *([_ALPHAS] if decoder.attends else [])]
+        outputs += [f"next.{row}" for row in layout.rows]
+        step = _Step(decoder, layout, len(captioner.vocabulary))
+        _write(step, inputs, sizes, outputs, folder / "step.onnx", f"decoder {name}")
+        if captioner.backbone is not None:
+            encoder = _Encoder(captioner.backbone)
+            side = captioner.config["backbone"]["image_size"]
+            photographs = torch.randint(0, 256, (_PICTURES, side, side, 3), dtype=torch.uint8)
+            what = f"backbone {captioner.config['backbone']['name']}"
+            _write(encoder, {"photographs": photographs}, [{0: "pictures"}], ["grid"], folder / "encoder.onnx", what)
+    _add_shortlist(folder / "step.onnx")
+    _write_settings(captioner, layout, grid, folder)
+    _check(captioner, grid, folder)
+
+
+class _Layout:
+    """The names of the tensors of a decoder's state: one per hypothesis (`rows`), one per picture (`pictures`).
+
+    Those of an ensemble's members begin with their number. Not among them are the alphas, which no step reads, and what
+    is empty, such as the context of a decoder without attention: a graph has no inputs that it does not use.
+    """
+
+    def __init__(self, state: State | EnsembleState) -> None:
+        self._members = state.states if isinstance(state, EnsembleState) else (state,)
+        self._ensemble = isinstance(state, EnsembleState)
+        self._empty = [name for name in self._names("row") if name in self._without_channels()]
+        left_out = {*self._without_channels(), *(name for name in self._names("row") if name.endswith(f".{_ALPHAS}"))}
+        self.rows = [name for name in self._names("row") if name not in left_out]
+        self.pictures = [name for name in self._names("picture") if name not in left_out]
+
+    @property
+    def names(self) -> list[str]:
+        """Return all names, in the order of `tensors`."""
+        return [*self.rows, *self.pictures]
+
+    def _names(self, one_per: str) -> list[str]:
+        names = [member.names_of(one_per) for member in self._members]
+        return [f"{number}.{name}" for number, found in enumerate(names) for name in found]
+
+    def _without_channels(self) -> set[str]:
+        """Return the names of the tensors whose last side is 0."""
+        names = [*self._names("row"), *self._names("picture")]
+        return {name for name in names if _tensor(self._members, name).shape[-1] == 0}
+
+    def tensors(self, state: State | EnsembleState) -> dict[str, Tensor]:
+        """Return the tensors of a state by these names."""
+        members = state.states if isinstance(state, EnsembleState) else (state,)
+        return {name: _tensor(members, name) for name in self.names}
+
+    def state(self, tensors: Mapping[str, Tensor], tokens: Tensor) -> Any:
+        """Return the state of tensors by these names, for a step that reads tokens (N, R)."""
+        empty = torch.zeros(*tokens.shape, 0, device=tokens.device)
+        tensors = {**tensors, **dict.fromkeys(self._empty, empty)}
+        states = []
+        for number, member in enumerate(self._members):
+            own = {name.partition(".")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{number}.")}
+            states.append(replace(member, **own))
+        return EnsembleState(tuple(states)) if self._ensemble else states[0]
+
+
+def _tensor(members: Sequence[State], name: str) -> Tensor:
+    """Return the tensor of a name in the states of members."""
+    number, _, field = name.partition(".")
+    tensor: Tensor = getattr(members[int(number)], field)
+    return tensor
+
+
+class _Start(nn.Module):
+    """A decoder's start: grid (N, h, w, C) float32 -> the tensors of its state, and the distance (N,) of the picture.
+
+    training: from which the distance is; None for no such output.
+    """
+
+    def __init__(self, decoder: Any, layout: _Layout, training: TrainingPictures | None) -> None:
+        super().__init__()
+        self.decoder, self.layout = decoder, layout
+        self.training_pictures = training
+
+    def forward(self, grid: Tensor) -> tuple[Tensor, ...]:
+        # Cloned, because a graph has no two outputs that are one tensor.
+        tensors = [tensor.clone() for tensor in self.layout.tensors(self.decoder.start(grid)).values()]
+        return (*tensors, *([] if self.training_pictures is None else [self.training_pictures.distances(grid)]))
+
+
+class _Step(nn.Module):
+    """A decoder's step: tokens (N, R) and the tensors of its state -> log-probabilities, alphas, the rows' tensors.
+
+    Tokens that no caption may contain have a log-probability of -inf.
+    """
+
+    forbidden: Tensor
+
+    def __init__(self, decoder: Any, layout: _Layout, words: int) -> None:
+        super().__init__()
+        self.decoder, self.layout = decoder, layout
+        self.register_buffer("forbidden", torch.zeros(words).index_fill(0, torch.tensor(FORBIDDEN), -torch.inf))
+
+    def forward(self, tokens: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        state = self.layout.state(dict(zip(self.layout.names, tensors, strict=True)), tokens)
+        logits, state = self.decoder.step(state, tokens)
+        after = self.layout.tensors(state)
+        alphas = [state.alphas] if self.decoder.attends else []
+        allowed = torch.log_softmax(logits.float(), dim=-1) + self.forbidden
+        return (allowed, *alphas, *(after[name].clone() for name in self.layout.rows))
+
+
+class _Encoder(nn.Module):
+    """A backbone: photographs (N, S, S, 3) uint8 -> grid (N, h, w, C) float16."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = Encoder(backbone).backbone.to(memory_format=torch.contiguous_format)
+
+    def forward(self, photographs: Tensor) -> Tensor:
+        grid: Tensor = self.backbone(self.backbone.normalised(photographs.permute(0, 3, 1, 2)))
+        limit = torch.finfo(torch.float16).max
+        return grid.clamp(-limit, limit).to(torch.float16)
+
+
+def _example_grid(captioner: Captioner) -> Tensor:
+    """Return random grids (N, h, w, C) float32 as the captioner's decoder takes them."""
+    spec = captioner.config["backbone"]
+    if captioner.backbone is None:
+        return torch.rand(_PICTURES, *spec["shape"])
+    photographs = torch.randint(0, 256, (_PICTURES, 3, spec["image_size"], spec["image_size"]), dtype=torch.uint8)
+    grids: Tensor = Encoder(captioner.backbone)(photographs)
+    return grids.float()
+
+
+def _example_step(captioner: Captioner, state: Any, layout: _Layout) -> tuple[dict[str, Tensor], list[dict[int, str]]]:
+    """Return example inputs of the step by their names, and the names of those of their sides that vary."""
+    words = len(captioner.vocabulary)
+    state = state.expand(_ROWS)
+    tensors = [layout.tensors(state)]
+    for _ in range(_WORDS):
+        tokens = torch.randint(0, words, (_PICTURES, _ROWS))
+        _, state = captioner.decoder.step(state, tokens)
+        tensors.append(layout.tensors(state))
+    sizes: list[dict[int, str]] = [{0: "pictures", 1: "rows"}]
+    for name in layout.names:
+        varying = {0: "pictures", **({1: "rows"} if name in layout.rows else {})}
+        shapes = [part[name].shape for part in tensors[-2:]]
+        varying |= {side: "words" for side, (old, new) in enumerate(zip(*shapes, strict=True)) if old != new}
+        sizes.append(varying)
+    return {"tokens": tokens, **tensors[-1]}, sizes
+
+
+def _write(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    sizes: Sequence[Mapping[int, str]],
+    outputs: Sequence[str],
+    path: Path,
+    what: str,
+) -> None:
+    """Write the graph of a module to a file.
+
+    sizes: of each input, the names of the sides that vary. what: the module, for messages. Raises AttendError where it
+    cannot be exported.
+    """
+    dims = {name: torch.export.Dim(name) for varying in sizes for name in varying.values()}
+    shapes = [{side: dims[name] for side, name in varying.items()} for varying in sizes]
+    own = next(iter(module.forward.__annotations__))
+    dynamic = {own: shapes[0], **({"tensors": tuple(shapes[1:])} if len(shapes) > 1 else {})}
+    try:
+        torch.onnx.export(
+            module.eval(),
+            tuple(inputs.values()),
+            path,
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_shapes=dynamic,
+            external_data=False,
+            dynamo=True,
+            verbose=False,
+        )
+    except Exception as error:  # the exporter raises errors of many kinds
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        raise AttendError(
+            f"registry.runtimes: onnx: the {what} cannot be exported: {type(error).__name__}: {reason}: leave onnx out"
+        ) from error
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Silence the exporter's advice, which is for those who write models."""
+    names = ("torch.onnx", "torch.export", "torch.__trace", "onnxscript", "onnx_ir")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _add_shortlist(path: Path) -> None:
+    """Give a step's graph the outputs `likeliest` and `likeliest_words`, of as many words as the input `shortlist`."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    model = onnx.load(path)
+    graph = model.graph
+    graph.input.append(helper.make_tensor_value_info("shortlist", TensorProto.INT64, [1]))
+    names = ["likeliest", "likeliest_words"]
+    graph.node.append(helper.make_node("TopK", ["log_probabilities", "shortlist"], names, axis=-1, sorted=1))
+    for name, kind in zip(names, (TensorProto.FLOAT, TensorProto.INT64), strict=True):
+        graph.output.append(helper.make_tensor_value_info(name, kind, ["pictures", "rows", "kept"]))
+    onnx.save(model, path)
+
+
+def _write_settings(captioner: Captioner, layout: _Layout, grid: Tensor, folder: Path) -> None:
+    """Write config.json, vocabulary.json and confidence.npz."""
+    decoder, backbone = captioner.decoder, captioner.backbone
+    side = decoder.attention_grid
+    spec: dict[str, Any] = {
+        "row": layout.rows,
+        "picture": layout.pictures,
+        "attends": decoder.attends,
+        "sides": list(grid.shape[1:3]) if side is None else [side, side],
+        "interpolation": None if backbone is None else backbone.declared.interpolation,
+        "confidence": CONSTANTS,
+    }
+    config = {**captioner.config, "onnx": spec}
+    (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
+    (folder / "vocabulary.json").write_text(captioner.vocabulary.to_json(), encoding="utf-8")
+    if captioner.confidence is not None:
+        arrays: dict[str, Any] = {name: value.cpu().numpy() for name, value in captioner.confidence.tensors().items()}
+        del arrays["training.pooled"]  # which is in the graph
+        np.savez(folder / "confidence.npz", **arrays)
+
+
+@torch.no_grad()
+def _check(captioner: Captioner, grid: Tensor, folder: Path) -> None:
+    """Raise AttendError where the exported graphs do not compute what the captioner does, on random inputs.
+
+    grid (N, h, w, C) float32.
+    """
+    exported, decoder = OnnxCaptioner(folder), cast(Any, captioner.decoder)
+    generator = torch.Generator().manual_seed(0)
+    grid = grid[:1]
+    rows = torch.zeros(1, _ROWS + 1, dtype=torch.long)
+    states = decoder.start(grid).select(rows), exported.steps.start(grid.numpy()).select(rows.numpy())
+    for _ in range(_WORDS + 1):
+        tokens = torch.randint(0, len(captioner.vocabulary), rows.shape, generator=generator)
+        logits, after = decoder.step(states[0], tokens)
+        said = exported.steps.step(states[1], tokens.numpy(), 0)
+        states = after, said.state
+        allowed = [word for word in range(logits.shape[-1]) if word not in FORBIDDEN]
+        own = torch.log_softmax(logits.float(), dim=-1)[..., allowed]
+        difference = float((own - torch.from_numpy(said.values[..., allowed])).abs().max())
+        if not difference < _TOLERANCE:
+            name = captioner.config["decoder"]["name"]
+            raise AttendError(
+                f"registry.runtimes: onnx: the exported decoder {name} differs from its own log-probabilities by "
+                f"{difference:.2g}: leave onnx out, and report this"
+            )
+    if captioner.backbone is not None:
+        side = captioner.config["backbone"]["image_size"]
+        photograph = torch.randint(0, 256, (1, side, side, 3), dtype=torch.uint8, generator=generator)
+        grids = Encoder(captioner.backbone)(photograph.permute(0, 3, 1, 2)).float().numpy()
+        given = exported.encode([photograph[0].numpy()]).astype(np.float32)
+        difference = float(np.abs(grids - given).max() / max(np.abs(grids).max(), 1e-6))
+        if not difference < 10 * _TOLERANCE:
+            name = captioner.config["backbone"]["name"]
+            raise AttendError(
+                f"registry.runtimes: onnx: the exported backbone {name} differs from its own grids by {difference:.2g} "
+                "of their greatest value: leave onnx out, and report this"
+            )

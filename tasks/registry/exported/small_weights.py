@@ -1,0 +1,90 @@
+"""Smaller weights for exported graphs: float16 for all, or integers for the decoder's matrices.
+
+onnxruntime computes what is stored as float16 in float32, and products with integers by the processor's instructions
+for them, after it has rounded their inputs to 8 bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+_SMALL = 1024  # weights of fewer values stay as they are
+_NARROW = 16  # matrices with fewer rows or columns too: there is little to save
+
+
+def store_as_float16(folder: Path) -> None:
+    """Store the float32 weights of an exported folder's graphs as float16; each is cast when the graph is loaded."""
+    for path in sorted(folder.glob("*.onnx")):
+        model = onnx.load(path)
+        graph = model.graph
+        casts = []
+        for weight in graph.initializer:
+            if weight.data_type != TensorProto.FLOAT or np.prod(weight.dims) < _SMALL:
+                continue
+            name, stored = weight.name, f"{weight.name}.float16"
+            limit = np.finfo(np.float16).max
+            values = numpy_helper.to_array(weight).clip(-limit, limit).astype(np.float16)
+            weight.CopyFrom(numpy_helper.from_array(values, stored))
+            casts.append(helper.make_node("Cast", [stored], [name], to=TensorProto.FLOAT))
+        for place, node in enumerate(casts):
+            graph.node.insert(place, node)
+        onnx.save(model, path)
+
+
+def quantise(folder: Path) -> None:
+    """Store the matrices of a decoder's step as integers with a scale for each channel of their results.
+
+    The integers have 7 bits: products of two 8-bit numbers overflow the instructions of processors without VNNI, which
+    would then say other words. What is not a matrix is stored as float16.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    path = folder / "step.onnx"
+    model = onnx.load(path)
+    _transpose_weights(model.graph)
+    onnx.save(model, path)
+    matrices = {weight.name for weight in model.graph.initializer if min(weight.dims, default=0) >= _NARROW}
+    others = [node.name for node in model.graph.node if not matrices & set(node.input)]
+    with _no_advice():
+        quantize_dynamic(
+            path,
+            path,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            nodes_to_exclude=others,
+            per_channel=True,
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+            extra_options={"MatMulConstBOnly": True},
+        )
+    store_as_float16(folder)
+
+
+def _transpose_weights(graph: onnx.GraphProto) -> None:
+    """Store what a graph transposes of its weights transposed: a matrix that is tied to the word embeddings is one."""
+    weights = {weight.name: weight for weight in graph.initializer}
+    for node in [node for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights]:
+        order = next(attribute.ints for attribute in node.attribute if attribute.name == "perm")
+        values = numpy_helper.to_array(weights[node.input[0]]).transpose(order)
+        graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values), node.output[0]))
+        graph.node.remove(node)
+    read = {name for node in graph.node for name in node.input}
+    for weight in [weight for weight in graph.initializer if weight.name not in read]:
+        graph.initializer.remove(weight)
+
+
+@contextlib.contextmanager
+def _no_advice() -> Iterator[None]:
+    """Silence onnxruntime's advice to simplify the graph first, which the exporter has done."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
