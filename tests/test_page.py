@@ -20,10 +20,9 @@ from flows.page.history import record_run
 from flows.page.project_page import write_page
 from flows.serving.app import Server
 from flows.serving.limits import Limits
-from flows.serving.served import ServedModel
+from flows.serving.registered_model import RegisteredModel
 from tasks.evaluation.report import REPORT
 from tasks.inspection.record import PAGE as INSPECTION_PAGE
-from tasks.registry.logged_model import unwrap_captioner
 from tests.support import artifacts, pictures, plan, trained
 from tests.test_serving import free_port
 
@@ -36,8 +35,8 @@ DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 @pytest.fixture(scope="module")
 def address(registered: Path) -> Iterator[str]:
-    served, port = ServedModel(None, registered, 3600), free_port()
-    attention = unwrap_captioner(served.current.model, served.current.uri).decoder.attention
+    served, port = RegisteredModel(None, registered, 3600), free_port()
+    attention = served.current.captioner.decoder.attention
     attention.query.weight.data *= 100  # it looks everywhere alike, of 2 x 2 positions: sharper, the words differ
     app = Server(served, Limits(), 32, {"127.0.0.1"}).app()
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))

@@ -28,9 +28,10 @@ from starlette.testclient import TestClient
 
 from flows.registered.compare import force_champion
 from flows.serving.app import Server
-from flows.serving.batching import Batcher, CaptionRow, Params, failed
+from flows.serving.batching import Batcher
 from flows.serving.limits import Limits, RefusedError, allowed_hosts
-from flows.serving.served import ServedModel
+from flows.serving.registered_model import RegisteredModel
+from models.requests import TYPES, CaptionRow, Params, failed
 from tasks.registry import tracking
 from tasks.registry.bundle import make_captioner
 from tests.support import HERE, captioner_artifacts, pictures, register_all, trained
@@ -39,12 +40,12 @@ LIMITS = Limits(body=200_000, pictures=8, pixels=90_000_000, read_seconds=1.0)
 
 
 @pytest.fixture(scope="module")
-def served(registered: Path) -> ServedModel:
-    return ServedModel(None, registered, 3600)
+def served(registered: Path) -> RegisteredModel:
+    return RegisteredModel(None, registered, 3600)
 
 
 @pytest.fixture(scope="module")
-def client(served: ServedModel) -> Iterator[TestClient]:
+def client(served: RegisteredModel) -> Iterator[TestClient]:
     app = Server(served, LIMITS, 4, {"localhost"}).app()
     with TestClient(app, base_url="http://localhost") as found:
         yield found
@@ -186,7 +187,7 @@ def test_what_else_is_answered(client: TestClient, registered: Path) -> None:
     assert "<main>" in page.text and page.headers["content-security-policy"].startswith("default-src 'self'")
     for name in ("look.css", "page.css", "heat.js", "page.js"):
         assert client.get(f"/static/{name}").status_code == 200 and f"/static/{name}" in page.text
-    for path in ("/static/app.py", "/static/../app.py", "/docs", "/openapi.json", "/nothing"):
+    for path in ("/static/app.py", "/static/../app.py", "/docs", "/nothing"):
         assert client.get(path).status_code == 404
     assert client.get("/invocations").status_code == 405
     assert client.post("/caption", content=b"x", headers={"Content-Type": "text/plain"}).status_code == 415
@@ -252,18 +253,18 @@ def test_another_champion_is_taken_up_and_a_lost_store_changes_nothing(
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{copy}/other.db"
     try:
         register_all(trained(copy))
-        served = ServedModel("models:/small@champion", copy, 3600)
+        served = RegisteredModel("models:/small@champion", copy, 3600)
         register_all(trained(copy, training__seed=5, training__epochs=1))
-        served.check_for_new_version()
-        assert served.current.uri == "models:/small/1"  # a challenger
+        served.check_for_another()
+        assert served.current.name == "models:/small/1"  # a challenger
         force_champion(copy, "models:/small/2")
-        served.check_for_new_version()
-        assert served.current.uri == "models:/small/2" and served.failure is None
+        served.check_for_another()
+        assert served.current.name == "models:/small/2" and served.failure is None
         assert served.current.predict(photographs[:1], {})[0]["caption"]
         client = tracking.connect(copy)
         client.delete_registered_model_alias("small", "champion")
-        served.check_for_new_version()
-        assert served.current.uri == "models:/small/2" and served.failure is not None
+        served.check_for_another()
+        assert served.current.name == "models:/small/2" and served.failure is not None
     finally:
         del os.environ["MLFLOW_TRACKING_URI"]
 
@@ -287,6 +288,8 @@ def serving(workspace: Path, *options: str) -> Iterator[int]:
         str(found),
         "--workspace",
         str(workspace),
+        "--drain",
+        "0",
         *options,
     ]
     process = subprocess.Popen(command, cwd=HERE, stderr=subprocess.PIPE, text=True)
@@ -445,3 +448,131 @@ def test_no_request_is_dropped_while_the_champion_changes(tmp_path: Path) -> Non
         for asker in askers:
             asker.join()
     assert versions[-1] == "2" and len(answers) > 20 and set(answers) == {200}
+
+
+def asked(port: int, path: str, body: bytes | None = None) -> tuple[int, str | None, Any]:
+    """The status, the Connection header and the JSON of an answer, over a connection of its own."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET" if body is None else "POST", path, body, {"Content-Type": "image/png"})
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("Connection"), json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+# Hands a socket over as systemd does: as file 3, with its own process id in the environment, and becomes the server.
+_HAND_OVER = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ |= {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())}
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def started(workspace: Path, port: int, *options: str, listener: socket.socket | None = None) -> subprocess.Popen[str]:
+    """A server that is ready. listener: the socket that it is handed."""
+    command = [sys.executable, "-m", "flows.commands.cli", "serve", "--port", str(port), "--workspace", str(workspace)]
+    command += options
+    given: list[int] = []
+    if listener is not None:
+        given = [listener.fileno()]
+        command = [sys.executable, "-c", _HAND_OVER, str(listener.fileno()), *command]
+    process = subprocess.Popen(command, cwd=HERE, stderr=subprocess.PIPE, text=True, pass_fds=given)
+    assert process.stderr is not None
+    while "serving" not in (line := process.stderr.readline()):
+        assert line, "the server ended"
+    return process
+
+
+@pytest.mark.slow
+def test_after_sigterm_it_answers_for_a_while_and_says_that_it_leaves(
+    registered: Path, photographs: list[bytes], expected: list[str]
+) -> None:
+    port = free_port()
+    process = started(registered, port, "--drain", "3")
+    while True:
+        with contextlib.suppress(OSError):
+            assert asked(port, "/ready")[:2] == (200, None)
+            break
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    status, connection, told = asked(port, "/ready")
+    assert (status, connection, told["ready"]) == (503, "close", False)
+    status, connection, row = asked(port, "/caption", photographs[0])
+    assert (status, connection, row["caption"]) == (200, "close", expected[0])
+    assert process.wait(30) == 0
+    with pytest.raises(OSError):
+        asked(port, "/ready")
+
+
+@pytest.mark.slow
+def test_a_restart_on_a_socket_that_is_handed_over_loses_no_request(
+    registered: Path, photographs: list[bytes], expected: list[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+        port = listener.getsockname()[1]
+        process = started(registered, port, "--drain", "1", listener=listener)
+        answers: list[tuple[int, str]] = []
+        failures: list[BaseException] = []
+        enough = threading.Event()
+
+        def ask(number: int) -> None:
+            while not enough.is_set():
+                try:
+                    status, _, row = asked(port, "/caption", photographs[number])
+                    answers.append((status, row["caption"]))
+                    assert row["caption"] == expected[number]
+                except BaseException as error:
+                    failures.append(error)
+
+        clients = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+        for client in clients:
+            client.start()
+        for _ in range(2):
+            successor = started(registered, port, "--drain", "1", listener=listener)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+            process = successor
+        count = len(answers)
+        time.sleep(2)
+        enough.set()
+        for client in clients:
+            client.join()
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+    assert not failures, failures[:3]
+    assert len(answers) > count and {status for status, _ in answers} == {200}
+
+
+def test_the_description_names_every_route_and_parameter(client: TestClient, served: RegisteredModel) -> None:
+    told = client.get("/openapi.json").json()
+    assert set(told["paths"]) == {
+        "/caption",
+        "/invocations",
+        "/health",
+        "/ping",
+        "/ready",
+        "/model",
+        "/version",
+        "/metrics",
+        "/openapi.json",
+    }
+    query = told["paths"]["/caption"]["post"]["parameters"]
+    assert {item["name"]: item["schema"]["type"] for item in query} == {
+        name: {int: "integer", float: "number", bool: "boolean", str: "string"}[kind] for name, kind in TYPES.items()
+    }
+    assert client.request("TRACE", "/ready").headers["Allow"]
+
+
+@pytest.mark.slow
+def test_requests_made_from_the_description_are_answered_as_it_says(port: int, tmp_path: Path) -> None:
+    """By schemathesis: every check but that what the description allows is taken: it cannot say which go together."""
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{port}/openapi.json"]
+    options = ["--checks", "all", "--exclude-checks", "positive_data_acceptance", "--max-examples", "60"]
+    # A request of too many pictures is too large, which schemathesis does not count among refusals.
+    (tmp_path / "schemathesis.toml").write_text(
+        "[checks.negative_data_rejection]\nexpected-statuses = [400, 403, 405, 413, 415]\n"
+    )
+    done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]

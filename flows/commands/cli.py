@@ -15,10 +15,12 @@ import typer
 from flows.commands import caption as cli_caption
 from flows.commands import check as cli_check
 from flows.commands import data as cli_data
+from flows.commands import export as cli_export
 from flows.commands import init as cli_init
 from flows.commands import model as cli_model
 from flows.commands import models as cli_models
 from flows.commands import score as cli_score
+from flows.commands import serve as cli_serve
 from flows.commands import settings as cli_settings
 from flows.commands import workspace as cli_workspace
 from flows.commands.options import (
@@ -54,7 +56,9 @@ for command in (
     cli_settings.settings,
     cli_model.model,
     cli_caption.caption,
+    cli_export.export,
     cli_score.score,
+    cli_serve.serve,
 ):
     app.command()(command)
 for name, group in (("data", cli_data.app), ("models", cli_models.app), ("workspace", cli_workspace.app)):
@@ -135,27 +139,6 @@ def demo(workspace: WorkspaceOption = Path("workspace")) -> None:
     config = load("demo", settings)
     _run(config, "demo", settings, "register")
     show(config)
-
-
-@app.command()
-def serve(
-    model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
-    host: Annotated[
-        str, typer.Option(help="address to listen on; any but a loopback address lets other machines connect")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port to listen on", **whole_number(1, 65535))] = 8000,
-    batch: Annotated[
-        int, typer.Option(help="the most pictures that are captioned at once", **whole_number(1, 32))
-    ] = 32,
-    refresh: Annotated[float, typer.Option(help="seconds between two checks for a new champion")] = 15,
-    workspace: WorkspaceOption = Path("workspace"),
-) -> None:
-    """Serve a registered model over HTTP, with a web page to try it (by default the champion promoted last)."""
-    if not 1 <= refresh <= 86_400:  # NaN is refused too
-        raise AttendError(f"--refresh: is {refresh}: give 1 to 86,400 seconds")
-    from flows.serving.serve import serve as run_server
-
-    run_server(model, workspace.expanduser().absolute(), host, port, batch, refresh)
 
 
 @app.command()

@@ -97,6 +97,11 @@ def init(
     typer.echo(f"{path}: written; look at it, and then:\n  attend check {path}\n  attend run {path}")
 
 
+def _has_gpu() -> bool:
+    """Return whether the machine has an NVIDIA GPU, by its device file: torch, which would say too, takes seconds."""
+    return Path("/dev/nvidia0").exists()
+
+
 def _name_of(data: Path) -> str:
     """Return the name of a run after its folder or file."""
     stem = data.expanduser().absolute()
@@ -197,6 +202,8 @@ def _yaml(name: str, options: dict[str, Any], weights: str, found: Survey) -> st
         f"  max_length: {max_tokens + 1}",
         "registry:",
         "  promote_on: cider  # the score by which a new version becomes champion; with few pictures BLEU-4 is often 0",
+        f"  runtimes: {'[torch, onnx]' if _has_gpu() else '[onnx, torch]'}  # the first is used where it is installed; "
+        "onnx needs no torch, and starts faster, but takes no GPU",
     ]
     if held_out >= _JUDGED:
         lines += [

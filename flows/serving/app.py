@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.resources
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -19,12 +20,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from flows.serving.batching import Batcher, CaptionRow, Params, failed
+from flows.serving.batching import Batcher
 from flows.serving.limits import Held, Limits, RefusedError, Room
+from flows.serving.openapi import description
 from flows.serving.requests import CaptionRequest, parameters, parse
-from flows.serving.served import ServedModel
-from models.photographs import admit
-from tasks.evaluation.report import page_file
+from flows.serving.served import Served
+from models.encoded_pictures import admit
+from models.requests import CaptionRow, Params, failed
+from tasks.evaluation.page_files import page_file
 
 _LOG = logging.getLogger("attend.serve")
 _HEADERS = {
@@ -57,9 +60,21 @@ class Metrics:
 class Server:
     """The routes, which share one model, one batcher and one set of metrics."""
 
-    def __init__(self, served: ServedModel, limits: Limits, max_batch: int, hosts: set[str] | None) -> None:
-        """max_batch: the most pictures in a batch. hosts: the `Host` headers that are answered; None for any."""
+    def __init__(
+        self,
+        served: Served,
+        limits: Limits,
+        max_batch: int,
+        hosts: set[str] | None,
+        leaving: threading.Event | None = None,
+    ) -> None:
+        """max_batch: the most pictures in a batch. hosts: the `Host` headers that are answered; None for any.
+
+        leaving: set when the server is to stop soon: it then asks its clients to connect anew, which brings them to
+        another.
+        """
         self._served, self._limits, self._hosts = served, limits, hosts
+        self._leaving = leaving or threading.Event()
         self._metrics = Metrics()
         self._batcher = Batcher(served.predict, max_batch, limits.waiting, self._metrics.batches.observe)
         self._room = Room(limits.bodies)
@@ -75,6 +90,7 @@ class Server:
             *(Route(path, self.health) for path in ("/health", "/ping")),
             Route("/ready", self.ready),
             *(Route(path, self.model) for path in ("/model", "/version")),
+            Route("/openapi.json", self.openapi),
             Route("/metrics", self.metrics),
         ]
         middleware = [Middleware(BaseHTTPMiddleware, dispatch=self._guard)]
@@ -103,6 +119,8 @@ class Server:
                 response = _refusal(RefusedError(500, "the server failed: see its log"))
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
+        if self._leaving.is_set():
+            response.headers["Connection"] = "close"
         route = getattr(request.scope.get("endpoint"), "__name__", "none")
         self._metrics.requests.labels(route, response.status_code).inc()
         self._metrics.seconds.labels(route).observe(time.perf_counter() - started)
@@ -119,7 +137,7 @@ class Server:
         # A page of another site cannot send these types without a CORS preflight, which this server refuses.
         if not request.headers.get("content-type", "").startswith(("image/", "application/octet-stream")):
             raise RefusedError(415, "send the bytes of one picture, with Content-Type image/jpeg or the like")
-        params: Params = parameters(request.query_params, self._served.current.params)
+        params: Params = parameters(request.query_params, self._served.current.params, as_text=True)
         rows = await self._caption_body(request, lambda body: CaptionRequest([body], params))
         return JSONResponse(rows[0])
 
@@ -130,14 +148,18 @@ class Server:
         )
 
     async def ready(self, _: Request) -> Response:
-        """Answer 200 while more pictures can be taken, otherwise 503."""
-        full = len(self._batcher) >= self._limits.waiting
-        state = {"ready": not full, "model": self._served.current.uri, "waiting": len(self._batcher)}
+        """Answer 200 while more pictures can be taken, otherwise 503, as when this server is about to stop."""
+        full = self._leaving.is_set() or len(self._batcher) >= self._limits.waiting
+        state = {"ready": not full, "model": self._served.current.name, "waiting": len(self._batcher)}
         return JSONResponse({**state, "failure": self._served.failure}, 503 if full else 200)
 
     async def model(self, _: Request) -> Response:
         """Return the description of the version that is served, with its model card."""
         return JSONResponse(self._served.current.about)
+
+    async def openapi(self, _: Request) -> Response:
+        """Return the OpenAPI description of this server."""
+        return JSONResponse(description(self._served.current.params, self._limits))
 
     async def metrics(self, _: Request) -> Response:
         """Return the metrics in Prometheus' text format."""
@@ -236,7 +258,9 @@ async def _refused(_: Request, error: RefusedError) -> Response:
 
 async def _unknown(request: Request, error: HTTPException) -> Response:
     """Return the response to an unknown path or method."""
-    return _refusal(RefusedError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}"))
+    response = _refusal(RefusedError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}"))
+    response.headers.update(error.headers or {})  # such as the methods that are allowed
+    return response
 
 
 def _host(request: Request) -> str:

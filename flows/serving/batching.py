@@ -11,48 +11,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from flows.serving.limits import RefusedError
-
-Params = dict[str, int | float | bool | str]
-
-
-class CaptionRow(TypedDict):
-    """A picture's row of the registered model's output.
-
-    token_probabilities: of each of the tokens. confidence: the probability that the caption is acceptable; None where
-    the model has none. alternatives: caption and log_probability of each. attention: a map, a list of rows, for each
-    token. error: why there is no caption; None where there is one.
-    """
-
-    caption: str
-    tokens: list[str]
-    token_probabilities: list[float]
-    log_probability: float
-    confidence: float | None
-    alternatives: list[dict[str, str | float]]
-    attention: list[list[list[float]]]
-    error: str | None
-
+from models.requests import CaptionRow, Params, failed
 
 Predict = Callable[[list[bytes], Params], list[CaptionRow]]
 _LOG = logging.getLogger("attend.serve")
 _CLOSE_SECONDS = 30.0  # how long to wait for the last pictures
-
-
-def failed(why: str) -> CaptionRow:
-    """Return the row of a picture that has no caption, with the reason."""
-    return {
-        "caption": "",
-        "tokens": [],
-        "token_probabilities": [],
-        "log_probability": 0.0,
-        "confidence": None,
-        "alternatives": [],
-        "attention": [],
-        "error": why,
-    }
 
 
 class _Waiting(NamedTuple):

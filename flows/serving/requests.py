@@ -11,16 +11,16 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from flows.serving.batching import Params
 from flows.serving.limits import Limits, RefusedError
+from models.requests import Params, decoding_of
 from tasks.common.errors import suggestion
 
 _COLUMN = "image"
-_FORMS = ("dataframe_split", "dataframe_records", "inputs", "instances")
+FORMS = ("dataframe_split", "dataframe_records", "inputs", "instances")
 # The most brackets and commas in a body: Python makes an object of each value between them, which may take fifty times
 # the value's bytes.
 _MAX_SEPARATORS = 100_000
-_MAX_TEXT = 1000  # characters of a parameter
+MAX_TEXT = 1000  # characters of a parameter
 
 
 class CaptionRequest(NamedTuple):
@@ -54,30 +54,34 @@ def parse(content_type: str, body: bytes, known: Mapping[str, type], limits: Lim
     return request
 
 
-def parameters(given: Mapping[str, Any], known: Mapping[str, type]) -> Params:
-    """Return the parameters with the types of `known`, converted from text where needed.
+def parameters(given: Mapping[str, Any], known: Mapping[str, type], as_text: bool = False) -> Params:
+    """Return the parameters with the types of `known`. as_text: whether all are texts, as in a query.
 
-    Raises RefusedError for one that is unknown or has another type.
+    Raises RefusedError for one that is unknown, has another type or is out of bounds.
     """
     values: Params = {}
     for name, value in given.items():
         if name not in known:
             raise RefusedError(400, f"{name[:80]}: no such parameter{suggestion(name[:80], known)}")
-        values[name] = _typed(name, value, known[name])
+        values[name] = _typed(name, value, known[name], as_text)
+    try:
+        decoding_of(values)  # here, because the model is not asked where no picture is one
+    except ValueError as error:
+        raise RefusedError(400, str(error)) from None
     return values
 
 
-def _typed(name: str, value: Any, kind: type) -> int | float | bool | str:
+def _typed(name: str, value: Any, kind: type, as_text: bool) -> int | float | bool | str:
     """Return a parameter's value as a bool, int, float or text. Raises RefusedError where it is not one."""
     if kind is str:
-        if not isinstance(value, str) or len(value) > _MAX_TEXT:
-            raise RefusedError(400, f"{name}: give a text of {_MAX_TEXT} characters at most")
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            raise RefusedError(400, f"{name}: give a text of {MAX_TEXT} characters at most")
         return value
     if kind is bool:
-        truth = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
-        if truth is not None:
+        truth = {"true": True, "1": True, "false": False, "0": False}.get(value.lower()) if as_text else value
+        if isinstance(truth, bool):
             return truth
-    elif not isinstance(value, bool) and isinstance(value, (int, float, str)) and _is_plain(value):
+    elif not isinstance(value, bool) and isinstance(value, str if as_text else (int, float)) and _is_plain(value):
         try:
             number = kind(value)
             if number == float(value):  # refuses a fraction for an integer, and NaN
@@ -105,14 +109,14 @@ def _from_json(body: bytes, known: Mapping[str, type]) -> CaptionRequest:
             raise
         raise RefusedError(400, f"the body is not JSON: {str(error)[:120]}") from None
     if not isinstance(value, dict):
-        raise RefusedError(400, f"the body is {_kind(value)}: send an object with one of {', '.join(_FORMS)}")
-    forms = [name for name in _FORMS if name in value]
+        raise RefusedError(400, f"the body is {_kind(value)}: send an object with one of {', '.join(FORMS)}")
+    forms = [name for name in FORMS if name in value]
     if len(forms) != 1:
-        raise RefusedError(400, f"give one of {', '.join(_FORMS)}: this has {' and '.join(forms) or 'none'}")
+        raise RefusedError(400, f"give one of {', '.join(FORMS)}: this has {' and '.join(forms) or 'none'}")
     unknown = [name for name in value if name not in (forms[0], "params")]
     if unknown:
-        raise RefusedError(400, f"{unknown[0][:80]}: no such field{suggestion(unknown[0][:80], (*_FORMS, 'params'))}")
-    params = value.get("params") or {}
+        raise RefusedError(400, f"{unknown[0][:80]}: no such field{suggestion(unknown[0][:80], (*FORMS, 'params'))}")
+    params = {} if value.get("params") is None else value["params"]
     if not isinstance(params, dict):
         raise RefusedError(400, f"params: is {_kind(params)}: give an object")
     images = _from_frame(value[forms[0]]) if forms[0] == "dataframe_split" else _from_list(value[forms[0]])

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import socket
-from pathlib import Path
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
 from flows.serving.app import Server
 from flows.serving.limits import Limits, PatientProtocol, allowed_hosts
-from flows.serving.served import ServedModel
+from flows.serving.served import Served
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 
@@ -18,15 +23,17 @@ _MAX_HEAD_BYTES = 16 * 1024
 _MAX_CONNECTIONS = 1024  # with those that send nothing, of which limits.py keeps few
 _CLIENT_TIMEOUT_MS = 60_000
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+_FIRST_FD = 3  # of the sockets that systemd, or another that starts services, hands over
 
 
-def serve(model: str | None, workspace: Path, host: str, port: int, max_batch: int, refresh: float) -> None:
-    """Serve a registered model until the process is stopped.
+def serve(load: Callable[[], Served], host: str, port: int, max_batch: int, drain: float) -> None:
+    """Serve a model until the process is stopped.
 
-    model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion promoted last. max_batch: the most
-    pictures in a batch. refresh: seconds between two checks of the alias. Raises AttendError where it cannot listen.
+    load: returns the model. max_batch: the most pictures in a batch. drain: seconds for which it goes on answering
+    after SIGTERM, while /ready says that it does not, so that those who send requests turn to another server. Raises
+    AttendError where it cannot listen.
     """
-    listener = _listen(host, port)  # before the model is loaded, which takes seconds
+    listener = _inherited() or _listen(host, port)  # before the model is loaded, which takes seconds
     logging.basicConfig(format=_LOG_FORMAT, level=logging.WARNING)
     requests = logging.getLogger("attend.serve")  # of its own format, not that of the command line
     requests.setLevel(logging.INFO)
@@ -34,8 +41,8 @@ def serve(model: str | None, workspace: Path, host: str, port: int, max_batch: i
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(_LOG_FORMAT))
     requests.addHandler(handler)
-    served = ServedModel(model, workspace, refresh)
-    app = Server(served, Limits(), max_batch, allowed_hosts(host)).app()
+    served, leaving = load(), threading.Event()
+    app = Server(served, Limits(), max_batch, allowed_hosts(host), leaving).app()
     config = uvicorn.Config(
         app,
         http=PatientProtocol,
@@ -49,8 +56,40 @@ def serve(model: str | None, workspace: Path, host: str, port: int, max_batch: i
         h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
     )
     url_host = f"[{host}]" if ":" in host else host
-    log.info(f"serving {served.current.uri} at http://{url_host}:{port}")
-    uvicorn.Server(config).run(sockets=[listener])
+    log.info(f"serving {served.current.name} at http://{url_host}:{listener.getsockname()[1]}")
+    _DrainingServer(config, leaving, drain).run(sockets=[listener])
+
+
+class _DrainingServer(uvicorn.Server):
+    """A server that goes on for some seconds after the first SIGTERM; after any other signal it stops at once.
+
+    Either way, what it has begun is answered.
+    """
+
+    def __init__(self, config: uvicorn.Config, leaving: threading.Event, seconds: float) -> None:
+        super().__init__(config)
+        self._leaving, self._seconds = leaving, seconds
+        self._stop_at: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig == signal.SIGTERM and self._stop_at is None and self._seconds:
+            self._stop_at = time.monotonic() + self._seconds
+            self._leaving.set()
+        else:
+            super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        stops = await super().on_tick(counter)
+        return stops or (self._stop_at is not None and time.monotonic() >= self._stop_at)
+
+
+def _inherited() -> socket.socket | None:
+    """Return the listening socket that whoever started this process hands over, as systemd does; None if none is."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) or os.environ.get("LISTEN_FDS") != "1":
+        return None
+    listener = socket.socket(fileno=_FIRST_FD)
+    _set_options(listener)
+    return listener
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -61,8 +100,13 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "is not the name of a host"
         raise AttendError(f"--host {host} --port {port}: {why}: give another address") from None
+    _set_options(listener)
+    return listener
+
+
+def _set_options(listener: socket.socket) -> None:
+    """Set the options of a listening socket, which those that it accepts inherit."""
     # asyncio sets this only on sockets that it made. Without it, the second packet of an answer waits 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: drop a client that acknowledges nothing for this long
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _CLIENT_TIMEOUT_MS)
-    return listener

@@ -1,25 +1,19 @@
-"""The model that is served: loaded by its address, and replaced when the address names another version."""
+"""The model that is served: loaded from where it is named, and replaced when another is there."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
-from flows.serving.batching import CaptionRow, Params
-from flows.serving.limits import RefusedError
+from models.captioned import takes_grids
+from models.requests import CaptionRow, Params
 from tasks.common.errors import AttendError
-from tasks.registry import tracking
-from tasks.registry.logged_model import example, load_model, unwrap_captioner
-from tasks.registry.versions import address_of, check_address, default_champion, version_of_address
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
 
 _LOG = logging.getLogger("attend.serve")
-_TYPES: dict[str, type] = {"long": int, "integer": int, "double": float, "float": float, "boolean": bool, "string": str}
 
 
 class ModelInfo(TypedDict):
@@ -27,6 +21,7 @@ class ModelInfo(TypedDict):
 
     model: str
     version: str
+    runtime: str
     parameters: list[str]
     attends: bool
     fit: str
@@ -36,54 +31,50 @@ class ModelInfo(TypedDict):
 
 
 @dataclass(frozen=True)
-class LoadedVersion:
-    """A model version in memory.
+class LoadedModel:
+    """A model in memory.
 
-    uri: its address. params: the types of the parameters that it takes, by name. about: its description for clients.
+    name: its address or folder. identity: of what was loaded, such as a version's address. params: the types of the
+    parameters that it takes, by name. captioner: what it is a model of. about: its description for clients. predict:
+    returns the model's row for each picture; raises RefusedError for parameters that do not go together.
     """
 
-    uri: str
-    model: Any
+    name: str
+    identity: str
     params: dict[str, type]
+    captioner: Any
     about: ModelInfo
-
-    def predict(self, pictures: list[bytes], params: Params) -> list[CaptionRow]:
-        """Return the model's row for each picture. Raises RefusedError for parameters that do not go together."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            rows: list[CaptionRow] = self.model.predict(None, pictures, params)
-            return rows
-        except MlflowException as error:
-            raise RefusedError(400, " ".join(error.message.split())) from None
+    predict: Callable[[list[bytes], Params], list[CaptionRow]]
 
 
-class ServedModel:
-    """The version that an address names now.
+class Served(ABC):
+    """The model at a place now.
 
-    `current` is replaced as a whole, so that each batch is captioned by one version. `failure`: why the last check for
-    another version failed, or None.
+    `current` is replaced as a whole, so that each batch is captioned by one model. `failure`: why the last check for
+    another failed, or None.
     """
 
-    def __init__(self, model: str | None, workspace: Path, seconds: float) -> None:
-        """model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion promoted last.
-
-        seconds: between two checks whether the address names another version.
-        """
-        check_address(model)
-        self._client = tracking.connect(workspace, must_exist=True)
-        self.address = model or default_champion(self._client, workspace)
+    def __init__(self, seconds: float) -> None:
+        """Load the model. seconds: between two checks whether there is another."""
         self._seconds = seconds
         self._stopped = threading.Event()
         self.failure: str | None = None
-        self.current = _load(version_of_address(self._client, self.address))
+        self.current = self._load()
+
+    @abstractmethod
+    def _identity(self) -> str:
+        """Return the identity of the model that is there now."""
+
+    @abstractmethod
+    def _load(self) -> LoadedModel:
+        """Load the model that is there now, and caption a picture: the first forward pass is slow."""
 
     def predict(self, pictures: list[bytes], params: Params) -> list[CaptionRow]:
-        """Caption pictures with the version that is served now."""
+        """Caption pictures with the model that is served now."""
         return self.current.predict(pictures, params)
 
     def watch(self) -> None:
-        """Start a thread that checks whether the address names another version, until `stop`."""
+        """Start a thread that checks whether there is another model, until `stop`."""
         threading.Thread(target=self._watch, name="champion", daemon=True).start()
 
     def stop(self) -> None:
@@ -93,43 +84,34 @@ class ServedModel:
     def _watch(self) -> None:
         """Check at every interval, until `stop`."""
         while not self._stopped.wait(self._seconds):
-            self.check_for_new_version()
+            self.check_for_another()
 
-    def check_for_new_version(self) -> None:
-        """Load the version that the address names, if it is another. Where that fails, the served version stays."""
+    def check_for_another(self) -> None:
+        """Load the model that is there, if it is another. Where that fails, the served one stays."""
         try:
-            version = version_of_address(self._client, self.address)
-            if address_of(version) != self.current.uri:
-                self.current = _load(version)
-                _LOG.info("serving %s", self.current.uri)
+            if self._identity() != self.current.identity:
+                self.current = self._load()
+                _LOG.info("serving %s", self.current.name)
             self.failure = None
         except Exception as error:
             why = " ".join(str(error).split())[:200]
             if why != self.failure:
-                _LOG.warning("could not check for another version, still serving %s: %s", self.current.uri, why)
+                _LOG.warning("could not check for another model, still serving %s: %s", self.current.name, why)
             self.failure = why
 
 
-def _load(version: ModelVersion) -> LoadedVersion:
-    """Load a version, and caption an example picture with it."""
-    uri = address_of(version)
-    pyfunc = load_model(uri)
-    model = pyfunc.unwrap_python_model()
-    captioner = unwrap_captioner(model, uri)
-    if captioner.backbone is None:
-        raise AttendError(f"{uri}: takes grids in place of photographs: serve it with `mlflow models serve -m {uri}`")
-    schema = pyfunc.metadata.get_params_schema()
-    params = {item.name: _TYPES[item.dtype.name] for item in schema.params} if schema else {}
-    about: ModelInfo = {
-        "model": version.name,
-        "version": str(version.version),
-        "parameters": list(params),
+def describe(captioner: Any, model: str, version: str, params: list[str], card: str, shown: str) -> ModelInfo:
+    """Return the description of a captioner. shown: its name, for messages. Raises AttendError if it takes grids."""
+    if takes_grids(captioner.config):
+        raise AttendError(f"{shown}: takes grids in place of photographs: serve it with `mlflow models serve`")
+    return {
+        "model": model,
+        "version": version,
+        "runtime": "onnx" if "onnx" in captioner.config else "torch",
+        "parameters": params,
         "attends": captioner.attends,
         "fit": captioner.config["backbone"]["fit"],
         "beam": captioner.decoding.beam,
         "confident": getattr(captioner, "confidence", None) is not None,  # older versions do not know of it
-        "card": version.description or "",
+        "card": card,
     }
-    loaded = LoadedVersion(uri, model, params, about)
-    loaded.predict([example()], {})  # here, because the first forward pass is slow: no client should wait for it
-    return loaded

@@ -1,0 +1,63 @@
+"""`attend serve`: serve a registered or exported model over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.commands.options import RuntimeOption, WorkspaceOption, whole_number
+from tasks.common.errors import AttendError
+
+if TYPE_CHECKING:
+    from flows.serving.served import Served
+    from models.options import Runtime
+
+
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION, or a folder that `attend export` wrote"),
+    ] = None,
+    runtime: RuntimeOption = None,
+    host: Annotated[
+        str, typer.Option(help="address to listen on; any but a loopback address lets other machines connect")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on", **whole_number(1, 65535))] = 8000,
+    batch: Annotated[
+        int, typer.Option(help="the most pictures that are captioned at once", **whole_number(1, 32))
+    ] = 32,
+    refresh: Annotated[float, typer.Option(help="seconds between two checks for a new champion")] = 15,
+    drain: Annotated[
+        float, typer.Option(help="seconds for which it goes on answering after SIGTERM, while /ready answers 503")
+    ] = 5,
+    workspace: WorkspaceOption = Path("workspace"),
+) -> None:
+    """Serve a registered model over HTTP, with a web page to try it (by default the champion promoted last)."""
+    if not 1 <= refresh <= 86_400:  # NaN is refused too
+        raise AttendError(f"--refresh: is {refresh}: give 1 to 86,400 seconds")
+    if not 0 <= drain <= 600:
+        raise AttendError(f"--drain: is {drain}: give 0 to 600 seconds")
+    from flows.serving.serve import serve as run_server
+
+    folder = None if model is None else Path(model).expanduser()
+    if folder is not None and folder.is_dir():
+        if runtime is not None:
+            raise AttendError("--runtime: an exported folder has one runtime: leave it out")
+        run_server(lambda: _exported_model(folder, refresh), host, port, batch, drain)
+    else:
+        at = workspace.expanduser().absolute()
+        run_server(lambda: _registered_model(model, at, refresh, runtime), host, port, batch, drain)
+
+
+def _exported_model(folder: Path, refresh: float) -> Served:
+    from flows.serving.exported_model import ExportedModel
+
+    return ExportedModel(folder, refresh)
+
+
+def _registered_model(model: str | None, workspace: Path, refresh: float, runtime: Runtime | None) -> Served:
+    from flows.serving.registered_model import RegisteredModel
+
+    return RegisteredModel(model, workspace, refresh, runtime)
