@@ -77,7 +77,19 @@ def result_of(name: str, arguments: list[str], lines: Iterable[str]) -> Result:
         elif not set("".join(cells)) <= {"-", " "} or not "".join(cells):
             tables[-1]["rows"].append(cells)
     date = datetime.now(UTC).date().isoformat()
-    return {"bench": name, "arguments": arguments, "date": date, "machine": machine, "tables": tables}
+    return {
+        "bench": name,
+        "arguments": list(map(_without_folder, arguments)),
+        "date": date,
+        "machine": machine,
+        "tables": tables,
+    }
+
+
+def _without_folder(argument: str) -> str:
+    """Return an argument with the last name alone of an absolute path in it: nobody else has its folder."""
+    field, equals, value = argument.rpartition("=")
+    return f"{field}{equals}{Path(value).name if value.startswith('/') else value}"
 
 
 if __name__ == "__main__":

@@ -37,6 +37,12 @@ def test_tables_are_read_as_they_were_printed() -> None:
     assert result["tables"][1]["columns"] == ["other"]
 
 
+def test_no_path_of_a_machine_is_kept() -> None:
+    given = ["/data/pictures", "data.path=/data/flickr8k", "--seconds", "10", "models:/photos@champion", "a/b"]
+    kept = run.result_of("speed.x", given, PRINTED.splitlines())["arguments"]
+    assert kept == ["pictures", "data.path=flickr8k", "--seconds", "10", "models:/photos@champion", "a/b"]
+
+
 def test_a_bench_that_ran_is_kept_and_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "__init__.py").touch()

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 
 from flows.pipeline import build_pipeline
-from models.captioner import key_of_digest
+from models.captioned import key_of_digest
 from tasks.config.schema import load
 from tasks.data.manifest import files_by_digest
 from tasks.grids.index import open_grids
@@ -32,7 +32,7 @@ def main() -> None:
     found = artifacts(build_pipeline(config))
     registered = read_registration(artifact(build_pipeline(config)).path)
     tracking.connect(config.workspace)
-    captioner = load_captioner(registered["uri"])
+    captioner = load_captioner(registered["uri"], runtime="torch")
     grids = open_grids(found["extract"], config.machine)
     files = files_by_digest(found["ingest"].path, config.data)
     rows = pq.read_table(found["evaluate"].path / "predictions.parquet").column("digest").to_pylist()

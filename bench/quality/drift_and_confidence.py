@@ -44,7 +44,7 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 def main() -> None:
     given = _arguments()
     describe()
-    captioner = load_captioner(*find(given.model, given.workspace.absolute()))
+    captioner = load_captioner(*find(given.model, given.workspace.absolute()), runtime="torch")
     names = sorted(path for path in given.pictures_folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
     chosen = random.Random(0).sample(names, min(given.pictures, len(names)))
     photographs = [path.read_bytes() for path in chosen]

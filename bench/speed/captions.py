@@ -92,7 +92,7 @@ def rows(out: Path) -> int:
 
 def forward_rate(uri: str, sources: list[Path]) -> float:
     """Pictures a second of the backbone alone."""
-    captioner = load_captioner(uri)
+    captioner = load_captioner(uri, runtime="torch")
     spec, declared = captioner.config["backbone"], captioner.backbone.declared
     pixels = [
         resize(decode(path.read_bytes()), spec["image_size"], spec["fit"], declared.interpolation)

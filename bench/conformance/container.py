@@ -1,0 +1,163 @@
+"""Build the Containerfile's root file system without Docker, run its server in a namespace, and ask it for a caption.
+
+    python -m bench.conformance.container CAPTIONER PICTURE [--folder F]
+
+CAPTIONER: a folder that `attend export` wrote. It follows the Containerfile line by line; its base image is made by
+debootstrap and stripped as Debian's slim images are. Needs root, debootstrap, unshare and a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.machine import describe
+
+_HERE = Path(__file__).resolve().parents[2]
+_SLIM = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var/cache/apt", "var/lib/apt/lists")
+# Files of this machine that a network may need while the image is built, and that are not to stay in it.
+_NETWORK = ("/etc/resolv.conf", "/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf")
+_PORT = 8000
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("captioner", type=Path)
+    arguments.add_argument("picture", type=Path)
+    arguments.add_argument("--folder", type=Path)
+    given = arguments.parse_args()
+    describe()
+    with tempfile.TemporaryDirectory(dir=given.folder) as scratch:
+        root, command, environment = build(Path(scratch), given.captioner)
+        size = size_of(root)
+        parts = {name: size_of(root / name) for name in ("opt/attend", "usr", "captioner")}
+        ready, caption, stopped = ask(root, command, environment, given.picture)
+    print("\n| what | value |\n| --- | --- |")
+    print(f"| root file system | {size / 1e6:.0f} MB |")
+    for name, part in parts.items():
+        print(f"| of it {name} | {part / 1e6:.0f} MB |")
+    print(f"| from the start to /ready | {ready:.1f} s |")
+    print(f"| it says | {caption} |")
+    print(f"| from SIGTERM to its end | {stopped:.1f} s |")
+
+
+def build(scratch: Path, captioner: Path) -> tuple[Path, list[str], dict[str, str]]:
+    """Return the last stage's root file system, its command and its environment."""
+    base = scratch / "base"
+    run(["debootstrap", "--variant=minbase", "bookworm", str(base)])
+    for name in _SLIM:
+        shutil.rmtree(base / name, ignore_errors=True)
+    stages: dict[str, Path] = {}
+    root, command, environment = base, [""], {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    for word, rest in instructions((_HERE / "Containerfile").read_text(encoding="utf-8")):
+        if word == "FROM":
+            name = rest.split()[-1]
+            root = stages[name] = scratch / f"stage-{len(stages)}"
+            run(["cp", "-a", str(base), str(root)])
+        elif word == "RUN":
+            with_network(root, rest, environment)
+        elif word == "COPY":
+            *names, into = shlex.split(rest)
+            stage = names.pop(0).removeprefix("--from=") if names[0].startswith("--from=") else None
+            source = _HERE if stage is None else stages[stage]
+            copy([captioner if name == "captioner" else source / name.lstrip("/") for name in names], root, into)
+        elif word == "ENV":
+            environment |= dict(item.split("=", 1) for item in shlex.split(rest))
+        elif word == "CMD":
+            command = json.loads(rest)
+        elif word not in ("USER", "EXPOSE", "STOPSIGNAL"):
+            raise SystemExit(f"Containerfile: {word} is not followed here")
+    return root, command, environment
+
+
+def instructions(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the instructions of a Containerfile: their word and the rest."""
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            word, _, rest = line.partition(" ")
+            yield word, rest.strip()
+
+
+def copy(sources: list[Path], root: Path, into: str) -> None:
+    """Copy files into a folder whose name ends in a slash, or a folder under another name."""
+    target = root / into.lstrip("/")
+    for source in sources:
+        if into.endswith("/"):
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def with_network(root: Path, line: str, environment: dict[str, str]) -> None:
+    """Run a line in a stage as root, with what this machine's network needs, which is removed afterwards."""
+    given = {name: value for name, value in os.environ.items() if name.endswith(("_PROXY", "_proxy", "PIP_CERT"))}
+    kept = {}
+    for name in _NETWORK:
+        if Path(name).is_file():
+            there = root / name.lstrip("/")
+            kept[there] = there.read_bytes() if there.is_file() else None
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(name, there)
+    try:
+        run(["chroot", str(root), "/bin/sh", "-c", line], {**environment, **given, "DEBIAN_FRONTEND": "noninteractive"})
+    finally:
+        for there, before in kept.items():
+            there.unlink() if before is None else there.write_bytes(before)
+
+
+def run(command: list[str], environment: dict[str, str] | None = None) -> None:
+    """Run a command; SystemExit with the end of what it said where it fails."""
+    print(f"+ {shlex.join(command)[:150]}", file=sys.stderr, flush=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{shlex.join(command)[:200]}: {(done.stderr or done.stdout)[-2000:]}")
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of the files in a folder."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def ask(root: Path, command: list[str], environment: dict[str, str], picture: Path) -> tuple[float, str, float]:
+    """Run the command as nobody in the root file system; return seconds to /ready, a caption, seconds to its end."""
+    started = time.monotonic()
+    isolated = ["unshare", "--mount", "--pid", "--fork", "--ipc", "--uts", "--kill-child=SIGTERM"]
+    mounted = ["sh", "-c", 'mount -t proc proc "$1/proc" && shift && exec "$@"', "sh", str(root)]
+    inside = [*mounted, "chroot", "--userspec=65534:65534", str(root), *command]
+    with subprocess.Popen([*isolated, *inside], env=environment, start_new_session=True) as process:
+        address = f"http://127.0.0.1:{_PORT}"
+        while True:
+            try:
+                urllib.request.urlopen(f"{address}/ready", timeout=5).close()
+                break
+            except OSError:
+                if process.poll() is not None or time.monotonic() - started > 60:
+                    raise SystemExit("the server did not get ready") from None
+                time.sleep(0.05)
+        ready = time.monotonic() - started
+        request = urllib.request.Request(
+            f"{address}/caption", picture.read_bytes(), {"Content-Type": "application/octet-stream"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            caption = json.load(answer)["caption"]
+        stopping = time.monotonic()
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+        return ready, caption, time.monotonic() - stopping
+
+
+if __name__ == "__main__":
+    main()
