@@ -19,7 +19,7 @@ from .picture_formats import FORMATS, MAX_PIXELS
 
 # What `admit` takes.
 ADMITTED = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-ADMITTED_BYTES, ADMITTED_PIXELS, _ADMITTED_MARKERS = 32 * 2**20, 50_000_000, 200
+ADMITTED_BYTES, ADMITTED_PIXELS, ADMITTED_SIDE, _ADMITTED_MARKERS = 32 * 2**20, 50_000_000, 65_535, 200
 _ADMITTED_READS = 10_000  # of a header: they take some milliseconds
 _ORIENTATION = 0x0112  # the EXIF tag
 
@@ -119,7 +119,7 @@ def admit(data: bytes) -> int:
         raise ValueError("has more scans or segments than any photograph")
     try:
         with Image.open(_HeaderReader(data), formats=ADMITTED) as image:
-            pixels = image.width * image.height
+            pixels, side = image.width * image.height, max(image.size)
     except _LongHeaderError:
         raise ValueError("has a longer header than any photograph") from None
     except MemoryError:
@@ -128,6 +128,8 @@ def admit(data: bytes) -> int:
         raise ValueError(f"is no picture of a known format ({', '.join(ADMITTED)})") from None
     if pixels > ADMITTED_PIXELS:
         raise ValueError(f"has {pixels:,} pixels, over the limit of {ADMITTED_PIXELS:,}")
+    if side > ADMITTED_SIDE:  # a JPEG's own limit; few bytes of a PNG make a line of millions, which is slow to resize
+        raise ValueError(f"is {side:,} pixels wide or high, over the limit of {ADMITTED_SIDE:,}")
     return pixels
 
 

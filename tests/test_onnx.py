@@ -35,6 +35,7 @@ from models.onnx.resizing import resize
 from models.onnx.search import _uniform_draws
 from models.options import Decoding
 from models.photographs import resize as resize_in_torch
+from models.requests import answer
 from models.search import uniform_draws
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
@@ -277,6 +278,12 @@ def test_odd_photographs(both: Both) -> None:
         assert refused.error and not refused.caption and bool(both.in_torch.caption([broken])[0].error)
 
 
+def test_a_line_of_millions_of_pixels_is_not_resized(both: Both) -> None:
+    """A PNG of some bytes, whose filter would take minutes and gigabytes."""
+    (row,) = answer(both.exported, [saved(Image.new("L", (1_000_000, 1)), "PNG")], {})
+    assert row["error"] == "is 1,000,000 pixels wide or high, over the limit of 65,535"
+
+
 def test_what_does_not_go_together_is_refused_alike(both: Both, tmp_path: Path) -> None:
     for way in ({"beam": 2, "temperature": 1.0}, {"beam": 2, "n_best": 4}, {"max_length": 2, "min_length": 2}):
         said = []
@@ -428,7 +435,7 @@ def test_mlflow_loads_the_runtime_that_is_asked_for(everywhere: Path, photograph
 
 
 def test_what_a_version_was_not_registered_for_is_told(registered: Path) -> None:
-    with pytest.raises(AttendError, match=r"was registered for torch, not for onnx: name it in registry\.runtimes"):
+    with pytest.raises(AttendError, match=r"runs on torch, not on onnx: name it in registry\.runtimes"):
         loaded(registered, "onnx")
 
 
@@ -452,7 +459,7 @@ def test_a_runtime_that_scores_too_low_is_left_out(
     assert tags["attend.runtime.onnx-int8"].startswith("left out: it falls short of torch"), tags
     assert not (bundles(workspace) / "onnx-int8").exists() and (bundles(workspace) / "bundle").is_dir()
     assert "left out" in str(client.get_model_version("small", "1").description)
-    with pytest.raises(AttendError, match="was registered for torch, not for onnx-int8"):
+    with pytest.raises(AttendError, match="runs on torch, not on onnx-int8"):
         loaded(workspace, "onnx-int8")
 
 
@@ -492,6 +499,18 @@ def test_runtimes_are_checked() -> None:
     for wrong in (["onnx"], ["torch", "torch"], ["torch", "tensorrt"]):
         with pytest.raises(AttendError, match=r"registry\.runtimes"):
             small(Path("nowhere"), registry__runtimes=wrong)
+
+
+@pytest.mark.slow
+def test_a_version_whose_graphs_are_damaged_is_registered_again(workspace: Path) -> None:
+    config = trained(workspace, registry__runtimes=["onnx", "torch"])
+    register_all(config)
+    (bundles(workspace) / "onnx" / "step.onnx").unlink()
+    with pytest.raises(AttendError, match="damaged"):
+        loaded(workspace, None)
+    register_all(config)
+    assert find(None, workspace).address == "models:/small/2" and loaded(workspace, None).takes_grids is False
+    assert type(loaded(workspace, None)).__name__ == "OnnxCaptioner"
 
 
 @pytest.mark.slow

@@ -145,6 +145,7 @@ def ask(root: Path, command: list[str], environment: dict[str, str], picture: Pa
                 break
             except OSError:
                 if process.poll() is not None or time.monotonic() - started > 60:
+                    process.kill()
                     raise SystemExit("the server did not get ready") from None
                 time.sleep(0.05)
         ready = time.monotonic() - started

@@ -42,7 +42,7 @@ def serve(
     from flows.serving.serve import serve as run_server
 
     folder = None if model is None else Path(model).expanduser()
-    if folder is not None and folder.is_dir():
+    if folder is not None and (folder / "bundle.json").is_file():
         if runtime is not None:
             raise AttendError("--runtime: an exported folder has one runtime: leave it out")
         run_server(lambda: _exported_model(folder, refresh), host, port, batch, drain)

@@ -141,7 +141,8 @@ def write_captions_file(
     if not out.parent.is_dir():
         raise AttendError(f"--out: {out.parent}: no such folder")
     found = _find(model, workspace)
-    model_label = ", ".join([found.address, *(f"{name} {value}" for name, value in (decoding or {}).items())])
+    on = [] if runtime is None else [f"runtime {runtime}"]
+    model_label = ", ".join([found.address, *on, *(f"{name} {value}" for name, value in (decoding or {}).items())])
     with Workspace(workspace).lock(f"captions-{digest_of(str(out.resolve()))[:20]}", f"captions of {out}"):
         parts = _PartFiles(out, model_label)
         pictures = open_pictures(sources, workspace)

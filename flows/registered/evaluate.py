@@ -69,7 +69,7 @@ def evaluate_registered(config: Config, model: str | None = None, results: Path 
         key = digest_of([version.name, version.version, split_digests, vocabulary_digest, settings])
         run_id = tracking.find_evaluation_run(client, config.workspace, version.name, key)
         if run_id is None:
-            captioner = load_captioner(address_of(version))
+            captioner = load_captioner(address_of(version), runtime="torch")
             with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
                 scores = _score(config, captioner, version, manifest, captions, client, Path(scratch))
                 scored = pictures_of(manifest, config, config.evaluation.split)

@@ -25,6 +25,7 @@ def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: P
     version was not registered for it, it is exported now. Raises AttendError where there is no such model, it cannot be
     exported, or there is something at `folder` already.
     """
+    folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise AttendError(f"--to: {folder}: is there already: give another name")
     if not folder.absolute().parent.is_dir():
@@ -35,22 +36,36 @@ def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: P
     with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}.") as scratch:
         files, out = found.files or _download(found.address, Path(scratch) / "model"), Path(scratch) / "out"
         kept = files / "artifacts" / bundle_of(runtime)
+        if not (files / BUNDLE).is_dir():
+            raise AttendError(f"{found.address}: is not a captioner that attend registered: give one that is")
         for bundle in (kept, files / BUNDLE):
             if bundle.is_dir() and not is_whole(bundle):
-                raise AttendError(f"{found.address}: {bundle}: is damaged: register the model again")
+                raise AttendError(f"{found.address}: {bundle}: is damaged: run `attend run` again")
         if kept.is_dir():
             shutil.copytree(kept, out, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             log.info(f"{found.address} was not registered for {runtime}: it is exported now, and not scored")
-            write_exported(Captioner.load(files / BUNDLE), out, runtime)
+            write_exported(_captioner_in(files / BUNDLE, found.address), out, runtime)
         origin = {"model": version.name, "version": str(version.version), "runtime": runtime}
         (out / "origin.json").write_text(json.dumps(origin), encoding="utf-8")
         (out / "MODEL_CARD.md").write_text(version.description or "", encoding="utf-8")
         seal(out)
-        if folder.is_dir():
-            folder.rmdir()
-        out.rename(folder)
+        try:
+            out.rename(folder)  # in place of an empty folder too
+        except OSError as error:
+            raise AttendError(f"--to: {folder}: cannot be written: {error.strerror}: give another name") from None
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _captioner_in(bundle: Path, address: str) -> Captioner:
+    """Return the captioner in a bundle, by the code here; AttendError where other code wrote what this cannot read."""
+    try:
+        return Captioner.load(bundle)
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise AttendError(
+            f"{address}: was registered by other code, which this cannot export ({reason}): run `attend run` again"
+        ) from None
 
 
 def _download(address: str, into: Path) -> Path:

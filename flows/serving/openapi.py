@@ -21,6 +21,7 @@ _WHY = {
     408: "the body did not arrive in time",
     413: "the body, or what is in it, is too large",
     415: "the Content-Type is not taken",
+    500: "the server failed: its log says why",
     503: "the server is busy: try again in a moment",
     504: "no caption in time",
 }
@@ -90,7 +91,10 @@ def _forms(known: Mapping[str, Schema], limits: Limits) -> list[Schema]:
     params = {"type": ["object", "null"], "properties": dict(known), "additionalProperties": False}
     record = {"type": "object", "required": ["image"], "properties": {"image": _PICTURE}}
     several = {"minItems": 1, "maxItems": limits.pictures}
-    pictures = {"type": "array", "items": {"anyOf": [_PICTURE, record]}, **several}
+    listed = {"type": "array", "items": {"anyOf": [_PICTURE, record]}, **several}
+    column = {"type": "array", "items": _PICTURE, **several}
+    named = {"type": "object", "required": ["image"], "properties": {"image": {"anyOf": [_PICTURE, column]}}}
+    pictures = {"anyOf": [listed, named, _PICTURE]}
     row = {"type": "array", "items": _PICTURE, "minItems": 1, "maxItems": 1}
     frame = {
         "type": "object",
@@ -123,10 +127,10 @@ def _get(summary: str, answer: Schema | None, *other: int) -> Schema:
     """Return a route that is read. answer: the schema of its JSON, for every status; None for plain text."""
     content = {"text/plain": {"schema": _TEXT}} if answer is None else {"application/json": {"schema": answer}}
     statuses = {str(status): {"description": "not now", "content": content} for status in other}
-    forbidden = _responses({}, 403)["403"]
+    errors = {status: response for status, response in _responses({}, 403, 500).items() if status != "200"}
     return {
         "summary": summary,
-        "responses": {"200": {"description": "the answer", "content": content}, **statuses, "403": forbidden},
+        "responses": {"200": {"description": "the answer", "content": content}, **statuses, **errors},
     }
 
 

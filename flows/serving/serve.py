@@ -33,7 +33,11 @@ def serve(load: Callable[[], Served], host: str, port: int, max_batch: int, drai
     after SIGTERM, while /ready says that it does not, so that those who send requests turn to another server. Raises
     AttendError where it cannot listen.
     """
-    listener = _inherited() or _listen(host, port)  # before the model is loaded, which takes seconds
+    listener = _inherited()
+    if listener is None:
+        listener = _listen(host, port)  # before the model is loaded, which takes seconds
+    else:
+        host = str(listener.getsockname()[0])
     logging.basicConfig(format=_LOG_FORMAT, level=logging.WARNING)
     requests = logging.getLogger("attend.serve")  # of its own format, not that of the command line
     requests.setLevel(logging.INFO)
@@ -84,12 +88,20 @@ class _DrainingServer(uvicorn.Server):
 
 
 def _inherited() -> socket.socket | None:
-    """Return the listening socket that whoever started this process hands over, as systemd does; None if none is."""
-    if os.environ.get("LISTEN_PID") != str(os.getpid()) or os.environ.get("LISTEN_FDS") != "1":
+    """Return the listening socket that whoever started this process hands over, as systemd does; None if none is.
+
+    Raises AttendError where what is handed over is not one socket of an IP address.
+    """
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return None
-    listener = socket.socket(fileno=_FIRST_FD)
-    _set_options(listener)
-    return listener
+    try:
+        listener = socket.socket(fileno=_FIRST_FD)
+        if os.environ.get("LISTEN_FDS") == "1" and listener.family in (socket.AF_INET, socket.AF_INET6):
+            _set_options(listener)
+            return listener
+    except OSError:
+        pass
+    raise AttendError("LISTEN_FDS: hand over one listening socket of an IP address, or unset LISTEN_PID")
 
 
 def _listen(host: str, port: int) -> socket.socket:

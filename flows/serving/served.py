@@ -103,11 +103,11 @@ class Served(ABC):
 def describe(captioner: Any, model: str, version: str, params: list[str], card: str, shown: str) -> ModelInfo:
     """Return the description of a captioner. shown: its name, for messages. Raises AttendError if it takes grids."""
     if takes_grids(captioner.config):
-        raise AttendError(f"{shown}: takes grids in place of photographs: serve it with `mlflow models serve`")
+        raise AttendError(f"{shown}: takes grids in place of photographs: serve its version by `mlflow models serve`")
     return {
         "model": model,
         "version": version,
-        "runtime": "onnx" if "onnx" in captioner.config else "torch",
+        "runtime": captioner.config["onnx"]["runtime"] if "onnx" in captioner.config else "torch",
         "parameters": params,
         "attends": captioner.attends,
         "fit": captioner.config["backbone"]["fit"],

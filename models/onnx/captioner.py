@@ -49,7 +49,9 @@ class OnnxCaptioner(BaseCaptioner[Array, Grids]):
         self._spec = config["onnx"]
         self.attends = bool(self._spec["attends"])
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or int(os.environ.get("OMP_NUM_THREADS") or 0)
+        # OpenMP's variable may be a list, a number for each level of nesting.
+        outermost = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        options.intra_op_num_threads = threads or (int(outermost) if outermost.isdecimal() else 0)
         # Threads that wait sleep: while they spin, the search in Python, and other sessions, wait for a core.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3  # warnings are about graphs, which nobody here can change

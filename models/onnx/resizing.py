@@ -85,7 +85,7 @@ class _Filter:
         return _Part(first, last, matrix)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _filter(length: int, size: int, interpolation: Interpolation) -> _Filter:
     """Return the filter of a side; kept, because photographs come in few sizes."""
     return _Filter(length, size, interpolation)

@@ -92,5 +92,7 @@ def _type(annotation: Any) -> str:
         return " or ".join(_type(part) for part in get_args(annotation) if part is not NoneType)
     if get_origin(annotation) is tuple:
         return "list of texts"
+    if get_origin(annotation) is list:
+        return f"list of {_type(get_args(annotation)[0])}"
     names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
     return names.get(annotation, "path" if getattr(annotation, "__name__", "") == "Path" else "mapping")

@@ -310,10 +310,11 @@ class RegistryConfig(Section):
         description="what a version runs on, the first that is installed where it is used: `torch`, and `onnx`, "
         "`onnx-float16` or `onnx-int8`, which need no torch, the last two with smaller weights; default: torch alone",
     )
-    max_runtime_loss: Annotated[float, NotInKey()] = Field(
-        0.5,
+    max_runtime_loss: float | None = Field(
+        None,
         ge=0,
-        description="a runtime is left out of a version if its score promote_on is less than torch's by more than this",
+        description="a runtime is left out of a version if its score promote_on is less than torch's by more than "
+        "this; default: 0.5",
     )
 
     @field_validator("runtimes")

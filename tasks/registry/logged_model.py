@@ -139,7 +139,10 @@ def load_model(uri: str, runtime: Runtime | None = None) -> Any:
 
     given = {} if runtime is None else {"model_config": {"runtimes": [runtime]}}
     try:
-        return mlflow.pyfunc.load_model(uri, **given)
+        model = mlflow.pyfunc.load_model(uri, **given)
+        if runtime is not None:
+            _check_runtime(uri, runtime, _runtimes(model.metadata.flavors["python_function"]))
+        return model
     except (MlflowException, OSError) as error:
         store, reason = without_credentials(mlflow.get_tracking_uri()), " ".join(str(error).split())[:160]
         wanted = "" if runtime is None else f" for {runtime}"
@@ -171,17 +174,39 @@ def bundle_folder(uri: str, files: Path, runtime: Runtime | None = None) -> Path
 
     files: of the version. runtime: see `load_model`.
     """
-    flavour = yaml.safe_load((files / "MLmodel").read_text(encoding="utf-8"))["flavors"]["python_function"]
-    has: list[Runtime] = (flavour.get("config") or {}).get("runtimes") or ["torch"]
-    if runtime is not None and runtime not in has:
-        raise AttendError(
-            f"{uri}: was registered for {' and '.join(has)}, not for {runtime}: "
-            "name it in registry.runtimes and run `attend run` again"
-        )
+    has = runtimes_of(files)
+    if runtime is not None:
+        _check_runtime(uri, runtime, has)
     for name in has if runtime is None else [runtime]:
         if importlib.util.find_spec("torch" if name == "torch" else "onnxruntime") is not None:
             return files / "artifacts" / bundle_of(name)
     raise AttendError(f"{uri}: runs on {' or '.join(has)}, and neither torch nor onnxruntime is installed")
+
+
+def runtimes_of(files: Path) -> list[Runtime]:
+    """Return what a version runs on, the preferred first, by the files of its logged model.
+
+    Raises AttendError where they do not say so.
+    """
+    path = files / "MLmodel"
+    try:
+        return _runtimes(yaml.safe_load(path.read_text(encoding="utf-8"))["flavors"]["python_function"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        raise AttendError(f"{path}: is missing or damaged: run `attend run` again, which registers again") from None
+
+
+def _runtimes(flavour: Mapping[str, Any]) -> list[Runtime]:
+    """Return what a version runs on, by MLflow's description of it: torch, where an earlier version does not say so."""
+    return (flavour.get("config") or {}).get("runtimes") or ["torch"]
+
+
+def _check_runtime(uri: str, runtime: Runtime, has: list[Runtime]) -> None:
+    """Raise AttendError where a version does not run on a runtime. has: those that it runs on."""
+    if runtime not in has:
+        raise AttendError(
+            f"{uri}: runs on {' and '.join(has)}, not on {runtime}: name it in registry.runtimes and run `attend run` "
+            "again; where it is named, it scored too low, as the model card says"
+        )
 
 
 def load_bundle(folder: Path, shown: str) -> Any:

@@ -50,12 +50,13 @@ from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, 
 from tasks.registry.gates import GateResult, gate_results
 from tasks.registry.lineage import version_tag
 from tasks.registry.logged_model import (
-    BUNDLE,
+    bundle_of,
     drop_unregistered,
     flush_logged_model,
     input_of,
     load_captioner,
     log_model,
+    runtimes_of,
 )
 from tasks.registry.model_card import card
 from tasks.registry.promotion import (
@@ -269,7 +270,11 @@ def _flaw(client: MlflowClient, version: ModelVersion, workspace: Path) -> str |
         return None
     if not is_in_workspace(str(files), workspace):
         return "not in this workspace"
-    return None if (files / "MLmodel").is_file() and is_whole(files / BUNDLE) else "damaged"
+    try:
+        folders = [files / "artifacts" / bundle_of(name) for name in runtimes_of(files)]
+    except AttendError:
+        return "damaged"
+    return None if all(map(is_whole, folders)) else "damaged"
 
 
 def _same_version(
@@ -285,13 +290,19 @@ def _same_version(
     digest: of the bundle for torch.
     """
     same = {_BUNDLE: digest, TRAIN_KEY: artifacts.decoder.ledger.key}
-    runtimes = ",".join(registry.all_runtimes)
+    runtimes = _runtimes_tag(registry)
     for version in client.search_model_versions(f"name = '{registry.model}'"):
         is_same = same.items() <= version.tags.items() and scored_alike(version, scores)
         is_same &= version.tags.get(_RUNTIMES, "torch") == runtimes
         if is_same and _flaw(client, version, workspace) is None:
             return version
     return None
+
+
+def _runtimes_tag(registry: RegistryConfig) -> str:
+    """Return what a version was asked to run on, and the loss that was allowed, as a tag."""
+    allowed = "" if registry.max_runtime_loss is None else f" within {registry.max_runtime_loss:g}"
+    return ",".join(registry.all_runtimes) + allowed
 
 
 def _create_version(
@@ -316,7 +327,7 @@ def _create_version(
         _KEY: work.key,
         TRAIN_KEY: artifacts.decoder.ledger.key,
         _BUNDLE: digest,
-        _RUNTIMES: ",".join(registry.all_runtimes),
+        _RUNTIMES: _runtimes_tag(registry),
         "attend.data": scores["data"],
         "attend.signature": scores["signature"],
         EVALUATION: evaluation_name(artifacts),
@@ -439,7 +450,7 @@ def _predictions_of(
 
     name = f"{champion.name} version {champion.version}"
     log.info(f"register: {name} was scored on other pictures or settings; scoring it on these")
-    captioner = load_captioner(address_of(champion))
+    captioner = load_captioner(address_of(champion), runtime="torch")
     predictions = scratch / "champion.parquet"
     rescore(
         captioner,

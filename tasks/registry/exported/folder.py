@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from importlib import metadata
 from pathlib import Path
@@ -39,6 +40,9 @@ def write_exported(captioner: Captioner, folder: Path, runtime: Runtime) -> str:
 
 def complete(folder: Path, runtime: Runtime) -> str:
     """Make a folder of graphs in float32 one of a runtime, with what runs them; return the digest of its files."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["onnx"]["runtime"] = runtime
+    (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
     if runtime == "onnx-float16":
         store_as_float16(folder)
     if runtime == "onnx-int8":
