@@ -35,7 +35,8 @@ from tasks.grids.index import open_grids
 from tasks.pipeline.plan import artifacts, up_to
 from tasks.registry.exported.graphs import export
 
-_PICTURES, _STEPS, _BATCH, _RATE = 1_000, 120, 32, 0.002
+_PICTURES, _STEPS, _BATCH, _RATE = 1_000, 40, 32, 0.003
+_TOGETHER = 100  # pictures captioned at once
 _OTHERS = {"transformer": "transformer", "up_down": "up_down"}
 
 
@@ -109,8 +110,8 @@ def compared(
         exported = OnnxCaptioner(Path(scratch) / "exported")
         same = ties = others = 0
         apart = 0.0
-        for start in range(0, len(held), _BATCH):
-            grid, some = held[start : start + _BATCH], keys[start : start + _BATCH]
+        for start in range(0, len(held), _TOGETHER):
+            grid, some = held[start : start + _TOGETHER], keys[start : start + _TOGETHER]
             rows = zip(captioner.from_grid(grid, some), exported.from_grid(grid.numpy(), some), grid, strict=True)
             for one, other, own in rows:
                 if one.tokens == other.tokens:
