@@ -47,10 +47,11 @@ class BaseCaptioner(ABC, Generic[PictureT, GridT]):
     """A model that captions encoded photographs. It has no state that calls change, so threads may share it.
 
     config: as saved, see the captioners. decoding: how it was evaluated. attends: whether its decoder attends to the
-    grid before each word.
+    grid before each word. confidence: None where its captions have none.
     """
 
     attends: bool
+    confidence: Any
 
     def __init__(self, config: dict[str, Any], vocabulary: Vocabulary) -> None:
         self.config = config
@@ -97,7 +98,6 @@ class BaseCaptioner(ABC, Generic[PictureT, GridT]):
     def encode(self, pictures: list[PictureT]) -> GridT:
         """Return the grids (N, h, w, C) float16 of pictures, as `_picture` returns them."""
 
-    @abstractmethod
     def from_grid(
         self,
         grid: GridT,
@@ -114,6 +114,18 @@ class BaseCaptioner(ABC, Generic[PictureT, GridT]):
         replaced by the text `otherwise`; ValueError for a model that has no confidence. decoding: fields of
         Decoding, see `settings_of`. Raises ValueError for values that do not go together.
         """
+        if min_confidence is not None and self.confidence is None:
+            raise ValueError("min_confidence: the captions of this model have no confidence: its model card says why")
+        if attention and not self.attends:
+            raise ValueError(f"the decoder {self.config['decoder']['name']} has no attention, so no attention maps")
+        results = self._caption_grids(grid, keys, attention, settings_of(self.decoding, decoding))
+        return results if min_confidence is None else withheld(results, min_confidence, otherwise)
+
+    @abstractmethod
+    def _caption_grids(
+        self, grid: GridT, keys: Sequence[int] | None, attention: bool, settings: Decoding
+    ) -> list[Captioned]:
+        """Return a result for each grid, by these settings of the search: see `from_grid`."""
 
 
 def takes_grids(config: Mapping[str, Any]) -> bool:
@@ -147,17 +159,8 @@ def settings_of(evaluated: Decoding, given: Mapping[str, Any]) -> Decoding:
     return replace(evaluated, **overrides)
 
 
-def check_confidence(min_confidence: float | None, has_confidence: bool) -> None:
-    """Raise ValueError where a least confidence is asked of a model whose captions have none."""
-    if min_confidence is not None and not has_confidence:
-        raise ValueError("min_confidence: the captions of this model have no confidence: its model card says why")
-
-
-def withheld(results: Sequence[Captioned], min_confidence: float | None, otherwise: str) -> list[Captioned]:
-    """Return the results, those of less confidence than asked for with the text `otherwise` in place of their caption.
-
-    min_confidence: None to withhold none.
-    """
+def withheld(results: Sequence[Captioned], min_confidence: float, otherwise: str) -> list[Captioned]:
+    """Return the results, with the text `otherwise` in place of captions of less confidence than asked for."""
     return [
         replace(
             result,
@@ -167,7 +170,7 @@ def withheld(results: Sequence[Captioned], min_confidence: float | None, otherwi
             alternatives=[],
             attention=None if result.attention is None else result.attention[:0],
         )
-        if min_confidence is not None and result.confidence is not None and result.confidence < min_confidence
+        if result.confidence is not None and result.confidence < min_confidence
         else result
         for result in results
     ]

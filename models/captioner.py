@@ -18,12 +18,13 @@ from torch import Tensor
 
 from .backbones import base as backbones
 from .backbones.encoder import Encoder
-from .captioned import BaseCaptioner, Captioned, check_confidence, settings_of, withheld
+from .captioned import BaseCaptioner, Captioned
 from .confidence import Confidence, features_of
 from .decoders import base as decoders
 from .decoders.ensemble import Ensemble
 from .given_grids import read_grid
 from .likelihood import padded, read, with_end
+from .options import Decoding
 from .photographs import decode, resize, stack
 from .search import Caption
 from .search import decode as decode_captions
@@ -103,21 +104,11 @@ class Captioner(BaseCaptioner[Tensor, Tensor]):
             return torch.from_numpy(read_grid(photograph, spec["shape"]))
         return resize(decode(photograph), spec["image_size"], spec["fit"], self.backbone.declared.interpolation)
 
-    def from_grid(
-        self,
-        grid: Tensor,
-        keys: Sequence[int] | None = None,
-        attention: bool = False,
-        min_confidence: float | None = None,
-        otherwise: str = "",
-        **decoding: Any,
+    def _caption_grids(
+        self, grid: Tensor, keys: Sequence[int] | None, attention: bool, settings: Decoding
     ) -> list[Captioned]:
-        check_confidence(min_confidence, self.confidence is not None)
-        settings = settings_of(self.decoding, decoding)
         grid = grid.to(self.device).float()
-        captions = decode_captions(self._stepper, grid, settings, keys)
-        results = self._results(grid, captions, attention)
-        return withheld(results, min_confidence, otherwise)
+        return self._results(grid, decode_captions(self._stepper, grid, settings, keys), attention)
 
     @torch.inference_mode()
     def _results(self, grid: Tensor, captions: Sequence[list[Caption]], attention: bool) -> list[Captioned]:
@@ -126,8 +117,6 @@ class Captioner(BaseCaptioner[Tensor, Tensor]):
         The best caption of each is read by the decoder once more (teacher forcing), which repeats the steps of the
         search, for its attention maps, the probabilities of its words and its confidence.
         """
-        if attention and not self.attends:
-            raise ValueError(f"the decoder {self.config['decoder']['name']} has no attention, so no attention maps")
         best = [with_end(n_best[0]) for n_best in captions]
         of_words, states = read(self.decoder, grid, padded(best).to(self.device).unsqueeze(1))
         of_words = of_words[:, 0]

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from ..captioned import BaseCaptioner, Captioned, check_confidence, settings_of, withheld
+from ..captioned import BaseCaptioner, Captioned
 from ..encoded_pictures import decode
 from ..given_grids import read_grid
+from ..options import Decoding
 from ..vocabulary import END, START, Vocabulary
 from .confidence import Confidence
 from .resizing import resize
@@ -80,19 +81,9 @@ class OnnxCaptioner(BaseCaptioner[Array, Grids]):
         parts = [np.stack(pictures[start : start + _ENCODED]) for start in range(0, len(pictures), _ENCODED)]
         return np.concatenate([self._encoder.run(["grid"], {"photographs": part})[0] for part in parts])
 
-    def from_grid(
-        self,
-        grid: Grids,
-        keys: Sequence[int] | None = None,
-        attention: bool = False,
-        min_confidence: float | None = None,
-        otherwise: str = "",
-        **decoding: Any,
+    def _caption_grids(
+        self, grid: Grids, keys: Sequence[int] | None, attention: bool, settings: Decoding
     ) -> list[Captioned]:
-        check_confidence(min_confidence, self.confidence is not None)
-        if attention and not self.attends:
-            raise ValueError(f"the decoder {self.config['decoder']['name']} has no attention, so no attention maps")
-        settings = settings_of(self.decoding, decoding)
         values = np.asarray(grid).astype(np.float32)
         together = self._needs_blind and len(values) <= _FEW
         start = self.steps.start(values)
@@ -106,10 +97,9 @@ class OnnxCaptioner(BaseCaptioner[Array, Grids]):
         blind = self._blind(best) if self._needs_blind and not together else [item.blind.sum() for item in best]
         confidences = self._confidences(distances, best, np.array(blind, np.float32))
         sides = self._spec["sides"] if attention else None
-        results = [
+        return [
             self._result(n_best, confidence, sides) for n_best, confidence in zip(captions, confidences, strict=True)
         ]
-        return withheld(results, min_confidence, otherwise)
 
     def _result(self, n_best: list[Caption], confidence: float | None, sides: list[int] | None) -> Captioned:
         """Return the result of a picture, given its captions, best first. sides: of the maps, where they are asked."""

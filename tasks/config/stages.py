@@ -328,3 +328,8 @@ class RegistryConfig(Section):
     def all_runtimes(self) -> list[Runtime]:
         """Return what a version is to run on, the preferred first."""
         return self.runtimes or ["torch"]
+
+    @property
+    def allowed_loss(self) -> float:
+        """Return how much less than torch's a runtime's score may be, in points of `promote_on`."""
+        return 0.5 if self.max_runtime_loss is None else self.max_runtime_loss

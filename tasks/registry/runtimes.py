@@ -101,5 +101,5 @@ def _scored(
         of_torch,
         sum(captions[digest].caption == in_torch[digest].caption for digest in captions),
         len(captions),
-        score >= of_torch - (0.5 if (most := config.registry.max_runtime_loss) is None else most),
+        score >= of_torch - config.registry.allowed_loss,
     )
