@@ -21,7 +21,6 @@ from tasks.common.source import commit
 from tasks.config.devices import device_of
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
-from tasks.data.caption_files import read_vocabulary
 from tasks.data.manifest import GENERATED_FOLDER
 from tasks.evaluation.caption_and_score import (
     PREDICTIONS,
@@ -31,11 +30,9 @@ from tasks.evaluation.caption_and_score import (
     was_trained_on,
 )
 from tasks.evaluation.report import REPORT, ComparedModel
-from tasks.evaluation.rescore import rescore
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
 from tasks.evaluation.self_retrieval import self_retrieval
 from tasks.grids.index import open_grids
-from tasks.grids.weights import IMPORTED
 from tasks.inspection.inspect import inspect_data
 from tasks.inspection.page import write_page
 from tasks.inspection.record import FINDINGS, INSPECTION, PAGE, InspectionRecord, describe_drift
@@ -46,6 +43,7 @@ from tasks.pipeline.workspace import Workspace
 from tasks.registry.bundle import is_whole, make_captioner, write_bundle
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.catalogue import write_report_of
+from tasks.registry.comparable_captions import caption_alike
 from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report
 from tasks.registry.gates import GateResult, gate_results
 from tasks.registry.lineage import version_tag
@@ -452,15 +450,5 @@ def _predictions_of(
     log.info(f"register: {name} was scored on other pictures or settings; scoring it on these")
     captioner = load_captioner(address_of(champion), runtime="torch")
     predictions = scratch / "champion.parquet"
-    rescore(
-        captioner,
-        name,
-        artifacts.manifest,
-        config.data,
-        read_vocabulary(artifacts.captions.path),
-        config.evaluation,
-        predictions,
-        list(read_predictions(artifacts.scores.path / PREDICTIONS)),
-        open_grids(artifacts.grids, config.machine) if config.grids.backbone == IMPORTED else None,
-    )
+    caption_alike(captioner, name, config, artifacts, predictions)
     return predictions

@@ -11,13 +11,10 @@ from models.onnx.captioner import OnnxCaptioner
 from models.options import Runtime
 from tasks.common.log import log
 from tasks.config.schema import Config
-from tasks.data.caption_files import read_vocabulary
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
-from tasks.evaluation.rescore import rescore
 from tasks.evaluation.score_record import ScoreRecord
-from tasks.grids.index import open_grids
-from tasks.grids.weights import IMPORTED
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
+from tasks.registry.comparable_captions import caption_alike
 from tasks.registry.exported.folder import complete
 from tasks.registry.exported.graphs import export
 
@@ -78,17 +75,7 @@ def _scored(
 ) -> ExportedRuntime:
     """Return the runtime in a folder with its scores, on the pictures that the captioner in torch was scored on."""
     in_torch = read_predictions(artifacts.scores.path / PREDICTIONS)
-    found = rescore(
-        OnnxCaptioner(folder),
-        name,
-        artifacts.manifest,
-        config.data,
-        read_vocabulary(artifacts.captions.path),
-        config.evaluation,
-        predictions,
-        list(in_torch),
-        open_grids(artifacts.grids, config.machine) if config.grids.backbone == IMPORTED else None,
-    )
+    found = caption_alike(OnnxCaptioner(folder), name, config, artifacts, predictions)
     captions = read_predictions(predictions)
     metric = config.registry.promote_on
     applies = metric in found["scores"] and metric in scores["scores"]
