@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Self
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from .backbones.base import Backbone
 from .decoders.base import Decoder, State
@@ -32,10 +35,36 @@ class EndToEnd(nn.Module):
 
         words, places: as in `Decoder.forward`.
         """
-        grid = self.backbone(self.backbone.normalised(photographs)).float()
+        with _grouped_convolutions(photographs.device):
+            grid = self.backbone(self.backbone.normalised(photographs)).float()
         logits_and_states: tuple[Tensor, State] = self.decoder(grid, words, places)
         return logits_and_states
 
     def penalty(self, states: State, logits: Tensor, targets: Tensor, places: Tensor) -> Tensor | None:
         """Return the decoder's penalty: see `Decoder.penalty`."""
         return self.decoder.penalty(states, logits, targets, places)
+
+
+def _grouped_convolutions(device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context in which the backbone runs on a device: on a processor, under autocast, see below."""
+    autocast = device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    return GroupedConvolutionsInFloat32() if autocast else nullcontext()
+
+
+class GroupedConvolutionsInFloat32(TorchFunctionMode):
+    """A context in which autocast leaves convolutions of several groups in float32.
+
+    Depthwise convolutions read more than they compute, so that bfloat16 gains little; and their backward pass in
+    bfloat16 takes a processor three to four times as long as in float32, most of the step of a network that has them.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (_convolve if func is torch.conv2d else func)(*args, **(kwargs or {}))
+
+
+def _convolve(input: Tensor, weight: Tensor, *rest: Any, **options: Any) -> Tensor:  # noqa: A002 -- torch.conv2d's names
+    """Return `torch.conv2d` of its arguments; where it has several groups, in float32."""
+    if input.shape[1] == weight.shape[1]:
+        return torch.conv2d(input, weight, *rest, **options)
+    with torch.autocast("cpu", enabled=False):
+        return torch.conv2d(input.float(), weight, *rest, **options)

@@ -52,4 +52,17 @@ def timm_model(name: str) -> Backbone:
         interpolation=interpolation,
     )
     head = tuple(f"{part}." for part in ("fc", "classifier", "head.fc", "head", "head_drop"))
-    return TimmBackbone(network, declared, head, published=f"timm:{name}")
+    return TimmBackbone(network, declared, head, published=f"timm:{name}", blocks=_blocks(network))
+
+
+def _blocks(network: Any) -> tuple[tuple[str, ...], ...]:
+    """Return the names of the weights of each block, in order, by timm's own grouping, whose first group is the stem.
+
+    A network of which timm tells no groups has no blocks.
+    """
+    from timm.models import group_parameters
+
+    if not hasattr(network, "group_matcher"):
+        return ()
+    groups: dict[int, list[str]] = group_parameters(network, network.group_matcher(coarse=True))
+    return tuple(tuple(groups[number]) for number in sorted(groups)[1:])

@@ -119,7 +119,7 @@ class Config(Checked):
         if self.training.doubly_stochastic and not DECODERS[self.decoder.name].attends:
             yield (f"training.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
         yield from self._contradictions_of_given_grids()
-        if self.tuning is not None:
+        if self.tuning is not None and not self.grids.backbone.startswith("timm:"):  # whose blocks timm itself names
             blocks = BACKBONES[self.grids.backbone].blocks if self.grids.backbone in BACKBONES else 0
             if self.tuning.first_block > blocks:
                 has = f"has {blocks} blocks" if blocks else "does not say which blocks it has"

@@ -91,8 +91,9 @@ class TuningConfig(CrossEntropyConfig):
     first_block: int = Field(
         2,
         ge=1,
-        le=8,
-        description="number, from 1, of the first of the backbone's blocks to fine-tune; all later ones are too",
+        le=64,
+        description="number, from 1, of the first of the backbone's blocks to fine-tune; all later ones are too. timm's "
+        "models have the blocks of timm's `group_matcher`",
     )
     crop: float = Field(
         0.85,
@@ -102,6 +103,13 @@ class TuningConfig(CrossEntropyConfig):
     )
     flip: bool = Field(
         True, description="mirror half of the photographs, but none whose captions mention left or right"
+    )
+    jitter: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="largest share, such as 0.2, by which a photograph's brightness, contrast and saturation are raised "
+        "or lowered at random, each by itself; its hues stay, because captions name colours; default: none",
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from models.backbones.base import Backbone
 from models.backbones.encoder import Encoder
+from models.backbones.libraries import import_torchvision
 from models.decoders.base import Decoder
 from models.end_to_end import EndToEnd
 from models.photographs import decode, resize, stack
@@ -116,17 +117,25 @@ class Views:
         """Return whole photographs, as the extract stage encodes them."""
         return stack(list(self._pool.map(lambda digest: self._resize(self._decode(digest)), digests)))
 
-    def varied(self, digests: Sequence[str], seeds: Sequence[str], crop: float, mirrored: Sequence[bool]) -> Tensor:
+    def varied(
+        self,
+        digests: Sequence[str],
+        seeds: Sequence[str],
+        crop: float,
+        mirrored: Sequence[bool],
+        jitter: float | None = None,
+    ) -> Tensor:
         """Return photographs cropped at random to at least `crop` of each side, and mirrored with probability 1/2.
 
-        Only photographs whose `mirrored` is true may be mirrored. The crop and the mirroring of a photograph are a
-        function of its seed alone.
+        Only photographs whose `mirrored` is true may be mirrored. jitter: see `jittered`; None for none. What is done
+        to a photograph is a function of its seed alone.
         """
 
         def view(digest: str, seed: str, may_mirror: bool) -> Tensor:
             generator = random.Random(seed)
             pixels = self._resize(random_crop(self._decode(digest), generator, crop))
-            return pixels.flip(2) if generator.random() < 0.5 and may_mirror else pixels
+            pixels = pixels.flip(2) if generator.random() < 0.5 and may_mirror else pixels
+            return pixels if jitter is None else jittered(pixels, generator, jitter)
 
         return stack(list(self._pool.map(view, digests, seeds, mirrored)))
 
@@ -138,6 +147,19 @@ class Views:
             return decode(data)
         except ValueError as error:
             raise AttendError(f"{path}: {error}") from None
+
+
+def jittered(pixels: Tensor, generator: random.Random, share: float) -> Tensor:
+    """Return a photograph, uint8 (3, H, W), with another brightness, contrast and saturation.
+
+    Each is multiplied by a factor from 1 - share to 1 + share. The hues stay: captions name colours.
+    """
+    import_torchvision()
+    from torchvision.transforms.v2 import functional
+
+    for adjust in (functional.adjust_brightness, functional.adjust_contrast, functional.adjust_saturation):
+        pixels = adjust(pixels, generator.uniform(1 - share, 1 + share))
+    return pixels
 
 
 class PhotographBatches(Batches):
@@ -155,7 +177,8 @@ class PhotographBatches(Batches):
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
         digests = [picture.digest for picture in captioned]
         seeds = [f"{self.seed} {epoch} {digest}" for digest in digests]
-        return self._views.varied(digests, seeds, self._tuning.crop, [self._may_mirror[digest] for digest in digests])
+        mirrored = [self._may_mirror[digest] for digest in digests]
+        return self._views.varied(digests, seeds, self._tuning.crop, mirrored, self._tuning.jitter)
 
 
 class PhotographDev(Dev):
