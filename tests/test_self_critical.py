@@ -26,6 +26,7 @@ from tasks.training import outputs as trained
 from tasks.training.batches import Batch
 from tasks.training.objectives import count
 from tasks.training.reinforce_decoder import SelfCritical, as_tokens, log_likelihood, others_mean
+from tasks.training.rewards import Rewards
 from tests.support import artifacts, names_of, plan, run_stage, small
 
 Words = list[int]
@@ -109,7 +110,7 @@ def test_the_gradient_is_that_of_the_expected_reward() -> None:
     grid = torch.randn(1, 1, 2, 3)
     references = torch.tensor([[[START, 4, 5, END], [START, 4, 4, END]]])
     frequencies = Frequencies.from_counts([[4], [5], [4, 5], [END]], np.array([2, 3, 2, 9]), 9)
-    objective = SelfCritical(SelfCriticalConfig(samples=4), frequencies, max_length=2)
+    objective = SelfCritical(SelfCriticalConfig(samples=4), Rewards(frequencies), max_length=2)
     weight = decoder.head.get_parameter("weight")
 
     decoder.eval()

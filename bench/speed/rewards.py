@@ -25,6 +25,7 @@ from tasks.metrics.consensus import Frequencies, Ids, cider_d
 from tasks.training.batches import Batch
 from tasks.training.objectives import count
 from tasks.training.reinforce_decoder import SelfCritical, as_tokens
+from tasks.training.rewards import Rewards
 
 PICTURES, SAMPLES, VOCABULARY, WORDS, TRAINED_ON = 16, 5, 2550, 11, 2000
 ROUNDS = 8
@@ -41,7 +42,7 @@ def main() -> None:
     tokens = torch.from_numpy(references[:PICTURES])
     tokens = tokens.masked_fill(tokens < 0, NULL)
     batch = Batch.of(torch.randn(PICTURES, 7, 7, 1280).relu(), tokens)
-    objective = SelfCritical(SelfCriticalConfig(samples=SAMPLES, precision=precisions()[-1]), frequencies, 16)
+    objective = SelfCritical(SelfCriticalConfig(samples=SAMPLES, precision=precisions()[-1]), Rewards(frequencies), 16)
     decoding = Decoding(search="sample", n_best=SAMPLES, max_length=16)
     drawn = as_tokens(sample(decoder.eval().for_inference(), batch.pictures, decoding, range(PICTURES))).numpy()
     candidates, true = np.where(drawn == NULL, -1, drawn)[:, :, 1:], references[:PICTURES, :, 1:]

@@ -23,8 +23,10 @@ class FitConfig(Section):
     averaging: float = Field(
         0.0, ge=0, lt=1, description="decay of the moving average of the weights that is validated and kept; 0 for none"
     )
-    select: Literal["bleu4", "cider"] = Field(
-        "bleu4", description="score of greedy captions of the dev pictures by which the best epochs are chosen"
+    select: Literal["bleu4", "meteor", "cider", "mean"] = Field(
+        "bleu4",
+        description="score of greedy captions of the dev pictures by which the best epochs are chosen; `mean`: of "
+        "BLEU-4, METEOR and CIDEr",
     )
     patience: int = Field(5, ge=1, description="epochs without a better dev score after which training stops")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
@@ -114,16 +116,24 @@ class TuningConfig(CrossEntropyConfig):
 
 
 class SelfCriticalConfig(GridTrainingConfig):
-    """How the trained decoder is trained further, rewarded by the CIDEr-D of its captions (stage `self_critical`)."""
+    """How the trained decoder is trained further, rewarded for the captions that it samples (stage `self_critical`)."""
 
     epochs: int = Field(10, ge=1, description="epochs at most; see `patience`")
     learning_rate: float = Field(5e-5, gt=0, description="learning rate at its peak; it falls to 0 along a cosine")
-    select: Literal["bleu4", "cider"] = Field(
-        "cider", description="score of greedy captions of the dev pictures by which the best epochs are chosen"
+    select: Literal["bleu4", "meteor", "cider", "mean"] = Field(
+        "cider",
+        description="score of greedy captions of the dev pictures by which the best epochs are chosen; `mean`: of "
+        "BLEU-4, METEOR and CIDEr",
     )
     samples: int = Field(
         5,
         ge=2,
         le=64,
         description="captions drawn for each picture; the baseline of each one's reward is the mean of the others'",
+    )
+    meteor: float | None = Field(
+        None,
+        gt=0,
+        description="weight in the reward of METEOR (0 to 1), which favours fuller captions, beside that of CIDEr-D "
+        "(0 to 10), which is 1; default: CIDEr-D alone",
     )

@@ -24,7 +24,7 @@ from tasks.metrics.ptb import tokenize
 from tasks.pipeline import distributed as processes
 from tasks.training.batches import Batch, decode_batch_size, grids_in_order, padded
 
-DEV_SCORES = ("dev_bleu4", "dev_cider")
+DEV_SCORES = ("dev_bleu4", "dev_meteor", "dev_cider", "dev_mean")
 _ROWS = 160  # captions whose logits are computed at once: with a large vocabulary, some 60 MB
 
 
@@ -50,7 +50,7 @@ class Dev(ABC):
     def scores(self, model: nn.Module) -> dict[str, float]:
         """Return the scores of all dev pictures.
 
-        `DEV_SCORES` are those of greedy captions, free-running. `dev_loss` is the cross-entropy of the pictures' own
+        `DEV_SCORES` are those of greedy captions, free-running; `dev_mean` is the mean of the others. `dev_loss` is the cross-entropy of the pictures' own
         captions under teacher forcing, in nats per token, without what training adds to it, and `dev_perplexity` is its
         exponential.
         """
@@ -71,9 +71,14 @@ class Dev(ABC):
             ScoredCaption(caption, references) for caption, references in zip(captions, self._references, strict=True)
         ]
         loss, tokens = processes.all_reduce_sum([loss, tokens])
-        return {
+        measured = {
             "dev_bleu4": measure("bleu", scored)["bleu4"],
+            "dev_meteor": measure("meteor", scored)["meteor"],
             "dev_cider": measure("cider", scored)["cider"],
+        }
+        return {
+            **measured,
+            "dev_mean": sum(measured.values()) / len(measured),
             "dev_loss": loss / tokens,
             "dev_perplexity": math.exp(min(loss / tokens, 700.0)),  # above, floats end
         }

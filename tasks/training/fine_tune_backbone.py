@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +41,7 @@ from tasks.training.batches import Batches
 from tasks.training.dev import Dev
 from tasks.training.loop import TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
-from tasks.training.outputs import load_decoder
+from tasks.training.outputs import DECODER, WEIGHTS, load_decoder
 from tasks.training.precision import precision_by_epoch, with_precision
 
 
@@ -74,7 +75,7 @@ def fine_tune_backbone(
     vocabulary = read_vocabulary(captions)
     files = files_by_digest(manifest, sources.data)
     backbone = load_backbone(grids)
-    decoder, _ = load_decoder(sources.trained.path)
+    decoder, shape = load_decoder(sources.trained.path)
     decoder.embed.weight.requires_grad_(not freeze_words)
     try:
         tuned_weights = backbone.unfreeze(tuning.first_block)
@@ -96,12 +97,19 @@ def fine_tune_backbone(
     if processes.rank():
         return Outcome({})
     fit.write_history()
-    best = {name.removeprefix("backbone."): value for name, value in fit.best().items() if name.startswith("backbone.")}
-    safetensors.torch.save_file(best, out / TUNED)
+    best = fit.best()
+    safetensors.torch.save_file(_of("backbone", best), out / TUNED)
+    safetensors.torch.save_file(_of("decoder", best), out / WEIGHTS)
+    (out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
     score = max(row[fit.selected] for row in fit.history)
     counts: dict[str, int | float] = {"epochs": len(fit.history), fit.selected: round(score, 3)}
     notes = [f"computed in {precision_by_epoch(fit.history)}"]
     return Outcome({"backbone": digest_of_file(out / TUNED)}, counts, notes)
+
+
+def _of(part: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of the `backbone` or the `decoder`, by the names that they have there."""
+    return {name.removeprefix(f"{part}."): value for name, value in weights.items() if name.startswith(f"{part}.")}
 
 
 class Views:

@@ -6,8 +6,10 @@ The files written are listed in train.py. How a killed run resumes is described 
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -32,7 +34,7 @@ from tasks.training.batches import GridBatches, ResidentBatches
 from tasks.training.dev import DEV_SCORES, GridDev
 from tasks.training.loop import EpochDone, TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
-from tasks.training.outputs import DECODER, kept_weights
+from tasks.training.outputs import DECODER, NEXT_BEST, WEIGHTS, kept_weights
 from tasks.training.precision import precision_by_epoch, with_precision
 
 
@@ -124,22 +126,48 @@ def prepare(
     return batches, dev
 
 
-def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path) -> Outcome:
+class Candidate(NamedTuple):
+    """A decoder that was trained before, and may be kept in place of an epoch's. scores: `Dev.scores` of it."""
+
+    scores: dict[str, float]
+    weights: Path
+
+
+def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path, start: Candidate | None = None) -> Outcome:
     """Write the trained decoder to `out`; the outcome's product is the digest of the kept weights and of `shape`.
 
-    shape: the arguments of `models.decoders.base.make`. Where several processes train, only the leader writes; the
-    others return an empty outcome.
+    shape: the arguments of `models.decoders.base.make`. start: the decoder that training began with, which is kept at
+    the rank of its dev score. Where several processes train, only the leader writes; the others return an empty
+    outcome.
     """
     if processes.rank():
         return Outcome({})
     (out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
     fit.write()
     best = fit.history[fit.kept()[0]]
-    counts: dict[str, int | float] = {"epochs": len(fit.history)}
-    counts |= {name: round(best[name], 3) for name in DEV_SCORES}
-    digests = [digest_of_file(path) for path in kept_weights(out)]
     notes = [f"computed in {precision_by_epoch(fit.history)}"]
+    if start is not None and _rank(start, fit, out) == 0:
+        best = start.scores
+        notes.append("no epoch is better on dev than the decoder that training began with, which is kept")
+    counts: dict[str, int | float] = {"epochs": len(fit.history)}
+    counts |= {name: round(best[name], 3) for name in DEV_SCORES if name in best}
+    digests = [digest_of_file(path) for path in kept_weights(out)]
     return Outcome({"weights": digest_of([digests, shape])}, counts, notes)
+
+
+def _rank(start: Candidate, fit: TrainingLoop, out: Path) -> int:
+    """Put the weights that training began with among the kept ones in `out`, and return their rank, from 0.
+
+    At a rank of `fit.keep` or more they are not kept.
+    """
+    rank = sum(fit.history[epoch][fit.selected] >= start.scores[fit.selected] for epoch in fit.kept())
+    if rank < fit.keep:
+        names = [WEIGHTS, *(NEXT_BEST.format(number) for number in range(2, fit.keep + 1))]
+        for worse in range(len(kept_weights(out)) - 1, rank - 1, -1):
+            if worse + 1 < fit.keep:
+                (out / names[worse]).replace(out / names[worse + 1])
+        shutil.copyfile(start.weights, out / names[rank])
+    return rank
 
 
 def _initial_decoder(

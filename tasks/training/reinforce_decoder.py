@@ -1,8 +1,9 @@
-"""Training by rewards: the CIDEr-D of captions that the decoder samples.
+"""Training by rewards, such as the CIDEr-D, of captions that the decoder samples.
 
 Self-critical sequence training (Rennie et al. 2017), with the mean reward of a picture's other samples as the
 baseline (Luo 2020, "A Better Variant of Self-Critical Sequence Training"). It writes the same files as `train` and
-resumes in the same way; its history has the mean reward.
+resumes in the same way; its history has the mean reward. The decoder that it begins with is a candidate too: where no
+epoch has a better dev score, that decoder's weights are kept.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -26,16 +26,16 @@ from models.vocabulary import END, FORBIDDEN, NULL, START
 from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
 from tasks.config.training import SelfCriticalConfig
-from tasks.data.caption_files import read_frequencies, read_vocabulary
+from tasks.data.caption_files import read_frequencies
 from tasks.device.recording import graphs_for
-from tasks.metrics.consensus import Frequencies, Ids, cider_d
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batch
-from tasks.training.fit_decoder import FitInputs, finish, prepare
+from tasks.training.fit_decoder import Candidate, FitInputs, finish, prepare
 from tasks.training.loop import EpochDone, TrainingLoop, WeightGroup
 from tasks.training.objectives import Count, LossOutput
-from tasks.training.outputs import load_decoder
+from tasks.training.outputs import WEIGHTS, load_decoder
 from tasks.training.precision import with_precision
+from tasks.training.rewards import Rewards
 
 
 def reinforce_decoder(
@@ -56,13 +56,15 @@ def reinforce_decoder(
     decoder, shape = load_decoder(trained.path)
     decoder.embed.weight.requires_grad_(not freeze_words)
     batches, dev = prepare("self_critical", training, machine, sources)
-    captions = sources.captions.path
-    max_length = read_vocabulary(captions).settings["max_tokens"] + 1
-    objective = SelfCritical(training, read_frequencies(captions), max_length, graphs_for(machine, device))
+    captions, vocabulary = sources.captions.path, sources.vocabulary()
+    rewards = Rewards(read_frequencies(captions), vocabulary, training.meteor or 0.0)
+    max_length = vocabulary.settings["max_tokens"] + 1
+    objective = SelfCritical(training, rewards, max_length, graphs_for(machine, device))
     groups = [WeightGroup(training.learning_rate, decoder.parameters())]
     fit = TrainingLoop(decoder, groups, training, machine, batches, out, objective, "self_critical")
     fit.run(dev, epoch_done)
-    return finish(fit, shape, out)
+    start = load_decoder(trained.path)[0].to(device)
+    return finish(fit, shape, out, Candidate(dev.scores(start), trained.path / WEIGHTS))
 
 
 class SelfCritical:
@@ -76,14 +78,14 @@ class SelfCritical:
     metric = "reward"
 
     def __init__(
-        self, config: SelfCriticalConfig, frequencies: Frequencies, max_length: int, graphs: Graphs | None = None
+        self, config: SelfCriticalConfig, rewards: Rewards, max_length: int, graphs: Graphs | None = None
     ) -> None:
-        """Keep the settings and what rewards are computed from.
+        """Keep the settings, and what sampled captions are worth.
 
-        frequencies: the n-grams' document frequencies. max_length: tokens of a sampled caption, END included. graphs:
-        what makes the graphs that captions are sampled by; None for none.
+        max_length: tokens of a sampled caption, END included. graphs: what makes the graphs that captions are sampled
+        by; None for none.
         """
-        self.config, self.frequencies, self.max_length = config, frequencies, max_length
+        self.config, self.rewards, self.max_length = config, rewards, max_length
         self.rows = config.samples
         self._graphs = graphs
         self._replayed: ReplayedSearch | None = None
@@ -97,8 +99,7 @@ class SelfCritical:
             sampled = self._sample(model)(pictures, decoding, batch.positions.tolist())
         model.train()
         tokens = as_tokens(sampled)
-        rewards = cider_d(_ids(tokens[:, :, 1:]), _ids(batch.targets), self.frequencies)
-        return replace(Batch.of(batch.pictures, tokens), rewards=torch.from_numpy(rewards))
+        return replace(Batch.of(batch.pictures, tokens), rewards=self.rewards(tokens[:, :, 1:], batch.targets))
 
     def _sample(self, model: Any) -> Callable[..., list[list[Caption]]]:
         """Return the function (pictures, decoding, keys) -> captions of the model."""
@@ -147,8 +148,3 @@ def log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
     for token in FORBIDDEN:
         allowed[:, token] = -torch.inf
     return -functional.cross_entropy(allowed, targets, reduction="none", ignore_index=NULL)
-
-
-def _ids(tokens: Tensor) -> Ids:
-    """Return token ids as `cider_d` counts n-grams of them: END counts as a word, and NULL becomes -1, no word."""
-    return np.asarray(tokens.masked_fill(tokens == NULL, -1).numpy(), dtype=np.int64)
