@@ -56,6 +56,14 @@ class State:
 
         return self._map_rows(gather_rows)
 
+    def first(self, rows: int) -> Self:
+        """Return the state of the first `rows` rows of each picture."""
+        return self._map_rows(lambda tensor: tensor[:, :rows])
+
+    def padded(self, rows: int) -> Self:
+        """Return this state with rows of zeros after its own, `rows` in all."""
+        return self._map_rows(lambda tensor: padded_rows(tensor, rows))
+
     def keep(self, pictures: Tensor) -> Self:
         """Return the state of the pictures with indices `pictures` (N',)."""
         state = replace(self, **{name: getattr(self, name)[pictures] for name in self.names_of("picture")})
@@ -75,6 +83,12 @@ class State:
     def names_of(self, one_per: str) -> list[str]:
         """Return the names of the fields that have one tensor per `row`, `picture` or `state`."""
         return [field.name for field in fields(self) if field.metadata.get("one_per", "row") == one_per]
+
+
+def padded_rows(values: Tensor, rows: int) -> Tensor:
+    """Return values (N, R, ...) with rows of zeros after their own, `rows` in all."""
+    missing = rows - values.shape[1]
+    return values if not missing else torch.cat([values, values.new_zeros(len(values), missing, *values.shape[2:])], 1)
 
 
 def at_places(values: Tensor, places: Tensor) -> Tensor:
@@ -150,7 +164,7 @@ class Decoder(nn.Module, ABC):
 
         grid (N, h, w, C). words (N, R, T) int64: the captions read, from START. places (M,) int64: the words whose next
         word is to be predicted, as indices into the N * R * T words; of the logits (M, V), each row is that of a place.
-        The states are stacked: alphas (N, R, T, P').
+        The states are stacked: alphas (N, R, T, P'). After a caption's last place they may be zeros.
         """
 
     def for_inference(self) -> Steps[Any]:

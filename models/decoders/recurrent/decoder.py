@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -14,7 +14,7 @@ from torch.nn import functional
 from ...attention import pooling
 from ...options import RecurrentOptions
 from ...output_features import make_output
-from ..base import SAME_FOR_ALL, SAME_FOR_PICTURE, Decoder, State, at_places
+from ..base import SAME_FOR_ALL, SAME_FOR_PICTURE, Decoder, State, at_places, padded_rows
 from .deferred_gradients import defer_gradient
 
 
@@ -150,10 +150,16 @@ class RecurrentDecoder(Decoder):
     def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, LSTMState]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
         embedded = self.drop_words(self.embed(words))
-        step = self.joined_step
+        gates = self.word_gates(embedded)
         if self._compiled_step is not None and words.shape[:2] == self._compiled_for:
-            step = self._compiled_step
-        states = LSTMState.stack(self._teacher_force(state, self.word_gates(embedded), step))
+            states = LSTMState.stack(self._teacher_force(state, gates, self._compiled_step))
+        elif words.device.type != "cpu":  # the host does not know which captions have ended
+            states = LSTMState.stack(self._teacher_force(state, gates, self.joined_step))
+        else:
+            order, rows = longest_first(places, words.shape)
+            gates = gates.gather(1, order[:, :, None, None].expand_as(gates))
+            states = LSTMState.stack(self._teacher_force(state, gates, self.joined_step, rows))
+            states = states.select(order.argsort(dim=1))
         read = [at_places(values, places) for values in (embedded, states.hidden, states.context)]
         return self.logits(*read), states
 
@@ -195,11 +201,21 @@ class RecurrentDecoder(Decoder):
             gates = gates + functional.linear(state.context, weights.context)
         return self.cell_step(state, gates)
 
-    def _teacher_force(self, state: LSTMState, word_gates: Tensor, step: Callable[..., LSTMState]) -> list[LSTMState]:
+    def _teacher_force(
+        self,
+        state: LSTMState,
+        word_gates: Tensor,
+        step: Callable[..., LSTMState],
+        rows: Sequence[int] | None = None,
+    ) -> list[LSTMState]:
         """Return the states after each of T true words, by T calls of `step`, with the weights' gradients deferred.
 
-        state: before the first word, R rows. word_gates (N, R, T, G): the words' part of the gates.
+        state: before the first word, R rows. word_gates (N, R, T, G): the words' part of the gates. rows: how many rows
+        of each picture, the first ones, are computed at each word, never more than at the word before; the states of
+        the others are zeros. None for all.
         """
+        all_rows = word_gates.shape[1]
+        rows = rows or [all_rows] * word_gates.shape[2]
         dtype, weights = word_gates.dtype, self.step_weights()
         hiddens: list[Tensor] = []
         contexts: list[Tensor] = []
@@ -213,11 +229,12 @@ class RecurrentDecoder(Decoder):
             weights.hidden.detach().to(dtype), None if weights.context is None else weights.context.detach().to(dtype)
         )
         states = []
-        for step_biases, step_gates in zip(biases.unbind(2), gates.unbind(2), strict=True):
-            hiddens.append(state.hidden.detach().to(dtype))
-            state = step(state, step_biases, step_gates, detached)
-            contexts.append(state.context.detach().to(dtype))
-            states.append(state)
+        for step_rows, step_biases, step_gates in zip(rows, biases.unbind(2), gates.unbind(2), strict=True):
+            state = state.first(step_rows)
+            hiddens.append(padded_rows(state.hidden.detach().to(dtype), all_rows))
+            state = step(state, step_biases[:, :step_rows], step_gates[:, :step_rows], detached)
+            states.append(state.padded(all_rows))
+            contexts.append(states[-1].context.detach().to(dtype))
         return states
 
 
@@ -247,6 +264,19 @@ class InferenceStepper:
         word_gates = functional.embedding(tokens, self._word_gates)
         state = self._decoder.joined_step(state, self._biases, word_gates, self._weights)
         return self._decoder.logits(self._decoder.embed(tokens), state.hidden, state.context), state
+
+
+def longest_first(places: Tensor, shape: Sequence[int]) -> tuple[Tensor, list[int]]:
+    """Return each picture's rows, (N, R), the longest caption's first, and how many of them each word is read in, T.
+
+    Captions end at different words, and the steps after a caption's last place need not be computed. places (M,): those
+    that count, of words of this shape, (N, R, T); both are in the host's memory.
+    """
+    ends = torch.zeros(shape[0] * shape[1], dtype=torch.long)
+    ends.scatter_reduce_(0, places // shape[2], places % shape[2] + 1, "amax")
+    lengths, order = ends.view(*shape[:2]).sort(dim=1, descending=True, stable=True)
+    longest = lengths.amax(dim=0)  # of the rows that come first, second, ..., in any picture
+    return order, (longest > torch.arange(shape[2]).unsqueeze(1)).sum(dim=1).clamp_min(1).tolist()
 
 
 def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
