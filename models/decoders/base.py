@@ -101,6 +101,15 @@ def places_of(valid: Tensor) -> Tensor:
     return valid.flatten().nonzero().squeeze(1)
 
 
+def last_places(places: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the number of words up to each caption's last place, (N, R) int64; 0 for captions without any.
+
+    places (M,): of words of this shape, (N, R, T). For places in the host's memory.
+    """
+    ends = torch.zeros(shape[0] * shape[1], dtype=torch.long)
+    return ends.scatter_reduce(0, places // shape[2], places % shape[2] + 1, "amax").view(*shape[:2])
+
+
 class ChannelDropout(nn.Module):
     """Dropout of whole channels of a grid (Tompson et al. 2015, section 3.2).
 
@@ -164,7 +173,7 @@ class Decoder(nn.Module, ABC):
 
         grid (N, h, w, C). words (N, R, T) int64: the captions read, from START. places (M,) int64: the words whose next
         word is to be predicted, as indices into the N * R * T words; of the logits (M, V), each row is that of a place.
-        The states are stacked: alphas (N, R, T, P'). After a caption's last place they may be zeros.
+        The states are stacked: alphas (N, R, T, P'). After a caption's last place they mean nothing.
         """
 
     def for_inference(self) -> Steps[Any]:

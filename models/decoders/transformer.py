@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..options import TransformerOptions
-from .base import SAME_FOR_PICTURE, Decoder, State, at_places
+from .base import SAME_FOR_PICTURE, Decoder, State, at_places, last_places
 
 
 @dataclass(frozen=True)
@@ -69,40 +70,73 @@ class Transformer(Decoder):
         return KVCache(alphas, torch.stack(keys, dim=1), torch.stack(values, dim=1), no_words, no_words)
 
     def step(self, state: KVCache, tokens: Tensor) -> tuple[Tensor, KVCache]:
-        features, alphas, keys, values = self._run_layers(state, tokens.unsqueeze(2))
-        logits: Tensor = self.head(features.squeeze(2))
+        features, alphas, keys, values = self._run_layers(state, tokens.unsqueeze(2), Layout((*tokens.shape, 1)))
+        logits: Tensor = self.head(features.unflatten(0, tokens.shape))
         cache = KVCache(alphas.squeeze(2), state.grid_keys, state.grid_values, keys, values)
         return logits, cache
 
     def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, State]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
-        features, alphas, _, _ = self._run_layers(state, words)
-        return self.head(at_places(features, places)), State(alphas)
+        # On a GPU the host does not know how many words are read.
+        read = words_read(places, words.shape) if words.device.type == "cpu" else None
+        layout = Layout(words.shape, read)
+        features, alphas, _, _ = self._run_layers(state, words, layout)
+        return self.head(at_places(layout.spread(features), places)), State(alphas)
 
     def compile_step(self, pictures: int, rows: int) -> None:
         """Compile the layers from now on, for any number of pictures, rows and words."""
         for layer in (*self.encoder, *self.layers):
             layer.compile(dynamic=True)
 
-    def _run_layers(self, state: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Read T words, tokens (N, R, T), after the t words of `state`.
+    def _run_layers(self, state: KVCache, tokens: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Read T words, tokens (N, R, T), after the t words of `state`; layout: of those that are computed, (M,).
 
-        Returns the features (N, R, T, H) that the head reads, the alphas (N, R, T, P), float32, and the keys and the
-        values (N, R, L, t + T, H) of all words read.
+        Returns the features (M, H) that the head reads, the alphas (N, R, T, P), float32, and the keys and the values
+        (N, R, L, t + T, H) of all words read.
         """
         past_length = state.word_keys.shape[3]
         positions = torch.arange(past_length, past_length + tokens.shape[2], device=tokens.device)
-        embedded = self.words_norm(self.words(self.drop_words(self.embed(tokens))))
-        features = self.drop_layers(embedded + sinusoid(positions, self.hidden))
+        encoded = sinusoid(positions, self.hidden).expand(*tokens.shape, -1)
+        embedded = self.words_norm(self.words(self.drop_words(self.embed(layout.pack(tokens)))))
+        features = self.drop_layers(embedded + layout.pack(encoded))
         alphas, keys, values = state.alphas.unsqueeze(2), [], []
         for index, layer in enumerate(self.layers):
             past = (state.word_keys[:, :, index], state.word_values[:, :, index])
             features, alphas, layer_keys, layer_values = layer(
-                features, *past, state.grid_keys[:, index], state.grid_values[:, index]
+                features, *past, state.grid_keys[:, index], state.grid_values[:, index], layout
             )
             keys.append(layer_keys)
             values.append(layer_values)
         return self.drop_output(self.norm(features)), alphas, torch.stack(keys, dim=2), torch.stack(values, dim=2)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which of N x R x T words the layers compute: captions have different lengths, and most of the work is per word.
+
+    shape: (N, R, T). read (M,): those computed, as indices into all of them; None for all, M = N * R * T.
+    """
+
+    shape: Sequence[int]
+    read: Tensor | None = None
+
+    def pack(self, values: Tensor) -> Tensor:
+        """Return the values (M, ...) of the words computed, given those of all words, (N, R, T, ...)."""
+        flat = values.flatten(0, 2)
+        return flat if self.read is None else flat.index_select(0, self.read)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return values (M, X) as (N, R, T, X), with zeros for the words that are not computed."""
+        if self.read is not None:
+            words = self.shape[0] * self.shape[1] * self.shape[2]
+            values = values.new_zeros(words, values.shape[1]).index_copy(0, self.read, values)
+        return values.unflatten(0, self.shape)
+
+
+def words_read(places: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the words of each caption up to its last place, (M,), as indices into N * R * T words; places (M',)."""
+    ends = last_places(places, shape).unsqueeze(-1)
+    return (torch.arange(shape[2]) < ends).flatten().nonzero().squeeze(1)
 
 
 class MultiHead(nn.Module):
@@ -119,17 +153,16 @@ class MultiHead(nn.Module):
         keys, values = self.key_value(features).chunk(2, dim=-1)
         return keys, values
 
-    def forward(self, inputs: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the attention's output (B, Q, H), and its weights (B, Q, K), float32, averaged over the heads.
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the heads' contexts (B, Q, H), which `out` reads, and their mean weights (B, Q, K), float32.
 
-        inputs (B, Q, H): what the queries are computed from. keys, values (B, K, H). mask (Q, K) bool: True where a
-        query may not attend to a key; None for no mask.
+        queries (B, Q, H): what `query` computes. keys, values (B, K, H). mask (Q, K) bool: True where a query may not
+        attend to a key; None for no mask.
         """
-        query, key, value = (self._split_heads(tensor) for tensor in (self.query(inputs), keys, values))
+        query, key, value = (self._split_heads(tensor) for tensor in (queries, keys, values))
         scores = (query @ key.transpose(-2, -1)).float() * self.scale
         weights = torch.softmax(scores if mask is None else scores.masked_fill(mask, -torch.inf), dim=-1)
-        output: Tensor = self.out((weights.to(value.dtype) @ value).transpose(1, 2).flatten(2))
-        return output, weights.mean(dim=1)
+        return (weights.to(value.dtype) @ value).transpose(1, 2).flatten(2), weights.mean(dim=1)
 
     def _split_heads(self, tensor: Tensor) -> Tensor:
         """Return a tensor (B, K, H) as (B, heads, K, H / heads)."""
@@ -155,8 +188,9 @@ class EncoderLayer(nn.Module):
     def forward(self, annotations: Tensor) -> Tensor:
         """Return the annotation vectors (N, P, H) after this layer."""
         normed = self.attention_norm(annotations)
-        attended, _ = self.attention(normed, *self.attention.keys_and_values(normed), None)
-        annotations = annotations + self.drop(attended)
+        attention = self.attention
+        contexts, _ = attention(attention.query(normed), *attention.keys_and_values(normed), None)
+        annotations = annotations + self.drop(attention.out(contexts))
         output: Tensor = annotations + self.drop(self.feed(self.feed_norm(annotations)))
         return output
 
@@ -172,25 +206,33 @@ class DecoderLayer(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(
-        self, features: Tensor, past_keys: Tensor, past_values: Tensor, grid_keys: Tensor, grid_values: Tensor
+        self,
+        features: Tensor,
+        past_keys: Tensor,
+        past_values: Tensor,
+        grid_keys: Tensor,
+        grid_values: Tensor,
+        layout: Layout,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return features (N, R, T, H) after this layer, alphas (N, R, T, P), and all keys and values (N, R, t + T, H).
+        """Return features (M, H) after this layer, alphas (N, R, T, P), and all keys and values (N, R, t + T, H).
 
-        features (N, R, T, H): of the new words. past_keys, past_values (N, R, t, H): of the words before. grid_keys,
-        grid_values (N, P, H).
+        features (M, H): of the new words that `layout` has. past_keys, past_values (N, R, t, H): of the words before.
+        grid_keys, grid_values (N, P, H).
         """
-        pictures, rows, words = features.shape[:3]
+        pictures, rows, words = layout.shape
         past_length = past_keys.shape[2]
         normed = self.attention_norm(features)
-        new_keys, new_values = self.attention.keys_and_values(normed)
+        new_keys, new_values = map(layout.spread, self.attention.keys_and_values(normed))
         keys, values = torch.cat([past_keys, new_keys], dim=2), torch.cat([past_values, new_values], dim=2)
         later = torch.ones(words, past_length + words, dtype=torch.bool, device=features.device).triu(past_length + 1)
-        attended, _ = self.attention(normed.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), later)
-        features = features + self.drop(attended.unflatten(0, (pictures, rows)))
-        cross_attended, alphas = self.cross_attention(
-            self.cross_attention_norm(features).flatten(1, 2), grid_keys, grid_values, None
-        )
-        features = features + self.drop(cross_attended.unflatten(1, (rows, words)))
+        queries = layout.spread(self.attention.query(normed)).flatten(0, 1)
+        contexts, _ = self.attention(queries, keys.flatten(0, 1), values.flatten(0, 1), later)
+        contexts = layout.pack(contexts.unflatten(0, (pictures, rows)))
+        features = features + self.drop(self.attention.out(contexts))
+        queries = layout.spread(self.cross_attention.query(self.cross_attention_norm(features))).flatten(1, 2)
+        contexts, alphas = self.cross_attention(queries, grid_keys, grid_values, None)
+        contexts = layout.pack(contexts.unflatten(1, (rows, words)))
+        features = features + self.drop(self.cross_attention.out(contexts))
         features = features + self.drop(self.feed(self.feed_norm(features)))
         return features, alphas.unflatten(1, (rows, words)), keys, values
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from ...attention import pooling
 from ...options import RecurrentOptions
 from ...output_features import make_output
-from ..base import SAME_FOR_ALL, SAME_FOR_PICTURE, Decoder, State, at_places, padded_rows
+from ..base import SAME_FOR_ALL, SAME_FOR_PICTURE, Decoder, State, at_places, last_places, padded_rows
 from .deferred_gradients import defer_gradient
 
 
@@ -272,9 +272,7 @@ def longest_first(places: Tensor, shape: Sequence[int]) -> tuple[Tensor, list[in
     Captions end at different words, and the steps after a caption's last place need not be computed. places (M,): those
     that count, of words of this shape, (N, R, T); both are in the host's memory.
     """
-    ends = torch.zeros(shape[0] * shape[1], dtype=torch.long)
-    ends.scatter_reduce_(0, places // shape[2], places % shape[2] + 1, "amax")
-    lengths, order = ends.view(*shape[:2]).sort(dim=1, descending=True, stable=True)
+    lengths, order = last_places(places, shape).sort(dim=1, descending=True, stable=True)
     longest = lengths.amax(dim=0)  # of the rows that come first, second, ..., in any picture
     return order, (longest > torch.arange(shape[2]).unsqueeze(1)).sum(dim=1).clamp_min(1).tolist()
 
