@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from models.backbones import BACKBONES
 from models.backbones.base import make
 from models.backbones.encoder import Encoder
 from models.decoders.base import make as make_decoder
-from models.end_to_end import EndToEnd
+from models.end_to_end import EndToEnd, GroupedConvolutionsInFloat32
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
@@ -104,6 +105,53 @@ def test_every_backbone_names_its_blocks(name: str) -> None:
     assert last.startswith(backbone.blocks[-1])
     with pytest.raises(ValueError, match="cannot be tuned"):
         backbone.unfreeze(len(backbone.blocks) + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("tf_efficientnet_lite2", 7), ("resnet18", 4), ("convnext_atto", 5), ("vit_tiny_patch16_224", 12), ("vgg11", 8)],
+)
+def test_timms_models_have_the_blocks_that_timm_names(name: str, blocks: int) -> None:
+    pytest.importorskip("timm")
+    backbone = make(f"timm:{name}")
+    assert len(backbone.blocks) == blocks
+    stem = len(list(backbone.features.parameters()))
+    tuned = [len(make(f"timm:{name}").unfreeze(first)) for first in range(blocks, 0, -1)]
+    assert 0 < tuned[0] and tuned == sorted(set(tuned)) and tuned[-1] < stem
+    with pytest.raises(ValueError, match=f"has {blocks} blocks: block {blocks + 1} cannot be tuned"):
+        backbone.unfreeze(blocks + 1)
+
+
+def test_grouped_convolutions_stay_in_float32_under_autocast() -> None:
+    torch.manual_seed(0)
+    grouped, whole = torch.nn.Conv2d(8, 8, 3, padding=1, groups=8), torch.nn.Conv2d(8, 8, 1)
+    pictures = torch.randn(2, 8, 5, 5)
+    exact = grouped(pictures)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert grouped(pictures).dtype == whole(pictures).dtype == torch.bfloat16
+        with GroupedConvolutionsInFloat32():
+            assert torch.equal(grouped(pictures), exact) and whole(pictures).dtype == torch.bfloat16
+            # Also of what a product in bfloat16 gives, and by the names of its parameters.
+            assert grouped(whole(pictures)).dtype == torch.float32
+            named = torch.conv2d(input=pictures, weight=grouped.weight, bias=grouped.bias, padding=1, groups=8)
+            assert torch.equal(named, exact)
+    (gradient,) = torch.autograd.grad(exact.square().sum(), grouped.weight)
+    with torch.autocast("cpu", torch.bfloat16), GroupedConvolutionsInFloat32():
+        (found,) = torch.autograd.grad(grouped(pictures).square().sum(), grouped.weight)
+    assert torch.equal(found, gradient)
+
+
+def test_jitter_is_a_function_of_the_seed_and_changes_no_hue(finished: Path) -> None:
+    config = tuned_config(finished)
+    files = files_by_digest(artifacts(config)["ingest"].path, config.data)
+    digests = sorted(files)[:3]
+    with decoders(config.machine) as pool:
+        views = fine_tuning.Views(config.grids, "bilinear", files, pool)
+        one, again, plain = (views.varied(digests, ["a"] * 3, 0.9, [True] * 3, jitter) for jitter in (0.4, 0.4, None))
+    assert torch.equal(one, again) and not torch.equal(one, plain)
+    red = torch.tensor([200, 60, 60], dtype=torch.uint8).view(3, 1, 1).expand(3, 8, 8)
+    changed = {tuple(fine_tuning.jittered(red, random.Random(seed), 0.3)[:, 0, 0].tolist()) for seed in range(20)}
+    assert len(changed) > 10 and all(r > g and g == b for r, g, b in changed)
 
 
 def make_block(backbone: Any, block: int) -> list[torch.nn.Parameter]:

@@ -16,14 +16,16 @@ import torch
 
 from models.decoders.base import make
 from models.search import Caption
-from models.vocabulary import END, NULL, START
+from models.vocabulary import END, NULL, START, Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.training import SelfCriticalConfig
 from tasks.data.caption_files import read_captions, read_frequencies
+from tasks.metrics import ScoredCaption, measure
 from tasks.metrics.consensus import Frequencies, Ids, cider, cider_d
 from tasks.training import loop as fitting
 from tasks.training import outputs as trained
 from tasks.training.batches import Batch
+from tasks.training.dev import Dev
 from tasks.training.objectives import count
 from tasks.training.reinforce_decoder import SelfCritical, as_tokens, log_likelihood, others_mean
 from tasks.training.rewards import Rewards
@@ -196,6 +198,43 @@ def test_resumed_is_uninterrupted(workspace: Path, tmp_path: Path, monkeypatch: 
     assert resumed.products == whole.products  # the digest of the weights
     for name in (trained.WEIGHTS, trained.LAST):
         assert (resumed.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+@pytest.mark.parametrize(("start", "rank"), [(40.0, 0), (25.0, 1), (5.0, 2)])
+def test_the_decoder_it_begins_with_is_kept_at_its_rank(
+    start: float, rank: int, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(workspace, self_critical={**CRITICAL, "keep": 2})
+    stages = names_of(config)
+    for stage in stages[: stages.index("self_critical")]:
+        run_stage(config, stage)
+    scores = iter([10.0, 30.0, 20.0, start])  # of three epochs, then of the decoder it began with
+    others = {"dev_bleu4": 0.0, "dev_meteor": 0.0, "dev_mean": 0.0, "dev_loss": 1.0, "dev_perplexity": math.e}
+    monkeypatch.setattr(Dev, "scores", lambda *_: {"dev_cider": next(scores), **others})
+    run_stage(config, "self_critical")
+    made = artifacts(config, "self_critical")
+    kept = [path.read_bytes() for path in trained.kept_weights(made["self_critical"].path)]
+    begun = (made["train"].path / trained.WEIGHTS).read_bytes()
+    assert len(kept) == 2 and [weights == begun for weights in kept] == [place == rank for place in range(2)]
+    assert made["self_critical"].ledger.counts["dev_cider"] == max(start, 30.0)
+
+
+def test_a_reward_is_cider_d_and_a_share_of_meteor() -> None:
+    words = ("a", "dog", "dogs", "runs", "on", "grass")
+    vocabulary = Vocabulary(words)
+    ids = lambda text: [*(vocabulary.id_of(word) for word in text.split()), END]  # noqa: E731
+    references = [["a dog runs on grass", "dogs on grass"], ["a dog runs"]]
+    sampled = [["a dog runs", "dogs runs on grass", ""], ["a dog runs", "grass", "a a"]]
+    given = torch.tensor([[(ids(text) + [NULL] * 6)[:6] for text in texts] for texts in sampled])
+    own = torch.tensor([[(ids(text) + [NULL] * 6)[:6] for text in (*texts, "")[:2]] for texts in references])
+    own[1, 1] = NULL  # a picture with one caption
+    frequencies = Frequencies.from_references([padded([ids(text) for text in texts], 6) for texts in references])
+    plain, mixed = Rewards(frequencies)(given, own), Rewards(frequencies, vocabulary, 2.0)(given, own)
+    for picture, texts in enumerate(sampled):
+        for row, text in enumerate(texts):
+            true = [reference.split() for reference in references[picture]]
+            share = measure("meteor", [ScoredCaption(text.split(), true)])["meteor"] / 100
+            assert mixed[picture, row].item() == pytest.approx(plain[picture, row].item() + 2 * share)
 
 
 def test_word_vectors_that_are_frozen_stay_so(workspace: Path) -> None:
