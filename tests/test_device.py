@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import platform
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +36,7 @@ from tasks.common.threads import run_ahead
 from tasks.config.schema import Config
 from tasks.config.training import TrainingConfig
 from tasks.data.manifest import files_by_digest
+from tasks.device.freed_memory import freed_memory_kept
 from tasks.device.copies import NoCopies
 from tasks.evaluation import caption_and_score
 from tasks.grids import encoding
@@ -452,3 +455,24 @@ def test_items_made_ahead_are_the_items() -> None:
 def test_a_device_that_decodes_no_jpeg_file_is_refused(workspace: Path) -> None:
     with ThreadPoolExecutor(1) as pool, pytest.raises(AttendError, match=r"grids.decode_on: cuda cannot decode JPEG"):
         BatchDecoder(Shape(32, "squash", "bilinear"), None, pool, NoCopies(), torch.device("cuda"))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone is told to keep freed memory")
+def test_freed_memory_is_kept_and_given_back() -> None:
+    def faults() -> int:
+        """Return how many pages the system had to give for a block of 64 MB that is written once."""
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.empty(64 << 20, dtype=torch.uint8).fill_(1)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
+
+    faults()
+    before, usual = resident(), faults()
+    with freed_memory_kept():
+        faults()
+        kept, held = faults(), resident()
+    assert kept * 10 < usual
+    assert held - before > 48 << 20 and resident() - before < 16 << 20
+    assert faults() * 2 > usual

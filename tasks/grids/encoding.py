@@ -28,6 +28,7 @@ from tasks.common.threads import run_ahead
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import GridsConfig
 from tasks.device.copies import Arrival, Copies, copies_for
+from tasks.device.freed_memory import freed_memory_kept
 from tasks.grids.failures import FailedPhotograph
 from tasks.grids.photograph_batches import BatchDecoder, Photograph, Shape, View
 from tasks.grids.store import Draft, Grids, Shard
@@ -95,6 +96,7 @@ def extract_grids(
     """
     result = ExtractionResult()
     with (
+        freed_memory_kept(),
         Bar(len(wanted), f"grids of {grids.backbone}", "pictures") as bar,
         decoders(machine) as pool,
         ThreadPoolExecutor(1) as thread,

@@ -30,6 +30,7 @@ from tasks.config.training import TuningConfig
 from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
 from tasks.data.manifest import Picture, files_by_digest, read_pictures
 from tasks.datasets.base import DatasetOptions
+from tasks.device.freed_memory import freed_memory_kept
 from tasks.grids.encoding import decoders
 from tasks.grids.index import open_grids
 from tasks.grids.photograph_batches import read_photograph
@@ -87,7 +88,7 @@ def fine_tune_backbone(
         WeightGroup(tuning.backbone_learning_rate, tuned_weights),
         WeightGroup(tuning.learning_rate, decoder.parameters()),
     ]
-    with decoders(machine) as pool:
+    with freed_memory_kept(), decoders(machine) as pool:
         views = Views(grids, backbone.declared.interpolation, files, pool)
         batches = PhotographBatches(captioned, tuning, vocabulary, views)
         fit = TrainingLoop(
