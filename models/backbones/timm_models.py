@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ..picture_formats import Interpolation
 from .base import Backbone, Declared
@@ -15,17 +16,73 @@ class TimmBackbone(Backbone):
     """A timm model, whose `forward_features` may give a map, channels first or last, or patch tokens."""
 
     def fold(self) -> None:
-        """Do nothing: timm's batch norms contain their activation functions and cannot be folded."""
+        """Fold each batch norm into the convolution before it, where there are any, as `Backbone.fold` does.
+
+        timm's batch norms contain their activation functions, which stay.
+        """
+        network = self.features
+        for name, module in list(network.named_modules()):
+            if hasattr(module, "act") and isinstance(module, nn.BatchNorm2d):
+                network.set_submodule(name, _without_activation(module))
+        if any(isinstance(module, nn.BatchNorm2d) for module in network.modules()):
+            self.features = _folded(_Features(network))
+            self.features.num_prefix_tokens = getattr(network, "num_prefix_tokens", 0)
 
     def maps(self, photographs: Tensor) -> Tensor:
-        output: Tensor = self.features.forward_features(photographs)  # type: ignore[operator]
+        features: Any = self.features
+        output: Tensor = (features if isinstance(features, fx.GraphModule) else features.forward_features)(photographs)
         if output.ndim == 3:  # tokens (N, prefix + patches, C)
-            patches = output[:, getattr(self.features, "num_prefix_tokens", 0) :]
+            patches = output[:, getattr(features, "num_prefix_tokens", 0) :]
             side = math.isqrt(patches.shape[1])
             return patches.transpose(1, 2).reshape(patches.shape[0], -1, side, side)
-        if output.shape[1] == output.shape[2] and output.shape[-1] == getattr(self.features, "num_features", None):
+        if output.shape[1] == output.shape[2] and output.shape[-1] == self.declared.channels:
             return output.permute(0, 3, 1, 2)  # from (N, h, w, C), the layout of timm's Swin models
         return output
+
+
+class _Features(nn.Module):
+    """A timm model up to its last map."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, photographs: Tensor) -> Tensor:
+        """Return the map, (N, C, h, w)."""
+        maps: Tensor = self.network.forward_features(photographs)
+        return maps
+
+
+class _Tracer(fx.Tracer):
+    """A tracer that does not look into convolutions: some of timm's pad by the size of the picture."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, nn.Conv2d) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _without_activation(norm: Any) -> nn.Module:
+    """Return a batch norm of timm's as an ordinary one, followed by what it does besides."""
+    plain = nn.BatchNorm2d(norm.num_features, norm.eps)
+    plain.load_state_dict(norm.state_dict())
+    return nn.Sequential(plain, norm.drop, norm.act).eval().requires_grad_(False)
+
+
+def _folded(network: nn.Module) -> fx.GraphModule:
+    """Return the network with each batch norm folded into the convolution whose output it alone reads."""
+    graph, modules = _Tracer().trace(network), dict(network.named_modules())
+    for node in list(graph.nodes):
+        norm = modules[node.target] if node.op == "call_module" else None
+        before = node.args[0] if isinstance(norm, nn.BatchNorm2d) else None
+        convolution = modules[before.target] if before is not None and before.op == "call_module" else None
+        if norm is None or not isinstance(convolution, nn.Conv2d) or len(before.users) > 1:
+            continue
+        weight, bias, mean, variance = norm.weight, norm.bias, norm.running_mean, norm.running_var
+        convolution.weight, convolution.bias = fuse_conv_bn_weights(
+            convolution.weight, convolution.bias, mean, variance, norm.eps, weight, bias
+        )
+        node.replace_all_uses_with(before)
+        graph.erase_node(node)
+    return fx.GraphModule(network, graph)
 
 
 def timm_model(name: str) -> Backbone:
