@@ -15,7 +15,7 @@ from tasks.grids.extract import extract
 from tasks.grids.views import extract_views
 from tasks.pipeline.stage import Pipeline
 from tasks.registry.register import register
-from tasks.training.fine_tune import fine_tune
+from tasks.training.fine_tune import fine_tune, tuned_decoder
 from tasks.training.self_critical import self_critical
 from tasks.training.train import TrainedDecoder, train
 
@@ -31,17 +31,20 @@ def build_pipeline(config: Config) -> Pipeline:
     grids = extract(config, manifest, suffix=suffix)
     views = None if config.views is None else extract_views(config, config.views, grids)
     captions = tensorise(config, manifest)
-    trained = train(config, grids, views, captions, suffix=suffix)
+    first = train(config, grids, views, captions, suffix=suffix)
+    decoder: TrainedDecoder = first
 
     if config.tuning is not None:
-        backbone = fine_tune(config, config.tuning, trained)
-        grids = extract(config, manifest, backbone)
+        tuned = fine_tune(config, config.tuning, first)
+        grids = extract(config, manifest, tuned)
         views = None if config.views is None else extract_views(config, config.views, grids)
-        trained = train(config, grids, views, captions)
+        if config.tuning.keep_decoder:
+            decoder = tuned_decoder(config, tuned, grids, views, captions)
+        else:
+            decoder = train(config, grids, views, captions)
 
-    decoder: TrainedDecoder = trained
     if config.self_critical is not None:
-        decoder = self_critical(config, config.self_critical, trained)
+        decoder = self_critical(config, config.self_critical, decoder)
 
     scores = evaluate(config, decoder)
     registered = register(config, scores)

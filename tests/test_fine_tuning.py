@@ -29,6 +29,7 @@ from tasks.grids.encoding import decoders
 from tasks.grids.index import open_grids
 from tasks.training import fine_tune_backbone as fine_tuning
 from tasks.training import loop as fitting
+from tasks.training.outputs import load_decoder
 from tests.support import artifacts, names_of, plan, run_stage, small
 
 TUNING = {"epochs": 2, "batch_pictures": 8, "backbone_learning_rate": 0.003, "learning_rate": 0.005, "warmup_steps": 2}
@@ -227,6 +228,27 @@ def test_views_vary_by_epoch_and_are_a_function_of_the_seed(finished: Path) -> N
         one, again, other = (views.varied(digests, [seed] * 3, 0.7, [True] * 3) for seed in ("a", "a", "b"))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
+
+
+def test_the_decoder_that_was_tuned_is_kept_where_asked(finished: Path, tmp_path: Path) -> None:
+    """Nothing is tuned, extracted or trained again for it, and it goes on to self-critical training and the registry."""
+    workspace = tmp_path / "workspace"
+    shutil.copytree(finished, workspace)
+    kept = {**TUNING, "keep_decoder": True}
+    rewarded = {"epochs": 1, "batch_pictures": 8, "warmup_steps": 0}
+    config = tuned_config(workspace, tuning=kept, self_critical=rewarded)
+    states = run(config, "register")
+    assert [name for name, state in states.items() if state != "fresh"] == [
+        "train", "self_critical", "evaluate", "register",
+    ]  # fmt: skip
+    found = artifacts(config)
+    for name in ("weights.safetensors", "decoder.json", "history.parquet"):
+        assert (found["train"].path / name).read_bytes() == (found["tune"].path / name).read_bytes()
+    decoder, _ = load_decoder(found["train"].path)
+    start, _ = load_decoder(artifacts(small(finished))["train"].path)
+    assert not torch.equal(decoder.embed.weight, start.embed.weight)
+    # Another tuning is another decoder, and a config that trains anew has its own.
+    assert artifacts(tuned_config(workspace))["train"].path != found["train"].path
 
 
 class KilledError(Exception):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.common.section import Section
+from tasks.common.section import NotInKey, Section
 
 
 class FitConfig(Section):
@@ -105,6 +105,11 @@ class TuningConfig(CrossEntropyConfig):
     )
     flip: bool = Field(
         True, description="mirror half of the photographs, but none whose captions mention left or right"
+    )
+    keep_decoder: Annotated[bool, NotInKey()] = Field(
+        False,
+        description="use the decoder that is tuned with the backbone, in place of a new one that is trained on the tuned "
+        "backbone's grids",
     )
     jitter: float | None = Field(
         None,

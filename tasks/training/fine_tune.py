@@ -2,8 +2,9 @@
 
 In: the photographs of the train and dev splits that have a grid, their captions, and the decoder. Training continues
 for the decoder and the backbone's later blocks. Out: backbone.safetensors (the whole backbone, with the weights that
-are best on dev) and history.parquet. The tuned backbone has a new identity: grids are extracted with it once, and a
-decoder is trained on those. A killed run resumes as `train` does.
+are best on dev), the decoder as `train` writes it, and history.parquet. The tuned backbone has a new identity: grids
+are extracted with it once, and a decoder is trained on those, or with `tuning.keep_decoder` the one tuned is used. A
+killed run resumes as `train` does.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import ClassVar
 from tasks.common.section import Section
 from tasks.config.schema import Config
 from tasks.config.training import TuningConfig
+from tasks.data.tensorise import Captions
 from tasks.datasets.base import DatasetOptions
-from tasks.grids.extract import Backbone
+from tasks.grids.extract import Backbone, Grids
+from tasks.grids.views import Views
 from tasks.grids.weights import weight_digests
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Work
-from tasks.training.train import Trained
+from tasks.training.train import Trained, TrainedDecoder
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -34,6 +37,11 @@ class TunedBackbone(Backbone):
     tuning: TuningConfig
     data: DatasetOptions  # says where the photographs are; not part of the key
     frozen: Trained  # makes the decoder that tuning starts from
+
+    @property
+    def decoder(self) -> Product:
+        """Return the product `decoder`: the weights of the decoder that was tuned, and its shape."""
+        return Product(self, "decoder")
 
     def sections(self) -> dict[str, Section]:
         return {"grids": self.frozen.grids.grids, "tuning": self.tuning}
@@ -62,6 +70,37 @@ class TunedBackbone(Backbone):
         )
         freeze_words = self.frozen.decoder.freeze_words
         return fine_tune_backbone(grids.grids, self.tuning, freeze_words, self.machine, sources, work.out)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TunedDecoder(TrainedDecoder):
+    """The decoder that was tuned with the backbone, in place of one that is trained on the tuned backbone's grids."""
+
+    kind: ClassVar[str] = "train"
+    version: ClassVar[int] = 3
+
+    tuned: TunedBackbone
+
+    def sections(self) -> dict[str, Section]:
+        return {"decoder": self.decoder}
+
+    def needs(self) -> tuple[Product, ...]:
+        return (self.tuned.decoder, self.grids.identity, self.captions.vocabulary)
+
+    def run(self, work: Work, hooks: Hooks) -> Outcome:
+        from tasks.training.fit_decoder import adopt_decoder
+
+        return adopt_decoder(work.artifacts[self.tuned], work.out, hooks.epoch_done)
+
+
+def tuned_decoder(
+    config: Config, tuned: TunedBackbone, grids: Grids, views: Views | None, captions: Captions
+) -> TunedDecoder:
+    """Return the stage that takes over the decoder that was tuned; grids, views: of the tuned backbone."""
+    decoder = config.decoder
+    return TunedDecoder(
+        machine=config.machine, decoder=decoder, tuned=tuned, grids=grids, views=views, captions=captions
+    )
 
 
 def fine_tune(config: Config, tuning: TuningConfig, frozen: Trained) -> TunedBackbone:

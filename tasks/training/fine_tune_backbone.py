@@ -40,9 +40,10 @@ from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batches
 from tasks.training.dev import Dev
+from tasks.training.kept_weights import save_weights
 from tasks.training.loop import TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
-from tasks.training.outputs import DECODER, WEIGHTS, load_decoder
+from tasks.training.outputs import DECODER, LAST, WEIGHTS, decoder_digest, load_decoder
 from tasks.training.precision import precision_by_epoch, with_precision
 
 
@@ -101,11 +102,12 @@ def fine_tune_backbone(
     best = fit.best()
     safetensors.torch.save_file(_of("backbone", best), out / TUNED)
     safetensors.torch.save_file(_of("decoder", best), out / WEIGHTS)
+    save_weights(_of("decoder", fit.weights()), out / LAST)
     (out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
     score = max(row[fit.selected] for row in fit.history)
     counts: dict[str, int | float] = {"epochs": len(fit.history), fit.selected: round(score, 3)}
     notes = [f"computed in {precision_by_epoch(fit.history)}"]
-    return Outcome({"backbone": digest_of_file(out / TUNED)}, counts, notes)
+    return Outcome({"backbone": digest_of_file(out / TUNED), "decoder": decoder_digest(out)}, counts, notes)
 
 
 def _of(part: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:

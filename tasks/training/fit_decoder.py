@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow.parquet as pq
 import torch
 
 from models.decoders.base import Decoder, make
 from models.options import DecoderSpec
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
-from tasks.common.files import digest_of_file
 from tasks.config.decoder import DecoderConfig
 from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
@@ -29,12 +29,12 @@ from tasks.data.word_vectors import load_word_vectors
 from tasks.grids.index import open_grids
 from tasks.grids.view_crops import grid_names_for_training
 from tasks.pipeline import distributed as processes
-from tasks.pipeline.ledger import Artifact, Outcome, digest_of
+from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import GridBatches, ResidentBatches
 from tasks.training.dev import DEV_SCORES, GridDev
 from tasks.training.loop import EpochDone, TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
-from tasks.training.outputs import DECODER, NEXT_BEST, WEIGHTS, kept_weights
+from tasks.training.outputs import DECODER, HISTORY, LAST, NEXT_BEST, WEIGHTS, decoder_digest, kept_weights
 from tasks.training.precision import precision_by_epoch, with_precision
 
 
@@ -126,6 +126,15 @@ def prepare(
     return batches, dev
 
 
+def adopt_decoder(tuned: Artifact, out: Path, epoch_done: EpochDone) -> Outcome:
+    """Write the decoder of a `tune` artifact to `out`, in the form of a trained one, with the history of its tuning."""
+    for name in (DECODER, WEIGHTS, LAST, HISTORY):
+        shutil.copyfile(tuned.path / name, out / name)
+    for row in pq.read_table(out / HISTORY).to_pylist():
+        epoch_done(row, None)
+    return Outcome({"weights": tuned.products["decoder"]}, dict(tuned.ledger.counts))
+
+
 class Candidate(NamedTuple):
     """A decoder that was trained before, and may be kept in place of an epoch's. scores: `Dev.scores` of it."""
 
@@ -151,8 +160,7 @@ def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path, start: Candidate | 
         notes.append("no epoch is better on dev than the decoder that training began with, which is kept")
     counts: dict[str, int | float] = {"epochs": len(fit.history)}
     counts |= {name: round(best[name], 3) for name in DEV_SCORES if name in best}
-    digests = [digest_of_file(path) for path in kept_weights(out)]
-    return Outcome({"weights": digest_of([digests, shape])}, counts, notes)
+    return Outcome({"weights": decoder_digest(out)}, counts, notes)
 
 
 def _rank(start: Candidate, fit: TrainingLoop, out: Path) -> int:

@@ -11,6 +11,8 @@ from models.decoders.base import Decoder, make
 from models.decoders.ensemble import Ensemble
 from models.options import DecoderSpec, EnsembleSpec
 from tasks.common.errors import AttendError
+from tasks.common.files import digest_of_file
+from tasks.pipeline.ledger import digest_of
 
 WEIGHTS, LAST, DECODER, HISTORY = "weights.safetensors", "last.safetensors", "decoder.json", "history.parquet"
 NEXT_BEST = "weights-{}.safetensors"  # numbered from 2
@@ -48,6 +50,12 @@ def _make_with_weights(shape: DecoderSpec, weights: Path) -> Decoder:
     decoder = make(**shape)
     decoder.load_state_dict(safetensors.torch.load_file(weights))
     return decoder
+
+
+def decoder_digest(folder: Path) -> str:
+    """Return the digest of a train artifact's kept weights and of the decoder's shape."""
+    shape: DecoderSpec = json.loads((folder / DECODER).read_text(encoding="utf-8"))
+    return digest_of([[digest_of_file(path) for path in kept_weights(folder)], shape])
 
 
 def kept_weights(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from tasks.config.schema import Config
 from tasks.config.training import SelfCriticalConfig
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Work
-from tasks.training.train import Trained, TrainedDecoder
+from tasks.training.train import TrainedDecoder
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -25,7 +25,7 @@ class SelfCriticallyTrained(TrainedDecoder):
     version: ClassVar[int] = 3
 
     self_critical: SelfCriticalConfig
-    trained: Trained  # makes the decoder that training starts from
+    trained: TrainedDecoder  # makes the decoder that training starts from
 
     def sections(self) -> dict[str, Section]:
         return {"self_critical": self.self_critical}
@@ -47,7 +47,7 @@ class SelfCriticallyTrained(TrainedDecoder):
         )
 
 
-def self_critical(config: Config, section: SelfCriticalConfig, trained: Trained) -> SelfCriticallyTrained:
+def self_critical(config: Config, section: SelfCriticalConfig, trained: TrainedDecoder) -> SelfCriticallyTrained:
     """Return the stage that trains the decoder of `trained` further, by rewards."""
     return SelfCriticallyTrained(
         machine=config.machine,
