@@ -36,8 +36,8 @@ from tasks.common.threads import run_ahead
 from tasks.config.schema import Config
 from tasks.config.training import TrainingConfig
 from tasks.data.manifest import files_by_digest
-from tasks.device.freed_memory import freed_memory_kept
 from tasks.device.copies import NoCopies
+from tasks.device.freed_memory import freed_memory_kept
 from tasks.evaluation import caption_and_score
 from tasks.grids import encoding
 from tasks.grids.failures import FailedPhotograph

@@ -118,7 +118,7 @@ def test_timms_models_have_the_blocks_that_timm_names(name: str, blocks: int) ->
     assert len(backbone.blocks) == blocks
     stem = len(list(backbone.features.parameters()))
     tuned = [len(make(f"timm:{name}").unfreeze(first)) for first in range(blocks, 0, -1)]
-    assert 0 < tuned[0] and tuned == sorted(set(tuned)) and tuned[-1] < stem
+    assert tuned[0] > 0 and tuned == sorted(set(tuned)) and tuned[-1] < stem
     with pytest.raises(ValueError, match=f"has {blocks} blocks: block {blocks + 1} cannot be tuned"):
         backbone.unfreeze(blocks + 1)
 

@@ -42,8 +42,8 @@ class Backbone(nn.Module):
     features: the network up to its last spatial map (N, C, h, w). head: name prefixes of the classifier's weights,
     which a weight file may contain and which are not used. prefix: the prefix of all weight names in such a file.
     published: name of torchvision's weight enum, or `timm:MODEL`; None where no weights are published. blocks: the
-    prefixes of the weight names of each block, or those names, in order; the stem belongs to no block. grid: the side that the map is
-    average-pooled to (adaptive); None leaves the map as the network gives it.
+    prefixes of the weight names of each block, or those names, in order; the stem belongs to no block. grid: the side
+    that the map is average-pooled to (adaptive); None leaves the map as the network gives it.
     """
 
     def __init__(

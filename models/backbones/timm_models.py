@@ -20,13 +20,14 @@ class TimmBackbone(Backbone):
 
         timm's batch norms contain their activation functions, which stay.
         """
-        network = self.features
+        network: Any = self.features
         for name, module in list(network.named_modules()):
             if hasattr(module, "act") and isinstance(module, nn.BatchNorm2d):
                 network.set_submodule(name, _without_activation(module))
         if any(isinstance(module, nn.BatchNorm2d) for module in network.modules()):
-            self.features = _folded(_Features(network))
-            self.features.num_prefix_tokens = getattr(network, "num_prefix_tokens", 0)
+            folded: Any = _folded(_Features(network))
+            folded.num_prefix_tokens = getattr(network, "num_prefix_tokens", 0)
+            self.features = folded
 
     def maps(self, photographs: Tensor) -> Tensor:
         features: Any = self.features
@@ -72,7 +73,7 @@ def _folded(network: nn.Module) -> fx.GraphModule:
     graph, modules = _Tracer().trace(network), dict(network.named_modules())
     for node in list(graph.nodes):
         norm = modules[node.target] if node.op == "call_module" else None
-        before = node.args[0] if isinstance(norm, nn.BatchNorm2d) else None
+        before: Any = node.args[0] if isinstance(norm, nn.BatchNorm2d) else None
         convolution = modules[before.target] if before is not None and before.op == "call_module" else None
         if norm is None or not isinstance(convolution, nn.Conv2d) or len(before.users) > 1:
             continue

@@ -130,7 +130,8 @@ class Layout:
         if self.read is not None:
             words = self.shape[0] * self.shape[1] * self.shape[2]
             values = values.new_zeros(words, values.shape[1]).index_copy(0, self.read, values)
-        return values.unflatten(0, self.shape)
+        spread: Tensor = values.unflatten(0, self.shape)
+        return spread
 
 
 def words_read(places: Tensor, shape: Sequence[int]) -> Tensor:

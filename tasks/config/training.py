@@ -94,8 +94,8 @@ class TuningConfig(CrossEntropyConfig):
         2,
         ge=1,
         le=64,
-        description="number, from 1, of the first of the backbone's blocks to fine-tune; all later ones are too. timm's "
-        "models have the blocks of timm's `group_matcher`",
+        description="number, from 1, of the first of the backbone's blocks to fine-tune; all later ones are too. A "
+        "model of timm has the blocks of its `group_matcher`",
     )
     crop: float = Field(
         0.85,
@@ -108,15 +108,15 @@ class TuningConfig(CrossEntropyConfig):
     )
     keep_decoder: Annotated[bool, NotInKey()] = Field(
         False,
-        description="use the decoder that is tuned with the backbone, in place of a new one that is trained on the tuned "
-        "backbone's grids",
+        description="use the decoder that is tuned with the backbone, in place of a new one that is trained on the "
+        "tuned backbone's grids",
     )
     jitter: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="largest share, such as 0.2, by which a photograph's brightness, contrast and saturation are raised "
-        "or lowered at random, each by itself; its hues stay, because captions name colours; default: none",
+        description="largest share, such as 0.2, by which a photograph's brightness, contrast and saturation are "
+        "raised or lowered at random, each by itself; its hues stay, because captions name colours; default: none",
     )
 
 

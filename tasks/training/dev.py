@@ -50,9 +50,9 @@ class Dev(ABC):
     def scores(self, model: nn.Module) -> dict[str, float]:
         """Return the scores of all dev pictures.
 
-        `DEV_SCORES` are those of greedy captions, free-running; `dev_mean` is the mean of the others. `dev_loss` is the cross-entropy of the pictures' own
-        captions under teacher forcing, in nats per token, without what training adds to it, and `dev_perplexity` is its
-        exponential.
+        `DEV_SCORES` are those of greedy captions, free-running; `dev_mean` is the mean of the others. `dev_loss` is the
+        cross-entropy of the pictures' own captions under teacher forcing, in nats per token, without what training adds
+        to it, and `dev_perplexity` is its exponential.
         """
         model.eval()
         local_captions: list[list[str]] = []
