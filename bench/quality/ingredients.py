@@ -1,9 +1,10 @@
 """What each ingredient of training and search adds, in one table: dev BLEU-4, METEOR, CIDEr and minutes.
 
-    python -m bench.quality.ingredients DATA WEIGHTS [--workspace FOLDER] [--seeds 0 1] [ROW ...]
+    python -m bench.quality.ingredients DATA WEIGHTS [--backbone NAME --sizes 224 417] [--seeds 0 1] [ROW ...]
 
-DATA is Flickr8k's folder, WEIGHTS MobileNetV2's weights. A row keeps what the rows before it switched on, but for those
-marked `alone`, which nothing follows. What has run already is not run again, and a killed run goes on where it stood.
+DATA is Flickr8k's folder, WEIGHTS the backbone's weights: by default MobileNetV2's. The sizes are those of the plain
+row's pictures, and of finer ones. A row keeps what the rows before it switched on, but for those marked `alone`, which
+nothing follows. What has run already is not run again, and a killed run goes on where it stood.
 """
 
 from __future__ import annotations
@@ -34,12 +35,23 @@ class Row(NamedTuple):
     alone: bool = False
 
 
+FINER = -1  # stands for the second of the sizes
+
 PLAIN: Settings = {
-    "grids": {"backbone": "mobilenet_v2", "image_size": 224},
     "decoder": {"name": "show_attend_tell", "output": "deep", "pca_dim": 512, "tie_weights": True},
     "training": {"epochs": 6, "select": "cider"},
     "evaluation": {"split": "dev", "beam": 5},
 }
+TUNING = {
+    "epochs": 5,
+    "first_block": 1,
+    "backbone_learning_rate": 1e-4,
+    "label_smoothing": 0.1,
+    "unknown_words": 0.1,
+    "averaging": 0.99,
+    "select": "cider",
+}
+REWARDS = {"epochs": 5, "learning_rate": 1e-4, "averaging": 0.99, "select": "mean"}
 ROWS = (
     Row("plain", {}),
     Row("captions of up to 20 tokens", {"captions": {"max_tokens": 20}}),
@@ -48,14 +60,20 @@ ROWS = (
     Row("a tenth of the words unknown", {"training": {"unknown_words": 0.1}}),
     Row("averaged weights", {"training": {"averaging": 0.999}}),
     Row("scheduled sampling to 0.25", {"training": {"scheduled_sampling": 0.25}}, alone=True),
-    Row("14x14 at 417 px", {"grids": {"image_size": 417}}, alone=True),
-    Row("7x7 at 417 px", {"grids": {"image_size": 417, "grid": 7}}),
+    Row("finer pictures, all positions", {"grids": {"image_size": FINER}}, alone=True),
+    Row("finer pictures, 7x7 positions", {"grids": {"image_size": FINER, "grid": 7}}),
     Row("four views", {"views": {"number": 4}}),
     Row("length normalisation 0.7", {"evaluation": {"length_normalisation": 0.7}}),
     Row("no trigram twice", {"evaluation": {"no_repeat": 3}}),
     Row("three checkpoints together", {"training": {"keep": 3}, "evaluation": {"ensemble": 3}}, alone=True),
     Row("Up-Down instead", {"decoder": {"name": "up_down", "output": None}}, alone=True),
     Row("Transformer instead", {"decoder": {"name": "transformer", "output": None, "layers": 2}}, alone=True),
+    Row("chosen by the mean of scores", {"training": {"select": "mean"}}, alone=True),
+    Row("the backbone fine-tuned", {"tuning": TUNING}, alone=True),
+    Row("fine-tuned with jitter 0.2", {"tuning": {**TUNING, "jitter": 0.2}}, alone=True),
+    Row("fine-tuned, and its decoder kept", {"tuning": {**TUNING, "jitter": 0.2, "keep_decoder": True}}),
+    Row("rewarded by CIDEr-D", {"self_critical": REWARDS}, alone=True),
+    Row("rewarded by METEOR too", {"self_critical": {**REWARDS, "meteor": 3.0}}),
 )
 
 
@@ -92,6 +110,8 @@ def _arguments() -> Any:
     parser.add_argument("rows", nargs="*")
     parser.add_argument("--workspace", type=Path, default=Path("workspace"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--backbone", default="mobilenet_v2")
+    parser.add_argument("--sizes", type=int, nargs=2, default=(224, 417), metavar="PX")
     parser.add_argument("--threads", type=int, default=0)
     given = parser.parse_intermixed_args()
     unknown = set(given.rows) - {row.name for row in ROWS}
@@ -103,7 +123,11 @@ def _arguments() -> Any:
 def _config(settings: Settings, seed: int, given: Any) -> Config:
     own: Settings = {
         "data": {"adapter": "flickr8k", "path": str(given.data)},
-        "grids": {"weights": str(given.weights)},
+        "grids": {
+            "backbone": given.backbone,
+            "weights": str(given.weights),
+            "image_size": given.sizes["grids" in settings],
+        },
         "training": {"seed": seed},
         "machine": {"workspace": str(given.workspace), "threads": given.threads},
     }

@@ -1,0 +1,104 @@
+"""Decoders of others, as their repositories have them, behind this project's interface: its search decodes them too.
+
+`Att2in` and `AnnotatedTransformer` are those of ruotianluo's ImageCaptioning.pytorch. The tutorial's soft attention
+needs no class of its own: the project's `show_attend_tell` with the options of the preset of that name computes it
+(bench/speed/training_step.py holds the two against each other).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.attention import AdditiveAttention
+from models.decoders.base import SAME_FOR_PICTURE, Decoder, State, at_places
+from models.decoders.transformer import KVCache, Transformer
+from models.options import DecoderOptions
+
+
+@dataclass(frozen=True)
+class Att2inState(State):
+    """The state of `Att2in`: annotations (N, P, H), keys (N, P, A), hidden and cell (N, R, H)."""
+
+    annotations: Tensor = field(metadata=SAME_FOR_PICTURE)
+    keys: Tensor = field(metadata=SAME_FOR_PICTURE)
+    hidden: Tensor
+    cell: Tensor
+
+
+class Att2in(Decoder):
+    """Attention that enters an LSTM's candidate alone, through a maxout of two (Rennie et al. 2017, section 2.2).
+
+    Annotation vectors and word embeddings pass a ReLU and a dropout of one half; the first state is zero.
+    """
+
+    def __init__(self, channels: int, vocabulary: int, options: DecoderOptions) -> None:
+        """Create the layers; channels: C of the grid. vocabulary: V."""
+        super().__init__(channels, vocabulary, options)
+        hidden = options.hidden
+        drop = nn.Dropout(options.dropout_output)
+        self.project = nn.Sequential(nn.Linear(channels, hidden), nn.ReLU(), drop)
+        self.word = nn.Sequential(nn.ReLU(), drop)
+        self.attention = AdditiveAttention(hidden, hidden, 512)
+        self.word_gates = nn.Linear(options.embedding, 5 * hidden)
+        self.hidden_gates = nn.Linear(hidden, 5 * hidden)
+        self.context_candidates = nn.Linear(hidden, 2 * hidden)
+        self.drop_output = drop
+
+    @property
+    def attends(self) -> bool:
+        return True
+
+    def start(self, grid: Tensor) -> Att2inState:
+        annotations = self.project(grid.flatten(1, 2))
+        zeros = annotations.new_zeros(len(grid), 1, annotations.shape[2], dtype=torch.float32)
+        alphas = zeros.new_zeros(len(grid), 1, annotations.shape[1])
+        return Att2inState(alphas, annotations, self.attention.keys(annotations), zeros, zeros)
+
+    def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, State]:
+        state = self._cell_step(state, self.word_gates(self.word(self.embed(tokens))))
+        logits: Tensor = self.head(self.drop_output(state.hidden))
+        return logits, state
+
+    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, State]:
+        state = self.start(grid).expand(words.shape[1])
+        states = []
+        for gates in self.word_gates(self.word(self.embed(words))).unbind(dim=2):
+            state = self._cell_step(state, gates)
+            states.append(state)
+        read = at_places(torch.stack([state.hidden for state in states], dim=2), places)
+        return self.head(self.drop_output(read)), State(torch.stack([state.alphas for state in states], dim=2))
+
+    def compile_step(self, pictures: int, rows: int) -> None:
+        raise NotImplementedError("peers are not compiled")
+
+    def _cell_step(self, state: Att2inState, word_gates: Tensor) -> Att2inState:
+        """Return the state after a word; word_gates (N, R, 5H): the word's part of the gates and the candidates."""
+        size = state.hidden.shape[-1]
+        context, alphas = self.attention(state.annotations, state.keys, self.attention.query(state.hidden))
+        sums = (word_gates + self.hidden_gates(state.hidden)).float()
+        take, forget, give = torch.sigmoid(sums[..., : 3 * size]).chunk(3, dim=-1)
+        candidates = sums[..., 3 * size :] + self.context_candidates(context).float()
+        candidate = torch.maximum(*candidates.chunk(2, dim=-1))
+        cell = forget * state.cell + take * candidate
+        return replace(state, alphas=alphas, hidden=give * torch.tanh(cell), cell=cell)
+
+
+class AnnotatedTransformer(Transformer):
+    """The Transformer of the "annotated" kind: six layers over the grid and six over words.
+
+    The grid has no positions: its annotation vectors pass a linear layer, a ReLU and a dropout.
+    """
+
+    def start(self, grid: Tensor) -> KVCache:
+        annotations = self.drop_layers(torch.relu(self.project(grid.flatten(1, 2))))
+        for layer in self.encoder:
+            annotations = layer(annotations)
+        annotations = self.grid_norm(annotations)
+        keys, values = zip(*(layer.cross_attention.keys_and_values(annotations) for layer in self.layers), strict=True)
+        no_words = keys[0].new_zeros(len(grid), 1, len(self.layers), 0, self.hidden)
+        alphas = annotations.new_zeros(len(grid), 1, annotations.shape[1], dtype=torch.float32)
+        return KVCache(alphas, torch.stack(keys, dim=1), torch.stack(values, dim=1), no_words, no_words)

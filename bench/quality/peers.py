@@ -1,0 +1,302 @@
+"""Decoders and recipes of others beside this project's, on the same cached grids, for the same number of steps.
+
+    python -m bench.quality.peers CONFIG [--steps 2250] [--rewarded 750] [--seed 0] [--threads 0] [PEER ...]
+
+CONFIG is a config or preset with SECTION.FIELD=VALUE settings; its grids, captions and evaluation are everybody's, and
+`ours` is its decoder, training and self_critical. A step has 16 pictures with all their captions, for all. Each recipe
+is re-stated here from its repository: optimiser, rate, clipping and dropout are theirs, and every 375 steps the weights
+that are best on dev by greedy BLEU-4 (the tutorial) or CIDEr (the others) are kept. `ratio` is CIDEr over that of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from bench.machine import describe
+from bench.quality.peer_decoders import AnnotatedTransformer, Att2in
+from flows.pipeline import build_pipeline
+from models.cross_entropy import cross_entropy
+from models.decoders.base import Decoder
+from models.decoders.show_attend_tell import ShowAttendTell
+from models.options import DecoderOptions, Decoding, ShowAttendTellOptions, TransformerOptions
+from models.search import decode, greedy, sample
+from models.vocabulary import NULL, UNK
+from tasks.config.devices import device_of
+from tasks.config.schema import Config, load
+from tasks.data.caption_files import read_frequencies
+from tasks.data.manifest import read_pictures
+from tasks.grids.index import open_grids
+from tasks.metrics import ScoredCaption, measure
+from tasks.metrics.ptb import tokenize
+from tasks.pipeline.plan import artifacts, up_to
+from tasks.pipeline.run import run_stage
+from tasks.training.batches import Batch, GridBatches, grids_in_order
+from tasks.training.fit_decoder import FitInputs, prepare
+from tasks.training.objectives import attention_penalty
+from tasks.training.outputs import HISTORY, load_decoder
+from tasks.training.precision import with_precision
+from tasks.training.reinforce_decoder import as_tokens, log_likelihood
+from tasks.training.rewards import Rewards
+
+_EPOCH = 375  # steps between two validations
+METRICS = (("bleu", "bleu4"), ("meteor", "meteor"), ("rouge", "rouge_l"), ("cider", "cider"))
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A decoder and its recipe.
+
+    make: (channels, vocabulary) -> decoder. rate: (step, steps) -> learning rate. clip: value to which each gradient is
+    clamped. best: the dev score that chooses the weights. doubly_stochastic: weight of that term. sampled: largest
+    share of scheduled sampling, which begins at a sixth of the steps and grows by 0.05 a sixth. rewarded: learning rate
+    of self-critical training; None where the recipe has none.
+    """
+
+    make: Callable[[int, int], Decoder]
+    rate: Callable[[int, int], float]
+    clip: float
+    best: str
+    doubly_stochastic: float = 0.0
+    sampled: float = 0.0
+    rewarded: float | None = None
+
+
+def _tutorial(channels: int, vocabulary: int) -> Decoder:
+    options = ShowAttendTellOptions(attention="additive_relu", first_state="linear", dropout_output=0.5)
+    return ShowAttendTell(channels, vocabulary, options)
+
+
+def _att2in(channels: int, vocabulary: int) -> Decoder:
+    return Att2in(channels, vocabulary, DecoderOptions(dropout_output=0.5))
+
+
+def _transformer(channels: int, vocabulary: int) -> Decoder:
+    return AnnotatedTransformer(channels, vocabulary, TransformerOptions(layers=6, encoder_layers=6))
+
+
+def _decayed(step: int, steps: int) -> float:
+    """Return 5e-4, times 0.8 after each tenth of the steps: every third of thirty epochs."""
+    return 5e-4 * float(0.8 ** (10 * step // steps))
+
+
+def _noam(step: int, steps: int) -> float:
+    """Return the rate of Vaswani et al. 2017, section 5.3; its 20,000 steps of warm-up are 12 % of its recipe's."""
+    warmup = max(0.12 * steps, 1)
+    return min((step + 1) / warmup, math.sqrt(warmup / (step + 1))) / math.sqrt(512 * 20_000)
+
+
+PEERS = {
+    "soft attention (sgrvinod's tutorial)": Peer(_tutorial, lambda *_: 4e-4, 5.0, "dev_bleu4", doubly_stochastic=1.0),
+    "att2in (ruotianluo)": Peer(_att2in, _decayed, 0.1, "dev_cider", sampled=0.25, rewarded=5e-5),
+    "Transformer (ruotianluo)": Peer(_transformer, _noam, 0.1, "dev_cider", rewarded=1e-5),
+}
+
+
+def main() -> None:
+    given, settings = _arguments()
+    describe()
+    config = load(given.config, [*settings, f"training.seed={given.seed}", f"machine.threads={given.threads}"])
+    ours = build_pipeline(config)
+    for name in ours.names()[:-1]:
+        run_stage(ours, name)
+    bench = Bench(config, given.seed)
+    print("\n| decoder and recipe | objective | steps | BLEU-4 | METEOR | ROUGE-L | CIDEr | ratio | minutes |")
+    print("| --- " * 9 + "|")
+    rows = bench.ours()
+    for row in rows:
+        print(_line(row, rows[0].scores["cider"]), flush=True)
+    for name in given.peers or PEERS:
+        for row in bench.train(name, PEERS[name], given.steps, given.rewarded):
+            base = rows[-1 if row.objective != "cross-entropy" else 0]
+            print(_line(row, base.scores["cider"]), flush=True)
+
+
+def _arguments() -> tuple[Any, list[str]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("config")
+    parser.add_argument("words", nargs="*", help="SECTION.FIELD=VALUE settings, and names of peers")
+    parser.add_argument("--steps", type=int, default=2250)
+    parser.add_argument("--rewarded", type=int, default=750)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=0)
+    given = parser.parse_intermixed_args()
+    settings = [word for word in given.words if "=" in word]
+    given.peers = [word for word in given.words if "=" not in word]
+    unknown = set(given.peers) - set(PEERS)
+    if unknown:
+        parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are: {', '.join(PEERS)}")
+    return given, settings
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table. scores: by beam search, on the config's split."""
+
+    name: str
+    objective: str
+    steps: int
+    scores: dict[str, float]
+    minutes: float
+
+
+def _line(row: Row, cider: float) -> str:
+    scores = [f"{row.scores[score]:.1f}" for _, score in METRICS]
+    cells = [row.name, row.objective, f"{row.steps:,}", *scores, f"{row.scores['cider'] / cider:.2f}"]
+    return f"| {' | '.join(cells)} | {row.minutes:.0f} |"
+
+
+class Bench:
+    """The common inputs: batches of the train split, dev, and the pictures that are scored."""
+
+    def __init__(self, config: Config, seed: int) -> None:
+        self.config, self.seed = config, seed
+        pipeline = up_to(build_pipeline(config), "evaluate")
+        self._found = artifacts(pipeline)
+        found = self._found
+        self._sources = FitInputs(found["ingest"], found["tensorise"], found["extract"], None)
+        self.device = device_of(config.machine)
+        training = config.training.model_copy(update={"batch_pictures": 16, "captions_per_picture": None})
+        self.training = with_precision(training, self.device, "training")
+        self.batches, self.dev = prepare("train", self.training, config.machine, self._sources)
+        self.vocabulary = self._sources.vocabulary()
+        self.max_length = self.vocabulary.settings["max_tokens"] + 1
+        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.precision == "bfloat16")
+
+    def ours(self) -> list[Row]:
+        """Return the rows of the config's own decoder: trained by teacher forcing, and by rewards where it is."""
+        rows = []
+        kinds = [kind for kind in ("train", "self_critical") if kind in self._found]
+        for kind in kinds:
+            history = pq.read_table(self._found[kind].path / HISTORY).to_pylist()
+            decoder, _ = load_decoder(self._found[kind].path)
+            objective = "cross-entropy" if kind == "train" else "and CIDEr-D"
+            minutes = sum(row["seconds"] for row in history) / 60
+            rows.append(Row("ours", objective, int(history[-1]["step"]), self.scores(decoder), minutes))
+        return rows
+
+    def train(self, name: str, peer: Peer, steps: int, rewarded: int) -> Iterator[Row]:
+        """Yield the rows of a peer: after teacher forcing, and after self-critical training where it has that."""
+        torch.manual_seed(self.seed)
+        decoder = peer.make(self.batches.channels, len(self.vocabulary)).to(self.device)
+        minutes = self._fit(decoder, peer, steps, self._teacher_forced, lambda step: peer.rate(step, steps))
+        yield Row(name, "cross-entropy", steps, self.scores(decoder), minutes)
+        if peer.rewarded is not None and rewarded:
+            rate = peer.rewarded
+            frequencies = read_frequencies(self._found["tensorise"].path)
+            loss = SelfCritical(Rewards(frequencies), self.max_length)
+            minutes = self._fit(decoder, peer, rewarded, lambda *given: loss(*given[:2]), lambda _: rate)
+            yield Row(name, "and CIDEr-D", rewarded, self.scores(decoder), minutes)
+
+    def _fit(
+        self, decoder: Decoder, peer: Peer, steps: int, loss_of: Callable[..., Tensor], rate: Callable[[int], float]
+    ) -> float:
+        """Train for `steps`, leave the decoder with its best weights on dev, and return the minutes of the steps."""
+        optimiser = torch.optim.Adam(decoder.parameters(), rate(0))
+        best, kept = float("-inf"), copy.deepcopy(decoder.state_dict())
+        batches, seconds = _endless(self.batches), 0.0
+        for step in range(steps):
+            begun = time.monotonic()
+            torch.manual_seed(self.seed * 1_000_003 + step)
+            decoder.train()
+            loss = loss_of(decoder, next(batches), peer, step / steps)
+            for group in optimiser.param_groups:
+                group["lr"] = rate(step)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_value_(decoder.parameters(), peer.clip)
+            optimiser.step()
+            seconds += time.monotonic() - begun
+            if (step + 1) % _EPOCH == 0 or step + 1 == steps:
+                score = self.dev.scores(decoder)[peer.best]
+                if score > best:
+                    best, kept = score, copy.deepcopy(decoder.state_dict())
+        decoder.load_state_dict(kept)
+        return seconds / 60
+
+    def _teacher_forced(self, decoder: Decoder, batch: Batch, peer: Peer, done: float) -> Tensor:
+        """Return the cross-entropy a token, with the doubly stochastic term where the peer has it."""
+        share = min(peer.sampled, 0.05 * int(6 * done))
+        with self.autocast:
+            words = _scheduled(decoder, batch, share) if share else batch.words
+            logits, states = decoder(batch.pictures.float(), words, batch.places)
+        loss = cross_entropy(logits, batch.next_words) / len(batch.places)
+        if peer.doubly_stochastic:
+            loss = loss + peer.doubly_stochastic * attention_penalty(states.alphas, batch.valid)
+        return loss
+
+    def scores(self, decoder: Decoder) -> dict[str, float]:
+        """Return the scores, in percent, of captions of the evaluated split by the config's search."""
+        evaluation, machine = self.config.evaluation, self.config.machine
+        grids = open_grids(self._found["extract"], machine)
+        pictures = read_pictures(self._found["ingest"].path, evaluation.split)
+        pictures = [picture for picture in pictures if picture.digest in grids]
+        decoder.eval()
+        inference = decoder.for_inference()
+        scored: list[ScoredCaption] = []
+        with torch.inference_mode():
+            for _, grid in grids_in_order([picture.digest for picture in pictures], grids, 32):
+                for caption, *_ in decode(inference, grid.to(self.device), evaluation.decoding()):
+                    references = [tokenize(text) for text in pictures[len(scored)].captions]
+                    scored.append(ScoredCaption(tokenize(self.vocabulary.text(caption.tokens)), references))
+        return {score: measure(metric, scored)[score] for metric, score in METRICS}
+
+
+class SelfCritical:
+    """Self-critical training with the greedy caption's reward as the baseline (Rennie et al. 2017)."""
+
+    def __init__(self, rewards: Rewards, max_length: int, samples: int = 5) -> None:
+        self._rewards, self._max_length, self._samples = rewards, max_length, samples
+
+    def __call__(self, decoder: Decoder, batch: Batch) -> Tensor:
+        """Return the loss, whose gradient is the estimate of the expected reward's, negated."""
+        decoder.eval()
+        pictures = batch.pictures.float()
+        decoding = Decoding(search="sample", n_best=self._samples, max_length=self._max_length)
+        seed = int(torch.randint(2**31, ()))
+        with torch.no_grad():
+            drawn = as_tokens(sample(decoder, pictures, decoding, [seed + place for place in range(len(pictures))]))
+            first = greedy(decoder, pictures, Decoding(max_length=self._max_length))
+        baseline = as_tokens([[caption] for caption in first])
+        rewards, base = (self._rewards(tokens[:, :, 1:], batch.targets) for tokens in (drawn, baseline))
+        decoder.train()
+        said = Batch.of(batch.pictures, drawn)
+        logits, _ = decoder(pictures, said.words, said.places)
+        weights = (rewards - base).float().flatten()[said.places // said.words.shape[2]]
+        return -(weights * log_likelihood(logits, said.next_words)).sum() / len(said.places)
+
+
+def _scheduled(decoder: Decoder, batch: Batch, share: float) -> Tensor:
+    """Return the words read, a share of them drawn from the decoder, word by word after what it read before."""
+    words = batch.words.clone()
+    with torch.no_grad():
+        state: Any = decoder.start(batch.pictures.float()).expand(words.shape[1])
+        for step in range(words.shape[2] - 1):
+            logits, state = decoder.step(state, words[:, :, step])
+            scores = logits.float()
+            scores[..., : UNK + 1] = -torch.inf
+            drawn = torch.distributions.Categorical(logits=scores).sample()
+            chosen = (torch.rand(drawn.shape) < share) & (words[:, :, step + 1] != NULL)
+            words[:, :, step + 1] = torch.where(chosen, drawn, words[:, :, step + 1])
+    return words
+
+
+def _endless(batches: GridBatches) -> Iterator[Batch]:
+    """Yield the batches of epoch after epoch."""
+    epoch = 0
+    while True:
+        yield from batches.epoch(epoch)
+        epoch += 1
+
+
+if __name__ == "__main__":
+    main()
