@@ -121,6 +121,21 @@ class BaseCaptioner(ABC, Generic[PictureT, GridT]):
         results = self._caption_grids(grid, keys, attention, settings_of(self.decoding, decoding))
         return results if min_confidence is None else withheld(results, min_confidence, otherwise)
 
+    def from_cached(self, grids: npt.NDArray[np.float16], keys: Sequence[int], **decoding: Any) -> list[Captioned]:
+        """Return a result for each grid of a store, (N, h, w, C) float16, in order: as of the photographs themselves.
+
+        keys: `key_of_digest` of each photograph. decoding: as in `from_grid`.
+        """
+        results: list[Captioned] = []
+        for start in range(0, len(grids), _BATCH):
+            part = slice(start, start + _BATCH)
+            results += self.from_grid(self._as_grids(grids[part]), keys[part], **decoding)
+        return results
+
+    @abstractmethod
+    def _as_grids(self, grids: npt.NDArray[np.float16]) -> GridT:
+        """Return grids (N, h, w, C) in the runtime's kind of array."""
+
     @abstractmethod
     def _caption_grids(
         self, grid: GridT, keys: Sequence[int] | None, attention: bool, settings: Decoding

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -93,6 +95,9 @@ class Captioner(BaseCaptioner[Tensor, Tensor]):
     def encode(self, pictures: list[Tensor]) -> Tensor:
         """Return the grids (N, h, w, C) float16 of resized pictures, uint8 (3, S, S) each, or of given grids."""
         return torch.stack(pictures) if self._encoder is None else self._encoder(stack(pictures))
+
+    def _as_grids(self, grids: npt.NDArray[np.float16]) -> Tensor:
+        return torch.from_numpy(grids)
 
     def _picture(self, photograph: bytes) -> Tensor:
         """Return the photograph decoded and resized, uint8 (3, S, S); ValueError if it cannot be decoded.

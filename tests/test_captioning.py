@@ -11,10 +11,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from flows.registered import caption
 from flows.registered.caption import CaptionCounts, write_captions_file
@@ -47,6 +49,36 @@ def read(path: Path) -> list[dict[str, object]]:
                 for row in csv.DictReader(file)
             ]
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("asked", [None, {"beam": 1}, {"temperature": 1.0}])
+def test_pictures_whose_grids_are_there_are_captioned_without_the_backbone(
+    registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, float] | None
+) -> None:
+    """As from the photographs; a new picture beside them, and one that cannot be read, are encoded or told as ever."""
+    folder, encoded = folder_of(registered, tmp_path / "folder"), []
+    new = folder / "new.png"
+    Image.effect_noise((64, 64), 80).convert("RGB").save(new)
+    (folder / "text.png").write_text("no picture")
+    caption_batch = caption.caption_batch
+
+    def counting(captioner: Any, batch: list[Any], *given: Any) -> Any:
+        encoded.extend(picture.name for picture in batch)
+        return caption_batch(captioner, batch, *given)
+
+    monkeypatch.setattr(caption, "caption_batch", counting)
+    out, plain = tmp_path / "captions.parquet", tmp_path / "plain.parquet"
+    counts = write_captions_file(out, [str(folder)], None, asked, registered)
+    assert counts == CaptionCounts(7, 0, 1) and sorted(encoded) == ["new.png", "text.png"]
+    monkeypatch.setattr(caption, "_grids_for", lambda *_: None)
+    assert write_captions_file(plain, [str(folder)], None, asked, registered) == counts and len(encoded) == 2 + 7
+    cached, fresh = read(out), read(plain)
+    for name in ("file_name", "text", "error", "digest"):
+        assert [row[name] for row in cached] == [row[name] for row in fresh]
+    for one, other in zip(cached, fresh, strict=True):
+        assert one["log_probability"] == (
+            other["log_probability"] and pytest.approx(other["log_probability"], abs=1e-4)
+        )
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])

@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flows.registered.pictures_to_caption import EncodedPicture, ParquetPictures, Pictures, open_pictures
-from models.captioned import takes_grids
+from models.captioned import key_of_digest, takes_grids
 from models.options import Runtime
 from tasks.common.errors import AttendError
 from tasks.common.files import write_whole
@@ -28,7 +28,11 @@ from tasks.pipeline.ledger import digest_of
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.versions import Registered, find
 
+if TYPE_CHECKING:
+    from tasks.grids.reader import GridReader
+
 _NAMED = 5  # pictures without a caption that are told
+_GRIDS = 64  # grids that are read and captioned at once
 _PART_SECONDS, _PART_ROWS = 30.0, 4096  # a part is written after this time, or at this number of rows
 _SCHEMA = pa.schema(
     [
@@ -98,16 +102,21 @@ def print_captions(
         raise AttendError(f"--attention: {attention}: is written as PNG: give a name ending in .png")
     if attention is not None and not attention.parent.is_dir():
         raise AttendError(f"--attention: {attention.parent}: no such folder")
-    captioner = load_captioner(*_find(model, workspace), runtime)
+    found = _find(model, workspace)
+    captioner = load_captioner(*found, runtime)
     if attention is not None and takes_grids(captioner.config):
         raise AttendError("--attention: draws over a photograph, and this model takes grids: leave it out")
     names = list(pictures.named())
     digests = {digest for _, digest in names if digest is not None}
     row_by_digest: dict[str | None, Row] = {}
+    grids = None if attention is not None else _grids_for(captioner, found.address, workspace)
     with Bar(len(digests), "captions", "pictures") as bar:
-        for batch in pictures.batches(digests):
+        for rows_and_results in _from_grids(captioner, grids, digests, decoding):
+            row_by_digest |= {row["digest"]: _with_alternatives(row, result) for row, result in rows_and_results}
+            bar.advance(len(rows_and_results))
+        for batch in pictures.batches(digests - row_by_digest.keys()):
             for picture, row, result in caption_batch(captioner, batch, decoding, attention is not None):
-                row_by_digest[picture.digest] = {**row, "alternatives": result.alternatives}
+                row_by_digest[picture.digest] = _with_alternatives(row, result)
                 if attention is not None and result.tokens:
                     _draw_attention(picture, result, captioner, attention)
             bar.advance(len(batch))
@@ -153,7 +162,9 @@ def write_captions_file(
         new = digests - row_by_digest.keys()
         known = digests - new
         if new:
-            _caption_new(pictures, new, len(known), load_captioner(*found, runtime), decoding, parts, row_by_digest)
+            captioner = load_captioner(*found, runtime)
+            grids = _grids_for(captioner, found.address, workspace)
+            _caption_new(pictures, new, len(known), captioner, grids, decoding, parts, row_by_digest)
         rows = [
             {
                 "file_name": name,
@@ -187,6 +198,7 @@ def _caption_new(
     new: set[str],
     known_count: int,
     captioner: Any,
+    grids: GridReader | None,
     decoding: AskedDecoding,
     parts: _PartFiles,
     row_by_digest: dict[str | None, Row],
@@ -196,9 +208,9 @@ def _caption_new(
     part_start = time.monotonic()
     with Bar(known_count + len(new), "captions", "pictures", known_count) as bar:
         try:
-            for batch in pictures.batches(new):
-                rows += [row for _, row, _ in caption_batch(captioner, batch, decoding)]
-                bar.advance(len(batch))
+            for made in _captions(pictures, new, captioner, grids, decoding):
+                rows += made
+                bar.advance(len(made))
                 if len(rows) >= _PART_ROWS or time.monotonic() - part_start > _PART_SECONDS:
                     parts.write(rows)
                     row_by_digest |= {row["digest"]: row for row in rows}
@@ -206,6 +218,47 @@ def _caption_new(
         finally:
             parts.write(rows)
             row_by_digest |= {row["digest"]: row for row in rows}
+
+
+def _grids_for(captioner: Any, address: str, workspace: Path) -> GridReader | None:
+    """Return a reader of the grids that this workspace has of photographs, as the captioner's backbone makes them."""
+    # Models registered earlier caption photographs alone.
+    if takes_grids(captioner.config) or not hasattr(captioner, "from_cached"):
+        return None
+    from flows.registered.cached_grids import cached_grids
+
+    return cached_grids(address, workspace)
+
+
+def _captions(
+    pictures: Pictures, digests: set[str], captioner: Any, grids: GridReader | None, decoding: AskedDecoding
+) -> Iterator[list[Row]]:
+    """Yield the rows of the pictures with these digests, some at a time: first of those whose grids are there."""
+    done = set()
+    for made in _from_grids(captioner, grids, digests, decoding):
+        done |= {row["digest"] for row, _ in made}
+        yield [row for row, _ in made]
+    for batch in pictures.batches(digests - done):
+        yield [row for _, row, _ in caption_batch(captioner, batch, decoding)]
+
+
+def _from_grids(
+    captioner: Any, grids: GridReader | None, digests: set[str], decoding: AskedDecoding
+) -> Iterator[list[tuple[Row, Any]]]:
+    """Yield the row and the result of each of these pictures that has a grid, some at a time."""
+    cached = [] if grids is None else sorted(digest for digest in digests if digest in grids)
+    if cached:
+        log.info(f"{len(cached):,} of {len(digests):,} pictures are captioned from grids that the workspace has")
+    for start in range(0, len(cached), _GRIDS):
+        assert grids is not None
+        part = cached[start : start + _GRIDS]
+        _check_confidence(captioner, decoding)
+        keys = [key_of_digest(digest) for digest in part]
+        try:
+            results = captioner.from_cached(grids.read(part), keys, **(decoding or {}))
+        except ValueError as error:
+            raise AttendError(str(error)) from None
+        yield [(_row(digest, result), result) for digest, result in zip(part, results, strict=True)]
 
 
 class _PartFiles:
@@ -245,24 +298,37 @@ def caption_batch(
     captioner: Any, batch: list[EncodedPicture], decoding: AskedDecoding, attention: bool = False
 ) -> Iterator[tuple[EncodedPicture, Row, Any]]:
     """Yield each picture of a batch with its row and the captioner's result."""
-    if decoding is not None and "min_confidence" in decoding and not hasattr(captioner, "confidence"):
-        raise AttendError(
-            "--min-confidence: this model was registered before captions had a confidence: run `attend run` again"
-        )
+    _check_confidence(captioner, decoding)
     try:
         results = captioner.caption([picture.data for picture in batch], attention=attention, **(decoding or {}))
     except ValueError as error:
         raise AttendError(str(error)) from None
     for picture, result in zip(batch, results, strict=True):
-        succeeded = result.error is None
-        row = {
-            "text": result.caption if succeeded else None,
-            "log_probability": result.log_probability if succeeded else None,
-            "confidence": getattr(result, "confidence", None),  # models registered earlier have none
-            "error": result.error,
-            "digest": picture.digest,
-        }
-        yield picture, row, result
+        yield picture, _row(picture.digest, result), result
+
+
+def _check_confidence(captioner: Any, decoding: AskedDecoding) -> None:
+    """Raise AttendError where a confidence is asked for, of a model of before captions had one."""
+    if decoding is not None and "min_confidence" in decoding and not hasattr(captioner, "confidence"):
+        raise AttendError(
+            "--min-confidence: this model was registered before captions had a confidence: run `attend run` again"
+        )
+
+
+def _row(digest: str, result: Any) -> Row:
+    """Return the row of a picture; result: the captioner's."""
+    succeeded = result.error is None
+    return {
+        "text": result.caption if succeeded else None,
+        "log_probability": result.log_probability if succeeded else None,
+        "confidence": getattr(result, "confidence", None),  # models registered earlier have none
+        "error": result.error,
+        "digest": digest,
+    }
+
+
+def _with_alternatives(row: Row, result: Any) -> Row:
+    return {**row, "alternatives": result.alternatives}
 
 
 def _read_rows(path: Path) -> list[Row]:

@@ -81,6 +81,9 @@ class OnnxCaptioner(BaseCaptioner[Array, Grids]):
         parts = [np.stack(pictures[start : start + _ENCODED]) for start in range(0, len(pictures), _ENCODED)]
         return np.concatenate([self._encoder.run(["grid"], {"photographs": part})[0] for part in parts])
 
+    def _as_grids(self, grids: npt.NDArray[np.float16]) -> Grids:
+        return grids
+
     def _caption_grids(
         self, grid: Grids, keys: Sequence[int] | None, attention: bool, settings: Decoding
     ) -> list[Captioned]:

@@ -81,6 +81,7 @@ from tasks.registry.tracking import (
 )
 from tasks.registry.versions import (
     EVALUATION,
+    MADE_FROM,
     PREDICTIONS_DIGEST,
     address_of,
     download_version_predictions,
@@ -332,7 +333,7 @@ def _create_version(
         **({"attend.commit": commit()} if commit() else {}),
         PREDICTIONS_DIGEST: artifacts.scores.ledger.files[PREDICTIONS].sha256,
         **{f"score.{name}": repr(value) for name, value in scores["scores"].items()},
-        **{f"attend.made_from.{stage}": artifact.ledger.key for stage, artifact in by_kind(work.artifacts).items()},
+        **{f"{MADE_FROM}.{stage}": artifact.ledger.key for stage, artifact in by_kind(work.artifacts).items()},
     }
     return log.client.create_model_version(
         registry.model,

@@ -28,6 +28,7 @@ EVALUATION = "attend.evaluation"  # tag of a version: the folder in its run with
 PICTURES = "pictures.parquet"  # in that folder: digest and split of the pictures that the version was made from
 PREDICTIONS_DIGEST = "attend.predictions"  # tag of a version: the SHA-256 of its predictions
 CHAMPIONS = "attend.champions"  # tag of a model: the versions that were champion, oldest first
+MADE_FROM = "attend.made_from"  # begins the tags of a version with the keys of the artifacts it was made from
 PROMOTED_AT = "attend.promoted_at"  # tag of a model: when its champion was set last (UTC, ISO 8601)
 _FIXED = "model-in-use.txt"  # in the workspace: the name of the model that `attend models use` fixed
 _ADDRESS = re.compile(r"[^/@:]+(@[^/@:]+|/[0-9]+)?")
@@ -217,6 +218,19 @@ def find(model: str | None, workspace: Path) -> Registered:
     if files is None or not (files / BUNDLE / LOADER).is_file():
         tracking.connect(workspace, must_exist=True)  # MLflow loads it, from the store that it is told of here
     return Registered(str(address), files)
+
+
+def key_of_grids(address: str, workspace: Path) -> str | None:
+    """Return the key of the `extract` artifact whose grids a version's decoder was trained on; None where it has none.
+
+    address: `models:/NAME/VERSION`.
+    """
+
+    def answer() -> str | None:
+        client = tracking.connect(workspace, must_exist=True)
+        return version_of_address(client, address).tags.get(f"{MADE_FROM}.extract")
+
+    return ask(workspace, f"grids of {address}", answer) if tracking.is_embedded() else answer()
 
 
 def resolve(model: str | None, workspace: Path) -> str:
