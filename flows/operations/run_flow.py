@@ -7,8 +7,11 @@ fresh stage completes as `Cached`, with the reason.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from prefect import flow, task
@@ -37,7 +40,7 @@ from tasks.pipeline.sessions import session
 from tasks.pipeline.stage import Hooks, Stage
 from tasks.registry import tracking
 from tasks.registry.params import run_params
-from tasks.registry.versions import find
+from tasks.registry.versions import champion_bundle, find
 from tasks.training.precision import computes_on
 from tasks.training.train import TrainedDecoder
 
@@ -131,5 +134,10 @@ def _hooks(stage: Stage, config: Config, inputs: Inputs) -> Iterator[Hooks]:
     if status.fresh or status.key is None:
         yield hooks
         return
-    with tracking.training_log(config.workspace, config.registry.model, status.key, run_params(stage, inputs)) as log:
-        yield replace(hooks, epoch_done=log.try_log_epoch)
+    model = config.registry.model
+    with (
+        tempfile.TemporaryDirectory(prefix="attend-champion-") as scratch,
+        tracking.training_log(config.workspace, model, status.key, run_params(stage, inputs)) as log,
+    ):
+        champion = partial(champion_bundle, config.workspace, model, Path(scratch))
+        yield replace(hooks, epoch_done=log.try_log_epoch, champion=champion)

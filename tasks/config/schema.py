@@ -126,6 +126,11 @@ class Config(Checked):
                 yield (
                     f"tuning.first_block: {self.grids.backbone} {has}: block {self.tuning.first_block} cannot be tuned"
                 )
+        if self.tuning is not None and self.training.start_from is not None:
+            yield (
+                "training.start_from: a champion whose backbone was fine-tuned is no start for a frozen one: leave "
+                "start_from or tuning out"
+            )
         if self.captions.units == "bpe" and self.decoder.word_vectors is not None:
             yield ("decoder.word_vectors: word vectors are for whole words: set captions.units=words")
         if self.tuning is not None and self.tuning.doubly_stochastic and not DECODERS[self.decoder.name].attends:

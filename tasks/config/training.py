@@ -81,6 +81,13 @@ class GridTrainingConfig(FitConfig):
 class TrainingConfig(CrossEntropyConfig, GridTrainingConfig):
     """How the decoder is trained on the cached grids by teacher forcing (stage `train`)."""
 
+    start_from: Literal["champion"] | None = Field(
+        None,
+        description="`champion`: training goes on from the weights of the model's champion, where there is one: words "
+        "keep theirs, and new ones are added; set few `epochs` and a low `learning_rate`. Another champion alone is no "
+        "reason to train again. Default: from the beginning",
+    )
+
 
 class TuningConfig(CrossEntropyConfig):
     """How the backbone is fine-tuned, with the decoder that was trained on its frozen grids (stage `tune`)."""

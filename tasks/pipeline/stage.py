@@ -36,6 +36,11 @@ def _ignore(*_: Any) -> None:
     """Accept a report and do nothing with it."""
 
 
+def _no_champion() -> Path | None:
+    """Return that there is no champion."""
+    return None
+
+
 @dataclass(frozen=True)
 class Hooks:
     """The callbacks to which a running stage reports its progress, and the executor of its jobs.
@@ -43,11 +48,13 @@ class Hooks:
     shards_done: called with (done, total) pictures after each shard of grids. epoch_done: called with each row of a
     training history as it is made, and with the file of its epoch's weights where they are the best so far; a resumed
     stage calls it for earlier rows too. executor: makes shards of grids elsewhere; None to make them in this process.
+    champion: returns the folder of the champion's bundle for torch; None where the model has no champion yet.
     """
 
     shards_done: Callable[[int, int], None] = _ignore
     epoch_done: Callable[[dict[str, float], Path | None], None] = _ignore
     executor: ShardExecutor | None = None
+    champion: Callable[[], Path | None] = _no_champion
 
 
 @dataclass(frozen=True, eq=False)

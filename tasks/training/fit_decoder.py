@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ from tasks.training.loop import EpochDone, TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
 from tasks.training.outputs import DECODER, HISTORY, LAST, NEXT_BEST, WEIGHTS, decoder_digest, kept_weights
 from tasks.training.precision import precision_by_epoch, with_precision
+from tasks.training.warm_start import start_from
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,12 @@ def fit_decoder(
     sources: FitInputs,
     out: Path,
     epoch_done: EpochDone,
+    start: Path | None = None,
 ) -> Outcome:
-    """Train a decoder, keep the weights with the best free-running dev score, and write them to `out`."""
+    """Train a decoder, keep the weights with the best free-running dev score, and write them to `out`.
+
+    start: the folder of the registered captioner whose weights it begins with; None for the beginning.
+    """
     vocabulary = sources.vocabulary()
     training = with_precision(training, device_of(machine), "training")
     batches, dev = prepare("train", training, machine, sources)
@@ -74,10 +79,12 @@ def fit_decoder(
         "options": decoder.options(),
     }
     initial = _initial_decoder(shape, decoder, training, batches, vocabulary)
+    notes = [] if start is None else [start_from(initial, shape, vocabulary, start)]
     groups = [WeightGroup(training.learning_rate, initial.parameters())]
     fit = TrainingLoop(initial, groups, training, machine, batches, out, CrossEntropy(training))
     fit.run(dev, epoch_done)
-    return finish(fit, shape, out)
+    outcome = finish(fit, shape, out)
+    return replace(outcome, notes=[*notes, *outcome.notes])
 
 
 def prepare(

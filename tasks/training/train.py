@@ -82,9 +82,13 @@ class Trained(TrainedDecoder):
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
         from tasks.training.fit_decoder import fit_decoder
+        from tasks.training.warm_start import check_backbone
 
         sources = self.sources(work)
-        return fit_decoder(self.decoder, self.training, self.machine, sources, work.out, hooks.epoch_done)
+        start = hooks.champion() if self.training.start_from == "champion" else None
+        if start is not None:
+            check_backbone(start, self.grids.grids)
+        return fit_decoder(self.decoder, self.training, self.machine, sources, work.out, hooks.epoch_done, start)
 
 
 def train(config: Config, grids: Grids, views: Views | None, captions: Captions, suffix: str = "") -> Trained:
