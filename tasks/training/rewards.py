@@ -13,7 +13,7 @@ from tasks.metrics.ptb import tokenize
 
 
 class Rewards:
-    """What the sampled captions of a batch are worth.
+    """The rewards of the sampled captions of a batch.
 
     CIDEr-D (from 0 to 10) alone prefers captions of the few words that all people use, and so shortens captions; METEOR
     (from 0 to 1) weighs what a caption leaves out more than what it adds.
