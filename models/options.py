@@ -155,8 +155,8 @@ class Decoding:
     log-probability / length ** length_normalisation; `sample` for captions drawn word by word, at a temperature, among
     the top_k likeliest words (0 for all) that make up the share top_p (Holtzman et al. 2020, section 3.1).
     max_length: the most words of a caption, END counted. min_length: the fewest words before END. no_repeat: no n-gram
-    of this size may occur twice in a caption (0 for no such rule). n_best: captions per picture, best first. seed: of
-    sampling.
+    of this size may occur twice in a caption (0 for no such rule). no_echo: no word may follow itself. n_best: captions
+    per picture, best first. seed: of sampling.
     """
 
     search: Searches = "beam"
@@ -169,6 +169,7 @@ class Decoding:
     max_length: int = 20
     min_length: int = 0
     no_repeat: int = 0
+    no_echo: bool = False
     n_best: int = 1
 
     def __post_init__(self) -> None:

@@ -372,10 +372,12 @@ def _rule_out(scores: Tensor, words: Tensor, decoding: Decoding) -> Tensor:
     Where no word would be left, END remains allowed.
     """
     length = words.shape[-1]
-    size = decoding.no_repeat
-    if length >= decoding.min_length and not 0 < size <= length:
+    size, echoes = decoding.no_repeat, decoding.no_echo and length > 0
+    if length >= decoding.min_length and not 0 < size <= length and not echoes:
         return scores
     allowed = scores.clone()
+    if echoes:
+        allowed.scatter_(-1, words[..., -1:], -torch.inf)
     if length < decoding.min_length:
         allowed[..., END] = -torch.inf
     if 0 < size <= length:

@@ -56,7 +56,8 @@ WAYS: tuple[dict[str, Any], ...] = (
     {},
     {"beam": 1},
     {"beam": 5, "n_best": 3, "no_repeat": 2, "min_length": 4, "length_normalisation": 0.7},
-    {"temperature": 1.3, "n_best": 2, "seed": 7},
+    {"beam": 3, "no_echo": True},
+    {"temperature": 1.3, "n_best": 2, "seed": 7, "no_echo": True},
     {"top_k": 5, "top_p": 0.8},
 )
 

@@ -225,6 +225,18 @@ def test_no_ngram_comes_twice(search: Decoding, size: int) -> None:
 
 
 @pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("size", [0, 3])
+def test_no_word_follows_itself(search: Decoding, size: int) -> None:
+    grid = tables(30, 11, end=-2.0)
+    search = replace(search, max_length=12, no_repeat=size)
+    plain = [c for found in decode(Markov(), grid, search) for c in found]
+    ruled = [c for found in decode(Markov(), grid, replace(search, no_echo=True)) for c in found]
+    assert any(_echoes(caption.tokens) for caption in plain)
+    assert not any(_echoes(caption.tokens) for caption in ruled)
+    assert not size or not any(_repeats(caption.tokens, size) for caption in ruled)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
 def test_no_caption_ends_before_its_least_length(search: Decoding) -> None:
     grid = tables(30, 12, end=1.0)
     plain = [c for found in decode(Markov(), grid, search) for c in found]
@@ -235,13 +247,17 @@ def test_no_caption_ends_before_its_least_length(search: Decoding) -> None:
 
 def test_rules_hold_for_greedy_as_for_a_beam_of_one() -> None:
     grid = tables(20, 13, end=-1.0)
-    ruled = Decoding(beam=1, max_length=9, min_length=3, no_repeat=2)
+    ruled = Decoding(beam=1, max_length=9, min_length=3, no_repeat=2, no_echo=True)
     ones = [caption.tokens for caption in greedy(Markov(), grid, ruled)]
     assert ones == [found[0].tokens for found in beam_search(Markov(), grid, ruled)]
 
 
 def _log_of(grid: Tensor) -> Tensor:
     return torch.log_softmax(grid, dim=-1)
+
+
+def _echoes(tokens: list[int]) -> bool:
+    return any(word == before for before, word in itertools.pairwise(tokens))
 
 
 def _repeats(tokens: list[int], size: int) -> bool:

@@ -180,7 +180,7 @@ class _BeamSearch:
     def _advance(self) -> None:
         """Extend the hypotheses by a word."""
         decoding, beam = self._decoding, self._decoding.beam
-        # END, and of each n-gram so far its last word, may be ruled out.
+        # END, and of each n-gram so far its last word, or the last word, may be ruled out.
         likeliest = self._decoder.step(self._state, self._last, beam + 1 + self._length)
         allowed = _rule_out(likeliest.values, likeliest.words, self._history.words, decoding)
         shortlist = allowed.shape[2]
@@ -239,9 +239,12 @@ def _rule_out(values: Floats, words: Words, before: Words, decoding: Decoding) -
     before (N, R, t): the words so far. Where no word would be left, END remains allowed.
     """
     length, size = before.shape[2], decoding.no_repeat
-    if length >= decoding.min_length and not 0 < size <= length:
+    echoes = decoding.no_echo and length > 0
+    if length >= decoding.min_length and not 0 < size <= length and not echoes:
         return values
     ruled_out = words == END if length < decoding.min_length else np.zeros(words.shape, np.bool_)
+    if echoes:
+        ruled_out |= words == before[:, :, -1:]
     if 0 < size <= length:
         # Each n-gram so far, by its first words, against the words that the next one would make an n-gram.
         repeated = np.ones((*before.shape[:2], length - size + 1), np.bool_)

@@ -131,6 +131,8 @@ class Config(Checked):
                 "training.start_from: a champion whose backbone was fine-tuned is no start for a frozen one: leave "
                 "start_from or tuning out"
             )
+        if self.evaluation.no_echo and (self.captions.units == "bpe" or self.captions.tokeniser == "characters"):
+            yield "evaluation.no_echo: letters and byte pairs may well follow themselves: leave it out"
         if self.captions.units == "bpe" and self.decoder.word_vectors is not None:
             yield ("decoder.word_vectors: word vectors are for whole words: set captions.units=words")
         if self.tuning is not None and self.tuning.doubly_stochastic and not DECODERS[self.decoder.name].attends:

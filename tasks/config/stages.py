@@ -198,6 +198,9 @@ class EvaluationConfig(Section):
         le=10,
         description="size of n-grams that no caption may contain twice; 0 allows repetition",
     )
+    no_echo: bool | None = Field(
+        None, description="whether no word may follow itself; of captions cut into whole words; default: false"
+    )
     n_best: int = Field(
         Decoding.n_best, ge=1, le=100, description="captions kept for each picture: the best one and its alternatives"
     )
@@ -228,7 +231,8 @@ class EvaluationConfig(Section):
 
     def decoding(self) -> Decoding:
         """Return the settings of decoding; ValueError for those that do not go together."""
-        return Decoding(**self.model_dump(exclude={"split", "metrics", "ensemble", "acceptable"}))
+        values = self.model_dump(exclude={"split", "metrics", "ensemble", "acceptable"})
+        return Decoding(**{**values, "no_echo": bool(self.no_echo)})
 
 
 class RegistryConfig(Section):

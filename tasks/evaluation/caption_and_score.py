@@ -338,5 +338,5 @@ def _decoding_signature(evaluation: EvaluationConfig) -> str:
         "beam": ("beam", "length_normalisation"),
         "sample": ("search", "temperature", "top_k", "top_p", "seed", "n_best"),
     }[evaluation.search]
-    rules = [name for name in ("min_length", "no_repeat") if settings[name]]
+    rules = [name for name in ("min_length", "no_repeat", "no_echo") if settings[name]]
     return "|".join(f"{name}:{settings[name]}" for name in (*names, "max_length", *rules))
