@@ -56,7 +56,8 @@ def test_pictures_whose_grids_are_there_are_captioned_without_the_backbone(
     registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, float] | None
 ) -> None:
     """As from the photographs; a new picture beside them, and one that cannot be read, are encoded or told as ever."""
-    folder, encoded = folder_of(registered, tmp_path / "folder"), []
+    folder = folder_of(registered, tmp_path / "folder")
+    encoded: list[str] = []
     new = folder / "new.png"
     Image.effect_noise((64, 64), 80).convert("RGB").save(new)
     (folder / "text.png").write_text("no picture")
@@ -201,6 +202,7 @@ def test_mistakes_are_told_and_nothing_is_lost(
 def test_what_a_failed_run_captioned_is_kept(registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, out = folder_of(registered, tmp_path / "folder", 12), tmp_path / "captions.parquet"
     monkeypatch.setattr("flows.registered.pictures_to_caption._BATCH", 4)
+    monkeypatch.setattr(caption, "_grids_for", lambda *_: None)  # so that the pictures are encoded
     asked: list[int] = []
     real = caption.caption_batch
 

@@ -222,7 +222,10 @@ def test_the_decoder_it_begins_with_is_kept_at_its_rank(
 def test_a_reward_is_cider_d_and_a_share_of_meteor() -> None:
     words = ("a", "dog", "dogs", "runs", "on", "grass")
     vocabulary = Vocabulary(words)
-    ids = lambda text: [*(vocabulary.id_of(word) for word in text.split()), END]  # noqa: E731
+
+    def ids(text: str) -> list[int]:
+        return [*(vocabulary.id_of(word) for word in text.split()), END]
+
     references = [["a dog runs on grass", "dogs on grass"], ["a dog runs"]]
     sampled = [["a dog runs", "dogs runs on grass", ""], ["a dog runs", "grass", "a a"]]
     given = torch.tensor([[(ids(text) + [NULL] * 6)[:6] for text in texts] for texts in sampled])
