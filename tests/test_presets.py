@@ -50,7 +50,7 @@ def test_every_preset_runs_end_to_end(preset: str, tmp_path: Path) -> None:
     if preset in SIZES:
         settings.append(f"grids.image_size={SIZES[preset]}")
     if preset == "best":
-        settings += ["grids.grid=2", "decoder.pca_dim=16", "self_critical.epochs=1", "self_critical.precision=float32"]
+        settings += ["grids.grid=2", "decoder.pca_dim=16"]
     if preset.endswith("_tuned") or preset == "best":
         settings += ["tuning.epochs=1", "tuning.precision=float32"]
     if preset == "googlenet":
