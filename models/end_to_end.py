@@ -54,8 +54,8 @@ def _grouped_convolutions(device: torch.device) -> AbstractContextManager[Any]:
 class GroupedConvolutionsInFloat32(TorchFunctionMode):
     """A context in which autocast leaves convolutions of several groups in float32.
 
-    Depthwise convolutions read more than they compute, so that bfloat16 gains little; and their backward pass in
-    bfloat16 takes a processor three to four times as long as in float32, most of the step of a network that has them.
+    Depthwise convolutions read more than they compute, so that bfloat16 gains little; and their backward pass takes a
+    processor longer in bfloat16 than in float32: see bench/speed/tuning_step.py.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,7 +1,7 @@
 """Memory that is freed and allocated again, on a processor: the C library can keep it, or give it back in between.
 
 glibc gives each large block back to the system when it is freed, and gets it anew, page by page and filled with zeros.
-A network's maps are such blocks, and every batch has them again: with many of them this takes a third of the time.
+A network's maps are such blocks, and every batch has them again: see bench/speed/tuning_step.py.
 """
 
 from __future__ import annotations
