@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +42,7 @@ from tasks.training.dev import Dev
 from tasks.training.kept_weights import save_weights
 from tasks.training.loop import TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
-from tasks.training.outputs import DECODER, LAST, WEIGHTS, decoder_digest, load_decoder
+from tasks.training.outputs import LAST, WEIGHTS, decoder_digest, load_decoder, write_shape
 from tasks.training.precision import precision_by_epoch, with_precision
 
 
@@ -103,7 +102,7 @@ def fine_tune_backbone(
     safetensors.torch.save_file(_of("backbone", best), out / TUNED)
     safetensors.torch.save_file(_of("decoder", best), out / WEIGHTS)
     save_weights(_of("decoder", fit.weights()), out / LAST)
-    (out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
+    write_shape(shape, out)
     score = max(row[fit.selected] for row in fit.history)
     counts: dict[str, int | float] = {"epochs": len(fit.history), fit.selected: round(score, 3)}
     notes = [f"computed in {precision_by_epoch(fit.history)}"]

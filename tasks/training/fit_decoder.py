@@ -5,7 +5,6 @@ The files written are listed in train.py. How a killed run resumes is described 
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from tasks.training.batches import GridBatches, ResidentBatches
 from tasks.training.dev import DEV_SCORES, GridDev
 from tasks.training.loop import EpochDone, TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
-from tasks.training.outputs import DECODER, HISTORY, LAST, NEXT_BEST, WEIGHTS, decoder_digest, kept_weights
+from tasks.training.outputs import DECODER, HISTORY, LAST, NEXT_BEST, WEIGHTS, decoder_digest, kept_weights, write_shape
 from tasks.training.precision import precision_by_epoch, with_precision
 from tasks.training.warm_start import start_from
 
@@ -158,7 +157,7 @@ def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path, start: Candidate | 
     """
     if processes.rank():
         return Outcome({})
-    (out / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
+    write_shape(shape, out)
     fit.write()
     best = fit.history[fit.kept()[0]]
     notes = [f"computed in {precision_by_epoch(fit.history)}"]

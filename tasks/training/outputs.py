@@ -46,6 +46,11 @@ def load_ensemble(folder: Path, members: int) -> tuple[Decoder | Ensemble, Decod
     return ensemble.eval(), EnsembleSpec(**shape, members=members)
 
 
+def write_shape(shape: DecoderSpec, folder: Path) -> None:
+    """Write a decoder's shape to decoder.json in a folder."""
+    (folder / DECODER).write_text(json.dumps(shape, indent=1, sort_keys=True), encoding="utf-8")
+
+
 def _make_with_weights(shape: DecoderSpec, weights: Path) -> Decoder:
     decoder = make(**shape)
     decoder.load_state_dict(safetensors.torch.load_file(weights))

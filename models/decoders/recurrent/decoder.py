@@ -151,10 +151,9 @@ class RecurrentDecoder(Decoder):
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
         embedded = self.drop_words(self.embed(words))
         gates = self.word_gates(embedded)
-        if self._compiled_step is not None and words.shape[:2] == self._compiled_for:
-            states = LSTMState.stack(self._teacher_force(state, gates, self._compiled_step))
-        elif words.device.type != "cpu":  # the host does not know which captions have ended
-            states = LSTMState.stack(self._teacher_force(state, gates, self.joined_step))
+        compiled = self._compiled_step if words.shape[:2] == self._compiled_for else None
+        if compiled is not None or words.device.type != "cpu":  # where the host does not know which captions have ended
+            states = LSTMState.stack(self._teacher_force(state, gates, compiled or self.joined_step))
         else:
             order, rows = longest_first(places, words.shape)
             gates = gates.gather(1, order[:, :, None, None].expand_as(gates))
