@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.experimental import optimization
 from torch.nn import functional
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ..photographs import IMAGENET, Statistics, normalise
 from ..picture_formats import Interpolation
@@ -100,8 +101,7 @@ class Backbone(nn.Module):
 
         This cannot be undone, and the network can no longer be trained.
         """
-        traced = fx.symbolic_trace(self.features).eval()
-        self.features = optimization.fuse(traced, inplace=True, no_trace=True)
+        self.features = folded_norms(self.features)
 
     def unfreeze(self, first_block: int) -> list[nn.Parameter]:
         """Make the weights of blocks `first_block` (counted from 1) to the last trainable, and return them.
@@ -164,3 +164,28 @@ def make(name: str, grid: int | None = None, seed: int | None = None) -> Backbon
         backbone: Backbone = build(model) if colon else build()
     backbone.grid = grid
     return backbone.eval()
+
+
+class _Tracer(fx.Tracer):
+    """A tracer that does not look into convolutions: some of timm's pad by the size of the picture."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, nn.Conv2d) or super().is_leaf_module(m, module_qualified_name)
+
+
+def folded_norms(network: nn.Module) -> fx.GraphModule:
+    """Return the network with each batch norm folded into the convolution whose output it alone reads."""
+    graph, modules = _Tracer().trace(network), dict(network.named_modules())
+    for node in list(graph.nodes):
+        norm = modules[node.target] if node.op == "call_module" else None
+        before: Any = node.args[0] if isinstance(norm, nn.BatchNorm2d) else None
+        convolution = modules[before.target] if before is not None and before.op == "call_module" else None
+        if norm is None or not isinstance(convolution, nn.Conv2d) or len(before.users) > 1:
+            continue
+        weight, bias, mean, variance = norm.weight, norm.bias, norm.running_mean, norm.running_var
+        convolution.weight, convolution.bias = fuse_conv_bn_weights(
+            convolution.weight, convolution.bias, mean, variance, norm.eps, weight, bias
+        )
+        node.replace_all_uses_with(before)
+        graph.erase_node(node)
+    return fx.GraphModule(network, graph)

@@ -6,10 +6,9 @@ import math
 from typing import Any
 
 from torch import Tensor, fx, nn
-from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ..picture_formats import Interpolation
-from .base import Backbone, Declared
+from .base import Backbone, Declared, folded_norms
 
 
 class TimmBackbone(Backbone):
@@ -25,7 +24,7 @@ class TimmBackbone(Backbone):
             if hasattr(module, "act") and isinstance(module, nn.BatchNorm2d):
                 network.set_submodule(name, _without_activation(module))
         if any(isinstance(module, nn.BatchNorm2d) for module in network.modules()):
-            folded: Any = _folded(_Features(network))
+            folded: Any = folded_norms(_Features(network))
             folded.num_prefix_tokens = getattr(network, "num_prefix_tokens", 0)
             self.features = folded
 
@@ -54,36 +53,11 @@ class _Features(nn.Module):
         return maps
 
 
-class _Tracer(fx.Tracer):
-    """A tracer that does not look into convolutions: some of timm's pad by the size of the picture."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, nn.Conv2d) or super().is_leaf_module(m, module_qualified_name)
-
-
 def _without_activation(norm: Any) -> nn.Module:
     """Return a batch norm of timm's as an ordinary one, followed by what it does besides."""
     plain = nn.BatchNorm2d(norm.num_features, norm.eps)
     plain.load_state_dict(norm.state_dict())
     return nn.Sequential(plain, norm.drop, norm.act).eval().requires_grad_(False)
-
-
-def _folded(network: nn.Module) -> fx.GraphModule:
-    """Return the network with each batch norm folded into the convolution whose output it alone reads."""
-    graph, modules = _Tracer().trace(network), dict(network.named_modules())
-    for node in list(graph.nodes):
-        norm = modules[node.target] if node.op == "call_module" else None
-        before: Any = node.args[0] if isinstance(norm, nn.BatchNorm2d) else None
-        convolution = modules[before.target] if before is not None and before.op == "call_module" else None
-        if norm is None or not isinstance(convolution, nn.Conv2d) or len(before.users) > 1:
-            continue
-        weight, bias, mean, variance = norm.weight, norm.bias, norm.running_mean, norm.running_var
-        convolution.weight, convolution.bias = fuse_conv_bn_weights(
-            convolution.weight, convolution.bias, mean, variance, norm.eps, weight, bias
-        )
-        node.replace_all_uses_with(before)
-        graph.erase_node(node)
-    return fx.GraphModule(network, graph)
 
 
 def timm_model(name: str) -> Backbone:
