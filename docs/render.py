@@ -22,7 +22,7 @@ DOCS = Path(__file__).parent
 SETTINGS, COMMANDS = DOCS / "settings.md", DOCS / "commands.md"
 _TABLE = re.compile(r"<!-- commands -->\n.*?<!-- end -->", re.DOTALL)
 _SECTIONS = re.compile(r"<!-- settings -->\n.*?<!-- end -->", re.DOTALL)
-_GENERATED = "data.scenes"  # the format that reads no files
+_WITHOUT_PATH = ("data.scenes", "data.sources")  # formats that read no files of their own
 _SHARED = {"workspace": "`--workspace`", "as_json": "`--json`", "until": "`--until`"}  # parameters with own columns
 
 
@@ -40,7 +40,7 @@ def main() -> None:
 def rendered_settings(page: str) -> str:
     """Return docs/settings.md with the sections as the program has them."""
     known = sections()
-    formats = [part.settings for name, part in known.items() if name.startswith("data.") and name != _GENERATED]
+    formats = [part.settings for name, part in known.items() if name.startswith("data.") and name not in _WITHOUT_PATH]
     shared = [one for one in formats[0] if all(one in others for others in formats)]
     parts: list[str] = []
     for name, part in known.items():

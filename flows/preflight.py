@@ -21,7 +21,7 @@ from tasks.common.files import write_atomically
 from tasks.common.wording import counted, counted_by_split, minute, shortened
 from tasks.config.schema import Config, data_section, refusals
 from tasks.config.stages import CaptionsConfig, EvaluationConfig, GridsConfig
-from tasks.data.sources import digests_of
+from tasks.data.inputs import digests_of
 from tasks.data.splits import divides
 from tasks.datasets.base import DatasetOptions
 from tasks.grids.weights import weights_fault
@@ -124,6 +124,7 @@ def _check_data(
         verdict.pictures, verdict.captions, verdict.splits = len(found.rows), found.captions, found.sizes
         skips = data.on_error == "skip"
         verdict.add("warning" if skips else "error", "data", found.faults)
+        verdict.add("warning", "data", found.left_out)
         if sample is None:
             sample = len(found.rows) if len(found.rows) <= _FEW else _SAMPLED
         if not data.has_grids:
@@ -132,7 +133,7 @@ def _check_data(
         verdict.pixels = min(sample, len(found.rows))
         if _is_photographs(data):
             verdict.compared = len(found.rows) if found.alike is not None else 0
-    verdict.add("warning", "pictures", _duplicates(found))
+    verdict.add("warning", "pictures", _duplicates(found, data))
     verdict.add("warning", "pictures", _near_duplicates(found, data))
     verdict.add("warning", "captions", _caption_faults(found, captions))
     verdict.add("warning", "captions", _metric_faults(found, evaluation))
@@ -144,7 +145,7 @@ def _check_pictures(verdict: Verdict, found: Survey, sample: int, allowed: float
     """Add the unreadable pictures: as errors where a run would not leave so many out. allowed: grids.max_failed."""
     from tasks.data.picture_files import unreadable
 
-    headers, pixels = unreadable([found.folder / row.name for row in found.rows], sample)
+    headers, pixels = unreadable([found.paths[row.name] for row in found.rows], sample)
     rows = len(found.rows)
     share = len(headers) / max(rows, 1) + len(pixels) / max(min(sample, rows), 1)
     kind: Kind = "warning" if share <= allowed else "error"
@@ -155,12 +156,15 @@ def _check_pictures(verdict: Verdict, found: Survey, sample: int, allowed: float
         verdict.add("warning", "pictures", [told])
 
 
-def _duplicates(found: Survey) -> Iterator[str]:
-    """Yield the pictures that are the same as another, those across splits first, and those without captions."""
-    names: dict[str, list[int]] = {}
+def _duplicates(found: Survey, data: DatasetOptions) -> Iterator[str]:
+    """Yield the pictures that are the same as another, those across splits first, and those without captions.
+
+    The same picture in two sources is meant to be: it counts once.
+    """
+    names: dict[tuple[str, str], list[int]] = {}
     for number, row in enumerate(found.rows):
         if row.name in found.digests:
-            names.setdefault(found.digests[row.name], []).append(number)
+            names.setdefault((data.prefix_of(row.name), found.digests[row.name]), []).append(number)
     splits = found.splits or [""] * len(found.rows)
     groups = [numbers for numbers in names.values() if len(numbers) > 1]
     for numbers in sorted(groups, key=lambda numbers: len({splits[number] for number in numbers}) == 1):
@@ -168,12 +172,11 @@ def _duplicates(found: Survey) -> Iterator[str]:
         leak = len({splits[number] for number in numbers}) > 1
         advice = "a model is then tested on what it was trained on: keep them in one split" if leak else "keep one"
         yield f"the same file several times: {shown}: {advice}"
-    without = len(found.pictures) - len(found.rows)
+    without = len(found.pictures) - len(found.paths)
     if without > 0 and found.whole:
-        captioned = {row.name for row in found.rows}
-        first = next(picture.name for picture in found.pictures if picture.name not in captioned)
+        first = next(picture.name for picture in found.pictures if picture.name not in found.paths)
         more = ", ..." if without > 1 else ""
-        yield f"{counted(without, 'picture')} in {found.folder} without a caption, not used: {first}{more}"
+        yield f"{counted(without, 'picture')} of the data set without a caption, not used: {first}{more}"
 
 
 def _is_photographs(data: DatasetOptions) -> bool:

@@ -259,6 +259,53 @@ def test_a_setting_changed_and_changed_back(place: Place, setting: dict[str, obj
     assert run(place.config(**setting)) == Done()
 
 
+def source_of(place: Place, pictures: list[str], split: str) -> dict[str, object]:
+    """A second source with one caption for each of some pictures of the first, or of others, in this split."""
+    folder = place.folder / "other"
+    folder.mkdir(exist_ok=True)
+    for name in pictures:
+        if place.picture(name).exists():
+            shutil.copy(place.picture(name), folder)
+        else:
+            ImageOps.invert(Image.open(place.picture("scene_000001.png")).convert("RGB")).save(folder / name)
+    lines = [f"{name},a red shape\n" for name in pictures]
+    (folder / "captions.csv").write_text("".join(["image,caption\n", *lines]))
+    return {"adapter": "table", "path": folder / "captions.csv", "images": folder, "split": split}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pictures", "split", "done"),
+    [
+        # New captions of pictures that are known: nothing is extracted.
+        (
+            ["scene_000001.png"],
+            "train",
+            Done(("ingest", "tensorise", "train", "evaluate", "register"), runs=1, versions=1),
+        ),
+        (["scene_000039.png"], "test", Done(("ingest", "tensorise", "evaluate", "register"), versions=1)),
+        (["new.png"], "train", Done(ALL, extracted=1, shards=1, runs=1, versions=1)),
+        (["scene_000039.png"], "train", Done(("ingest",))),  # test in the first source: left out
+    ],
+)
+def test_a_source_added_changed_and_removed(place: Place, pictures: list[str], split: str, done: Done) -> None:
+    first = {"adapter": "table", "path": place.folder / "captions.csv", "images": place.folder / "pictures"}
+
+    def config(sources: dict[str, object]) -> Config:
+        fixed = {"evaluation__metrics": ["bleu"], "grids__max_failed": 0.05}
+        return small(place.folder / "workspace", data={"adapter": "sources", "sources": sources}, **fixed)
+
+    assert run(config({"first": first})) == Done(("ingest",))  # as the only source, it is what it was
+    second = source_of(place, pictures, split)
+    assert run(config({"first": first, "second": second})) == done
+    assert run(config({"first": first, "second": second})) == Done()
+    with (place.folder / "other" / "captions.csv").open("a") as file:
+        file.write(f"{pictures[0]},a blue shape\n")
+    again = tuple(name for name in done.stages if name != "extract")
+    assert run(config({"first": first, "second": second})) == Done(again, runs=done.runs, versions=done.versions)
+    assert run(config({"first": first})) == Done()  # removed: what was made is there still
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "done"),

@@ -117,7 +117,11 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "caption without words": (changed(8, text="..."), "warning", "the caption '...' has no word"),
     "unknown split": (changed(9, split="trian"), "error", "metadata.jsonl:10: split: 'trian' is none of"),
     "broken line": (lambda folder: write(folder, rows(), "{\n"), "error", "metadata.jsonl:121: is not JSON"),
-    "uncaptioned": (lambda folder: picture(folder / "x.png", 999), "warning", "1 picture in"),
+    "uncaptioned": (
+        lambda folder: picture(folder / "x.png", 999),
+        "warning",
+        "1 picture of the data set without a caption, not used: ",
+    ),
     "no test": (
         lambda folder: write(folder, [row for row in rows() if row["split"] != "test"]),
         "error",

@@ -24,8 +24,8 @@ from models.vocabulary import SPECIAL
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.data.caption_files import read_vocabulary
+from tasks.data.inputs import digests_of
 from tasks.data.manifest import read_pictures, write_manifest
-from tasks.data.sources import digests_of
 from tasks.data.splits import hashed_split
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import Row, find_pictures

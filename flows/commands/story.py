@@ -26,7 +26,7 @@ _SCORES = {"bleu4": "BLEU-4", "meteor": "METEOR", "rouge_l": "ROUGE-L", "cider":
 
 def tell_beginning(config: Config, fresh: Mapping[str, Artifact]) -> None:
     """Print what a run reads. fresh: the artifacts that are there already, by kind."""
-    place = "generated pictures" if config.data.adapter == "scenes" else str(config.data.path)
+    place = "generated pictures" if config.data.adapter == "scenes" else config.data.place
     known = f": {_data(fresh)}" if "ingest" in fresh else ""
     typer.echo(f"{config.name} reads {place}{known}")
 

@@ -137,8 +137,15 @@ class Config(Checked):
             yield ("decoder.word_vectors: word vectors are for whole words: set captions.units=words")
         if self.tuning is not None and self.tuning.doubly_stochastic and not DECODERS[self.decoder.name].attends:
             yield (f"tuning.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
+        yield from self._contradictions_of_data()
+
+    def _contradictions_of_data(self) -> Iterator[str]:
+        """Yield what does not go together in the section of the data set."""
+        for field in ("weight", "split"):
+            if getattr(self.data, field) is not None:
+                yield f"data.{field}: is for the data sets of data.sources: leave it out"
         if self.data.dev_share + self.data.test_share >= 1:
-            yield ("data.dev_share and data.test_share: together they leave nothing to train on")
+            yield "data.dev_share and data.test_share: together they leave nothing to train on"
 
     def _contradictions_of_given_grids(self) -> Iterator[str]:
         """Yield what does not go together with grids that others made."""
@@ -234,7 +241,11 @@ def data_section(preset_or_file: str, overrides: Sequence[str] = ()) -> DatasetO
 
 def _field(item: ErrorDetails) -> str:
     """Return the dotted name of a field that pydantic refuses, whose location names the adapter too."""
-    return ".".join(str(part) for part in item["loc"] if part not in ADAPTERS)
+    path = [str(part) for part in item["loc"]]
+    for place in (1, 3):  # of the adapter of `data`, and then of that of one of data.sources
+        if path[:1] == ["data"] and path[place : place + 1] and path[place] in ADAPTERS:
+            del path[place]
+    return ".".join(path)
 
 
 def _remove(values: dict[str, Any], field: str) -> None:

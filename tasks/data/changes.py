@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted
 from tasks.config.machine import MachineConfig
-from tasks.data.manifest import MANIFEST, valid_rows
-from tasks.datasets.base import DatasetOptions, picture_files
+from tasks.data.joined_sources import joined
+from tasks.data.manifest import MANIFEST, captions_of, valid_rows
+from tasks.datasets.base import DatasetOptions, paths_of, pictures_of
 from tasks.datasets.faults import Faults
 from tasks.pipeline.file_digests import Digests
 
@@ -23,15 +24,17 @@ def describe_changes(manifest: Path, data: DatasetOptions, machine: MachineConfi
     if data.unpacks or not (manifest / MANIFEST).is_file():
         return "the data set's files changed"
     old = {row["name"]: row for row in pq.read_table(manifest / MANIFEST).to_pylist()}
-    folder = data.image_folder(Path())
     try:
         faults = Faults(gather=True)
-        rows = valid_rows(list(data.rows(Path(), faults)), folder, data, picture_files(folder, machine.folder), faults)
+        pictures = pictures_of(data, Path(), machine.folder)
+        rows = valid_rows(list(data.rows(Path(), faults)), data, Path(), pictures, faults)
+        paths = paths_of(data, [row.name for row in rows], Path())
     except AttendError as error:
         return str(error)
-    paths = {row.name: folder / row.name for row in rows}
-    digests = Digests(machine.folder / "digests.sqlite").of(paths.values())
-    new = {row.name: digests[paths[row.name]] for row in rows}
+    digests = Digests(machine.folder / "digests.sqlite").of(paths)
+    new = {row.name: digests[path] for row, path in zip(rows, paths, strict=True)}
+    rows, _ = joined(rows, new, data)
+    new = {row.name: new[row.name] for row in rows}
     gone, added = old.keys() - new.keys(), new.keys() - old.keys()
     # A picture that is gone under one name and there under another is renamed, where their contents are the same.
     names_gone = {old[name]["digest"] for name in gone}
@@ -43,7 +46,9 @@ def describe_changes(manifest: Path, data: DatasetOptions, machine: MachineConfi
         "gone": sum(old[name]["digest"] not in names_added for name in gone),
         "changed": sum(new[row.name] != old[row.name]["digest"] for row in both),
         "renamed": renamed,
-        "with other captions": sum(list(row.captions) != old[row.name]["captions"] for row in both),
+        "with other captions": sum(
+            captions_of(row, old[row.name]["split"], data) != old[row.name]["captions"] for row in both
+        ),
         "in another split": sum(row.split is not None and row.split != old[row.name]["split"] for row in both),
     }
     told = [(number, what) for what, number in counts.items() if number]

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from tasks.common.section import Section
 from tasks.config.schema import Config
-from tasks.data.sources import digests_of
+from tasks.data.inputs import digests_of
 from tasks.datasets.base import DatasetOptions
 from tasks.pipeline.ledger import Artifact, KeyParts, Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work

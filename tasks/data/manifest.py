@@ -21,10 +21,20 @@ from tasks.common.errors import AttendError
 from tasks.common.wording import counted, counted_by_split
 from tasks.config.machine import MachineConfig
 from tasks.data.fingerprints import DATABASE as FINGERPRINTS
+from tasks.data.inputs import digests_of
+from tasks.data.joined_sources import joined
 from tasks.data.near_duplicates import near_duplicates
-from tasks.data.sources import digests_of
 from tasks.data.splits import divide, divides
-from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, SPLITS, DatasetOptions, Row, picture_files
+from tasks.datasets.base import (
+    OTHER_PICTURES,
+    PICTURE_SUFFIXES,
+    SPLITS,
+    DatasetOptions,
+    PictureFile,
+    Row,
+    paths_of,
+    pictures_of,
+)
 from tasks.datasets.faults import Faults
 from tasks.pipeline.file_digests import Digests
 from tasks.pipeline.ledger import Outcome, digest_of
@@ -72,31 +82,31 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
     """
     faults = Faults(gather=data.on_error == "skip")
     rows = list(data.rows(out / GENERATED_FOLDER, faults))
-    folder = data.image_folder(out / GENERATED_FOLDER)
     workspace = machine.folder
-    files = picture_files(folder, without=None if data.unpacks else workspace, suffixes=data.suffixes)
-    rows = valid_rows(rows, folder, data, files, faults)
-    paths = [folder / row.name for row in rows]
-    digests = _uncached_digests(paths) if data.unpacks else Digests(workspace / "digests.sqlite").of(paths)
+    rows = valid_rows(rows, data, out / GENERATED_FOLDER, pictures_of(data, out / GENERATED_FOLDER, workspace), faults)
+    paths = paths_of(data, [row.name for row in rows], out / GENERATED_FOLDER)
+    digests = _digests(paths, out, workspace / "digests.sqlite")
+    rows, notes = joined(rows, {row.name: digests[path] for row, path in zip(rows, paths, strict=True)}, data)
+    paths = paths_of(data, [row.name for row in rows], out / GENERATED_FOLDER)
     alike: list[list[str]] = []
     if data.near_duplicates == "together" and divides((row.split for row in rows), data):
         alike = near_duplicates({digests[path]: path for path in paths}, workspace / FINGERPRINTS)
     if digests_of(data, machine) != inputs:
-        raise AttendError(f"{data.path}: the data set changed while it was being read: run again")
+        raise AttendError(f"{data.place}: the data set changed while it was being read: run again")
     divided = divide([(row.split, digests[path]) for row, path in zip(rows, paths, strict=True)], data, alike)
     records: list[ManifestRow] = [
         {
             "name": row.name,
             "digest": digests[path],
             "split": split,
-            "captions": list(row.captions),
+            "captions": captions_of(row, split, data),
             "facts": json.dumps(row.facts) if row.facts is not None else None,
         }
         for row, path, split in zip(rows, paths, divided.splits, strict=True)
     ]
     records.sort(key=lambda record: record["name"])
     pq.write_table(pa.Table.from_pylist(records, schema=SCHEMA), out / MANIFEST)
-    notes = _duplicate_notes(records)
+    notes += _duplicate_notes(records)
     present = sorted({record["split"] for record in records})
     content = {split: read_pictures(out, split) for split in present}
     products = {split: digest_of([[p.digest, p.captions, p.facts] for p in content[split]]) for split in present}
@@ -108,7 +118,7 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
         products["words"] = digest_of(given)
     for split in ("train", "dev"):
         if split not in present:
-            raise AttendError(f"{data.path}: the split {split!r} is empty: {how_to_fill(split, rows, data)}")
+            raise AttendError(f"{data.place}: the split {split!r} is empty: {how_to_fill(split, rows, data)}")
     sizes = {split: len(content[split]) for split in SPLITS if split in content}
     if divided.note:
         notes.append(f"{divided.note}: {counted_by_split(sizes)}")
@@ -134,17 +144,29 @@ def how_to_fill(split: str, rows: list[Row], data: DatasetOptions) -> str:
     return f"{change} or add pictures (the data set has {len(rows)})"
 
 
-def _uncached_digests(paths: list[Path]) -> dict[Path, str]:
-    """Return the SHA-256 of each file, without the cache: pictures that were just written are not in it."""
-    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+def captions_of(row: Row, split: str, data: DatasetOptions) -> list[str]:
+    """Return the captions of a row, which is in this split: in train each as often as its source's weight says."""
+    weight = data.parts()[data.prefix_of(row.name)].weight if split == "train" else None
+    return list(row.captions) * (weight or 1)
 
 
-def valid_rows(rows: list[Row], folder: Path, data: DatasetOptions, pictures: list[Path], faults: Faults) -> list[Row]:
+def _digests(paths: list[Path], written: Path, database: Path) -> dict[Path, str]:
+    """Return the SHA-256 of each file, by the cache but for pictures that were just `written`: they are not in it."""
+    new = {path for path in paths if path.is_relative_to(written)}
+    digests = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in new}
+    known = [path for path in paths if path not in new]
+    return digests | Digests(database).of(known) if known else digests
+
+
+def valid_rows(
+    rows: list[Row], data: DatasetOptions, generated: Path, pictures: list[PictureFile], faults: Faults
+) -> list[Row]:
     """Return the rows that have captions and a picture of their own; the others are faults.
 
-    folder: the image folder. pictures: all picture files in it. Raises AttendError if there is no such row.
+    generated: the folder of pictures that the adapter writes. pictures: all picture files of the data set. Raises
+    AttendError if there is no such row.
     """
-    known = {path.relative_to(folder).as_posix() for path in pictures}
+    known = {picture.name for picture in pictures}
     # macOS writes the letters of file names apart from their accents, as most programs do not.
     composed = {unicodedata.normalize("NFC", name): name for name in known}
     where_by_name: dict[str, str] = {}
@@ -160,16 +182,27 @@ def valid_rows(rows: list[Row], folder: Path, data: DatasetOptions, pictures: li
             if not row.captions:
                 raise AttendError(f"{row.where}: {name} has no caption: add one, or remove its entry")
             if name not in known:
-                raise AttendError(f"{row.where}: {_why_no_picture(name, folder, known)}")
+                prefix = data.prefix_of(name)
+                part = data.parts()[prefix]
+                names = {other.removeprefix(prefix) for other in known if other.startswith(prefix)}
+                folder, setting = (
+                    part.image_folder(generated / prefix),
+                    f"data.sources.{prefix[:-1]}" if prefix else "data",
+                )
+                why = _why_no_picture(name.removeprefix(prefix), folder, names, setting)
+                raise AttendError(f"{row.where}: {why}")
             valid.append(row if name == row.name else replace(row, name=name))
     if not valid:
         first = f": the first fault: {faults.found[0]}" if faults.found else ": add one, or correct data.path"
-        raise AttendError(f"{data.path}: the data set has no captioned picture{first}")
+        raise AttendError(f"{data.place}: the data set has no captioned picture{first}")
     return valid
 
 
-def _why_no_picture(name: str, folder: Path, known: Collection[str]) -> str:
-    """Return why a captioned name is not one of the pictures of the folder, and what to do."""
+def _why_no_picture(name: str, folder: Path, known: Collection[str], settings: str) -> str:
+    """Return why a captioned name is not one of the pictures of the folder, and what to do.
+
+    settings: the section with the data set's settings.
+    """
     path = folder / name
     if path.suffix.lower() in OTHER_PICTURES:
         return f"{name} is a {path.suffix} file, which is not read: convert it to JPEG or PNG"
@@ -180,10 +213,10 @@ def _why_no_picture(name: str, folder: Path, known: Collection[str]) -> str:
         )
     advice = "add it or remove its captions"
     if not known:
-        advice = f"no picture is in {folder}: set data.images to the folder of the pictures"
+        advice = f"no picture is in {folder}: set {settings}.images to the folder of the pictures"
     elif path.suffix == "" and any(f"{name}{suffix}" in known for suffix in PICTURE_SUFFIXES):
         suffix = next(suffix for suffix in PICTURE_SUFFIXES if f"{name}{suffix}" in known)
-        advice = f"{name}{suffix} is there: set data.suffix={suffix}"
+        advice = f"{name}{suffix} is there: set {settings}.suffix={suffix}"
     else:
         alike = next((other for other in known if other.lower() == name.lower()), None)
         elsewhere = alike or next((other for other in known if other.endswith(f"/{name}")), None)
@@ -233,9 +266,15 @@ def files_by_digest(manifest: Path, data: DatasetOptions) -> dict[str, Path]:
     manifest: the folder of the `ingest` artifact. data: the data set it was made from. Of several copies, the first by
     name.
     """
-    folder = data.image_folder(manifest / GENERATED_FOLDER)
-    table = pq.read_table(manifest / MANIFEST, columns=["digest", "name"]).to_pylist()
-    return {record["digest"]: folder / record["name"] for record in reversed(table)}
+    table = pq.read_table(manifest / MANIFEST, columns=["digest", "name"]).to_pylist()[::-1]
+    paths = paths_of(data, [record["name"] for record in table], manifest / GENERATED_FOLDER)
+    return {record["digest"]: path for record, path in zip(table, paths, strict=True)}
+
+
+def files_by_name(manifest: Path, data: DatasetOptions) -> dict[str, Path]:
+    """Return the path of every picture of the manifest, by its name there. Arguments as in `files_by_digest`."""
+    names = pq.read_table(manifest / MANIFEST, columns=["name"])["name"].to_pylist()
+    return dict(zip(names, paths_of(data, names, manifest / GENERATED_FOLDER), strict=True))
 
 
 def sizes_in_words(counts: Mapping[str, float]) -> str:

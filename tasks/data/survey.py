@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -14,10 +13,11 @@ import regex
 from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
 from tasks.data.fingerprints import DATABASE as FINGERPRINTS
+from tasks.data.joined_sources import joined
 from tasks.data.manifest import valid_rows
 from tasks.data.near_duplicates import near_duplicates
 from tasks.data.splits import divide, divides
-from tasks.datasets.base import SPLITS, DatasetOptions, PictureFile, Row, find_pictures
+from tasks.datasets.base import SPLITS, DatasetOptions, PictureFile, Row, paths_of, pictures_of
 from tasks.datasets.faults import Faults
 from tasks.pipeline.file_digests import Digests
 
@@ -33,19 +33,20 @@ Compare = Literal["to divide", "few", "all"]  # when: where the division needs i
 class Survey:
     """Hold what a survey of a data set read.
 
-    rows: the valid ones. folder: of the pictures. pictures: all files there, captioned or not; of an adapter that
-    unpacks are in a temporary folder that is gone. splits: of each row, or None where the pictures were too much to
-    read for it. note: how the rows were divided here. faults: of rows that are not valid. whole: whether all rows were
-    read. digests: of the pictures of the rows, where they were read. alike: groups of digests of near-duplicates; None
-    where the pictures were not compared.
+    rows: the valid ones. paths: of their pictures, by name. pictures: all files, captioned or not; those of an adapter
+    that unpacks are in a temporary folder that is gone. splits: of each row, or None where the pictures were too much
+    to read for it. note: how the rows were divided here. faults: of rows that are not valid. left_out: notes on rows
+    whose picture another source has in another split. whole: whether all rows were read. digests: of the rows'
+    pictures, where they were read. alike: groups of digests of near-duplicates; None where they were not compared.
     """
 
     rows: list[Row]
-    folder: Path
+    paths: dict[str, Path]
     pictures: list[PictureFile]
     splits: list[str] | None
     note: str
     faults: list[str]
+    left_out: list[str]
     whole: bool
     digests: dict[str, str]
     alike: list[list[str]] | None
@@ -100,32 +101,31 @@ def survey(data: DatasetOptions, generated: Path, digests: Path, compare: Compar
     faults = Faults(gather=True)
     rows = list(islice(data.rows(generated, faults), _MOST_UNPACKED + 1 if data.unpacks else None))
     whole = not data.unpacks or len(rows) <= _MOST_UNPACKED
-    folder = data.image_folder(generated)
-    pictures = find_pictures(folder, suffixes=data.suffixes)
-    rows = valid_rows(rows, folder, data, [folder / picture.name for picture in pictures], faults)
-    named = {picture.name: picture for picture in pictures}
-    of_rows = _digests(
-        folder, [named[row.name] for row in rows], digests, sys.maxsize if compare == "all" else _MOST_BYTES
-    )
+    pictures = pictures_of(data, generated)
+    rows = valid_rows(rows, data, generated, pictures, faults)
+    paths = dict(zip((row.name for row in rows), paths_of(data, [row.name for row in rows], generated), strict=True))
+    size = sum(picture.size for picture in pictures if picture.name in paths)
+    of_rows = None if size > _MOST_BYTES and compare != "all" else _digests(paths, digests)
+    notes: list[str] = []
+    if of_rows is not None:
+        rows, notes = joined(rows, of_rows, data)
     alike = None
     is_needed = data.near_duplicates == "together" and divides((row.split for row in rows), data)
     is_wanted = compare == "all" or (compare == "few" and len(rows) <= _MOST_COMPARED)
     if of_rows is not None and not data.has_grids and (is_needed or is_wanted):
         alike = near_duplicates(
-            {digest: folder / name for name, digest in of_rows.items()}, digests.with_name(FINGERPRINTS)
+            {digest: paths[name] for name, digest in of_rows.items()}, digests.with_name(FINGERPRINTS)
         )
-    found = Survey(rows, folder, pictures, None, "", faults.found, whole, of_rows or {}, alike)
+    found = Survey(rows, paths, pictures, None, "", faults.found, notes, whole, of_rows or {}, alike)
     return found if of_rows is None and not found.has_splits else found.divided(data)
 
 
-def _digests(folder: Path, pictures: list[PictureFile], database: Path, most: int) -> dict[str, str] | None:
-    """Return the digest of each picture by name; None where they have more than `most` bytes."""
-    if sum(picture.size for picture in pictures) > most:
-        return None
-    paths = {folder / picture.name: picture.name for picture in pictures}
+def _digests(paths: dict[str, Path], database: Path) -> dict[str, str]:
+    """Return the digest of each picture by name. paths: of the pictures, by name."""
     try:
-        return {paths[path]: digest for path, digest in Digests(database).of(paths).items()}
+        digests = Digests(database).of(paths.values())
     except OSError as error:
         raise AttendError(
             f"{error.filename}: {error.strerror}: change its permissions, or remove its captions"
         ) from None
+    return {name: digests[path] for name, path in paths.items()}

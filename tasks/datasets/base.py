@@ -1,6 +1,6 @@
 """The base class of the adapters, which turn a data set's files into rows of picture, captions and split.
 
-An adapter is registered by its name in `Dataset`, in this folder's `__init__.py`.
+An adapter is registered by its name in `Format`, in this folder's `formats.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -83,7 +83,6 @@ class DatasetOptions(Section, ABC):
     """The settings and methods that all adapters share; each adapter adds `adapter`, its settings and `rows`."""
 
     has_facts: ClassVar[bool] = False  # whether each row says what its picture shows, so that captions can be checked
-    unpacks: ClassVar[bool] = False  # whether `rows` writes the pictures: it generates or unpacks them
     has_grids: ClassVar[bool] = False  # whether its pictures are grids that others made, (h, w, C) in .npy files
     suffixes: ClassVar[tuple[str, ...]] = PICTURE_SUFFIXES  # endings of the pictures' names
 
@@ -109,6 +108,16 @@ class DatasetOptions(Section, ABC):
         "a border in one split, where attend divides the data; by default each is divided by itself",
     )
 
+    weight: int | None = Field(
+        None,
+        ge=1,
+        le=100,
+        description="of one of `data.sources`: how many times each of its captions counts in training",
+    )
+    split: Literal["train", "dev", "test"] | None = Field(
+        None, description="of one of `data.sources`: the split of its pictures that it gives none"
+    )
+
     @model_validator(mode="after")
     def _refuse_near_duplicates_of_grids(self) -> Self:
         if self.near_duplicates is not None and self.has_grids:
@@ -118,6 +127,24 @@ class DatasetOptions(Section, ABC):
     def given_words(self) -> list[str] | None:
         """Return the words of the data set's own vocabulary, by their ids from 4 on; None where it has none."""
         return None
+
+    @property
+    def unpacks(self) -> bool:
+        """Return whether `rows` writes pictures: it generates or unpacks them."""
+        return False
+
+    @property
+    def place(self) -> str:
+        """Return where the data set is, for messages."""
+        return str(self.path)
+
+    def parts(self) -> dict[str, DatasetOptions]:
+        """Return the data sets that this one consists of, by what the names of their pictures begin with."""
+        return {"": self}
+
+    def prefix_of(self, name: str) -> str:
+        """Return what `parts` has for the picture of this name."""
+        return ""
 
     @abstractmethod
     def annotation_files(self) -> list[Path]:
@@ -217,11 +244,29 @@ def _identity(stat: os.stat_result) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
 
 
-def picture_files(
-    folder: Path, without: Path | None = None, suffixes: tuple[str, ...] = PICTURE_SUFFIXES
-) -> list[Path]:
+def pictures_of(data: DatasetOptions, generated: Path, without: Path | None = None) -> list[PictureFile]:
+    """Return all picture files of a data set, captioned or not, by their names in its rows.
+
+    generated: the folder of pictures that an adapter writes. without: a folder that is left out, as the workspace is.
+    """
+    found: list[PictureFile] = []
+    for prefix, part in data.parts().items():
+        folder = part.image_folder(generated / prefix)
+        pictures = find_pictures(folder, None if part.unpacks else without, part.suffixes)
+        found += [picture._replace(name=f"{prefix}{picture.name}") for picture in pictures] if prefix else pictures
+    return found
+
+
+def paths_of(data: DatasetOptions, names: Iterable[str], generated: Path) -> list[Path]:
+    """Return the path of each picture of a data set, given its name in the rows. generated: as in `pictures_of`."""
+    folders = {prefix: part.image_folder(generated / prefix) for prefix, part in data.parts().items()}
+    prefixes = ((name, data.prefix_of(name)) for name in names)
+    return [folders[prefix] / name.removeprefix(prefix) for name, prefix in prefixes]
+
+
+def picture_files(folder: Path) -> list[Path]:
     """Return the paths of the pictures that `find_pictures` finds."""
-    return [folder / picture.name for picture in find_pictures(folder, without, suffixes)]
+    return [folder / picture.name for picture in find_pictures(folder)]
 
 
 def needs_text(value: object, where: str, field: str) -> str:
@@ -244,7 +289,9 @@ def first_folder(candidates: list[Path], field: str) -> Path:
 class UnpackedOptions(DatasetOptions):
     """The base class of adapters whose files contain the pictures, which are written to the manifest's artifact."""
 
-    unpacks: ClassVar[bool] = True
+    @property
+    def unpacks(self) -> bool:
+        return True
 
     @model_validator(mode="after")
     def _refuse_image_folder(self) -> UnpackedOptions:

@@ -46,16 +46,15 @@ _KINDS = {
 }
 
 
-def write_page(title: str, record: InspectionRecord, folder: Path, pictures: Path | None) -> None:
+def write_page(title: str, record: InspectionRecord, folder: Path, files: Mapping[str, Path] | None) -> None:
     """Write the page of an inspection beside its findings.
 
-    folder: of findings.parquet. pictures: the folder that the findings' names are relative to; None where there are no
-    photographs to show.
+    folder: of findings.parquet. files: the photograph of each name in the findings; None where there are none to show.
     """
     rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _KINDS}
     for row in pq.read_table(folder / FINDINGS).to_pylist():
         rows[row["kind"]].append(row)
-    sections = [_section(kind, rows[kind], record["counts"].get(kind, 0), pictures) for kind in _KINDS]
+    sections = [_section(kind, rows[kind], record["counts"].get(kind, 0), files) for kind in _KINDS]
     template = importlib.resources.files("tasks.inspection") / "inspection.html"
     page = string.Template(template.read_text(encoding="utf-8")).substitute(
         title=html.escape(title),
@@ -68,24 +67,24 @@ def write_page(title: str, record: InspectionRecord, folder: Path, pictures: Pat
     (folder / PAGE).write_text(page, encoding="utf-8")
 
 
-def _section(kind: str, rows: Sequence[Mapping[str, Any]], count: int, pictures: Path | None) -> str:
+def _section(kind: str, rows: Sequence[Mapping[str, Any]], count: int, files: Mapping[str, Path] | None) -> str:
     """Return the section of a kind of findings. count: of all, of which `rows` are the first."""
     heading, about = _KINDS[kind]
     shown = rows[:_SHOWN]
     number = "none" if not count else counted(count, "finding")
     if len(shown) < count:
         number += f"; the first {len(shown)} are shown, the first {len(rows)} are in {FINDINGS}"
-    cards = "".join(_card(row, pictures) for row in shown)
+    cards = "".join(_card(row, files) for row in shown)
     return (
         f"<section><h2>{heading}</h2><p>{about}</p><p class='quiet'>{number}</p>"
         f"<div class='cards'>{cards}</div></section>"
     )
 
 
-def _card(row: Mapping[str, Any], pictures: Path | None) -> str:
+def _card(row: Mapping[str, Any], files: Mapping[str, Path] | None) -> str:
     """Return the card of a finding: its pictures, its caption, and why it is one."""
     names = [row["name"], *([row["other"]] if row["other"] else [])]
-    images = "".join(_image(pictures / name, name) for name in names) if pictures is not None else ""
+    images = "".join(_image(files[name], name) for name in names) if files is not None else ""
     caption = f"<p class='words'>{html.escape(row['caption'])}</p>" if row["caption"] else ""
     places = html.escape(", ".join(names))
     return (

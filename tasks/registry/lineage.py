@@ -40,7 +40,7 @@ def pictures_of(manifest: Artifact, config: Config, split: str) -> Pictures:
     """Return the pictures of a split, as MLflow records them."""
     captions = sum(len(picture.captions) for picture in read_pictures(manifest.path, split))
     counts = {"pictures": int(manifest.ledger.counts[split]), "captions": captions}
-    return Pictures(f"{config.name} {split}", manifest.products[split], str(config.data.path), counts)
+    return Pictures(f"{config.name} {split}", manifest.products[split], config.data.place, counts)
 
 
 def source_tags() -> dict[str, str]:

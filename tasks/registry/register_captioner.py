@@ -21,7 +21,7 @@ from tasks.common.source import commit
 from tasks.config.devices import device_of
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
-from tasks.data.manifest import GENERATED_FOLDER
+from tasks.data.manifest import files_by_name
 from tasks.evaluation.caption_and_score import (
     PREDICTIONS,
     ScoreInputs,
@@ -352,8 +352,8 @@ def _inspect(config: Config, artifacts: CaptionerArtifacts, known: set[str] | No
     """
     sources = ScoreInputs(artifacts.manifest, artifacts.captions, artifacts.grids, artifacts.decoder)
     record = inspect_data(config, sources, known, out)
-    folder = config.data.image_folder(artifacts.manifest.path / GENERATED_FOLDER) if config.shows_photographs else None
-    write_page(f"{config.name}: the data, seen by the model", record, out, folder)
+    files = files_by_name(artifacts.manifest.path, config.data) if config.shows_photographs else None
+    write_page(f"{config.name}: the data, seen by the model", record, out, files)
     return record
 
 

@@ -85,11 +85,14 @@ def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> d
 
 
 WEIGHT_NAMES = ("torchvision:", "timm:", "random:", "imported:")  # beginnings of weights that are no path
-# Fields that hold a path; in a YAML file a relative one is relative to that file.
+# Fields that hold a path (`*`: of each entry); in a YAML file a relative one is relative to that file.
 _PATHS = (
     ("data", "path"),
     ("data", "images"),
     ("data", "captions"),
+    ("data", "sources", "*", "path"),
+    ("data", "sources", "*", "images"),
+    ("data", "sources", "*", "captions"),
     ("grids", "weights"),
     ("encoder", "weights"),
     ("encoder", "projection"),
@@ -103,17 +106,23 @@ _PATHS = (
 def _read_with_paths(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, the relative paths in it made absolute; AttendError where it holds none."""
     values, folder = _read(path), path.expanduser().absolute().parent
-    for section, name in _PATHS:
-        part = values.get(section)
-        if not isinstance(part, dict):
-            continue
-        given = part.get(name)
-        if isinstance(given, str) and not (given.startswith(("~", *WEIGHT_NAMES)) or "://" in given):
-            values[section] = {**part, name: str(folder / given)}
+    for field in _PATHS:
+        values = _with_absolute_path(values, field, folder)
     preset = values.get("preset")
     if isinstance(preset, str) and preset.endswith((".yaml", ".yml")) and not preset.startswith("~"):
         values["preset"] = str(folder / preset)
     return values
+
+
+def _with_absolute_path(values: Any, field: Sequence[str], folder: Path) -> Any:
+    """Return nested values in which the field, where it is a relative path, is one below `folder`."""
+    if not field:
+        is_path = isinstance(values, str) and not (values.startswith(("~", *WEIGHT_NAMES)) or "://" in values)
+        return str(folder / values) if is_path else values
+    if not isinstance(values, dict):
+        return values
+    names = values if field[0] == "*" else [field[0]] if field[0] in values else []
+    return values | {name: _with_absolute_path(values[name], field[1:], folder) for name in names}
 
 
 def _read(path: Path) -> dict[str, Any]:

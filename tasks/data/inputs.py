@@ -1,0 +1,48 @@
+"""The digests of a data set's files: the inputs of stage `ingest`. Imports nothing heavy, for `attend status`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.config.machine import MachineConfig
+from tasks.datasets.base import DatasetOptions, find_pictures
+from tasks.datasets.sources import in_source
+from tasks.pipeline.file_digests import Digests
+from tasks.pipeline.ledger import digest_of
+
+
+def digests_of(data: DatasetOptions, machine: MachineConfig) -> dict[str, str]:
+    """Return one digest of a data set's annotation files and one of all pictures in its folder, by name.
+
+    Of several sources, those of each. None for a data set without files, and none of the pictures where these are
+    unpacked from the annotation files.
+    """
+    store = Digests(machine.folder / "digests.sqlite")
+    digests: dict[str, str] = {}
+    for prefix, part in data.parts().items():
+        with in_source(prefix):
+            digests |= {f"{prefix}{name}": digest for name, digest in _of_part(part, store, machine.folder).items()}
+    return digests
+
+
+def _of_part(data: DatasetOptions, store: Digests, workspace: Path) -> dict[str, str]:
+    """Return what `digests_of` returns for a data set of one format."""
+    files = data.annotation_files()
+    if not files:
+        return {}
+    digests = store.of(files)
+    annotations = digest_of([[path.name, digests[path]] for path in files])
+    if data.unpacks:
+        return {"annotations": annotations}
+    folder = data.image_folder(Path())
+    pictures = [picture for picture in find_pictures(folder, without=workspace) if _is_utf8(picture.name)]
+    return {"annotations": annotations, "photographs": store.of_pictures(folder, pictures)}
+
+
+def _is_utf8(name: str) -> bool:
+    """Return whether a file name is valid UTF-8: annotations, which are UTF-8, can name no other file."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,39 @@
+"""The rows of several data sets as those of one: a picture that two of them have is in one split."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tasks.common.wording import counted
+from tasks.data.splits import hashed_split
+from tasks.datasets.base import DatasetOptions, Row
+
+
+def joined(rows: Sequence[Row], digests: Mapping[str, str], data: DatasetOptions) -> tuple[list[Row], list[str]]:
+    """Return the rows with the splits that the first source of each picture gives, and notes on what was left out.
+
+    digests: SHA-256 of each row's picture, by its name. A later source that has the picture in another split would
+    train on what is tested, or test on what is trained: its row is left out.
+    """
+    if len(data.parts()) == 1:
+        return list(rows), []
+    first: dict[str, Row] = {}
+    kept: list[Row] = []
+    left_out: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        digest = digests[row.name]
+        earlier = first.setdefault(digest, row)
+        sources = data.prefix_of(earlier.name), data.prefix_of(row.name)
+        if sources[0] == sources[1]:
+            kept.append(row)
+        elif row.split in (None, earlier.split or hashed_split(digest, data)):
+            kept.append(replace(row, split=earlier.split))
+        else:
+            left_out[sources] += 1
+    notes = [
+        f"{counted(number, 'picture')} of {later[:-1]} left out there: in another split of {earlier[:-1]}"
+        for (earlier, later), number in left_out.items()
+    ]
+    return kept, notes

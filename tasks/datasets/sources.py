@@ -1,0 +1,90 @@
+"""Adapter `sources`: several data sets as one, such as one's own photographs and a published set, or corrections."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from tasks.common.errors import AttendError
+from tasks.common.section import NotInKey
+from tasks.common.wording import listed
+from tasks.datasets.base import DatasetOptions, Row
+from tasks.datasets.faults import REFUSE, Faults
+from tasks.datasets.formats import Format
+
+_OF_THE_WHOLE = ("dev_share", "test_share", "on_error", "near_duplicates")
+
+
+class Sources(DatasetOptions):
+    """Several data sets, each with a name and a format of its own. A picture that two of them have counts once.
+
+    The names of pictures begin with that of their source: `web/beach.jpg`.
+    """
+
+    adapter: Literal["sources"] = "sources"
+    path: Annotated[Path, NotInKey()] = Field(Path(), exclude=True, description="not used: each source has its own")
+    sources: dict[str, Annotated[Format, Field(discriminator="adapter")]] = Field(
+        min_length=1,
+        description="name -> settings of each data set, as in `data`; the first that has a picture decides its split",
+    )
+
+    @field_validator("sources")
+    @classmethod
+    def _check_sources(cls, sources: dict[str, DatasetOptions]) -> dict[str, DatasetOptions]:
+        for name, source in sources.items():
+            if not name.replace("-", "").replace("_", "").isalnum():
+                raise ValueError(f"{name!r} is no name of a source: use letters, digits, - and _")
+            if source.has_grids:
+                raise ValueError(f"{name}: has grids and no photographs, which cannot be joined with others")
+            for field in _OF_THE_WHOLE:
+                if getattr(source, field) != type(source).model_fields[field].default:
+                    raise ValueError(f"{name}.{field}: is for all sources together: set data.{field}")
+        return sources
+
+    @property
+    def place(self) -> str:
+        return listed([source.place for source in self.sources.values()])
+
+    @property
+    def unpacks(self) -> bool:
+        return any(source.unpacks for source in self.sources.values())
+
+    def parts(self) -> dict[str, DatasetOptions]:
+        return {f"{name}/": source for name, source in self.sources.items()}
+
+    def prefix_of(self, name: str) -> str:
+        return f"{name.partition('/')[0]}/"
+
+    def key_part(self) -> dict[str, Any]:
+        part = super().key_part()
+        # A list, because the first source that has a picture decides its split.
+        return {**part, "sources": [[name, source.key_part()] for name, source in self.sources.items()]}
+
+    def annotation_files(self) -> list[Path]:
+        return [file for source in self.sources.values() for file in source.annotation_files()]
+
+    def image_folder(self, generated: Path) -> Path:
+        """Return the folder of what the sources unpack; others have their own: see `paths_of`."""
+        return generated
+
+    def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
+        for name, source in self.sources.items():
+            with in_source(f"{name}/"):
+                for row in source.rows(generated / name, faults):
+                    yield replace(row, name=f"{name}/{row.name}", split=row.split or source.split)
+
+
+@contextlib.contextmanager
+def in_source(prefix: str) -> Iterator[None]:
+    """Name the source in the settings that an AttendError of the block speaks of. prefix: of its pictures; or none."""
+    try:
+        yield
+    except AttendError as error:
+        if not prefix or not str(error).startswith("data."):
+            raise
+        raise type(error)(f"data.sources.{prefix[:-1]}.{str(error).removeprefix('data.')}") from None

@@ -1,0 +1,186 @@
+"""Several data sets as one: their pictures together, each picture once, in the split of the first source that has it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from flows.preflight import verdict_of
+from tasks.common.errors import AttendError
+from tasks.config.schema import Config, load
+from tasks.data.manifest import MANIFEST, files_by_digest, read_pictures
+from tests.support import artifacts, plan, run_stage, small
+
+OWN, WEB = 20, range(15, 26)  # pictures of `own`, of which the last five are dev; of `web`, five of which it has too
+
+
+def picture(path: Path, shade: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (40, 40), (9 * shade, 90, 90)).save(path)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """A folder with two data sets in different formats."""
+    rows = []
+    for shade in range(OWN):
+        picture(tmp_path / "own" / f"{shade}.png", shade)
+        split = "train" if shade < OWN - 3 else "validation"
+        rows.append({"file_name": f"{shade}.png", "text": [f"a dog {shade}", "a dog"], "split": split})
+    (tmp_path / "own" / "metadata.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for shade in WEB:
+        picture(tmp_path / "web" / "Images" / f"{shade}.png", shade)
+    lines = "".join(f"{shade}.png,a cat {shade}\n" for shade in WEB)
+    (tmp_path / "web" / "captions.csv").write_text(f"image,caption\n{lines}")
+    return tmp_path
+
+
+def config_of(folder: Path, data: dict[str, Any] | None = None, **web: Any) -> Config:
+    own = {"adapter": "imagefolder", "path": folder / "own"}
+    sources = {"own": own, "web": {"adapter": "table", "path": folder / "web" / "captions.csv", **web}}
+    return small(
+        folder / "workspace",
+        data={"adapter": "sources", "sources": sources, **(data or {})},
+        evaluation__split="dev",
+        evaluation__metrics=["bleu"],
+    )
+
+
+def captions(folder: Path, split: str) -> dict[str, list[str]]:
+    """The captions of each picture of a split, by its shade."""
+    return {
+        picture.name.rpartition("/")[2].removesuffix(".png"): picture.captions
+        for picture in read_pictures(folder, split)
+    }
+
+
+def test_a_picture_of_two_sources_counts_once_with_the_captions_of_both(two: Path) -> None:
+    config = config_of(two, split="train")
+    run_stage(config, "ingest")
+    made = artifacts(config, "ingest")["ingest"]
+    train, dev = (captions(made.path, split) for split in ("train", "dev"))
+    assert sorted(train, key=int) == [str(shade) for shade in (*range(17), *range(20, 26))]
+    assert sorted(train["15"]) == ["a cat 15", "a dog", "a dog 15"] and train["25"] == ["a cat 25"]
+    # Of what is dev in the first source, the captions for training are left out.
+    assert dev == {str(shade): [f"a dog {shade}", "a dog"] for shade in (17, 18, 19)}
+    assert "3 pictures of web left out there: in another split of own" in made.ledger.notes
+    files = files_by_digest(made.path, config.data)
+    assert len(files) == 26 and all(path.is_file() and path.is_relative_to(two) for path in files.values())
+
+
+def test_the_first_source_decides(two: Path) -> None:
+    config = config_of(two, split="train")
+    sources = dict(reversed(config.data.model_dump(exclude_unset=True)["sources"].items()))
+    turned = small(config.workspace, data={"adapter": "sources", "sources": sources}, evaluation__split="dev")
+    run_stage(turned, "ingest")
+    with pytest.raises(AttendError, match="the split 'dev' is empty"):
+        run_stage(
+            small(config.workspace, data={**turned.data.model_dump(exclude_unset=True), "dev_share": 0}), "ingest"
+        )
+    made = artifacts(turned, "ingest")["ingest"]
+    both = captions(made.path, "train") | captions(made.path, "dev")  # some of train became dev, as there is none
+    assert both["17"] == ["a cat 17"] and sorted(both["16"]) == ["a cat 16", "a dog", "a dog 16"]
+    assert "3 pictures of own left out there: in another split of web" in made.ledger.notes
+
+
+def test_a_source_without_splits_is_divided_by_content_as_if_it_were_alone(two: Path) -> None:
+    shares = {"dev_share": 0.4, "test_share": 0.2}
+    alone = small(two / "alone", data={"adapter": "table", "path": two / "web" / "captions.csv", **shares})
+    run_stage(alone, "ingest")
+    run_stage(config_of(two, shares), "ingest")
+    kept = artifacts(alone, "ingest")["ingest"].path
+    both = artifacts(config_of(two, shares), "ingest")["ingest"].path
+    rows = {row["digest"]: row["split"] for row in pq.read_table(both / MANIFEST).to_pylist()}
+    shared = {str(shade) for shade in WEB if shade < OWN}
+    for row in pq.read_table(kept / MANIFEST).to_pylist():
+        if row["name"].removesuffix(".png") not in shared:
+            assert rows[row["digest"]] == row["split"]
+
+
+def test_weight_repeats_the_captions_of_training_alone(two: Path) -> None:
+    config = config_of(two, weight=3)
+    run_stage(config, "ingest")
+    made = artifacts(config, "ingest")["ingest"].path
+    for split, times in (("train", 3), ("dev", 1), ("test", 1)):
+        for texts in captions(made, split).values():
+            assert sum(text.startswith("a cat") for text in texts) in (0, times)
+    assert any(
+        texts.count("a cat 25") for split in ("train", "dev", "test") for texts in captions(made, split).values()
+    )
+
+
+def test_pictures_that_are_unpacked_join_those_of_a_folder(two: Path) -> None:
+    shapes = {"adapter": "scenes", "pictures": 20, "side": 32}
+    sources = {**config_of(two).data.model_dump(exclude_unset=True)["sources"], "shapes": shapes}
+    config = small(two / "workspace", data={"adapter": "sources", "sources": sources}, evaluation__metrics=["bleu"])
+    for name in ("ingest", "extract"):
+        run_stage(config, name)
+    made = artifacts(config, "extract")
+    assert made["ingest"].ledger.counts["pictures"] == 26 + 20 == made["extract"].ledger.counts["extracted"]
+
+
+def test_what_changed_is_told_source_by_source(two: Path) -> None:
+    config = config_of(two, weight=2, split="train")
+    run_stage(config, "ingest")
+    with (two / "web" / "captions.csv").open("a") as file:
+        file.write("20.png,another\n")
+    assert "1 picture with other captions" in str(plan(config)[0].why)
+    shutil.rmtree(two / "web")
+    with pytest.raises(AttendError, match=r"data.sources.web.path: .*captions.csv: no such file"):
+        plan(config)
+
+
+def test_check_reads_every_source(two: Path) -> None:
+    found = verdict_of(str(written(two, "")), [])
+    assert found.pictures == 28 and found.count("error") == 0
+    said = "\n".join(str(item) for item in found.findings)
+    assert "3 pictures of web left out there" in said and "the same file several times" not in said
+    (two / "web" / "Images" / "20.png").unlink()
+    assert "20.png is captioned, but there is no such picture in" in str(verdict_of(str(written(two, "")), []).findings)
+
+
+def written(folder: Path, more: str) -> Path:
+    """A config as a person writes it, with paths relative to its file."""
+    path = folder / "both.yaml"
+    path.write_text(
+        "preset: flickr8k\nname: both\ndata:\n  adapter: sources\n  sources:\n"
+        "    own: {adapter: imagefolder, path: own}\n"
+        f"    web: {{adapter: table, path: web/captions.csv, split: train{more}}}\n"
+        f"grids: {{backbone: tiny, weights: 'random:0', image_size: 64}}\nmachine: {{workspace: {folder / 'w'}}}\n"
+        "evaluation: {split: dev}\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (", patth: x", r"data.sources.web.patth: no such setting; did you mean 'path'"),
+        (", weight: 0", r"data.sources.web.weight: Input should be greater"),
+        (", dev_share: 0.2", r"web.dev_share: is for all sources together: set data.dev_share"),
+    ],
+)
+def test_a_setting_of_a_source_is_refused_by_its_name(two: Path, more: str, why: str) -> None:
+    with pytest.raises(AttendError, match=why):
+        load(str(written(two, more)))
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("data.sources.web.adapter=tabel", r"data.sources.web.adapter: unknown dataset adapter 'tabel'.*'table'"),
+        ("data.sources.web.adapter=sources", r"data.sources.web.adapter: unknown dataset adapter 'sources'"),
+        ('data.sources={"a b": {adapter: scenes}}', r"'a b' is no name of a source"),
+        ("data.sources.grids={adapter: arrays, path: x.npy, captions: y.npy}", r"grids: has grids and no photographs"),
+        ("data.weight=2", r"data.weight: is for the data sets of data.sources"),
+    ],
+)
+def test_sources_that_make_no_sense_are_refused(two: Path, override: str, why: str) -> None:
+    with pytest.raises(AttendError, match=why):
+        load(str(written(two, "")), [override])
