@@ -20,6 +20,7 @@ ROOMS = (
     "tasks.common",
     "tasks.datasets",
     "tasks.metrics",
+    "tasks.review",
     "tasks.config",
     "tasks.pipeline",
     "tasks.device",

@@ -19,6 +19,7 @@ from flows.commands import export as cli_export
 from flows.commands import init as cli_init
 from flows.commands import model as cli_model
 from flows.commands import models as cli_models
+from flows.commands import review as cli_review
 from flows.commands import score as cli_score
 from flows.commands import serve as cli_serve
 from flows.commands import settings as cli_settings
@@ -61,7 +62,12 @@ for command in (
     cli_serve.serve,
 ):
     app.command()(command)
-for name, group in (("data", cli_data.app), ("models", cli_models.app), ("workspace", cli_workspace.app)):
+for name, group in (
+    ("data", cli_data.app),
+    ("models", cli_models.app),
+    ("review", cli_review.app),
+    ("workspace", cli_workspace.app),
+):
     app.add_typer(group, name=name)
 
 _STATE_COLOURS = {

@@ -41,6 +41,7 @@ def list_(
 ) -> None:
     """List the registered versions with their scores, the champions marked."""
     from tasks.registry.catalogue import all_versions
+    from tasks.registry.reviewed import REVIEWED
 
     versions = all_versions(workspace.expanduser().absolute(), name)
     if as_json:
@@ -50,6 +51,7 @@ def list_(
         typer.echo("no model is registered yet: run `attend run`")
     for version in versions:
         shown = [f"{score} {version.scores[score]:.1f}" for score in _SHOWN if score in version.scores]
+        shown += [version.tags[REVIEWED]] if REVIEWED in version.tags else []
         typer.echo(f"{version.address:<32} {', '.join(version.aliases):<20} {version.created}  {'  '.join(shown)}")
 
 

@@ -102,14 +102,14 @@ def print_captions(
         raise AttendError(f"--attention: {attention}: is written as PNG: give a name ending in .png")
     if attention is not None and not attention.parent.is_dir():
         raise AttendError(f"--attention: {attention.parent}: no such folder")
-    found = _find(model, workspace)
+    found = find_and_tell(model, workspace)
     captioner = load_captioner(*found, runtime)
     if attention is not None and takes_grids(captioner.config):
         raise AttendError("--attention: draws over a photograph, and this model takes grids: leave it out")
     names = list(pictures.named())
     digests = {digest for _, digest in names if digest is not None}
     row_by_digest: dict[str | None, Row] = {}
-    grids = None if attention is not None else _grids_for(captioner, found.address, workspace)
+    grids = None if attention is not None else grids_for(captioner, found.address, workspace)
     with Bar(len(digests), "captions", "pictures") as bar:
         for rows_and_results in _from_grids(captioner, grids, digests, decoding):
             row_by_digest |= {row["digest"]: _with_alternatives(row, result) for row, result in rows_and_results}
@@ -149,7 +149,7 @@ def write_captions_file(
         raise AttendError(f"--out: {out}: give a name ending in .csv, .jsonl or .parquet")
     if not out.parent.is_dir():
         raise AttendError(f"--out: {out.parent}: no such folder")
-    found = _find(model, workspace)
+    found = find_and_tell(model, workspace)
     on = [] if runtime is None else [f"runtime {runtime}"]
     model_label = ", ".join([found.address, *on, *(f"{name} {value}" for name, value in (decoding or {}).items())])
     with Workspace(workspace).lock(f"captions-{digest_of(str(out.resolve()))[:20]}", f"captions of {out}"):
@@ -163,7 +163,7 @@ def write_captions_file(
         known = digests - new
         if new:
             captioner = load_captioner(*found, runtime)
-            grids = _grids_for(captioner, found.address, workspace)
+            grids = grids_for(captioner, found.address, workspace)
             _caption_new(pictures, new, len(known), captioner, grids, decoding, parts, row_by_digest)
         rows = [
             {
@@ -185,7 +185,7 @@ def write_captions_file(
     return CaptionCounts(len(names) - known_count, known_count, len(without), len(kept))
 
 
-def _find(model: str | None, workspace: Path) -> Registered:
+def find_and_tell(model: str | None, workspace: Path) -> Registered:
     """Return the registered version that captions, and say which one it is where none is named."""
     found = find(model, workspace)
     if model is None:
@@ -208,7 +208,7 @@ def _caption_new(
     part_start = time.monotonic()
     with Bar(known_count + len(new), "captions", "pictures", known_count) as bar:
         try:
-            for made in _captions(pictures, new, captioner, grids, decoding):
+            for made in caption_all(pictures, new, captioner, grids, decoding):
                 rows += made
                 bar.advance(len(made))
                 if len(rows) >= _PART_ROWS or time.monotonic() - part_start > _PART_SECONDS:
@@ -220,7 +220,7 @@ def _caption_new(
             row_by_digest |= {row["digest"]: row for row in rows}
 
 
-def _grids_for(captioner: Any, address: str, workspace: Path) -> GridReader | None:
+def grids_for(captioner: Any, address: str, workspace: Path) -> GridReader | None:
     """Return a reader of the grids that this workspace has of photographs, as the captioner's backbone makes them."""
     # Models registered earlier caption photographs alone.
     if takes_grids(captioner.config) or not hasattr(captioner, "from_cached"):
@@ -230,7 +230,7 @@ def _grids_for(captioner: Any, address: str, workspace: Path) -> GridReader | No
     return cached_grids(address, workspace)
 
 
-def _captions(
+def caption_all(
     pictures: Pictures, digests: set[str], captioner: Any, grids: GridReader | None, decoding: AskedDecoding
 ) -> Iterator[list[Row]]:
     """Yield the rows of the pictures with these digests, some at a time: first of those whose grids are there."""

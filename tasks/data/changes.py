@@ -33,7 +33,7 @@ def describe_changes(manifest: Path, data: DatasetOptions, machine: MachineConfi
         return str(error)
     digests = Digests(machine.folder / "digests.sqlite").of(paths)
     new = {row.name: digests[path] for row, path in zip(rows, paths, strict=True)}
-    rows, _ = joined(rows, new, data)
+    rows, _ = joined(rows, new, data, faults)
     new = {row.name: new[row.name] for row in rows}
     gone, added = old.keys() - new.keys(), new.keys() - old.keys()
     # A picture that is gone under one name and there under another is renamed, where their contents are the same.

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from tasks.common.errors import AttendError
 from tasks.common.wording import counted
 from tasks.data.splits import hashed_split
 from tasks.datasets.base import DatasetOptions, Row
+from tasks.datasets.faults import Faults
 
 
-def joined(rows: Sequence[Row], digests: Mapping[str, str], data: DatasetOptions) -> tuple[list[Row], list[str]]:
+def joined(
+    rows: Sequence[Row], digests: Mapping[str, str], data: DatasetOptions, faults: Faults
+) -> tuple[list[Row], list[str]]:
     """Return the rows with the splits that the first source of each picture gives, and notes on what was left out.
 
     digests: SHA-256 of each row's picture, by its name. A later source that has the picture in another split would
-    train on what is tested, or test on what is trained: its row is left out.
+    train on what is tested, or test on what is trained: its row is left out. A row about another picture than the one
+    that now has its name is one of the `faults`.
     """
+    rows = list(_about_their_pictures(rows, digests, faults))
     if len(data.parts()) == 1:
-        return list(rows), []
+        return rows, []
     first: dict[str, Row] = {}
     kept: list[Row] = []
     left_out: Counter[tuple[str, str]] = Counter()
@@ -37,3 +43,15 @@ def joined(rows: Sequence[Row], digests: Mapping[str, str], data: DatasetOptions
         for (earlier, later), number in left_out.items()
     ]
     return kept, notes
+
+
+def _about_their_pictures(rows: Sequence[Row], digests: Mapping[str, str], faults: Faults) -> Iterator[Row]:
+    """Yield the rows without those whose picture is another one now."""
+    for row in rows:
+        with faults.of_row():
+            if row.digest not in (None, digests[row.name]):
+                raise AttendError(
+                    f"{row.where}: {row.name} is another picture than the one whose caption was corrected: put that "
+                    "one back, or set images to the folder that was reviewed"
+                )
+            yield row

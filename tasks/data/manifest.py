@@ -86,7 +86,7 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
     rows = valid_rows(rows, data, out / GENERATED_FOLDER, pictures_of(data, out / GENERATED_FOLDER, workspace), faults)
     paths = paths_of(data, [row.name for row in rows], out / GENERATED_FOLDER)
     digests = _digests(paths, out, workspace / "digests.sqlite")
-    rows, notes = joined(rows, {row.name: digests[path] for row, path in zip(rows, paths, strict=True)}, data)
+    rows, notes = joined(rows, {row.name: digests[path] for row, path in zip(rows, paths, strict=True)}, data, faults)
     paths = paths_of(data, [row.name for row in rows], out / GENERATED_FOLDER)
     alike: list[list[str]] = []
     if data.near_duplicates == "together" and divides((row.split for row in rows), data):

@@ -108,7 +108,7 @@ def survey(data: DatasetOptions, generated: Path, digests: Path, compare: Compar
     of_rows = None if size > _MOST_BYTES and compare != "all" else _digests(paths, digests)
     notes: list[str] = []
     if of_rows is not None:
-        rows, notes = joined(rows, of_rows, data)
+        rows, notes = joined(rows, of_rows, data, faults)
     alike = None
     is_needed = data.near_duplicates == "together" and divides((row.split for row in rows), data)
     is_wanted = compare == "all" or (compare == "few" and len(rows) <= _MOST_COMPARED)

@@ -45,6 +45,7 @@ class Row:
 
     name: path of the picture relative to the image folder, with `/`. split: None if the data set has no splits.
     where: position of the row as `file:line`, for messages. facts: what the picture shows (generated data only).
+    digest: SHA-256 (hex) of the picture that the captions are of; None where the data set does not say.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Row:
     split: str | None
     where: str
     facts: dict[str, Any] | None = None
+    digest: str | None = None
 
     def __post_init__(self) -> None:
         """Raise AttendError for a name that no file can have, and for a caption that is no text or too long."""

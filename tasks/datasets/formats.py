@@ -5,6 +5,7 @@ from __future__ import annotations
 from tasks.datasets.arrays import Arrays
 from tasks.datasets.coco import Coco
 from tasks.datasets.coco_tensor_file import CocoPt
+from tasks.datasets.corrections import Corrections
 from tasks.datasets.flickr_tokens import Flickr8k, Flickr30k
 from tasks.datasets.huggingface import HuggingFace
 from tasks.datasets.image_folder import ImageFolder
@@ -14,5 +15,16 @@ from tasks.datasets.table import Table
 from tasks.datasets.webdataset import WebDataset
 
 Format = (
-    ImageFolder | Table | Coco | Karpathy | Flickr8k | Flickr30k | WebDataset | HuggingFace | CocoPt | Arrays | Scenes
+    ImageFolder
+    | Table
+    | Coco
+    | Karpathy
+    | Flickr8k
+    | Flickr30k
+    | WebDataset
+    | HuggingFace
+    | CocoPt
+    | Arrays
+    | Scenes
+    | Corrections
 )

@@ -1,0 +1,37 @@
+"""What people said of a version's captions, noted with the version in MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tasks.common.errors import AttendError
+from tasks.registry.versions import version_of_address
+from tasks.review.rates import Rate
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+REVIEWED = "attend.reviewed"  # tag of a version
+
+
+def note_rates(client: MlflowClient, rates: Iterable[Rate]) -> list[str]:
+    """Write the share of captions that people accepted into the tags of their versions, and return the other addresses.
+
+    rates: of each version, by its address; those of versions that are not in this registry are returned.
+    """
+    unknown = []
+    for rate in rates:
+        try:
+            version = version_of_address(client, rate.of)
+        except AttendError:
+            unknown.append(rate.of)
+        else:
+            client.set_model_version_tag(version.name, version.version, REVIEWED, in_words(rate))
+    return unknown
+
+
+def in_words(rate: Rate) -> str:
+    """Return `62 % accepted (55 to 69 %; 124 of 200)`."""
+    interval = f"{100 * rate.low:.0f} to {100 * rate.high:.0f} %"
+    return f"{100 * rate.share:.0f} % accepted ({interval}; {rate.accepted:,} of {rate.judged:,})"

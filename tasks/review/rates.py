@@ -1,0 +1,124 @@
+"""What people said of a model's captions, in figures: shares with intervals, words they changed, and agreement."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import combinations
+from typing import NamedTuple
+
+from tasks.common.errors import AttendError
+from tasks.datasets.corrections import Answer, latest
+from tasks.metrics.bootstrap import interval_of_share
+
+_JUDGED = ("accepted", "edited", "rejected")
+_BINS = 5
+
+
+class Rate(NamedTuple):
+    """The share of captions that were accepted as they were. low, high: of its 95 % interval."""
+
+    of: str
+    accepted: int
+    judged: int
+    share: float
+    low: float
+    high: float
+
+
+class Calibrated(NamedTuple):
+    """Captions of about one confidence: its mean, and the share of them that was accepted."""
+
+    confidence: float
+    rate: Rate
+
+
+class Figures(NamedTuple):
+    """What a file of answers says.
+
+    versions, weeks: rates of the pictures asked about at random, which alone stand for all. chosen: rates by why the
+    pictures were asked about. calibration: by confidence, over all of them. edits: (from, to) -> number of times that
+    people put one word in place of another; empty for a word added or removed. agreement: of two people about one
+    caption, whether it can stay as it is; None where no caption was judged twice.
+    """
+
+    answers: int
+    versions: list[Rate]
+    weeks: list[Rate]
+    chosen: list[Rate]
+    calibration: list[Calibrated]
+    edits: list[tuple[str, str, int]]
+    agreement: Rate | None
+
+
+def figures(answers: Iterable[Answer]) -> Figures:
+    """Return the figures of answers, of each person's last about each caption. Skipped ones count in none."""
+    last = latest(answers)
+    judged = [answer for answer in last if answer["verdict"] in _JUDGED]
+    random = [answer for answer in judged if answer["chosen"] == "at random"]
+    return Figures(
+        len(last),
+        _rates(random, lambda answer: answer["model"]),
+        _rates(random, lambda answer: _week(answer["when"])),
+        _rates(judged, lambda answer: answer["chosen"]),
+        _calibration(judged),
+        _edits(judged),
+        _agreement(judged),
+    )
+
+
+def _rate(of: str, accepted: int, judged: int) -> Rate:
+    return Rate(of, accepted, judged, accepted / judged, *interval_of_share(accepted, judged))
+
+
+def _rates(answers: list[Answer], group: Callable[[Answer], str]) -> list[Rate]:
+    """Return the rate of each group, by its name."""
+    judged = Counter(map(group, answers))
+    accepted = Counter(group(answer) for answer in answers if answer["verdict"] == "accepted")
+    return [_rate(name, accepted[name], judged[name]) for name in sorted(judged)]
+
+
+def _week(when: str) -> str:
+    """Return the ISO week of a time, `2026-W48`."""
+    try:
+        year, week, _ = datetime.datetime.fromisoformat(when).isocalendar()
+    except ValueError:
+        raise AttendError(f"when: {when!r} is no time in ISO 8601: correct it in the file of answers") from None
+    return f"{year}-W{week:02d}"
+
+
+def _calibration(answers: list[Answer]) -> list[Calibrated]:
+    """Return the rates of captions of like confidence."""
+    bins: dict[int, list[Answer]] = {}
+    for answer in answers:
+        if answer["confidence"] is not None:
+            bins.setdefault(min(int(_BINS * answer["confidence"]), _BINS - 1), []).append(answer)
+    found = []
+    for at, members in sorted(bins.items()):
+        mean = sum(answer["confidence"] or 0.0 for answer in members) / len(members)
+        accepted = sum(answer["verdict"] == "accepted" for answer in members)
+        found.append(Calibrated(mean, _rate(f"{at / _BINS:.1f} to {(at + 1) / _BINS:.1f}", accepted, len(members))))
+    return found
+
+
+def _edits(answers: list[Answer]) -> list[tuple[str, str, int]]:
+    """Return the words that people changed, the most frequent first."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for answer in answers:
+        if answer["given"] is not None:
+            shown, given = answer["shown"].lower().split(), answer["given"].lower().split()
+            for kind, start, end, first, last in difflib.SequenceMatcher(None, shown, given, False).get_opcodes():
+                if kind != "equal":
+                    counts[" ".join(shown[start:end]), " ".join(given[first:last])] += 1
+    return [(before, after, number) for (before, after), number in counts.most_common()]
+
+
+def _agreement(answers: list[Answer]) -> Rate | None:
+    """Return the share of pairs of people who agree whether a caption can stay; None where no two judged the same."""
+    by_caption: dict[tuple[str, str], list[bool]] = {}
+    for answer in answers:
+        by_caption.setdefault((answer["picture"], answer["shown"]), []).append(answer["verdict"] == "accepted")
+    pairs = [pair for said in by_caption.values() for pair in combinations(said, 2)]
+    return _rate("pairs of answers", sum(one == other for one, other in pairs), len(pairs)) if pairs else None
