@@ -91,7 +91,7 @@ def verdict_of(
     verdict.add("error", "settings", found)
     data = config.data if config is not None else data_section(preset, overrides)
     with contextlib.ExitStack() as stack:
-        weights = None if config is None else _start_weights_check(config.grids, stack)
+        weights = None if config is None else _start_weights_check(config, stack)
         if config is not None:
             verdict.add("error", "workspace", _workspace_faults(config))
         if data is not None:
@@ -294,16 +294,19 @@ def _split_faults(found: Survey, evaluation: EvaluationConfig, config: Config | 
         )
 
 
-def _start_weights_check(grids: GridsConfig, stack: contextlib.ExitStack) -> Future[str]:
+def _start_weights_check(config: Config, stack: contextlib.ExitStack) -> Future[str]:
     """Start the check of a backbone's weights in a process of its own: loading torch takes as long as all the rest.
 
     Random and imported weights need no torch, and are checked here. stack: ends the process.
     """
-    if grids.weights.startswith(("random:", "imported:")):
+    # Of other backbones than timm's, the config knows how many blocks they have.
+    tuned = config.tuning is not None and config.grids.backbone.startswith("timm:")
+    asked = config.grids, config.tuning.first_block if tuned and config.tuning is not None else None
+    if config.grids.weights.startswith(("random:", "imported:")) and not tuned:
         done = Future[str]()
-        done.set_result(weights_fault(grids))
+        done.set_result(weights_fault(*asked))
         return done
-    return stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))).submit(weights_fault, grids)
+    return stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))).submit(weights_fault, *asked)
 
 
 def _workspace_faults(config: Config) -> Iterator[str]:

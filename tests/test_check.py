@@ -136,6 +136,20 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
 }
 
 
+def test_a_block_that_timms_model_does_not_have_is_named_before_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    pytest.importorskip("timm")
+    for first_block, found in (
+        (4, []),
+        (5, ["tuning.first_block: timm:resnet18 has 4 blocks: block 5 cannot be tuned"]),
+    ):
+        grids = {"backbone": "timm:resnet18", "weights": "random:0"}
+        config(folder.parent, grids=grids, tuning={"epochs": 1, "first_block": first_block})
+        said = checked(monkeypatch, capsys)["findings"]
+        assert [item["message"] for item in said if item["about"] == "weights"] == found
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, fault: str) -> None:
     plant, kind, message = FAULTS[fault]

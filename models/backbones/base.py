@@ -103,15 +103,19 @@ class Backbone(nn.Module):
         """
         self.features = folded_norms(self.features)
 
+    def check_block(self, number: int) -> None:
+        """Raise ValueError if the backbone has no block of this number, counted from 1."""
+        if not 1 <= number <= len(self.blocks):
+            has = f"has {len(self.blocks)} blocks" if self.blocks else "does not say which blocks it has"
+            raise ValueError(f"{has}: block {number} cannot be tuned")
+
     def unfreeze(self, first_block: int) -> list[nn.Parameter]:
         """Make the weights of blocks `first_block` (counted from 1) to the last trainable, and return them.
 
         Batch norm stays in evaluation mode, with the published statistics. Raises ValueError if the backbone has no
         such block.
         """
-        if not 1 <= first_block <= len(self.blocks):
-            has = f"has {len(self.blocks)} blocks" if self.blocks else "does not say which blocks it has"
-            raise ValueError(f"{has}: block {first_block} cannot be tuned")
+        self.check_block(first_block)
         prefixes = tuple(prefix for block in self.blocks[first_block - 1 :] for prefix in block)
         weights = [weight for name, weight in self.features.named_parameters() if name.startswith(prefixes)]
         for weight in weights:

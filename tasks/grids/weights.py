@@ -79,12 +79,21 @@ def check_weights(grids: GridsConfig) -> None:
         load_backbone(grids)
 
 
-def weights_fault(grids: GridsConfig) -> str:
-    """Return what `check_weights` finds wrong, as text that another process can return; empty where nothing is."""
+def weights_fault(grids: GridsConfig, first_block: int | None) -> str:
+    """Return what `check_weights` finds wrong, as text that another process can return; empty where nothing is.
+
+    first_block: the first of the backbone's blocks to be fine-tuned; wrong where the backbone has no such block.
+    """
     try:
         check_weights(grids)
+        if first_block is not None:
+            import models.backbones.base as backbones
+
+            backbones.make(grids.backbone).check_block(first_block)
     except AttendError as error:
         return str(error)
+    except ValueError as error:
+        return f"tuning.first_block: {grids.backbone} {error}"
     return ""
 
 
