@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from bench.machine import describe
 from bench.quality.peer_decoders import AnnotatedTransformer, Att2in
@@ -29,8 +30,8 @@ from models.cross_entropy import cross_entropy
 from models.decoders.base import Decoder
 from models.decoders.show_attend_tell import ShowAttendTell
 from models.options import DecoderOptions, Decoding, ShowAttendTellOptions, TransformerOptions
-from models.search import decode, greedy, sample
-from models.vocabulary import NULL, UNK
+from models.search import decode, greedy
+from models.vocabulary import END, FORBIDDEN, NULL, START, UNK
 from tasks.config.devices import device_of
 from tasks.config.schema import Config, load
 from tasks.data.caption_files import read_frequencies
@@ -45,7 +46,7 @@ from tasks.training.fit_decoder import FitInputs, prepare
 from tasks.training.objectives import attention_penalty
 from tasks.training.outputs import HISTORY, load_decoder
 from tasks.training.precision import with_precision
-from tasks.training.reinforce_decoder import as_tokens, log_likelihood
+from tasks.training.reinforce_decoder import as_tokens
 from tasks.training.rewards import Rewards
 
 _EPOCH = 375  # steps between two validations
@@ -259,20 +260,37 @@ class SelfCritical:
 
     def __call__(self, decoder: Decoder, batch: Batch) -> Tensor:
         """Return the loss, whose gradient is the estimate of the expected reward's, negated."""
-        decoder.eval()
         pictures = batch.pictures.float()
-        decoding = Decoding(search="sample", n_best=self._samples, max_length=self._max_length)
-        seed = int(torch.randint(2**31, ()))
+        decoder.eval()
         with torch.no_grad():
-            drawn = as_tokens(sample(decoder, pictures, decoding, [seed + place for place in range(len(pictures))]))
             first = greedy(decoder, pictures, Decoding(max_length=self._max_length))
-        baseline = as_tokens([[caption] for caption in first])
-        rewards, base = (self._rewards(tokens[:, :, 1:], batch.targets) for tokens in (drawn, baseline))
         decoder.train()
-        said = Batch.of(batch.pictures, drawn)
-        logits, _ = decoder(pictures, said.words, said.places)
-        weights = (rewards - base).float().flatten()[said.places // said.words.shape[2]]
-        return -(weights * log_likelihood(logits, said.next_words)).sum() / len(said.places)
+        drawn, likelihoods = self._drawn(decoder, pictures)
+        base = self._rewards(as_tokens([[caption] for caption in first])[:, :, 1:], batch.targets)
+        advantages = (self._rewards(drawn, batch.targets) - base).float()
+        said = drawn != NULL
+        return -(advantages.unsqueeze(2) * likelihoods * said).sum() / said.sum()
+
+    def _drawn(self, decoder: Decoder, pictures: Tensor) -> tuple[Tensor, Tensor]:
+        """Return captions (N, R, T) int64 drawn with dropout, END counted, and each token's log-probability (N, R, T).
+
+        Both are of one pass, as in the repository: with the greedy baseline, whose rewards are above most of what is
+        drawn, probabilities of a pass with other dropout would push away from everything that is said.
+        """
+        state: Any = decoder.start(pictures).expand(self._samples)
+        tokens = torch.full((len(pictures), self._samples), START)
+        over = torch.zeros_like(tokens, dtype=torch.bool)
+        drawn, likelihoods = [], []
+        for _ in range(self._max_length):
+            logits, state = decoder.step(state, tokens)
+            allowed = logits.float().index_fill(-1, torch.tensor(FORBIDDEN), -torch.inf)
+            tokens = torch.distributions.Categorical(logits=allowed.detach()).sample()
+            likelihoods.append(-functional.cross_entropy(allowed.flatten(0, 1), tokens.flatten(), reduction="none"))
+            drawn.append(tokens.masked_fill(over, NULL))
+            over = over | (tokens == END)
+            if over.all():
+                break
+        return torch.stack(drawn, dim=2), torch.stack([part.view_as(tokens) for part in likelihoods], dim=2)
 
 
 def _scheduled(decoder: Decoder, batch: Batch, share: float) -> Tensor:
