@@ -13,7 +13,7 @@ from PIL import Image
 
 from flows.preflight import verdict_of
 from tasks.common.errors import AttendError
-from tasks.config.schema import Config, load
+from tasks.config.schema import Config, load, refusals
 from tasks.data.manifest import MANIFEST, files_by_digest, read_pictures
 from tests.support import artifacts, plan, run_stage, small
 
@@ -72,6 +72,12 @@ def test_a_picture_of_two_sources_counts_once_with_the_captions_of_both(two: Pat
     assert "3 pictures of web left out there: in another split of own" in made.ledger.notes
     files = files_by_digest(made.path, config.data)
     assert len(files) == 26 and all(path.is_file() and path.is_relative_to(two) for path in files.values())
+
+
+def test_a_source_may_be_named_as_a_year(two: Path) -> None:
+    config = load(str(written(two, "")), ["data.sources.2014={adapter: scenes}"])
+    assert list(config.data.parts()) == ["own/", "web/", "2014/"]
+    assert refusals(str(written(two, "")), ["data.sources={}", "data.sources.own={3: 4}"])[0]
 
 
 def test_the_first_source_decides(two: Path) -> None:

@@ -220,6 +220,8 @@ def refusals(preset_or_file: str, overrides: Sequence[str] = ()) -> tuple[list[s
             items = sorted(error.errors(), key=_misspelt_first)
             if not items[0]["loc"]:
                 return found + _refusal(items[0]), Config.model_validate(values, context=_DESPITE_CONTRADICTIONS)
+            if all(_field(item) in removed for item in items):  # they cannot be removed
+                return found, None
             for item in items:
                 if _field(item) not in removed:  # otherwise it is missing because it was refused
                     found += _refusal(item)
@@ -318,6 +320,8 @@ _PLAIN = {
     "bool_parsing": "is neither true nor false",
     "bool_type": "is neither true nor false",
     "string_type": "is no text",
+    "dict_type": "is no mapping of names to settings",
+    "model_attributes_type": "is no mapping of settings",
 }
 
 

@@ -23,7 +23,7 @@ GIVING: tuple[Verdict, ...] = ("accepted", "edited")  # verdicts with a caption 
 
 
 class Answer(TypedDict):
-    """What one person said of one caption.
+    """Hold what one person said of one caption.
 
     picture: SHA-256 of the photograph's file. name: its path in the folder that was reviewed. shown, given: the caption
     that the model made, and the person's; null where there is none. model: the version, `models:/NAME/VERSION`.

@@ -33,6 +33,12 @@ class Sources(DatasetOptions):
         description="name -> settings of each data set, as in `data`; the first that has a picture decides its split",
     )
 
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _names_as_texts(cls, sources: Any) -> Any:
+        """Return the mapping with names that YAML reads as numbers, such as those of years, as texts."""
+        return {str(name): source for name, source in sources.items()} if isinstance(sources, dict) else sources
+
     @field_validator("sources")
     @classmethod
     def _check_sources(cls, sources: dict[str, DatasetOptions]) -> dict[str, DatasetOptions]:

@@ -36,7 +36,7 @@ class Calibrated(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What a file of answers says.
+    """Hold what a file of answers says.
 
     versions, weeks: rates of the pictures asked about at random, which alone stand for all. chosen: rates by why the
     pictures were asked about. calibration: by confidence, over all of them. edits: (from, to) -> number of times that
