@@ -121,7 +121,7 @@ def _check_data(
         except AttendError as error:
             verdict.add("error", "data", [str(error)])
             return
-        verdict.pictures, verdict.captions, verdict.splits = len(found.rows), found.captions, found.sizes
+        verdict.pictures, verdict.captions, verdict.splits = found.distinct, found.captions, found.sizes
         skips = data.on_error == "skip"
         verdict.add("warning" if skips else "error", "data", found.faults)
         verdict.add("warning", "data", found.left_out)

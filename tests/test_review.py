@@ -80,6 +80,10 @@ def answer(**changes: Any) -> Answer:
     return plain  # type: ignore[no-any-return]
 
 
+def exported(**changes: Any) -> str:
+    return json.dumps([{"data": {**answer(), "image": "x"}, **changes}])
+
+
 def test_a_queue_goes_out_and_its_answers_come_in_once(registered: Path, inbox: Path, tmp_path: Path) -> None:
     answers, out = tmp_path / "reviews.jsonl", tmp_path / "tasks.json"
     given = ("--answers", answers, "--workspace", registered)
@@ -94,7 +98,7 @@ def test_a_queue_goes_out_and_its_answers_come_in_once(registered: Path, inbox: 
         assert (data["chosen"] == "at random") == at_random(data["picture"], 0.2)
     export = tmp_path / "export.json"
     said = {0: text("something else"), 1: choice("rejected"), 2: choice("no photograph"), 3: {"was_cancelled": True}}
-    export.write_text(json.dumps(annotated(tasks, said)))
+    export.write_text(json.dumps([*annotated(tasks, said), *annotated(tasks, said)[:3]]))
     assert "10 answers added, 0 were there" in attend("take", export, *given)
     assert "0 answers added, 10 were there" in attend("take", export, *given)
     listed = RUNNER.invoke(app, ["models", "list", "--workspace", str(registered)], catch_exceptions=False).output
@@ -102,7 +106,7 @@ def test_a_queue_goes_out_and_its_answers_come_in_once(registered: Path, inbox: 
     found = [item for _, item in read_answers(answers)]
     verdicts = ["edited", "rejected", "no photograph", "skipped", *["accepted"] * 6]
     assert [item["verdict"] for item in found] == verdicts and found[0]["given"] == "something else"
-    assert {item["who"] for item in found} == {"ann@example.org"}
+    assert {item["who"] for item in found} == {"1"}
     # What was answered is not asked again.
     attend("queue", inbox, "--out", out, "--number", 100, *given)
     asked = {task["data"]["picture"] for task in json.loads(out.read_text())}
@@ -165,6 +169,8 @@ def test_the_last_answer_of_each_person_counts(tmp_path: Path) -> None:
     add_answers(tmp_path / "a.jsonl", [other])
     read = [item for _, item in read_answers(tmp_path / "a.jsonl")]
     assert read == [again, first, other]
+    later = answer(given="a dog sits", verdict="edited", when="2026-02-01T11:00:00+01:00")  # 10:00 in UTC
+    assert later in latest([later, *read]) and later not in latest([answer(when="2026-02-01T10:00:00.5Z"), later])
     assert sorted(latest(read), key=lambda item: str(item["who"])) == [again, other]
 
 
@@ -194,9 +200,13 @@ def test_figures() -> None:
         (json.dumps(answer(picture=3)), r":1: picture: is 3; a text is needed"),
         (json.dumps(answer(verdict="fine")), r":1: verdict: is 'fine': give one of: accepted, edited"),
         (json.dumps(answer(chosen="")), r":1: chosen: is ''"),
-        (json.dumps(answer(given=None)), r":1: given: an answer that is 'accepted' needs a caption"),
+        (json.dumps(answer(given=None)), r":1: given: is None; a text is needed"),
+        (json.dumps(answer(verdict="skipped", given="")), r":1: given: an answer that is 'skipped' has no caption"),
+        (json.dumps(answer(when="yesterday")), r":1: when: 'yesterday' is no time in ISO 8601"),
+        (json.dumps(answer(confidence=float("nan"))), r":1: confidence: is nan; a number from 0 to 1"),
+        (json.dumps(answer(shown="x\ud800")), r":1: shown: "),
         (json.dumps(answer(verdict="rejected")), r":1: given: an answer that is 'rejected' has no caption"),
-        (json.dumps(answer(confidence="high")), r":1: confidence is a number or null"),
+        (json.dumps(answer(confidence="high")), r":1: confidence: is 'high'; a number from 0 to 1"),
     ],
 )
 def test_a_line_that_is_no_answer_is_refused(tmp_path: Path, line: str, why: str) -> None:
@@ -212,6 +222,9 @@ def test_a_line_that_is_no_answer_is_refused(tmp_path: Path, line: str, why: str
         ('[{"image": "x"}]', r"\[0\]: has no data: export the project from Label Studio as JSON, not as JSON-MIN"),
         ('[{"data": {"image": "x"}}]', r"\[0\].data.picture: is missing: is this a task of"),
         ("[", r"is not JSON"),
+        (exported(annotations=3), r"\[0\].annotations: is no list"),
+        (exported(annotations=[3]), r"\[0\].annotations\[0\]: is no annotation with an id"),
+        (exported(annotations=[{"id": 1, "updated_at": "yesterday"}]), r"\[0\].annotations\[0\]: when: 'yesterday'"),
     ],
 )
 def test_another_export_is_refused_and_nothing_is_added(tmp_path: Path, export: str, why: str) -> None:

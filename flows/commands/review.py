@@ -45,6 +45,9 @@ def queue(
     at = workspace.expanduser().absolute()
     address = LOCAL_FILES if prefix is None else prefix
     written = write_queue(out, folder, model, number, share, answers or at / _FILE, address, at, runtime)
+    if not written:
+        typer.echo(f"{folder}: nothing to ask about: its photographs were answered, or cannot be read")
+        return
     typer.echo(f"{out}: {written:,} tasks; the interface of the project: {out.with_suffix('.xml')}")
 
 
@@ -67,10 +70,11 @@ def take(
     given = answers_in(export)
     with Workspace(at).lock("reviews", f"answers of {path}"):
         known = {answer.get("source") for _, answer in read_answers(path)} if path.exists() else set()
-        new = [answer for answer in given if answer["source"] not in known]
+        by_source = {answer["source"]: answer for answer in given}
+        new = [answer for source, answer in by_source.items() if source not in known]
         if new:
             add_answers(path, new)
-    typer.echo(f"{path}: {len(new):,} answers added, {len(given) - len(new):,} were there")
+    typer.echo(f"{path}: {len(new):,} answers added, {len(by_source) - len(new):,} were there")
     rates = figures(answer for _, answer in read_answers(path)).versions if path.exists() else []
     try:
         unknown = note_rates(tracking.connect(at, must_exist=True), rates)

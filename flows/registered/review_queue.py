@@ -13,6 +13,7 @@ from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
 from tasks.common.log import log
 from tasks.common.progress import Bar
+from tasks.common.wording import counted
 from tasks.datasets.corrections import read_answers
 from tasks.review.label_studio import INTERFACE, tasks_of
 from tasks.review.queue import Question, choose
@@ -33,7 +34,8 @@ def write_queue(
 
     folder: of the photographs. model: an MLflow address; None for the champion promoted last. number: of questions, at
     most. share: of them at random. answers: the file of those that are there; their pictures are not asked about again.
-    prefix: of the photographs' addresses. Raises AttendError for arguments that cannot be used.
+    prefix: of the photographs' addresses. Nothing is written where there is no question. Raises AttendError for
+    arguments that cannot be used.
     """
     from tasks.registry.logged_model import load_captioner
 
@@ -52,13 +54,22 @@ def write_queue(
     names = {digest: name for name, digest in reversed(list(pictures.named())) if digest is not None}
     questions: list[Question] = []
     wanted = names.keys() - known
+    unread = len(pictures) - sum(digest is not None for _, digest in pictures.named())
     with Bar(len(wanted), "captions", "pictures") as bar:
         for rows in caption_all(pictures, wanted, captioner, grids_for(captioner, found.address, workspace), None):
             questions += [_question(row, names[row["digest"]]) for row in rows if row["error"] is None]
+            for row in rows:
+                if row["error"] is not None:
+                    unread += 1
+                    log.warning(f"{names[row['digest']]}: {row['error']}: not asked about")
             bar.advance(len(rows))
+    if unread:
+        log.warning(f"{counted(unread, 'photograph')} without a caption, not asked about")
     if questions and questions[0].confidence is None:
         log.info("this model's captions have no confidence: the least sure are those of least probability a word")
     chosen = choose(questions, number, share)
+    if not chosen:
+        return 0
     tasks = tasks_of(chosen, found.address, prefix)
     write_atomically(out, f"{json.dumps(tasks, indent=1, ensure_ascii=False)}\n")
     write_atomically(out.with_suffix(".xml"), INTERFACE)

@@ -8,33 +8,41 @@ from dataclasses import replace
 
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted
-from tasks.data.splits import hashed_split
+from tasks.data.splits import divide
 from tasks.datasets.base import DatasetOptions, Row
 from tasks.datasets.faults import Faults
 
 
 def joined(
-    rows: Sequence[Row], digests: Mapping[str, str], data: DatasetOptions, faults: Faults
+    rows: Sequence[Row],
+    digests: Mapping[str, str],
+    data: DatasetOptions,
+    faults: Faults,
+    alike: Sequence[Sequence[str]] = (),
 ) -> tuple[list[Row], list[str]]:
     """Return the rows with the splits that the first source of each picture gives, and notes on what was left out.
 
-    digests: SHA-256 of each row's picture, by its name. A later source that has the picture in another split would
-    train on what is tested, or test on what is trained: its row is left out. A row about another picture than the one
-    that now has its name is one of the `faults`.
+    digests: SHA-256 of each row's picture, by its name. alike: groups of near-duplicates that are divided together. A
+    later source that has the picture in another split would train on what is tested, or test on what is trained: its
+    row is left out. A row about another picture than the one that now has its name is one of the `faults`.
     """
     rows = list(_about_their_pictures(rows, digests, faults))
     if len(data.parts()) == 1:
         return rows, []
     first: dict[str, Row] = {}
+    for row in rows:
+        first.setdefault(digests[row.name], row)
+    divided = divide([(row.split, digest) for digest, row in first.items()], data, alike).splits
+    split_of = {digest: row.split or split for (digest, row), split in zip(first.items(), divided, strict=True)}
     kept: list[Row] = []
     left_out: Counter[tuple[str, str]] = Counter()
     for row in rows:
         digest = digests[row.name]
-        earlier = first.setdefault(digest, row)
+        earlier = first[digest]
         sources = data.prefix_of(earlier.name), data.prefix_of(row.name)
         if sources[0] == sources[1]:
             kept.append(row)
-        elif row.split in (None, earlier.split or hashed_split(digest, data)):
+        elif row.split in (None, split_of[digest]):
             kept.append(replace(row, split=earlier.split))
         else:
             left_out[sources] += 1

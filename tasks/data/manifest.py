@@ -86,11 +86,12 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
     rows = valid_rows(rows, data, out / GENERATED_FOLDER, pictures_of(data, out / GENERATED_FOLDER, workspace), faults)
     paths = paths_of(data, [row.name for row in rows], out / GENERATED_FOLDER)
     digests = _digests(paths, out, workspace / "digests.sqlite")
-    rows, notes = joined(rows, {row.name: digests[path] for row, path in zip(rows, paths, strict=True)}, data, faults)
-    paths = paths_of(data, [row.name for row in rows], out / GENERATED_FOLDER)
     alike: list[list[str]] = []
     if data.near_duplicates == "together" and divides((row.split for row in rows), data):
         alike = near_duplicates({digests[path]: path for path in paths}, workspace / FINGERPRINTS)
+    names = {row.name: digests[path] for row, path in zip(rows, paths, strict=True)}
+    rows, notes = joined(rows, names, data, faults, alike)
+    paths = paths_of(data, [row.name for row in rows], out / GENERATED_FOLDER)
     if digests_of(data, machine) != inputs:
         raise AttendError(f"{data.place}: the data set changed while it was being read: run again")
     divided = divide([(row.split, digests[path]) for row, path in zip(rows, paths, strict=True)], data, alike)
@@ -190,6 +191,8 @@ def valid_rows(
                     f"data.sources.{prefix[:-1]}" if prefix else "data",
                 )
                 why = _why_no_picture(name.removeprefix(prefix), folder, names, setting)
+                if row.digest is not None:
+                    why = f"{why}, or set data.on_error=skip, which leaves out what was said of it"
                 raise AttendError(f"{row.where}: {why}")
             valid.append(row if name == row.name else replace(row, name=name))
     if not valid:

@@ -53,9 +53,17 @@ class Survey:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the number of pictures of each split, in the order train, dev, test."""
-        counts = Counter(self.splits or [])
+        """Return the number of distinct pictures of each split, in the order train, dev, test."""
+        of_rows = zip(self.rows, self.splits or [], strict=False)
+        counts = Counter(
+            split for split, _ in {(split, self.digests.get(row.name, row.name)) for row, split in of_rows}
+        )
         return {split: counts[split] for split in SPLITS if counts[split]}
+
+    @property
+    def distinct(self) -> int:
+        """Return the number of pictures that differ in content, where their contents were read."""
+        return len({self.digests.get(row.name, row.name) for row in self.rows})
 
     @property
     def captions(self) -> int:
@@ -106,9 +114,6 @@ def survey(data: DatasetOptions, generated: Path, digests: Path, compare: Compar
     paths = dict(zip((row.name for row in rows), paths_of(data, [row.name for row in rows], generated), strict=True))
     size = sum(picture.size for picture in pictures if picture.name in paths)
     of_rows = None if size > _MOST_BYTES and compare != "all" else _digests(paths, digests)
-    notes: list[str] = []
-    if of_rows is not None:
-        rows, notes = joined(rows, of_rows, data, faults)
     alike = None
     is_needed = data.near_duplicates == "together" and divides((row.split for row in rows), data)
     is_wanted = compare == "all" or (compare == "few" and len(rows) <= _MOST_COMPARED)
@@ -116,6 +121,9 @@ def survey(data: DatasetOptions, generated: Path, digests: Path, compare: Compar
         alike = near_duplicates(
             {digest: paths[name] for name, digest in of_rows.items()}, digests.with_name(FINGERPRINTS)
         )
+    notes: list[str] = []
+    if of_rows is not None:
+        rows, notes = joined(rows, of_rows, data, faults, alike or [] if data.near_duplicates == "together" else [])
     found = Survey(rows, paths, pictures, None, "", faults.found, notes, whole, of_rows or {}, alike)
     return found if of_rows is None and not found.has_splits else found.divided(data)
 

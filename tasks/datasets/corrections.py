@@ -5,6 +5,7 @@ Each line has the fields of `Answer`. Lines are only ever added, and to read the
 
 from __future__ import annotations
 
+import datetime
 import json
 import reprlib
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NotRequired, TypedDict, get_args
 
 from tasks.common.errors import AttendError
-from tasks.common.files import write_atomically
+from tasks.common.files import check_text, write_atomically
 from tasks.datasets.base import DatasetOptions, Row, numbered_lines, require_file, require_folder
 from tasks.datasets.documents import parse_text
 from tasks.datasets.faults import REFUSE, Faults
@@ -49,26 +50,51 @@ def read_answers(path: Path, faults: Faults = REFUSE) -> Iterator[tuple[str, Ans
     for number, line in numbered_lines(path):
         where = f"{path}:{number}"
         with faults.of_row():
-            yield where, _checked(parse_text(line, path, number), where)
+            yield where, checked(parse_text(line, path, number), where)
 
 
-def _checked(value: object, where: str) -> Answer:
-    """Return a line's answer; raise AttendError, which names the field, where it is none."""
+def checked(value: object, where: str) -> Answer:
+    """Return an answer as JSON has it; raise AttendError, which names the field, where it is none."""
     if not isinstance(value, dict):
         raise AttendError(f"{where}: is a {type(value).__name__}, not an object: remove the line")
     for field in ("picture", "name", "shown", "model", "when"):
-        if not isinstance(value.get(field), str):
-            raise AttendError(f"{where}: {field}: is {reprlib.repr(value.get(field))}; a text is needed")
+        _check_text(value.get(field), f"{where}: {field}")
     for field, known in (("verdict", get_args(Verdict)), ("chosen", get_args(Chosen))):
         if value.get(field) not in known:
             raise AttendError(f"{where}: {field}: is {reprlib.repr(value.get(field))}: give one of: {', '.join(known)}")
-    gives = isinstance(value.get("given"), str) and bool(value["given"].strip())
-    if gives != (value["verdict"] in GIVING):
-        needs = "needs a caption" if value["verdict"] in GIVING else "has no caption of its own: use null"
-        raise AttendError(f"{where}: given: an answer that is {value['verdict']!r} {needs}")
-    if not isinstance(value.get("confidence"), int | float | None) or not isinstance(value.get("who"), str | None):
-        raise AttendError(f"{where}: confidence is a number or null, and who a text or null")
-    return value  # type: ignore[return-value] # the fields were looked at above
+    if value["verdict"] in GIVING:
+        _check_text(value.get("given"), f"{where}: given")
+    elif value.get("given") is not None:
+        raise AttendError(f"{where}: given: an answer that is {value['verdict']!r} has no caption of its own: use null")
+    if value.get("who") is not None:
+        _check_text(value["who"], f"{where}: who")
+    confidence = value.get("confidence")
+    if confidence is not None and not (isinstance(confidence, int | float) and 0 <= confidence <= 1):
+        raise AttendError(
+            f"{where}: confidence: is {reprlib.repr(confidence)}; a number from 0 to 1, or null, is needed"
+        )
+    try:
+        time_of(value)  # type: ignore[arg-type] # its fields were looked at above
+    except ValueError:
+        raise AttendError(f"{where}: when: {reprlib.repr(value['when'])} is no time in ISO 8601") from None
+    return value  # type: ignore[return-value] # as before
+
+
+def _check_text(value: object, where: str) -> None:
+    """Raise AttendError unless a value is a text that is not blank and can be written."""
+    try:
+        if isinstance(value, str) and value.strip():
+            check_text(value)
+            return
+    except ValueError as error:
+        raise AttendError(f"{where}: {error}") from None
+    raise AttendError(f"{where}: is {reprlib.repr(value)}; a text is needed")
+
+
+def time_of(answer: Answer) -> datetime.datetime:
+    """Return when an answer was given; a time without a zone is UTC. Raises ValueError where it is no time."""
+    when = datetime.datetime.fromisoformat(answer["when"])
+    return when if when.tzinfo is not None else when.replace(tzinfo=datetime.UTC)
 
 
 def add_answers(path: Path, answers: Iterable[Answer]) -> None:
@@ -81,7 +107,7 @@ def add_answers(path: Path, answers: Iterable[Answer]) -> None:
 def latest(answers: Iterable[Answer]) -> list[Answer]:
     """Return the last answer of each person about each picture and caption: who changed their mind counts once."""
     last: dict[tuple[str, str, str | None], Answer] = {}
-    for answer in sorted(answers, key=lambda answer: answer["when"]):
+    for answer in sorted(answers, key=time_of):
         last[answer["picture"], answer["shown"], answer["who"]] = answer
     return list(last.values())
 
@@ -110,8 +136,11 @@ class Corrections(DatasetOptions):
         by_picture: dict[str, list[Answer]] = {}
         for answer in latest(answers):
             by_picture.setdefault(answer["picture"], []).append(answer)
+        now = {answer["name"]: answer["picture"] for answer in sorted(answers, key=time_of)}
         for digest, given in by_picture.items():
-            captions = dict.fromkeys(answer["given"] for answer in given if answer["given"] is not None)
+            if now[given[-1]["name"]] != digest:
+                continue  # the photograph was replaced under its name, and the new one was looked at
+            captions = dict.fromkeys(answer["given"] for answer in given if answer["verdict"] in GIVING)
             split = "test" if any(answer["chosen"] == "at random" for answer in given) else "train"
             if captions:
                 with faults.of_row():

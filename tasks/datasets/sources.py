@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from tasks.common.errors import AttendError
 from tasks.common.section import NotInKey
@@ -37,7 +37,9 @@ class Sources(DatasetOptions):
     @classmethod
     def _names_as_texts(cls, sources: Any) -> Any:
         """Return the mapping with names that YAML reads as numbers, such as those of years, as texts."""
-        return {str(name): source for name, source in sources.items()} if isinstance(sources, dict) else sources
+        if not isinstance(sources, dict):
+            return sources
+        return {str(name): source for name, source in sources.items() if source is not None}  # null removes a source
 
     @field_validator("sources")
     @classmethod
@@ -51,6 +53,13 @@ class Sources(DatasetOptions):
                 if getattr(source, field) != type(source).model_fields[field].default:
                     raise ValueError(f"{name}.{field}: is for all sources together: set data.{field}")
         return sources
+
+    @model_validator(mode="after")
+    def _refuse_paths_of_the_whole(self) -> Self:
+        for field in ("path", "images"):
+            if getattr(self, field) != type(self).model_fields[field].default:
+                raise ValueError(f"{field}: each source has its own: set data.sources.NAME.{field}")
+        return self
 
     @property
     def place(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from urllib.parse import quote
 
 from tasks.common.errors import AttendError
-from tasks.datasets.corrections import Answer, Chosen, Verdict
+from tasks.datasets.corrections import GIVING, Answer, Chosen, Verdict, checked
 from tasks.datasets.documents import parse_json
 from tasks.review.queue import Question
 
@@ -56,13 +56,17 @@ def _of_task(task: Any, where: str) -> list[Answer]:
             raise AttendError(f"{where}.data.{field}: is missing: is this a task of `attend review queue`?")
     if data["chosen"] not in get_args(Chosen):
         raise AttendError(f"{where}.data.chosen: {data['chosen']!r} is none of: {', '.join(get_args(Chosen))}")
-    return [_answer(data, note, f"{where}.annotations[{at}]") for at, note in enumerate(task.get("annotations") or [])]
+    annotations = task.get("annotations") or []
+    if not isinstance(annotations, list):
+        raise AttendError(f"{where}.annotations: is no list: export the project from Label Studio as JSON")
+    return [_answer(data, note, f"{where}.annotations[{at}]") for at, note in enumerate(annotations)]
 
 
 def _answer(data: dict[str, Any], annotation: Any, where: str) -> Answer:
     """Return the answer of one annotation. data: of its task."""
-    if not isinstance(annotation, dict) or not isinstance(annotation.get("result", []), list):
-        raise AttendError(f"{where}: is no annotation: export the project from Label Studio as JSON")
+    is_annotation = isinstance(annotation, dict) and isinstance(annotation.get("result") or [], list)
+    if not is_annotation or annotation.get("id") is None:
+        raise AttendError(f"{where}: is no annotation with an id: export the project from Label Studio as JSON")
     texts = _values(annotation, "caption", "text")
     choices = _values(annotation, "verdict", "choices")
     given = " ".join(" ".join(texts).split())
@@ -76,28 +80,26 @@ def _answer(data: dict[str, Any], annotation: Any, where: str) -> Answer:
     else:
         verdict = "accepted" if given == " ".join(data["shown"].split()) else "edited"
     when = annotation.get("updated_at") or annotation.get("created_at")
-    if not isinstance(when, str):
-        raise AttendError(f"{where}.updated_at: is missing")
-    confidence = data.get("confidence")
-    return {
+    answer = {
         "picture": data["picture"],
         "name": data["name"],
         "shown": data["shown"],
-        "given": given if verdict in ("accepted", "edited") else None,
+        "given": given if verdict in GIVING else None,
         "verdict": verdict,
         "model": data["model"],
-        "confidence": confidence if isinstance(confidence, int | float) else None,
+        "confidence": data.get("confidence"),
         "chosen": data["chosen"],
         "who": _person(annotation.get("completed_by")),
         "when": when,
-        "source": f"label studio {annotation.get('id')} {when}",
+        "source": f"label studio {annotation['id']} {when}",
     }
+    return checked(answer, where)
 
 
 def _values(annotation: dict[str, Any], control: str, kind: str) -> list[str]:
     """Return the texts of a control of the interface."""
     found: list[str] = []
-    for item in annotation.get("result", []):
+    for item in annotation.get("result") or []:
         if isinstance(item, dict) and item.get("from_name") == control and isinstance(item.get("value"), dict):
             values = item["value"].get(kind) or []
             found += [str(value) for value in (values if isinstance(values, list) else [values])]
@@ -105,7 +107,7 @@ def _values(annotation: dict[str, Any], control: str, kind: str) -> list[str]:
 
 
 def _person(given: Any) -> str | None:
-    """Return who made an annotation: an address or the number of the account, as the export has it."""
+    """Return the number of the account that made an annotation, which every form of an export has."""
     if isinstance(given, dict):
-        given = given.get("email") or given.get("id")
+        given = given.get("id")
     return None if given is None else str(given)

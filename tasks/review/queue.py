@@ -34,7 +34,7 @@ def choose(questions: Iterable[Question], number: int, share: float) -> list[tup
     ordered = sorted(questions, key=lambda question: (question.sureness, question.picture))
     random = sorted((q for q in ordered if at_random(q.picture, share)), key=lambda q: _fraction(q.picture))
     others = [question for question in ordered if not at_random(question.picture, share)]
-    drawn = random[: round(number * share)]
+    drawn = random[: max(round(number * share), min(1, number)) if share else 0]
     unsure = others[: number - len(drawn)]
     chosen: list[tuple[Question, Chosen]] = [(question, "least sure") for question in unsure]
     return chosen + [(question, "at random") for question in drawn]

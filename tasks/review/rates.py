@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import combinations
 from typing import NamedTuple
 
-from tasks.common.errors import AttendError
-from tasks.datasets.corrections import Answer, latest
+from tasks.datasets.corrections import Answer, latest, time_of
 from tasks.metrics.bootstrap import interval_of_share
 
 _JUDGED = ("accepted", "edited", "rejected")
@@ -61,7 +59,7 @@ def figures(answers: Iterable[Answer]) -> Figures:
     return Figures(
         len(last),
         _rates(random, lambda answer: answer["model"]),
-        _rates(random, lambda answer: _week(answer["when"])),
+        _rates(random, _week),
         _rates(judged, lambda answer: answer["chosen"]),
         _calibration(judged),
         _edits(judged),
@@ -80,12 +78,9 @@ def _rates(answers: list[Answer], group: Callable[[Answer], str]) -> list[Rate]:
     return [_rate(name, accepted[name], judged[name]) for name in sorted(judged)]
 
 
-def _week(when: str) -> str:
-    """Return the ISO week of a time, `2026-W48`."""
-    try:
-        year, week, _ = datetime.datetime.fromisoformat(when).isocalendar()
-    except ValueError:
-        raise AttendError(f"when: {when!r} is no time in ISO 8601: correct it in the file of answers") from None
+def _week(answer: Answer) -> str:
+    """Return the ISO week of an answer, `2026-W48`."""
+    year, week, _ = time_of(answer).isocalendar()
     return f"{year}-W{week:02d}"
 
 
@@ -107,7 +102,7 @@ def _edits(answers: list[Answer]) -> list[tuple[str, str, int]]:
     """Return the words that people changed, the most frequent first."""
     counts: Counter[tuple[str, str]] = Counter()
     for answer in answers:
-        if answer["given"] is not None:
+        if answer["verdict"] == "edited" and answer["given"] is not None:
             shown, given = answer["shown"].lower().split(), answer["given"].lower().split()
             for kind, start, end, first, last in difflib.SequenceMatcher(None, shown, given, False).get_opcodes():
                 if kind != "equal":
