@@ -132,7 +132,7 @@ def _check_data(
             _check_pictures(verdict, found, sample, allowed)
         verdict.pixels = min(sample, len(found.rows))
         if _is_photographs(data):
-            verdict.compared = len(found.rows) if found.alike is not None else 0
+            verdict.compared = found.distinct if found.alike is not None else 0
     verdict.add("warning", "pictures", _duplicates(found, data))
     verdict.add("warning", "pictures", _near_duplicates(found, data))
     verdict.add("warning", "captions", _caption_faults(found, captions))

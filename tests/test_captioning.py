@@ -71,7 +71,7 @@ def test_pictures_whose_grids_are_there_are_captioned_without_the_backbone(
     out, plain = tmp_path / "captions.parquet", tmp_path / "plain.parquet"
     counts = write_captions_file(out, [str(folder)], None, asked, registered)
     assert counts == CaptionCounts(7, 0, 1) and sorted(encoded) == ["new.png", "text.png"]
-    monkeypatch.setattr(caption, "_grids_for", lambda *_: None)
+    monkeypatch.setattr(caption, "grids_for", lambda *_: None)
     assert write_captions_file(plain, [str(folder)], None, asked, registered) == counts and len(encoded) == 2 + 7
     cached, fresh = read(out), read(plain)
     for name in ("file_name", "text", "error", "digest"):
@@ -202,7 +202,7 @@ def test_mistakes_are_told_and_nothing_is_lost(
 def test_what_a_failed_run_captioned_is_kept(registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, out = folder_of(registered, tmp_path / "folder", 12), tmp_path / "captions.parquet"
     monkeypatch.setattr("flows.registered.pictures_to_caption._BATCH", 4)
-    monkeypatch.setattr(caption, "_grids_for", lambda *_: None)  # so that the pictures are encoded
+    monkeypatch.setattr(caption, "grids_for", lambda *_: None)  # so that the pictures are encoded
     asked: list[int] = []
     real = caption.caption_batch
 

@@ -287,7 +287,7 @@ def test_overfits_eight_captions_exactly(name: str, options: dict[str, Any]) -> 
     valid = tokens[:, :, 1:] != NULL
     targets = tokens[:, :, 1:][valid]
     optimiser = torch.optim.Adam(decoder.parameters(), 0.02)
-    for _ in range(120):
+    for _ in range(160):
         logits, read = decoder(grid, tokens[:, :, :-1], places_of(valid))
         loss = functional.cross_entropy(logits, targets)
         own = decoder.penalty(read, logits, targets, places_of(valid))
