@@ -300,13 +300,15 @@ def _start_weights_check(config: Config, stack: contextlib.ExitStack) -> Future[
     Random and imported weights need no torch, and are checked here. stack: ends the process.
     """
     # Of other backbones than timm's, the config knows how many blocks they have.
-    tuned = config.tuning is not None and config.grids.backbone.startswith("timm:")
-    asked = config.grids, config.tuning.first_block if tuned and config.tuning is not None else None
-    if config.grids.weights.startswith(("random:", "imported:")) and not tuned:
+    first_block = None
+    if config.tuning is not None and config.grids.backbone.startswith("timm:"):
+        first_block = config.tuning.first_block
+    if first_block is None and config.grids.weights.startswith(("random:", "imported:")):
         done = Future[str]()
-        done.set_result(weights_fault(*asked))
+        done.set_result(weights_fault(config.grids, None))
         return done
-    return stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))).submit(weights_fault, *asked)
+    checker = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
+    return checker.submit(weights_fault, config.grids, first_block)
 
 
 def _workspace_faults(config: Config) -> Iterator[str]:

@@ -14,6 +14,7 @@ from tasks.common.log import log
 if TYPE_CHECKING:
     from tasks.review.rates import Rate
 
+_FILE = "reviews.jsonl"  # of the answers, in the workspace
 _SHOWN = 10  # words that were changed
 _Answers = Annotated[
     Path | None, typer.Option(help="file of the answers, JSON lines; by default reviews.jsonl in the workspace")
@@ -69,15 +70,15 @@ def take(
     path = answers or at / _FILE
     given = answers_in(export)
     with Workspace(at).lock("reviews", f"answers of {path}"):
-        known = {answer.get("source") for _, answer in read_answers(path)} if path.exists() else set()
+        before = [answer for _, answer in read_answers(path)] if path.exists() else []
+        known = {answer.get("source") for answer in before}
         by_source = {answer["source"]: answer for answer in given}
         new = [answer for source, answer in by_source.items() if source not in known]
         if new:
             add_answers(path, new)
     typer.echo(f"{path}: {len(new):,} answers added, {len(by_source) - len(new):,} were there")
-    rates = figures(answer for _, answer in read_answers(path)).versions if path.exists() else []
     try:
-        unknown = note_rates(tracking.connect(at, must_exist=True), rates)
+        unknown = note_rates(tracking.connect(at, must_exist=True), figures([*before, *new]).versions)
     except AttendError as error:
         log.warning(f"the versions in MLflow do not say what people accepted: {error}")
     else:
@@ -124,13 +125,9 @@ def summary(answers: _Answers = None, workspace: WorkspaceOption = Path("workspa
         typer.echo(f"  {times:4}  {before or '(nothing)'} -> {after or '(nothing)'}")
 
 
-_FILE = "reviews.jsonl"
-
-
 def _print_rates(title: str, rates: list[Rate]) -> None:
     """Print a line for each rate, under a title; nothing where there is none."""
     if rates:
         typer.echo(f"{title}:")
     for rate in rates:
-        interval = f"{100 * rate.low:.0f} to {100 * rate.high:.0f} %"
-        typer.echo(f"  {rate.of:<28} {100 * rate.share:5.1f} %  ({interval}; {rate.accepted:,} of {rate.judged:,})")
+        typer.echo(f"  {rate.of:<28} {100 * rate.share:5.1f} %  ({rate.counted})")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from tasks.common.fractions import fraction
 from tasks.common.wording import counted
 from tasks.datasets.base import SPLITS, DatasetOptions
 
@@ -37,7 +37,7 @@ def divide(
         return Divided(splits, "")
     was_train = [split == "train" for split in splits]
     splits = [
-        "dev" if movable and fraction(digest) < data.dev_share else split
+        "dev" if movable and fraction("split", digest) < data.dev_share else split
         for split, digest, movable in zip(splits, digests, was_train, strict=True)
     ]
     splits = _together(splits, digests, was_train, alike)
@@ -73,12 +73,7 @@ def hashed_split(digest: str, data: DatasetOptions) -> str:
 
     digest: SHA-256 (hex) of the picture file. data: gives `test_share` and `dev_share`; the rest is train.
     """
-    share = fraction(digest)
+    share = fraction("split", digest)
     if share < data.test_share:
         return "test"
     return "dev" if share < data.test_share + data.dev_share else "train"
-
-
-def fraction(digest: str) -> float:
-    """Return a number in [0, 1) that a digest alone decides."""
-    return int.from_bytes(hashlib.sha256(f"split {digest}".encode()).digest()[:8], "big") / 2**64

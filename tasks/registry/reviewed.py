@@ -33,5 +33,4 @@ def note_rates(client: MlflowClient, rates: Iterable[Rate]) -> list[str]:
 
 def in_words(rate: Rate) -> str:
     """Return `62 % accepted (55 to 69 %; 124 of 200)`."""
-    interval = f"{100 * rate.low:.0f} to {100 * rate.high:.0f} %"
-    return f"{100 * rate.share:.0f} % accepted ({interval}; {rate.accepted:,} of {rate.judged:,})"
+    return f"{100 * rate.share:.0f} % accepted ({rate.counted})"

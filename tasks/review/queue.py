@@ -6,11 +6,13 @@ is therefore an unbiased measure, however the others are chosen.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tasks.common.fractions import fraction
 from tasks.datasets.corrections import Chosen
+
+_REVIEW = "review"  # the purpose of the draws: a picture's says nothing of its split
 
 
 @dataclass(frozen=True)
@@ -26,20 +28,15 @@ class Question:
 
 def at_random(digest: str, share: float) -> bool:
     """Return whether a picture is of the share at random. digest: SHA-256 (hex) of its file."""
-    return _fraction(digest) < share
+    return fraction(_REVIEW, digest) < share
 
 
 def choose(questions: Iterable[Question], number: int, share: float) -> list[tuple[Question, Chosen]]:
     """Return up to `number` questions: the least sure first, then as many of the share at random as it is of them."""
     ordered = sorted(questions, key=lambda question: (question.sureness, question.picture))
-    random = sorted((q for q in ordered if at_random(q.picture, share)), key=lambda q: _fraction(q.picture))
+    random = sorted((q for q in ordered if at_random(q.picture, share)), key=lambda q: fraction(_REVIEW, q.picture))
     others = [question for question in ordered if not at_random(question.picture, share)]
     drawn = random[: max(round(number * share), min(1, number)) if share else 0]
     unsure = others[: number - len(drawn)]
     chosen: list[tuple[Question, Chosen]] = [(question, "least sure") for question in unsure]
     return chosen + [(question, "at random") for question in drawn]
-
-
-def _fraction(digest: str) -> float:
-    """Return a number in [0, 1) that a digest alone decides, and that says nothing of the picture's split."""
-    return int.from_bytes(hashlib.sha256(f"review {digest}".encode()).digest()[:8], "big") / 2**64

@@ -25,6 +25,11 @@ class Rate(NamedTuple):
     low: float
     high: float
 
+    @property
+    def counted(self) -> str:
+        """Return the interval and the numbers: `55 to 69 %; 124 of 200`."""
+        return f"{100 * self.low:.0f} to {100 * self.high:.0f} %; {self.accepted:,} of {self.judged:,}"
+
 
 class Calibrated(NamedTuple):
     """Captions of about one confidence: its mean, and the share of them that was accepted."""

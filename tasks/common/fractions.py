@@ -1,0 +1,10 @@
+"""Draws that the content of a picture alone decides, so that adding other pictures never changes them."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def fraction(purpose: str, digest: str) -> float:
+    """Return a number in [0, 1) that a digest alone decides. purpose: draws of different ones are independent."""
+    return int.from_bytes(hashlib.sha256(f"{purpose} {digest}".encode()).digest()[:8], "big") / 2**64
