@@ -1,6 +1,6 @@
 """What people's answers bring: nights that ask about the least sure captions, and nights that ask at random.
 
-    python -m bench.quality.answered_nights DATA WEIGHTS [--nights 10] [--asked 100] [--anew 3 6 10] [--threads 0]
+    python -m bench.quality.answered_nights DATA WEIGHTS [--nights 10] [--asked 100] [--anew 5 10] [--threads 0]
 
 DATA is Flickr8k's folder, WEIGHTS MobileNetV2's. A thousand photographs have their captions from the start, two
 thousand more come without: half of them before the first night, the others by the hundred. Each night the champion
@@ -36,8 +36,8 @@ from tasks.registry.versions import champion_bundle
 KNOWN, WAITING, DEV = 1000, 1000, 1000
 CHOSEN = ("least sure", "at random", "nobody")
 TRAINING = {"label_smoothing": 0.1, "unknown_words": 0.1, "averaging": 0.99, "select": "cider"}
-COLD = {**TRAINING, "epochs": 12}
-WARM = {**TRAINING, "epochs": 2, "learning_rate": 1e-4, "warmup_steps": 0, "start_from": "champion"}
+COLD = {**TRAINING, "epochs": 10}
+WARM = {**TRAINING, "epochs": 1, "learning_rate": 1e-4, "warmup_steps": 0, "start_from": "champion"}
 
 
 class Pictures:
@@ -197,7 +197,7 @@ def _arguments() -> Any:
     parser.add_argument("weights", type=Path)
     parser.add_argument("--nights", type=int, default=10)
     parser.add_argument("--asked", type=int, default=100)
-    parser.add_argument("--anew", type=int, nargs="*", default=[3, 6, 10], metavar="NIGHT")
+    parser.add_argument("--anew", type=int, nargs="*", default=[5, 10], metavar="NIGHT")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where the workspaces are made; by default the temporary folder")
