@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .options import Decoding
-from .vocabulary import Vocabulary
+from .vocabulary import END, FORBIDDEN, Vocabulary
 
+NO_WORDS = (*FORBIDDEN, END)  # tokens that are no part of a caption's text
 _BATCH = 32  # photographs encoded and decoded at once
 PictureT = TypeVar("PictureT")  # a picture decoded and resized, in the runtime's kind of array
 GridT = TypeVar("GridT")  # grids in that kind
@@ -25,9 +26,10 @@ class Captioned:
 
     tokens: the words or byte pairs of the caption. token_probabilities: of each of them, given the picture and the
     tokens before it. log_probability: of the caption, natural logarithm, END counted. confidence: the probability that
-    the caption is acceptable; None where none was fitted. alternatives: (caption, log-probability) of the next best
-    captions. attention: the attention map of each token, (tokens, h, w) float32, each summing to 1; None if not
-    requested. error: why there is no caption, or None.
+    the caption is acceptable; None where none was fitted. distance: of the photograph from those that the model was
+    trained on, from 0 to 2 (`TrainingPictures.distances`); None where there is no confidence. alternatives: (caption,
+    log-probability) of the next best captions. attention: the attention map of each token, (tokens, h, w) float32, each
+    summing to 1; None if not requested. error: why there is no caption, or None.
 
     Where the confidence is less than was asked for, `caption` is the text for that, and there are no tokens and no
     alternatives.
@@ -38,6 +40,7 @@ class Captioned:
     token_probabilities: list[float] = field(default_factory=list)
     log_probability: float = 0.0
     confidence: float | None = None
+    distance: float | None = None
     alternatives: list[tuple[str, float]] = field(default_factory=list)
     attention: npt.NDArray[np.float32] | None = None
     error: str | None = None
@@ -94,6 +97,15 @@ class BaseCaptioner(ABC, Generic[PictureT, GridT]):
     def _picture(self, photograph: bytes) -> PictureT:
         """Return the photograph decoded and resized, or the given grid; ValueError if it cannot be decoded."""
 
+    def _as_words(self, ids: Sequence[int], probabilities: Sequence[float], number: int) -> list[tuple[str, float]]:
+        """Return the first `number` of these token ids that captions contain, as text with their probabilities."""
+        found = [
+            (self.vocabulary.tokens([token])[0], probability)
+            for token, probability in zip(ids, probabilities, strict=True)
+            if token not in NO_WORDS
+        ]
+        return found[:number]
+
     @abstractmethod
     def encode(self, pictures: list[PictureT]) -> GridT:
         """Return the grids (N, h, w, C) float16 of pictures, as `_picture` returns them."""
@@ -131,6 +143,15 @@ class BaseCaptioner(ABC, Generic[PictureT, GridT]):
             part = slice(start, start + _BATCH)
             results += self.from_grid(self._as_grids(grids[part]), keys[part], **decoding)
         return results
+
+    @abstractmethod
+    def likely_words(self, grid: GridT, tokens: Sequence[str], number: int) -> list[list[tuple[str, float]]]:
+        """Return the likeliest tokens at each place of a caption, given the tokens before it, by teacher forcing.
+
+        grid (1, h, w, C) float16: of its photograph. tokens: of the caption. number: of tokens at each place, fewer
+        where the vocabulary has no more. Each has its probability; the likeliest comes first, and the end of the
+        caption and tokens that no caption contains are left out.
+        """
 
     @abstractmethod
     def _as_grids(self, grids: npt.NDArray[np.float16]) -> GridT:

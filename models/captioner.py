@@ -20,8 +20,8 @@ from torch import Tensor
 
 from .backbones import base as backbones
 from .backbones.encoder import Encoder
-from .captioned import BaseCaptioner, Captioned
-from .confidence import Confidence, features_of
+from .captioned import NO_WORDS, BaseCaptioner, Captioned
+from .confidence import FEATURES, Confidence, features_of
 from .decoders import base as decoders
 from .decoders.ensemble import Ensemble
 from .given_grids import read_grid
@@ -116,6 +116,17 @@ class Captioner(BaseCaptioner[Tensor, Tensor]):
         return self._results(grid, decode_captions(self._stepper, grid, settings, keys), attention)
 
     @torch.inference_mode()
+    def likely_words(self, grid: Tensor, tokens: Sequence[str], number: int) -> list[list[tuple[str, float]]]:
+        if not tokens:
+            return []
+        words = padded([[self.vocabulary.id_of(token) for token in tokens]]).to(self.device).unsqueeze(1)
+        places = torch.arange(len(tokens), device=self.device)
+        logits, _ = self.decoder(grid.to(self.device).float(), words[:, :, :-1].contiguous(), places)
+        shortlist = min(number + len(NO_WORDS), len(self.vocabulary))
+        values, ids = torch.softmax(logits.float(), dim=1).topk(shortlist)
+        return [self._as_words(*place, number) for place in zip(ids.tolist(), values.tolist(), strict=True)]
+
+    @torch.inference_mode()
     def _results(self, grid: Tensor, captions: Sequence[list[Caption]], attention: bool) -> list[Captioned]:
         """Return the result of each picture of grid (N, h, w, C) float, given its captions, best first.
 
@@ -126,16 +137,18 @@ class Captioner(BaseCaptioner[Tensor, Tensor]):
         of_words, states = read(self.decoder, grid, padded(best).to(self.device).unsqueeze(1))
         of_words = of_words[:, 0]
         confidences: list[float | None] = [None] * len(best)
+        distances: list[float | None] = [None] * len(best)
         if self.confidence is not None:
-            training = self.confidence.training
-            confidences = self.confidence(features_of(self.decoder, training, grid, best, of_words)).tolist()
+            features = features_of(self.decoder, self.confidence.training, grid, best, of_words)
+            confidences = self.confidence(features).tolist()
+            distances = features[:, FEATURES.index("distance")].tolist()
         maps = None
         if attention:
             sides = grid.shape[1:3] if self.decoder.attention_grid is None else (self.decoder.attention_grid,) * 2
             maps = states.alphas[:, 0].unflatten(-1, sides).cpu()
         probabilities = of_words.exp().tolist()
         results = []
-        for row, (n_best, confidence) in enumerate(zip(captions, confidences, strict=True)):
+        for row, n_best in enumerate(captions):
             length = len(n_best[0].tokens)
             texts = [(self.vocabulary.text(caption.tokens), caption.log_probability) for caption in n_best]
             results.append(
@@ -144,7 +157,8 @@ class Captioner(BaseCaptioner[Tensor, Tensor]):
                     tokens=self.vocabulary.tokens(n_best[0].tokens),
                     token_probabilities=probabilities[row][:length],
                     log_probability=texts[0][1],
-                    confidence=confidence,
+                    confidence=confidences[row],
+                    distance=distances[row],
                     alternatives=texts[1:],
                     attention=None if maps is None else maps[row, :length].numpy(),
                 )

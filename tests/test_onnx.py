@@ -157,10 +157,21 @@ def same(one: BaseCaptioner[Any, Any], other: BaseCaptioner[Any, Any], grid: tor
             assert a.log_probability == pytest.approx(b.log_probability, abs=close)
             assert a.token_probabilities == pytest.approx(b.token_probabilities, abs=close)
             assert a.confidence is None or a.confidence == pytest.approx(b.confidence, abs=close)
+            assert a.distance is None or a.distance == pytest.approx(b.distance, abs=close)
             if a.attention is not None:
                 assert b.attention is not None
                 assert a.attention.shape == b.attention.shape
                 assert np.allclose(a.attention, b.attention, atol=close)
+    for row, said in enumerate(one.from_grid(grid[:2])):
+        part = grid[row : row + 1]
+        likely = one.likely_words(part, said.tokens, 3)
+        assert [[word for word, _ in place] for place in likely] == [
+            [word for word, _ in place] for place in other.likely_words(part.numpy(), said.tokens, 3)
+        ]
+        # The words of the caption have the probabilities that were told with it.
+        every = [dict(place) for place in other.likely_words(part.numpy(), said.tokens, WORDS)]
+        of_words = [place[token] for place, token in zip(every, said.tokens, strict=True)]
+        assert of_words == pytest.approx(said.token_probabilities, abs=close)
 
 
 def grids(count: int, side: int = 2) -> torch.Tensor:

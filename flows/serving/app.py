@@ -7,21 +7,18 @@ import contextlib
 import importlib.resources
 import logging
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from flows.serving.batching import Batcher
-from flows.serving.limits import Held, Limits, RefusedError, Room
+from flows.serving.guard import MEDIA_TYPES, Guard, check_length, read_body
+from flows.serving.limits import Limits, RefusedError, Room
 from flows.serving.openapi import description
 from flows.serving.requests import CaptionRequest, parameters, parse
 from flows.serving.served import Served
@@ -30,15 +27,6 @@ from models.requests import CaptionRow, Params, failed
 from tasks.evaluation.page_files import page_file
 
 _LOG = logging.getLogger("attend.serve")
-_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; base-uri 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
-_MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -93,9 +81,7 @@ class Server:
             Route("/openapi.json", self.openapi),
             Route("/metrics", self.metrics),
         ]
-        middleware = [Middleware(BaseHTTPMiddleware, dispatch=self._guard)]
-        handlers: dict[Any, Any] = {RefusedError: _refused, HTTPException: _unknown}
-        return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=self._lifespan)
+        return Guard(self._hosts, _LOG, self._answered).app(routes, self._lifespan)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -105,26 +91,13 @@ class Server:
         self._served.stop()
         await asyncio.to_thread(self._batcher.close)
 
-    async def _guard(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
-        """Answer a request: check its host, hide the details of a failure, add headers, and count it in the metrics."""
-        started = time.perf_counter()
-        response: Response
-        if self._hosts is not None and _host(request) not in self._hosts:
-            response = _refusal(RefusedError(403, "this server answers requests to localhost only"))
-        else:
-            try:
-                response = await call_next(request)
-            except Exception:
-                _LOG.exception("%s %s failed", request.method, request.url.path)
-                response = _refusal(RefusedError(500, "the server failed: see its log"))
-        for name, value in _HEADERS.items():
-            response.headers.setdefault(name, value)
+    def _answered(self, request: Request, response: Response, seconds: float) -> None:
+        """Count a request in the metrics; where this server is to stop soon, ask its client to connect anew."""
         if self._leaving.is_set():
             response.headers["Connection"] = "close"
         route = getattr(request.scope.get("endpoint"), "__name__", "none")
         self._metrics.requests.labels(route, response.status_code).inc()
-        self._metrics.seconds.labels(route).observe(time.perf_counter() - started)
-        return response
+        self._metrics.seconds.labels(route).observe(seconds)
 
     async def invocations(self, request: Request) -> Response:
         """Caption the pictures of a request in one of MLflow's forms, with its parameters."""
@@ -178,7 +151,7 @@ class Server:
         name = request.path_params["name"]
         if name not in self._files:
             raise HTTPException(404, "no such file")
-        return Response(self._files[name], media_type=_MEDIA_TYPES[name.rpartition(".")[2]])
+        return Response(self._files[name], media_type=MEDIA_TYPES[name.rpartition(".")[2]])
 
     async def _caption_body(self, request: Request, parse_body: Callable[[bytes], CaptionRequest]) -> list[CaptionRow]:
         """Read the body and caption its pictures, both within the time limits. Returns a row for each picture.
@@ -187,9 +160,9 @@ class Server:
         served; a picture that cannot be captioned has a row that says why.
         """
         limits = self._limits
-        _check_length(request, limits)
+        check_length(request, limits)
         with self._room.held() as held:
-            body = await _body(request, limits, held)
+            body = await read_body(request, limits, held)
             pictures, params = await asyncio.to_thread(parse_body, body)
             del body
             refusals = await asyncio.to_thread(_refusals, pictures, limits)
@@ -225,55 +198,3 @@ def _refusals(pictures: list[bytes], limits: Limits) -> list[str | None]:
     if pixels > limits.pixels:
         raise RefusedError(413, f"the pictures have {pixels:,} pixels: send {limits.pixels:,} at most in a request")
     return refusals
-
-
-def _check_length(request: Request, limits: Limits) -> None:
-    """Raise RefusedError where the header announces a body that is too large, before the body is read."""
-    length = int(request.headers.get("content-length", 0))  # a number: h11 has refused others
-    if length > limits.body:
-        raise RefusedError(413, f"the body has {length:,} bytes: send {limits.body:,} at most")
-
-
-async def _body(request: Request, limits: Limits, held: Held) -> bytes:
-    """Read the body. Raises RefusedError where it is too large, too slow, or not finished."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.read_seconds):
-            async for part in request.stream():
-                held.take(len(part))
-                body += part
-                if len(body) > limits.body:
-                    raise RefusedError(413, f"the body is too large: send {limits.body:,} bytes at most")
-    except TimeoutError:
-        raise RefusedError(408, f"the body did not arrive within {limits.read_seconds:.0f} s") from None
-    except ClientDisconnect:
-        raise RefusedError(400, "the client closed the connection") from None
-    return bytes(body)
-
-
-async def _refused(_: Request, error: RefusedError) -> Response:
-    """Return the response to a request that was refused."""
-    return _refusal(error)
-
-
-async def _unknown(request: Request, error: HTTPException) -> Response:
-    """Return the response to an unknown path or method."""
-    response = _refusal(RefusedError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}"))
-    response.headers.update(error.headers or {})  # such as the methods that are allowed
-    return response
-
-
-def _host(request: Request) -> str:
-    """Return the host that the request names, in lower case and without a port."""
-    host = request.headers.get("host", "")
-    return (host if host.endswith("]") else host.rpartition(":")[0] or host).lower()
-
-
-def _refusal(error: RefusedError) -> Response:
-    """Return the response that says why a request is refused."""
-    # These close the connection, so that the server does not wait for the rest of the body.
-    headers = {"Connection": "close"} if error.status in (408, 413, 503) else {}
-    if error.status == 503:
-        headers["Retry-After"] = "1"
-    why = error.why.encode("utf-8", "replace").decode()  # a name from the request may hold half a surrogate pair
-    return JSONResponse({"error": why}, error.status, headers)

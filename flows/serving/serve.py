@@ -1,4 +1,4 @@
-"""Start the captioning server, and run it until it is stopped."""
+"""Start a server, and run it until it is stopped: the captioning server, or any other of this project."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+from starlette.applications import Starlette
 
 from flows.serving.app import Server
 from flows.serving.limits import Limits, PatientProtocol, allowed_hosts
@@ -33,11 +34,32 @@ def serve(load: Callable[[], Served], host: str, port: int, max_batch: int, drai
     after SIGTERM, while /ready says that it does not, so that those who send requests turn to another server. Raises
     AttendError where it cannot listen.
     """
-    listener = _inherited()
-    if listener is None:
-        listener = _listen(host, port)  # before the model is loaded, which takes seconds
-    else:
-        host = str(listener.getsockname()[0])
+    listener, host = listen(host, port)  # before the model is loaded, which takes seconds
+    served, leaving = load(), threading.Event()
+    app = Server(served, Limits(), max_batch, allowed_hosts(host), leaving).app()
+    log.info(f"serving {served.current.name} at {address_of(listener, host)}")
+    run(app, listener, drain, leaving)
+
+
+def listen(host: str, port: int) -> tuple[socket.socket, str]:
+    """Return a socket that listens on the address, or the one that whoever started this process hands over; its host.
+
+    Raises AttendError where that is not possible.
+    """
+    inherited = _inherited()
+    return (_listen(host, port), host) if inherited is None else (inherited, str(inherited.getsockname()[0]))
+
+
+def address_of(listener: socket.socket, host: str) -> str:
+    """Return the address of a listening socket, as `http://HOST:PORT`."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
+def run(app: Starlette, listener: socket.socket, drain: float = 0, leaving: threading.Event | None = None) -> None:
+    """Answer requests until the process is stopped.
+
+    drain: seconds for which it goes on after SIGTERM. leaving: is set when they begin.
+    """
     logging.basicConfig(format=_LOG_FORMAT, level=logging.WARNING)
     requests = logging.getLogger("attend.serve")  # of its own format, not that of the command line
     requests.setLevel(logging.INFO)
@@ -45,8 +67,6 @@ def serve(load: Callable[[], Served], host: str, port: int, max_batch: int, drai
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(_LOG_FORMAT))
     requests.addHandler(handler)
-    served, leaving = load(), threading.Event()
-    app = Server(served, Limits(), max_batch, allowed_hosts(host), leaving).app()
     config = uvicorn.Config(
         app,
         http=PatientProtocol,
@@ -59,9 +79,7 @@ def serve(load: Callable[[], Served], host: str, port: int, max_batch: int, drai
         timeout_graceful_shutdown=30,
         h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
     )
-    url_host = f"[{host}]" if ":" in host else host
-    log.info(f"serving {served.current.name} at http://{url_host}:{listener.getsockname()[1]}")
-    _DrainingServer(config, leaving, drain).run(sockets=[listener])
+    _DrainingServer(config, leaving or threading.Event(), drain).run(sockets=[listener])
 
 
 class _DrainingServer(uvicorn.Server):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from ..captioned import BaseCaptioner, Captioned
+from ..captioned import NO_WORDS, BaseCaptioner, Captioned
 from ..encoded_pictures import decode
 from ..given_grids import read_grid
 from ..options import Decoding
@@ -100,11 +100,23 @@ class OnnxCaptioner(BaseCaptioner[Array, Grids]):
         blind = self._blind(best) if self._needs_blind and not together else [item.blind.sum() for item in best]
         confidences = self._confidences(distances, best, np.array(blind, np.float32))
         sides = self._spec["sides"] if attention else None
+        distant = distances.tolist() if self.confidence is not None else [None] * len(values)
         return [
-            self._result(n_best, confidence, sides) for n_best, confidence in zip(captions, confidences, strict=True)
+            self._result(n_best, confidence, distance, sides)
+            for n_best, confidence, distance in zip(captions, confidences, distant, strict=True)
         ]
 
-    def _result(self, n_best: list[Caption], confidence: float | None, sides: list[int] | None) -> Captioned:
+    def likely_words(self, grid: Grids, tokens: Sequence[str], number: int) -> list[list[tuple[str, float]]]:
+        state, found = self.steps.start(np.asarray(grid).astype(np.float32)), []
+        for before in [START, *map(self.vocabulary.id_of, tokens)][: len(tokens)]:
+            said = self.steps.step(state, np.array([[before]]), min(number + len(NO_WORDS), len(self.vocabulary)))
+            state = said.state
+            found.append(self._as_words(said.words[0, 0].tolist(), np.exp(said.values[0, 0]).tolist(), number))
+        return found
+
+    def _result(
+        self, n_best: list[Caption], confidence: float | None, distance: float | None, sides: list[int] | None
+    ) -> Captioned:
         """Return the result of a picture, given its captions, best first. sides: of the maps, where they are asked."""
         best, length = n_best[0], len(n_best[0].tokens)
         texts = [(self.vocabulary.text(caption.tokens), caption.log_probability) for caption in n_best]
@@ -114,6 +126,7 @@ class OnnxCaptioner(BaseCaptioner[Array, Grids]):
             token_probabilities=np.exp(best.of_words[:length]).tolist(),
             log_probability=texts[0][1],
             confidence=confidence,
+            distance=distance,
             alternatives=texts[1:],
             attention=None if sides is None else best.alphas[:length].reshape(length, *sides),
         )
