@@ -16,7 +16,7 @@ from tasks.common.files import digest_of_file
 from tasks.data.manifest import read_pictures
 from tasks.datasets.corrections import Answer, add_answers, latest, read_answers
 from tasks.review.label_studio import LOCAL_FILES, answers_in
-from tasks.review.queue import Question, at_random, choose
+from tasks.review.queue import Question, Shares, at_random, choose
 from tasks.review.rates import figures
 from tests.support import artifacts, pictures, run_stage, small
 
@@ -116,7 +116,7 @@ def test_a_queue_goes_out_and_its_answers_come_in_once(registered: Path, inbox: 
 
 def test_the_least_sure_come_first_and_the_share_at_random_is_decided_by_content() -> None:
     questions = [Question(f"{at:064x}", f"{at}.png", "a dog", at / 1000, at / 1000) for at in range(1000)]
-    chosen = choose(questions, 100, 0.2)
+    chosen = choose(questions, 100, Shares(0.2))
     unsure = [question for question, why in chosen if why == "least sure"]
     random = [question for question, why in chosen if why == "at random"]
     assert len(random) == 20 and len(unsure) == 80
@@ -124,10 +124,12 @@ def test_the_least_sure_come_first_and_the_share_at_random_is_decided_by_content
     assert abs(sum(question.sureness for question in random) / 20 - 0.5) < 0.2  # as sure as all are
     # Other captions, as of another version, choose the same ones at random.
     turned = [Question(q.picture, q.name, "a cat", None, -q.sureness) for q in questions]
-    assert {q.picture for q, why in choose(turned, 100, 0.2) if why == "at random"} == {q.picture for q in random}
-    assert len(choose(questions[:5], 100, 0.2)) == 5 and choose([], 10, 0.2) == []
-    assert {why for _, why in choose(questions, 50, 0)} == {"least sure"}
-    assert {why for _, why in choose(questions, 50, 1)} == {"at random"}
+    assert {q.picture for q, why in choose(turned, 100, Shares(0.2)) if why == "at random"} == {
+        q.picture for q in random
+    }
+    assert len(choose(questions[:5], 100, Shares(0.2))) == 5 and choose([], 10, Shares(0.2)) == []
+    assert {why for _, why in choose(questions, 50, Shares(0))} == {"least sure"}
+    assert {why for _, why in choose(questions, 50, Shares(1))} == {"at random"}
 
 
 def test_corrections_are_data_of_which_what_was_asked_at_random_is_test(registered: Path, inbox: Path) -> None:
@@ -247,7 +249,7 @@ def test_two_annotations_of_a_task_are_two_answers(tmp_path: Path) -> None:
         (("queue", "none", "--out", "q.json"), r"none: is no folder"),
         (("queue", ".", "--out", "q.txt"), r"--out: q.txt: give a name ending in .json"),
         (("queue", ".", "--out", "none/q.json"), r"--out: none: no such folder"),
-        (("summary",), r"reviews.jsonl: no such file: `attend review take` writes it"),
+        (("summary",), r"reviews.jsonl: no such file: `attend review serve` and `take` write it"),
     ],
 )
 def test_arguments_that_cannot_be_used(

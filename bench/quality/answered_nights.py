@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.machine import describe
 from flows.pipeline import build_pipeline
-from flows.registered.review_queue import write_queue
+from flows.registered.review_queue import QueueOptions, write_queue
 from tasks.common.files import digest_of_file
 from tasks.config.schema import Config, validate
 from tasks.data.manifest import read_pictures
@@ -32,6 +32,7 @@ from tasks.pipeline.plan import artifacts
 from tasks.pipeline.run import run_stage
 from tasks.pipeline.stage import Hooks
 from tasks.registry.versions import champion_bundle
+from tasks.review.queue import Shares
 
 KNOWN, WAITING, DEV = 1000, 1000, 1000
 CHOSEN = ("least sure", "at random", "nobody")
@@ -157,7 +158,8 @@ class Way:
     def _least_sure(self) -> list[dict[str, Any]]:
         month, tasks = self.month, self.month.folder / "tasks.json"
         model = f"models:/{self.name}@champion"
-        write_queue(tasks, month.inbox, model, month.given.asked, 0.0, self.answers, "", month.workspace, None)
+        wanted = QueueOptions(month.inbox, model, month.given.asked, Shares(0.0), self.answers, month.workspace)
+        write_queue(tasks, wanted, "")
         fields = ("picture", "name", "shown", "model", "confidence")
         return [{field: task["data"][field] for field in fields} for task in json.loads(tasks.read_text("utf-8"))]
 

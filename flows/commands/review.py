@@ -9,13 +9,23 @@ import typer
 
 from flows.commands.options import Json, RuntimeOption, WorkspaceOption, print_json, whole_number
 from tasks.common.errors import AttendError
-from tasks.common.log import log
 
 if TYPE_CHECKING:
+    from flows.registered.review_queue import QueueOptions
+    from models.options import Runtime
     from tasks.review.rates import Rate
 
 _FILE = "reviews.jsonl"  # of the answers, in the workspace
 _SHOWN = 10  # words that were changed
+_Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the photographs")]
+_Model = Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")]
+_Number = Annotated[int, typer.Option(help="the most pictures to ask about", **whole_number(1))]
+_Share = Annotated[
+    float, typer.Option(min=0, max=1, help="share of them that is drawn at random, to measure the captions by")
+]
+_Unlike = Annotated[
+    float, typer.Option(min=0, max=1, help="share of them that is the least like the pictures trained on")
+]
 _Answers = Annotated[
     Path | None, typer.Option(help="file of the answers, JSON lines; by default reviews.jsonl in the workspace")
 ]
@@ -24,14 +34,36 @@ app = typer.Typer(help="People correct captions, and the next run learns from it
 
 
 @app.command()
+def serve(
+    folder: _Folder,
+    model: _Model = None,
+    number: _Number = 100,
+    share: _Share = 0.2,
+    unlike: _Unlike = 0.2,
+    answers: _Answers = None,
+    host: Annotated[
+        str, typer.Option(help="address to listen on; any but a loopback address needs the token that is printed")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on", **whole_number(1, 65535))] = 8001,
+    runtime: RuntimeOption = None,
+    workspace: WorkspaceOption = Path("workspace"),
+) -> None:
+    """Serve a page on which people accept, correct or reject the captions of photographs worth a look."""
+    from flows.review.serve import serve_review
+
+    options = _options(folder, model, number, (share, unlike), answers, workspace, runtime)
+    if not serve_review(options, host, port):
+        typer.echo(_nothing(folder))
+
+
+@app.command()
 def queue(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the photographs")],
+    folder: _Folder,
     out: Annotated[Path, typer.Option(help="write the tasks into this .json file, and the interface beside it")],
-    model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
-    number: Annotated[int, typer.Option(help="the most pictures to ask about", **whole_number(1))] = 100,
-    share: Annotated[
-        float, typer.Option(min=0, max=1, help="share of them that is drawn at random, to measure the captions by")
-    ] = 0.2,
+    model: _Model = None,
+    number: _Number = 100,
+    share: _Share = 0.2,
+    unlike: _Unlike = 0.2,
     prefix: Annotated[
         str | None, typer.Option(help="what precedes a picture's name in its address; by default Label Studio's folder")
     ] = None,
@@ -39,17 +71,39 @@ def queue(
     runtime: RuntimeOption = None,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Write the photographs worth a look as tasks for Label Studio: the least sure ones, and some at random."""
+    """Write the photographs worth a look as tasks for Label Studio, in place of `attend review serve`."""
     from flows.registered.review_queue import write_queue
     from tasks.review.label_studio import LOCAL_FILES
 
-    at = workspace.expanduser().absolute()
-    address = LOCAL_FILES if prefix is None else prefix
-    written = write_queue(out, folder, model, number, share, answers or at / _FILE, address, at, runtime)
+    options = _options(folder, model, number, (share, unlike), answers, workspace, runtime)
+    written = write_queue(out, options, LOCAL_FILES if prefix is None else prefix)
     if not written:
-        typer.echo(f"{folder}: nothing to ask about: its photographs were answered, or cannot be read")
+        typer.echo(_nothing(folder))
         return
     typer.echo(f"{out}: {written:,} tasks; the interface of the project: {out.with_suffix('.xml')}")
+
+
+def _options(
+    folder: Path,
+    model: str | None,
+    number: int,
+    shares: tuple[float, float],
+    answers: Path | None,
+    workspace: Path,
+    runtime: Runtime | None,
+) -> QueueOptions:
+    """Return the options of a queue; AttendError for shares that are more than all."""
+    from flows.registered.review_queue import QueueOptions
+    from tasks.review.queue import Shares
+
+    if sum(shares) > 1:
+        raise AttendError(f"--share {shares[0]:g} and --unlike {shares[1]:g}: give shares that are 1 together, or less")
+    at = workspace.expanduser().absolute()
+    return QueueOptions(folder, model, number, Shares(*shares), answers or at / _FILE, at, runtime)
+
+
+def _nothing(folder: Path) -> str:
+    return f"{folder}: nothing to ask about: its photographs were answered, or cannot be read"
 
 
 @app.command()
@@ -61,10 +115,8 @@ def take(
     """Add the answers of an export of Label Studio to the file of answers, each once."""
     from tasks.datasets.corrections import add_answers, read_answers
     from tasks.pipeline.workspace import Workspace
-    from tasks.registry import tracking
-    from tasks.registry.reviewed import note_rates
+    from tasks.registry.reviewed import note_answers
     from tasks.review.label_studio import answers_in
-    from tasks.review.rates import figures
 
     at = workspace.expanduser().absolute()
     path = answers or at / _FILE
@@ -77,15 +129,7 @@ def take(
         if new:
             add_answers(path, new)
     typer.echo(f"{path}: {len(new):,} answers added, {len(by_source) - len(new):,} were there")
-    try:
-        unknown = note_rates(tracking.connect(at, must_exist=True), figures([*before, *new]).versions)
-    except AttendError as error:
-        log.warning(f"the versions in MLflow do not say what people accepted: {error}")
-    else:
-        for address in unknown:
-            log.warning(
-                f"{address}: is not registered here: MLflow does not say how many of its captions were accepted"
-            )
+    note_answers(at, path)
     typer.echo(f"to learn from them, add to data.sources: {{adapter: corrections, path: {path}, images: FOLDER}}")
 
 
@@ -97,7 +141,7 @@ def summary(answers: _Answers = None, workspace: WorkspaceOption = Path("workspa
 
     path = answers or workspace.expanduser().absolute() / _FILE
     if not path.exists():
-        raise AttendError(f"{path}: no such file: `attend review take` writes it")
+        raise AttendError(f"{path}: no such file: `attend review serve` and `take` write it")
     found = figures(answer for _, answer in read_answers(path))
     if as_json:
         print_json(

@@ -209,7 +209,7 @@ def _caption_new(
     with Bar(known_count + len(new), "captions", "pictures", known_count) as bar:
         try:
             for made in caption_all(pictures, new, captioner, grids, decoding):
-                rows += made
+                rows += [row for row, _ in made]
                 bar.advance(len(made))
                 if len(rows) >= _PART_ROWS or time.monotonic() - part_start > _PART_SECONDS:
                     parts.write(rows)
@@ -232,14 +232,17 @@ def grids_for(captioner: Any, address: str, workspace: Path) -> GridReader | Non
 
 def caption_all(
     pictures: Pictures, digests: set[str], captioner: Any, grids: GridReader | None, decoding: AskedDecoding
-) -> Iterator[list[Row]]:
-    """Yield the rows of the pictures with these digests, some at a time: first of those whose grids are there."""
+) -> Iterator[list[tuple[Row, Any]]]:
+    """Yield the row and the result of each picture with these digests, some at a time.
+
+    Those whose grids are there come first.
+    """
     done = set()
     for made in _from_grids(captioner, grids, digests, decoding):
         done |= {row["digest"] for row, _ in made}
-        yield [row for row, _ in made]
+        yield made
     for batch in pictures.batches(digests - done):
-        yield [row for _, row, _ in caption_batch(captioner, batch, decoding)]
+        yield [(row, result) for _, row, result in caption_batch(captioner, batch, decoding)]
 
 
 def _from_grids(

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Literal, NotRequired, TypedDict, get_args
 
 from tasks.common.errors import AttendError
-from tasks.common.files import check_text, write_atomically
+from tasks.common.files import check_text, flush, write_atomically
 from tasks.datasets.base import DatasetOptions, Row, numbered_lines, require_file, require_folder
 from tasks.datasets.documents import parse_text
 from tasks.datasets.faults import REFUSE, Faults
 
 Verdict = Literal["accepted", "edited", "rejected", "skipped", "no photograph"]
-Chosen = Literal["least sure", "at random"]
+Chosen = Literal["least sure", "least like training", "at random"]
 GIVING: tuple[Verdict, ...] = ("accepted", "edited")  # verdicts with a caption to train on
 
 
@@ -100,10 +100,14 @@ def time_of(answer: Answer) -> datetime.datetime:
 
 
 def add_answers(path: Path, answers: Iterable[Answer]) -> None:
-    """Add answers to the end of a file, which is replaced as a whole: it never holds a part of a line."""
+    """Add answers to the end of a file, which is replaced as a whole: it never holds a part of a line.
+
+    When this returns, a power cut takes none of them.
+    """
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = "".join(f"{json.dumps(answer, ensure_ascii=False)}\n" for answer in answers)
     write_atomically(path, f"{before}{lines}" if not before or before.endswith("\n") else f"{before}\n{lines}")
+    flush(path.parent)  # that the file has its name
 
 
 def latest(answers: Iterable[Answer]) -> list[Answer]:
@@ -117,7 +121,7 @@ def latest(answers: Iterable[Answer]) -> list[Answer]:
 class Corrections(DatasetOptions):
     """A file of answers of `attend review`, whose captions people accepted or wrote; for `data.sources`.
 
-    What was asked at random is test, so that scores stay honest; the rest, which the model was least sure of, trains.
+    What was asked at random is test, so that scores stay honest; the rest, chosen to be learned from, trains.
     """
 
     adapter: Literal["corrections"] = "corrections"

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.common.errors import AttendError
+from tasks.common.log import log
+from tasks.datasets.corrections import read_answers
+from tasks.registry import tracking
 from tasks.registry.versions import version_of_address
-from tasks.review.rates import Rate
+from tasks.review.rates import Rate, figures
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 REVIEWED = "attend.reviewed"  # tag of a version
+
+
+def note_answers(workspace: Path, path: Path) -> None:
+    """Note with each version what the answers of a file say of it, and say where that is not possible."""
+    if not path.exists():
+        return
+    try:
+        unknown = note_rates(
+            tracking.connect(workspace, must_exist=True), figures(answer for _, answer in read_answers(path)).versions
+        )
+    except AttendError as error:
+        log.warning(f"the versions in MLflow do not say what people accepted: {error}")
+    else:
+        for address in unknown:
+            log.warning(
+                f"{address}: is not registered here: MLflow does not say how many of its captions were accepted"
+            )
 
 
 def note_rates(client: MlflowClient, rates: Iterable[Rate]) -> list[str]:

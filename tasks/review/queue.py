@@ -1,7 +1,8 @@
-"""The pictures that people are asked about: those whose captions a model is least sure of, and a share at random.
+"""The pictures that people are asked about: those whose captions a model is least sure of, those that are least like
+its training pictures, and a share at random.
 
-Which pictures belong to the share is decided by their contents alone, before any caption is made: what people say of it
-is therefore an unbiased measure, however the others are chosen.
+Which pictures belong to the share at random is decided by their contents alone, before any caption is made: what people
+say of it is therefore an unbiased measure, however the others are chosen.
 """
 
 from __future__ import annotations
@@ -17,26 +18,55 @@ _REVIEW = "review"  # the purpose of the draws: a picture's says nothing of its 
 
 @dataclass(frozen=True)
 class Question:
-    """A caption to ask about, with fields as of `Answer`. sureness: larger for captions that are likelier right."""
+    """A caption to ask about, with fields as of `Answer`.
+
+    sureness: larger for captions that are likelier right. distance: of the picture from those that the model was
+    trained on; None where the model does not know.
+    """
 
     picture: str
     name: str
     shown: str
     confidence: float | None
     sureness: float
+    distance: float | None = None
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The shares of the questions that are drawn at random, and that are least like the training pictures."""
+
+    at_random: float
+    unlike: float = 0.0
 
 
 def at_random(digest: str, share: float) -> bool:
     """Return whether a picture is of the share at random. digest: SHA-256 (hex) of its file."""
-    return fraction(_REVIEW, digest) < share
+    return _draw(digest) < share
 
 
-def choose(questions: Iterable[Question], number: int, share: float) -> list[tuple[Question, Chosen]]:
-    """Return up to `number` questions: the least sure first, then as many of the share at random as it is of them."""
+def choose(questions: Iterable[Question], number: int, shares: Shares) -> list[tuple[Question, Chosen]]:
+    """Return up to `number` questions, and why each is asked.
+
+    Those of each kind are in the order in which they matter, and the kinds are mixed evenly, so that who answers only
+    the first ones has answered some of each.
+    """
     ordered = sorted(questions, key=lambda question: (question.sureness, question.picture))
-    random = sorted((q for q in ordered if at_random(q.picture, share)), key=lambda q: fraction(_REVIEW, q.picture))
-    others = [question for question in ordered if not at_random(question.picture, share)]
-    drawn = random[: max(round(number * share), min(1, number)) if share else 0]
-    unsure = others[: number - len(drawn)]
-    chosen: list[tuple[Question, Chosen]] = [(question, "least sure") for question in unsure]
-    return chosen + [(question, "at random") for question in drawn]
+    drawn = sorted((q for q in ordered if at_random(q.picture, shares.at_random)), key=lambda q: _draw(q.picture))
+    drawn = drawn[: max(round(number * shares.at_random), 1) if shares.at_random else 0]
+    others = [question for question in ordered if not at_random(question.picture, shares.at_random)]
+    far = sorted((q for q in others if q.distance is not None), key=lambda q: (-(q.distance or 0.0), q.picture))
+    far = far[: min(round(number * shares.unlike), number - len(drawn))]
+    taken = {question.picture for question in far}
+    unsure = [question for question in others if question.picture not in taken][: number - len(drawn) - len(far)]
+    kinds: list[tuple[Chosen, list[Question]]] = [
+        ("least sure", unsure),
+        ("least like training", far),
+        ("at random", drawn),
+    ]
+    placed = [((at + 0.5) / len(kind), q, why) for why, kind in kinds for at, q in enumerate(kind)]
+    return [(question, why) for _, question, why in sorted(placed, key=lambda item: item[0])]
+
+
+def _draw(digest: str) -> float:
+    return fraction(_REVIEW, digest)

@@ -29,8 +29,8 @@ const Heat = (() => {
 
   // One button a word in `line`; passing over one, or reaching it by keyboard, lays its map over the photograph, and
   // pressing it keeps it there. maps: one a word, or none where the model does not attend. probabilities: of each word, or
-  // none; the line below a word is as dark as it is likely.
-  function words(line, frame, canvas, tokens, maps, height, width, probabilities = []) {
+  // none; the line below a word is as dark as it is likely. reached: called with the place of a word that is reached.
+  function words(line, frame, canvas, tokens, maps, height, width, probabilities = [], reached = null) {
     let kept = null;
     frame.classList.remove("on");
     const show = (at) => {
@@ -38,12 +38,17 @@ const Heat = (() => {
       if (at !== null) paint(canvas, maps[at], height, width);
     };
     const parts = tokens.map((token, at) => {
-      const part = document.createElement(maps.length ? "button" : "span");
+      const part = document.createElement(maps.length || reached ? "button" : "span");
       part.textContent = token;
       if (probabilities.length) {
         const share = probabilities[at];
         part.style.borderBottom = `3px solid color-mix(in srgb, var(--mark) ${Math.round(100 * share)}%, var(--soft))`;
         part.title = `${(100 * share).toFixed(0)} % likely here`;
+      }
+      if (reached) {
+        part.type = "button";
+        part.addEventListener("focus", () => reached(at));
+        part.addEventListener("click", () => reached(at));
       }
       if (!maps.length) return part;
       part.type = "button";

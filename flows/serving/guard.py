@@ -1,0 +1,117 @@
+"""What every server of this project does with a request: check its host, read its body, hide failures, add headers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from flows.serving.limits import Held, Limits, RefusedError
+
+Answered = Callable[[Request, Response, float], None]
+MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """The middleware of a server.
+
+    hosts: the `Host` headers that are answered; None for any. log: of failures. answered: called with each request, its
+    response and the seconds that it took.
+    """
+
+    def __init__(self, hosts: set[str] | None, log: logging.Logger, answered: Answered) -> None:
+        self._hosts, self._log, self._answered = hosts, log, answered
+
+    def app(self, routes: list[Route], lifespan: Any = None) -> Starlette:
+        """Return the ASGI application that answers these routes behind the guard."""
+        handlers: dict[Any, Any] = {RefusedError: _refused, HTTPException: _unknown}
+        middleware = [Middleware(BaseHTTPMiddleware, dispatch=self._dispatch)]
+        return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+
+    async def _dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        """Answer a request: check its host, hide the details of a failure, and add headers."""
+        started = time.perf_counter()
+        response: Response
+        if self._hosts is not None and _host(request) not in self._hosts:
+            response = _refusal(RefusedError(403, "this server answers requests to localhost only"))
+        else:
+            try:
+                response = await call_next(request)
+            except Exception:
+                self._log.exception("%s %s failed", request.method, request.url.path)
+                response = _refusal(RefusedError(500, "the server failed: see its log"))
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
+        self._answered(request, response, time.perf_counter() - started)
+        return response
+
+
+def check_length(request: Request, limits: Limits) -> None:
+    """Raise RefusedError where the header announces a body that is too large, before the body is read."""
+    length = int(request.headers.get("content-length", 0))  # a number: h11 has refused others
+    if length > limits.body:
+        raise RefusedError(413, f"the body has {length:,} bytes: send {limits.body:,} at most")
+
+
+async def read_body(request: Request, limits: Limits, held: Held) -> bytes:
+    """Read the body. Raises RefusedError where it is too large, too slow, or not finished."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.read_seconds):
+            async for part in request.stream():
+                held.take(len(part))
+                body += part
+                if len(body) > limits.body:
+                    raise RefusedError(413, f"the body is too large: send {limits.body:,} bytes at most")
+    except TimeoutError:
+        raise RefusedError(408, f"the body did not arrive within {limits.read_seconds:.0f} s") from None
+    except ClientDisconnect:
+        raise RefusedError(400, "the client closed the connection") from None
+    return bytes(body)
+
+
+async def _refused(_: Request, error: RefusedError) -> Response:
+    """Return the response to a request that was refused."""
+    return _refusal(error)
+
+
+async def _unknown(request: Request, error: HTTPException) -> Response:
+    """Return the response to an unknown path or method."""
+    response = _refusal(RefusedError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}"))
+    response.headers.update(error.headers or {})  # such as the methods that are allowed
+    return response
+
+
+def _host(request: Request) -> str:
+    """Return the host that the request names, in lower case and without a port."""
+    host = request.headers.get("host", "")
+    return (host if host.endswith("]") else host.rpartition(":")[0] or host).lower()
+
+
+def _refusal(error: RefusedError) -> Response:
+    """Return the response that says why a request is refused."""
+    # These close the connection, so that the server does not wait for the rest of the body.
+    headers = {"Connection": "close"} if error.status in (408, 413, 503) else {}
+    if error.status == 503:
+        headers["Retry-After"] = "1"
+    why = error.why.encode("utf-8", "replace").decode()  # a name from the request may hold half a surrogate pair
+    return JSONResponse({"error": why}, error.status, headers)
