@@ -35,6 +35,7 @@ ROOMS = (
     "flows.page",
     "flows.operations",
     "flows.serving",
+    "flows.review",
     "flows.commands",
 )
 FILES = {

@@ -58,7 +58,7 @@ def results(say: Said, champion: Said | None = None, retrieved: float = 0.4) -> 
     if champion is not None:
         theirs = corpus(champion)
         pairs = {digest: (theirs[digest], item) for digest, item in captions.items()}
-    found = gate_results(RegistryConfig(model="any", **GATES), captions, pairs, of_all(retrieved))
+    found = gate_results(RegistryConfig(model="any", **GATES), captions, pairs, of_all(retrieved), {})
     return {result.name: result for result in found}
 
 
@@ -102,7 +102,7 @@ def test_captions_that_fit_other_pictures_are_refused() -> None:
 def test_few_pictures_refuse_nothing_by_chance() -> None:
     captions = corpus(lambda number: "a dog" if number < 3 else truth(number), pictures=5)
     registry = RegistryConfig(model="any", max_same_caption=0.5)
-    (found,) = gate_results(registry, captions, None, of_all(1))
+    (found,) = gate_results(registry, captions, None, of_all(1), {})
     assert found.value == pytest.approx(0.6) and not found.refused
 
 
@@ -110,7 +110,7 @@ def test_no_gate_asks_unless_it_is_set() -> None:
     def never() -> npt.NDArray[np.bool_]:
         raise AssertionError("nothing is to be retrieved")
 
-    assert gate_results(RegistryConfig(model="any"), corpus(lambda _: "a dog"), None, never) == []
+    assert gate_results(RegistryConfig(model="any"), corpus(lambda _: "a dog"), None, never, {}) == []
 
 
 @pytest.fixture(scope="module")
@@ -196,13 +196,19 @@ def test_a_refused_version_is_challenger_also_as_the_first_and_by_promote(
     assert force_champion(workspace, "models:/small/1").endswith("by hand")
 
 
-def only(name: str, limit: float, captions: dict[str, ScoredCaption], champion: Said | None = None) -> GateResult:
+def only(
+    name: str,
+    limit: float,
+    captions: dict[str, ScoredCaption],
+    champion: Said | None = None,
+    sources: dict[str, set[str]] | None = None,
+) -> GateResult:
     """What one gate found in captions; champion: what it says of the same pictures."""
     pairs = None
     if champion is not None:
         theirs = {digest: champion(number).split() for number, digest in enumerate(captions)}
         pairs = {digest: (ScoredCaption(theirs[digest], item.references), item) for digest, item in captions.items()}
-    (found,) = gate_results(RegistryConfig(model="any", **{name: limit}), captions, pairs, of_all(1))
+    (found,) = gate_results(RegistryConfig(model="any", **{name: limit}), captions, pairs, of_all(1), sources or {})
     return found
 
 
@@ -265,11 +271,26 @@ def test_a_slice_that_loses_is_refused_whatever_the_rest_gains() -> None:
     assert not only("max_slice_loss", 0.1, same, champion=said).refused
 
 
+def test_a_source_that_loses_is_refused() -> None:
+    def said(number: int) -> str:
+        return f"someone walks by wall{number}"
+
+    looked_at = {str(number): {"people"} for number in range(30)}
+    worse = {
+        str(number): ScoredCaption(said(number).split() if number >= 30 else ["x"], [said(number).split()])
+        for number in range(120)
+    }
+    found = only("max_slice_loss", 0.1, worse, champion=said, sources=looked_at)
+    assert found.refused and '100.0% of the champion\'s on 30 pictures, "source people"' in str(found)
+
+
 def test_slices_are_scored_with_intervals_and_told_in_the_card() -> None:
     from tasks.evaluation.slices import scores_by_slice
 
-    captions = list(corpus(truth).values())
-    captions += [ScoredCaption(["a", "man"], [["a", "man", "stands", "alone", "with", "wool"]]) for _ in range(20)]
-    found = {part.name: part for part in scores_by_slice(captions)}
-    assert found["people call it a man"].pictures == 20
+    a_man = ScoredCaption(["a", "man"], [["a", "man", "stands", "alone", "with", "wool"]])
+    captions = {**corpus(truth), **{f"man {number}": a_man for number in range(20)}}
+    sources = {digest: {"people", "web"} if digest == "man 0" else {"people"} for digest in captions if "man" in digest}
+    found = {part.name: part for part in scores_by_slice(captions, sources)}
+    assert found["people call it a man"].pictures == found["source people"].pictures == 20
+    assert "source web" not in found  # of one picture
     assert all(part.interval[0] <= part.cider <= part.interval[1] for part in found.values())

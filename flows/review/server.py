@@ -71,7 +71,7 @@ class ReviewServer:
             Route("/answer", self.answer, methods=["POST"]),
             Route("/undo", self.undo, methods=["POST"]),
             Route("/photograph/{picture}", self.photograph),
-            Route("/health", self.health),
+            *(Route(path, self.health) for path in ("/health", "/ping")),
         ]
         return Guard(self._hosts, _LOG, lambda *_: None).app(routes, self._lifespan)
 

@@ -306,8 +306,8 @@ class RegistryConfig(Section):
         None,
         ge=0,
         le=1,
-        description="in no slice (pictures of men, of women, with long captions, with rare words) may CIDEr fall short "
-        "of the champion's by more than this share of it, such as 0.1",
+        description="in no slice (pictures of men, of women, of a source, with long captions, with rare words) may "
+        "CIDEr fall short of the champion's by more than this share of it, such as 0.1",
     )
     runtimes: list[Runtime] | None = Field(
         None,

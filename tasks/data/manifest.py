@@ -274,6 +274,18 @@ def files_by_digest(manifest: Path, data: DatasetOptions) -> dict[str, Path]:
     return {record["digest"]: path for record, path in zip(table, paths, strict=True)}
 
 
+def sources_by_digest(manifest: Path, data: DatasetOptions) -> dict[str, set[str]]:
+    """Return the sources that each picture is from, by its digest; nothing where the data set has no sources.
+
+    Arguments as in `files_by_digest`.
+    """
+    found: dict[str, set[str]] = {}
+    for record in pq.read_table(manifest / MANIFEST, columns=["digest", "name"]).to_pylist():
+        if prefix := data.prefix_of(record["name"]):
+            found.setdefault(record["digest"], set()).add(prefix.rstrip("/"))
+    return found
+
+
 def files_by_name(manifest: Path, data: DatasetOptions) -> dict[str, Path]:
     """Return the path of every picture of the manifest, by its name there. Arguments as in `files_by_digest`."""
     names = pq.read_table(manifest / MANIFEST, columns=["name"])["name"].to_pylist()

@@ -7,7 +7,7 @@ are annotated; the gender of people by the references' words, as Hendricks et al
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -38,8 +38,15 @@ class Slice:
     interval: tuple[float, float]
 
 
-def slices_of(corpus: Sequence[ScoredCaption]) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return which pictures are in each slice, (N,) bool by name; slices of fewer than ten pictures are left out."""
+Sources = Mapping[str, Collection[str]]  # digest of a picture -> the names of the sources that it is from
+
+
+def slices_of(captions: Mapping[str, ScoredCaption], sources: Sources) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return which pictures are in each slice, (N,) bool by name; slices of fewer than ten pictures are left out.
+
+    captions: by the digest of their pictures. sources: of a data set of several, whose pictures are slices too.
+    """
+    corpus = list(captions.values())
     lengths = _means([[len(words) for words in item.references] for item in corpus])
     pictures_with = Counter(word for item in corpus for word in {word for words in item.references for word in words})
     seldom = {word for word, number in pictures_with.items() if number < max(2, _SELDOM * len(corpus))}
@@ -51,6 +58,8 @@ def slices_of(corpus: Sequence[ScoredCaption]) -> dict[str, npt.NDArray[np.bool_
         "long references": lengths >= np.quantile(lengths, _QUARTER),
         "rare words": rarity >= np.quantile(rarity, _QUARTER),
     }
+    for source in sorted({name for names in sources.values() for name in names}):
+        found[f"source {source}"] = np.array([source in sources.get(digest, ()) for digest in captions], np.bool_)
     return {name: flags for name, flags in found.items() if _FEWEST <= flags.sum() < len(corpus)}
 
 
@@ -59,10 +68,10 @@ def _means(rows: Sequence[Sequence[float]]) -> Counts:
     return np.array([sum(row) / max(len(row), 1) for row in rows])
 
 
-def scores_by_slice(corpus: Sequence[ScoredCaption]) -> list[Slice]:
+def scores_by_slice(captions: Mapping[str, ScoredCaption], sources: Sources) -> list[Slice]:
     """Return the CIDEr-D of each slice of `slices_of`, with the document frequencies of all pictures."""
     metric = load("cider")
-    statistics = metric.statistics(corpus)
+    statistics = metric.statistics(list(captions.values()))
     return [
         Slice(
             name,
@@ -70,7 +79,7 @@ def scores_by_slice(corpus: Sequence[ScoredCaption]) -> list[Slice]:
             float(metric.scores(statistics[flags].sum(axis=0))["cider"]),
             intervals(metric, statistics[flags])["cider"],
         )
-        for name, flags in slices_of(corpus).items()
+        for name, flags in slices_of(captions, sources).items()
     ]
 
 
@@ -157,9 +166,9 @@ def noun_classes() -> Callable[[str], Classes] | None:
     return look_up
 
 
-def slice_loss(pairs: Mapping[str, tuple[ScoredCaption, ScoredCaption]]) -> dict[str, Counts]:
+def slice_loss(pairs: Mapping[str, tuple[ScoredCaption, ScoredCaption]], sources: Sources) -> dict[str, Counts]:
     """Return CIDEr-D of the second and of the first caption of each picture in a slice, (pictures, 2), by slice."""
     first, second = (list(items) for items in zip(*pairs.values(), strict=True))
     metric = load("cider")
     columns = np.stack([metric.statistics(corpus)[:, 0] for corpus in (second, first)], axis=1)
-    return {name: columns[flags] for name, flags in slices_of(first).items()}
+    return {name: columns[flags] for name, flags in slices_of(dict(zip(pairs, first, strict=True)), sources).items()}

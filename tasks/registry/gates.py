@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tasks.config.stages import RegistryConfig
 from tasks.evaluation.self_retrieval import OTHERS
-from tasks.evaluation.slices import gender_errors, invented, noun_classes, slice_loss
+from tasks.evaluation.slices import Sources, gender_errors, invented, noun_classes, slice_loss
 from tasks.metrics import ScoredCaption
 from tasks.metrics.bootstrap import interval_of_ratio, interval_of_share
 from tasks.metrics.meteor import stem
@@ -46,12 +46,13 @@ def gate_results(
     captions: Mapping[str, ScoredCaption],
     champion: Mapping[str, tuple[ScoredCaption, ScoredCaption]] | None,
     retrieved: Callable[[], npt.NDArray[np.bool_]],
+    sources: Sources,
 ) -> list[GateResult]:
     """Return what the gates that the config sets found in captions, by the digest of their pictures.
 
     champion: the captions of the champion (first) and of the version, of the same pictures; None where there is no
     champion to compare with. retrieved: returns which captions find their picture among others; it is called only where
-    that is a gate.
+    that is a gate. sources: of each picture, of a data set of several.
     """
     corpus = list(captions.values())
     results = []
@@ -68,7 +69,7 @@ def gate_results(
     if registry.max_gender_errors is not None:
         results.append(_gender_errors(corpus, registry.max_gender_errors))
     if registry.max_slice_loss is not None and champion is not None:
-        results.append(_slice_loss(champion, registry.max_slice_loss))
+        results.append(_slice_loss(champion, registry.max_slice_loss, sources))
     return results
 
 
@@ -147,10 +148,10 @@ def _gender_errors(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
     return GateResult("max_gender_errors", share, interval, limit, interval[0] > limit, why)
 
 
-def _slice_loss(pairs: Mapping[str, tuple[ScoredCaption, ScoredCaption]], limit: float) -> GateResult:
+def _slice_loss(pairs: Mapping[str, tuple[ScoredCaption, ScoredCaption]], limit: float, sources: Sources) -> GateResult:
     """Return what CIDEr-D loses against the champion's, as a share of that, in the slice that loses most."""
     losses = []
-    for name, columns in slice_loss(pairs).items():
+    for name, columns in slice_loss(pairs, sources).items():
         ratio, (low, high) = interval_of_ratio(columns)
         losses.append((1 - ratio, (1 - high, 1 - low), name, len(columns)))
     if not losses:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from tasks.common.wording import counted_by_split
 from tasks.config.schema import Config
 from tasks.config.training import TrainingConfig
+from tasks.data.manifest import sources_by_digest
 from tasks.datasets.base import SPLITS
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions, score_lines
 from tasks.evaluation.score_record import ScoreRecord
@@ -77,8 +78,8 @@ def card(
         *score_lines(scores),
         "",
     ]
-    corpus = list(read_predictions(artifacts.scores.path / PREDICTIONS).values())
-    if parts := scores_by_slice(corpus):
+    captions = read_predictions(artifacts.scores.path / PREDICTIONS)
+    if parts := scores_by_slice(captions, sources_by_digest(artifacts.manifest.path, data)):
         lines += ["## Slices", "", "| pictures | number | CIDEr, 95 % interval |", "| --- | --- | --- |"]
         lines += [
             f"| {part.name} | {part.pictures:,} | {part.cider:.1f} ({part.interval[0]:.1f} to {part.interval[1]:.1f}) |"
@@ -91,7 +92,7 @@ def card(
         lines.append("")
     if exported:
         lines += ["## Runtimes", "", "- torch", *(f"- {runtime.name}: {runtime}" for runtime in exported), ""]
-    ranked = sorted(corpus, key=sentence_bleu4, reverse=True)
+    ranked = sorted(captions.values(), key=sentence_bleu4, reverse=True)
     for title, chosen in (("good", ranked[:_SAMPLES]), ("bad", ranked[::-1][:_SAMPLES])):
         lines += [f"## Captions: {title}", "", "| it says | a person wrote |", "| --- | --- |"]
         lines += [f"| {_cell(item.caption)} | {_cell(item.references[0])} |" for item in chosen]

@@ -21,7 +21,7 @@ from tasks.common.source import commit
 from tasks.config.devices import device_of
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
-from tasks.data.manifest import files_by_name
+from tasks.data.manifest import files_by_name, sources_by_digest
 from tasks.evaluation.caption_and_score import (
     PREDICTIONS,
     ScoreInputs,
@@ -364,7 +364,8 @@ def _gates(config: Config, artifacts: CaptionerArtifacts, comparison: ModelCompa
     """
     captions = read_predictions(artifacts.scores.path / PREDICTIONS)
     pairs = None if comparison is None else comparison.captions
-    return gate_results(config.registry, captions, pairs, lambda: _retrieved(config, artifacts))
+    sources = sources_by_digest(artifacts.manifest.path, config.data)
+    return gate_results(config.registry, captions, pairs, lambda: _retrieved(config, artifacts), sources)
 
 
 def _tag_gates(client: MlflowClient, version: ModelVersion, gates: list[GateResult]) -> str | None:

@@ -1,5 +1,4 @@
-"""The pictures that people are asked about: those whose captions a model is least sure of, those that are least like
-its training pictures, and a share at random.
+"""The pictures that people are asked about: those that a model is least sure of or knows least, and some at random.
 
 Which pictures belong to the share at random is decided by their contents alone, before any caption is made: what people
 say of it is therefore an unbiased measure, however the others are chosen.
