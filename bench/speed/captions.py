@@ -39,7 +39,7 @@ def main() -> None:
     workspace = given.workspace.absolute()
     describe()
     uri = resolve(given.model, workspace)
-    sources = picture_files(given.pictures_of)
+    sources = picture_files(given.read_pictures)
     with tempfile.TemporaryDirectory(prefix="attend-captions-") as scratch:
         folder, out = Path(scratch) / "pictures", Path(scratch) / "captions.parquet"
         folder.mkdir()
