@@ -15,10 +15,14 @@ from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
 from tasks.data.manifest import read_pictures
 from tasks.datasets.corrections import Answer, add_answers, latest, read_answers
+from tasks.evaluation.score_record import read_scores
+from tasks.registry import tracking
+from tasks.registry.reviewed import note_rates
+from tasks.registry.versions import earlier_versions, find
 from tasks.review.label_studio import LOCAL_FILES, answers_in
 from tasks.review.queue import Question, Shares, at_random, choose
 from tasks.review.rates import figures
-from tests.support import artifacts, pictures, run_stage, small
+from tests.support import artifacts, pictures, run_stage, small, trained
 
 RUNNER = CliRunner()
 
@@ -174,6 +178,17 @@ def test_the_last_answer_of_each_person_counts(tmp_path: Path) -> None:
     later = answer(given="a dog sits", verdict="edited", when="2026-02-01T11:00:00+01:00")  # 10:00 in UTC
     assert later in latest([later, *read]) and later not in latest([answer(when="2026-02-01T10:00:00.5Z"), later])
     assert sorted(latest(read), key=lambda item: str(item["who"])) == [again, other]
+
+
+def test_the_report_of_the_next_version_tells_what_people_accepted(registered: Path, tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    shutil.copytree(registered, workspace)
+    note_rates(tracking.connect(workspace), figures([answer()]).versions)
+    _, version = find(None, workspace).address.rsplit("/", 1)
+    client = tracking.connect(workspace)
+    scores = read_scores(artifacts(trained(workspace), "evaluate")["evaluate"].path)
+    [told] = earlier_versions(client, "small", scores)
+    assert (told.name, told.same) == (version, True) and told.reviewed.startswith("100 % accepted (")
 
 
 def test_figures() -> None:

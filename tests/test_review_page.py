@@ -32,8 +32,7 @@ from tasks.common.files import digest_of_file
 from tasks.datasets.corrections import Answer, latest, read_answers
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
-from tasks.registry.reviewed import REVIEWED
-from tasks.registry.versions import find
+from tasks.registry.versions import REVIEWED, find
 from tasks.review.assignments import KEPT, Assignments, Said
 from tasks.review.queue import Question, Shares
 from tests.support import HERE, pictures

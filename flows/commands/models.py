@@ -41,7 +41,7 @@ def list_(
 ) -> None:
     """List the registered versions with their scores, the champions marked."""
     from tasks.registry.catalogue import all_versions
-    from tasks.registry.reviewed import REVIEWED
+    from tasks.registry.versions import REVIEWED
 
     versions = all_versions(workspace.expanduser().absolute(), name)
     if as_json:

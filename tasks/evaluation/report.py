@@ -47,11 +47,16 @@ class ComparedModel:
 
 @dataclass(frozen=True)
 class EarlierVersion:
-    """The scores of an earlier version. same: whether it was scored on the same pictures with the same settings."""
+    """The scores of an earlier version.
+
+    same: whether it was scored on the same pictures with the same settings. reviewed: what people accepted of its
+    captions, in words; empty where nobody was asked.
+    """
 
     name: str
     scores: dict[str, float]
     same: bool
+    reviewed: str
 
 
 def write_report(

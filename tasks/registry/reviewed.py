@@ -10,13 +10,11 @@ from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.datasets.corrections import read_answers
 from tasks.registry import tracking
-from tasks.registry.versions import version_of_address
+from tasks.registry.versions import REVIEWED, version_of_address
 from tasks.review.rates import Rate, figures
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-REVIEWED = "attend.reviewed"  # tag of a version
 
 
 def note_answers(workspace: Path, path: Path) -> None:

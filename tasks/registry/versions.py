@@ -29,6 +29,7 @@ PICTURES = "pictures.parquet"  # in that folder: digest and split of the picture
 PREDICTIONS_DIGEST = "attend.predictions"  # tag of a version: the SHA-256 of its predictions
 CHAMPIONS = "attend.champions"  # tag of a model: the versions that were champion, oldest first
 MADE_FROM = "attend.made_from"  # begins the tags of a version with the keys of the artifacts it was made from
+REVIEWED = "attend.reviewed"  # tag of a version: what people accepted of its captions, in words
 PROMOTED_AT = "attend.promoted_at"  # tag of a model: when its champion was set last (UTC, ISO 8601)
 _FIXED = "model-in-use.txt"  # in the workspace: the name of the model that `attend models use` fixed
 _ADDRESS = re.compile(r"[^/@:]+(@[^/@:]+|/[0-9]+)?")
@@ -114,7 +115,12 @@ def earlier_versions(client: MlflowClient, model: str, scores: ScoreRecord) -> l
     versions = client.search_model_versions(
         f"name = '{model}'", order_by=["version_number DESC"], max_results=_EARLIER_LIMIT
     )
-    return [EarlierVersion(number(version), scores_of(version), scored_alike(version, scores)) for version in versions]
+    return [
+        EarlierVersion(
+            number(version), scores_of(version), scored_alike(version, scores), version.tags.get(REVIEWED, "")
+        )
+        for version in versions
+    ]
 
 
 def scores_of(version: ModelVersion) -> dict[str, float]:

@@ -30,10 +30,11 @@
   }
   if (data.earlier.length) {
     const names = data.scores.map((item) => item.name);
-    const table = element("table", "", row(["version", ...names, "scored"], "th"),
+    const reviewed = data.earlier.some((item) => item.reviewed);
+    const table = element("table", "", row(["version", ...names, "scored", ...(reviewed ? ["people"] : [])], "th"),
       ...data.earlier.map((item) => row([item.name,
         ...names.map((name) => (name in item.scores ? number(item.scores[name]) : "")),
-        item.same ? "on these pictures, alike" : "on other pictures or settings"])));
+        item.same ? "on these pictures, alike" : "on other pictures or settings", ...(reviewed ? [item.reviewed] : [])])));
     at("rivals").append(element("h2", "Earlier versions"), element("div", "", table));
     at("rivals").lastChild.className = "wide";
     at("rivals").lastChild.tabIndex = 0; // it scrolls where the screen is narrow
