@@ -162,6 +162,12 @@ def test_corrections_are_data_of_which_what_was_asked_at_random_is_test(register
     assert {f"people/{name}" for name in names[5:11]} <= set(found["train"])
     assert found["train"][f"people/{names[10]}"] == ["two dogs"]
     assert not any(f"people/{names[11]}" in pictures for pictures in found.values())
+    (inbox / "kept").mkdir()
+    (inbox / names[2]).rename(inbox / "kept" / "renamed.png")
+    run_stage(config, "ingest")
+    moved = read_pictures(artifacts(config, "ingest")["ingest"].path, "test")
+    assert {p.digest for p in moved} >= {digest_of_file(inbox / "kept" / "renamed.png")}
+    assert "people/kept/renamed.png" in {p.name for p in moved}
     shutil.copy(inbox / names[1], inbox / names[0])
     with pytest.raises(AttendError, match=r"reviews.jsonl:1: .* is another picture than the one whose caption"):
         run_stage(config, "ingest")

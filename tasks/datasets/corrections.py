@@ -8,13 +8,13 @@ from __future__ import annotations
 import datetime
 import json
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict, get_args
 
 from tasks.common.errors import AttendError
-from tasks.common.files import check_text, flush, write_atomically
-from tasks.datasets.base import DatasetOptions, Row, numbered_lines, require_file, require_folder
+from tasks.common.files import check_text, digest_of_file, flush, write_atomically
+from tasks.datasets.base import DatasetOptions, Row, numbered_lines, picture_files, require_file, require_folder
 from tasks.datasets.documents import parse_text
 from tasks.datasets.faults import REFUSE, Faults
 
@@ -143,11 +143,24 @@ class Corrections(DatasetOptions):
         for answer in latest(answers):
             by_picture.setdefault(answer["picture"], []).append(answer)
         now = {answer["name"]: answer["picture"] for answer in sorted(answers, key=time_of)}
+        moved = self._moved(now, self.image_folder(generated))
         for digest, given in by_picture.items():
-            if now[given[-1]["name"]] != digest:
+            name = moved.get(digest, given[-1]["name"])
+            if now.get(name, digest) != digest:
                 continue  # the photograph was replaced under its name, and the new one was looked at
             captions = dict.fromkeys(answer["given"] for answer in given if answer["verdict"] in GIVING)
             split = "test" if any(answer["chosen"] == "at random" for answer in given) else "train"
             if captions:
                 with faults.of_row():
-                    yield Row(given[-1]["name"], tuple(map(str, captions)), split, positions[digest], digest=digest)
+                    yield Row(name, tuple(map(str, captions)), split, positions[digest], digest=digest)
+
+    def _moved(self, digests: Mapping[str, str], folder: Path) -> dict[str, str]:
+        """Return the names that pictures have now whose files were renamed or moved in the folder, by their digest.
+
+        digests: of each picture, by the name that it had.
+        """
+        gone = {digest for name, digest in digests.items() if not (folder / name).is_file()}
+        if not gone:
+            return {}  # so that no file needs to be read
+        found = {digest_of_file(path): path.relative_to(folder).as_posix() for path in picture_files(folder)}
+        return {digest: found[digest] for digest in gone if digest in found}
