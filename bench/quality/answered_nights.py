@@ -113,7 +113,7 @@ class Month:
                 "captions": {"max_tokens": 20, "min_count": 2},
                 "decoder": {"name": "show_attend_tell", "output": "deep", "dropout_words": 0.3, "dropout_grid": 0.3},
                 "training": training,
-                "evaluation": {"split": "dev", "beam": 3, "metrics": ["bleu", "cider"]},
+                "evaluation": {"split": "dev", "beam": 3, "no_repeat": 3, "metrics": ["bleu", "cider"]},
                 "registry": {"promote_on": "cider", "certainty": 0.5, "runtimes": ["torch"]},
                 "machine": {"workspace": str(self.workspace), "threads": self.given.threads, "device": "cpu"},
             },
