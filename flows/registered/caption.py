@@ -111,15 +111,12 @@ def print_captions(
     row_by_digest: dict[str | None, Row] = {}
     grids = None if attention is not None else grids_for(captioner, found.address, workspace)
     with Bar(len(digests), "captions", "pictures") as bar:
-        for rows_and_results in _from_grids(captioner, grids, digests, decoding):
-            row_by_digest |= {row["digest"]: _with_alternatives(row, result) for row, result in rows_and_results}
-            bar.advance(len(rows_and_results))
-        for batch in pictures.batches(digests - row_by_digest.keys()):
-            for picture, row, result in caption_batch(captioner, batch, decoding, attention is not None):
-                row_by_digest[picture.digest] = _with_alternatives(row, result)
-                if attention is not None and result.tokens:
-                    _draw_attention(picture, result, captioner, attention)
-            bar.advance(len(batch))
+        for made in caption_all(pictures, digests, captioner, grids, decoding, attention is not None):
+            row_by_digest |= {row["digest"]: {**row, "alternatives": result.alternatives} for row, result in made}
+            bar.advance(len(made))
+            if attention is not None and made and made[0][1].tokens:
+                [[picture]] = pictures.batches(digests)
+                _draw_attention(picture, made[0][1], captioner, attention)
     rows = [
         {"picture": name, **_drop_columns(row_by_digest.get(digest, _UNREADABLE), "digest")} for name, digest in names
     ]
@@ -231,18 +228,23 @@ def grids_for(captioner: Any, address: str, workspace: Path) -> GridReader | Non
 
 
 def caption_all(
-    pictures: Pictures, digests: set[str], captioner: Any, grids: GridReader | None, decoding: AskedDecoding
+    pictures: Pictures,
+    digests: set[str],
+    captioner: Any,
+    grids: GridReader | None,
+    decoding: AskedDecoding,
+    attention: bool = False,
 ) -> Iterator[list[tuple[Row, Any]]]:
-    """Yield the row and the result of each picture with these digests, some at a time.
+    """Yield the row and the captioner's result of each picture with these digests, some at a time.
 
-    Those whose grids are there come first.
+    Those whose grids are there come first. attention: whether those of photographs have attention maps.
     """
     done = set()
     for made in _from_grids(captioner, grids, digests, decoding):
         done |= {row["digest"] for row, _ in made}
         yield made
     for batch in pictures.batches(digests - done):
-        yield [(row, result) for _, row, result in caption_batch(captioner, batch, decoding)]
+        yield list(caption_batch(captioner, batch, decoding, attention))
 
 
 def _from_grids(
@@ -298,16 +300,16 @@ class _PartFiles:
 
 
 def caption_batch(
-    captioner: Any, batch: list[EncodedPicture], decoding: AskedDecoding, attention: bool = False
-) -> Iterator[tuple[EncodedPicture, Row, Any]]:
-    """Yield each picture of a batch with its row and the captioner's result."""
+    captioner: Any, batch: list[EncodedPicture], decoding: AskedDecoding, attention: bool
+) -> Iterator[tuple[Row, Any]]:
+    """Yield the row and the captioner's result of each picture of a batch."""
     _check_confidence(captioner, decoding)
     try:
         results = captioner.caption([picture.data for picture in batch], attention=attention, **(decoding or {}))
     except ValueError as error:
         raise AttendError(str(error)) from None
     for picture, result in zip(batch, results, strict=True):
-        yield picture, _row(picture.digest, result), result
+        yield _row(picture.digest, result), result
 
 
 def _check_confidence(captioner: Any, decoding: AskedDecoding) -> None:
@@ -328,10 +330,6 @@ def _row(digest: str, result: Any) -> Row:
         "error": result.error,
         "digest": digest,
     }
-
-
-def _with_alternatives(row: Row, result: Any) -> Row:
-    return {**row, "alternatives": result.alternatives}
 
 
 def _read_rows(path: Path) -> list[Row]:
