@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import glob
 import json
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from flows.registered.caption_rows import Row, read_rows, write_rows
 from flows.registered.pictures_to_caption import EncodedPicture, ParquetPictures, Pictures, open_pictures
 from models.captioned import key_of_digest, takes_grids
 from models.options import Runtime
 from tasks.common.errors import AttendError
-from tasks.common.files import write_whole
 from tasks.common.log import log
 from tasks.common.progress import Bar
-from tasks.datasets.base import numbered_lines
 from tasks.pipeline.ledger import digest_of
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.versions import Registered, find
@@ -34,19 +30,6 @@ if TYPE_CHECKING:
 _NAMED = 5  # pictures without a caption that are told
 _GRIDS = 64  # grids that are read and captioned at once
 _PART_SECONDS, _PART_ROWS = 30.0, 4096  # a part is written after this time, or at this number of rows
-_SCHEMA = pa.schema(
-    [
-        ("file_name", pa.string()),
-        ("folder", pa.string()),
-        ("text", pa.string()),
-        ("log_probability", pa.float64()),
-        ("confidence", pa.float64()),
-        ("error", pa.string()),
-        ("digest", pa.string()),
-        ("model", pa.string()),
-    ]
-)
-Row = dict[str, Any]
 # Fields of models.options.Decoding, `min_confidence` and `otherwise`.
 AskedDecoding = Mapping[str, int | float | str] | None
 # The row of a picture that is missing or unreadable. Its digest is None, so that the next run tries it again.
@@ -132,7 +115,7 @@ def write_captions_file(
     workspace: Path,
     runtime: Runtime | None = None,
 ) -> CaptionCounts:
-    """Write the captions of these pictures to a .csv, .jsonl or .parquet file, a row of _SCHEMA for each picture.
+    """Write the captions of these pictures to a .csv, .jsonl or .parquet file, a row of `SCHEMA` for each picture.
 
     sources: files, folders or patterns, or one Parquet file. model: an MLflow address; None for the champion promoted
     last. runtime: what the model runs on; None for its own preference. Pictures that the same version captioned with
@@ -153,7 +136,7 @@ def write_captions_file(
         parts = _PartFiles(out, model_label)
         pictures = open_pictures(sources, workspace)
         names = list(pictures.named())
-        earlier = _read_rows(out)
+        earlier = read_rows(out)
         row_by_digest = parts.known_rows(earlier)
         digests = {digest for _, digest in names if digest is not None}
         new = digests - row_by_digest.keys()
@@ -173,7 +156,7 @@ def write_captions_file(
         ]
         given = {name for name, _ in names}
         kept = [row for row in earlier if row["folder"] != pictures.folder or row["file_name"] not in given]
-        _write_rows(out, [*rows, *kept])
+        write_rows(out, [*rows, *kept])
         parts.remove()
     without = [row for row in rows if row["error"] is not None]
     for row in without[:_NAMED]:
@@ -279,7 +262,7 @@ class _PartFiles:
     def known_rows(self, earlier: list[Row]) -> dict[str | None, Row]:
         """Return the rows of this model, by the digest of the picture. earlier: of OUT; others are in the parts."""
         parts = sorted(self._folder.glob("part-*.parquet"))
-        rows = [*earlier, *(row for path in parts for row in _read_rows(path))]
+        rows = [*earlier, *(row for path in parts for row in read_rows(path))]
         return {
             row["digest"]: _drop_columns(row, "file_name", "folder", "model")
             for row in rows
@@ -293,7 +276,7 @@ class _PartFiles:
         self._folder.mkdir(exist_ok=True)
         numbers = [int(path.stem.removeprefix("part-")) for path in self._folder.glob("part-*.parquet")]
         path = self._folder / f"part-{max(numbers, default=-1) + 1:05d}.parquet"
-        _write_rows(path, [{"file_name": None, "folder": None, **row, "model": self._model_label} for row in rows])
+        write_rows(path, [{"file_name": None, "folder": None, **row, "model": self._model_label} for row in rows])
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -330,74 +313,6 @@ def _row(digest: str, result: Any) -> Row:
         "error": result.error,
         "digest": digest,
     }
-
-
-def _read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file of captions, none if it does not exist; raise AttendError if it is another file."""
-    if not path.exists():
-        return []
-    try:
-        if path.suffix == ".parquet":
-            _check_columns(path, pq.read_schema(path).names)
-            return [_row_of(row) for row in pq.read_table(path).to_pylist()]
-        if path.suffix == ".csv":
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                reader = csv.DictReader(file)
-                _check_columns(path, reader.fieldnames or ())
-                return [_row_of_csv(row) for row in reader]
-        rows, number = [], 0
-        for number, line in numbered_lines(path):  # noqa: B007 -- named in the error below
-            row = dict(json.loads(line))
-            _check_columns(path, row)
-            rows.append(_row_of(row))
-        return rows
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError):
-        if path.suffix != ".jsonl":
-            raise AttendError(f"--out: {path}: is not a file of captions: give another name, or remove it") from None
-        raise AttendError(f"--out: {path}:{number}: is not a line of captions: give another name") from None
-
-
-def _check_columns(path: Path, names: Iterable[str]) -> None:
-    """Raise AttendError where a file of captions has columns that someone added, which would be lost."""
-    added = sorted(set(names) - set(_SCHEMA.names))
-    if added and set(_SCHEMA.names) - {"confidence"} <= set(names):
-        raise AttendError(
-            f"--out: {path}: has columns of its own ({', '.join(added)}), which would be lost: give another name"
-        )
-
-
-def _row_of(values: Row) -> Row:
-    """Return a row of a file of captions, in the order of `_SCHEMA`; one without a confidence may be an earlier one's.
-
-    Raises KeyError where another column is missing.
-    """
-    return {name: values.get(name) if name == "confidence" else values[name] for name in _SCHEMA.names}
-
-
-def _row_of_csv(row: dict[str, str]) -> Row:
-    """Return a row of a CSV file, in which an empty field stands for null."""
-    values = {name: value or None for name, value in _row_of(row).items()}
-    for name in ("log_probability", "confidence"):
-        values[name] = None if (number := values[name]) is None else float(number)
-    if values["error"] is None:
-        values["text"] = values["text"] or ""
-    return values
-
-
-def _write_rows(path: Path, rows: list[Row]) -> None:
-    """Write all rows to a file in one step: an existing file is replaced whole or stays as it is."""
-    rows = [{name: row[name] for name in _SCHEMA.names} for row in rows]
-    with write_whole(path) as temporary:
-        if path.suffix == ".parquet":
-            pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), temporary)
-        elif path.suffix == ".csv":
-            with temporary.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, _SCHEMA.names)
-                writer.writeheader()
-                writer.writerows(rows)
-        else:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
 
 def _drop_columns(row: Row, *names: str) -> Row:
