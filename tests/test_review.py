@@ -99,7 +99,7 @@ def test_a_queue_goes_out_and_its_answers_come_in_once(registered: Path, inbox: 
         assert data["picture"] == digest_of_file(inbox / data["name"])
         assert data["image"] == f"{LOCAL_FILES}{data['name']}"
         assert task["predictions"][0]["result"][0]["value"]["text"] == [data["shown"]]
-        assert (data["chosen"] == "at random") == at_random(data["picture"], 0.2)
+        assert (data["chosen"] == "at random") == at_random(data["picture"])
     export = tmp_path / "export.json"
     said = {0: text("something else"), 1: choice("rejected"), 2: choice("no photograph"), 3: {"was_cancelled": True}}
     export.write_text(json.dumps([*annotated(tasks, said), *annotated(tasks, said)[:3]]))
@@ -124,7 +124,7 @@ def test_the_least_sure_come_first_and_the_share_at_random_is_decided_by_content
     unsure = [question for question, why in chosen if why == "least sure"]
     random = [question for question, why in chosen if why == "at random"]
     assert len(random) == 20 and len(unsure) == 80
-    assert unsure == [question for question in questions if not at_random(question.picture, 0.2)][:80]
+    assert unsure == [question for question in questions if not at_random(question.picture)][:80]
     assert abs(sum(question.sureness for question in random) / 20 - 0.5) < 0.2  # as sure as all are
     # Other captions, as of another version, choose the same ones at random.
     turned = [Question(q.picture, q.name, "a cat", None, -q.sureness) for q in questions]

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,22 +24,22 @@ from playwright.sync_api import expect
 from starlette.testclient import TestClient
 
 from flows.registered.review_queue import QueueOptions, questions_of
-from flows.review.looks import Looks
+from flows.review.question_views import QuestionViews
 from flows.review.serve import Record
 from flows.review.server import LIMITS, ReviewServer
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
 from tasks.datasets.corrections import Answer, latest, read_answers
-from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
 from tasks.registry.versions import REVIEWED, find
-from tasks.review.assignments import KEPT, Assignments, Said
+from tasks.review.assignments import KEPT, Asked, Assignments, Held, Said
 from tasks.review.queue import Question, Shares
 from tests.support import HERE, pictures
 from tests.test_page import CHROMIUM, browser, faults, no_wider_than_the_screen, page  # noqa: F401 # fixtures
+from tests.test_review import attend
 from tests.test_serving import free_port
 
-ANN, BOB = "a" * 32, "b" * 32
+ANN, BOB, EVE = "a" * 32, "b" * 32, "e" * 32
 Written = list[Answer]
 
 
@@ -58,26 +58,31 @@ def accepted(at: int, **changes: Any) -> Said:
 class InMemory:
     """The record of what outlives the server's process, without files."""
 
-    def __init__(self, written: Written) -> None:
-        self._written = written
-        self._held: dict[str, str] = {}
+    def __init__(self) -> None:
+        self.written: Written = []
+        self._held: dict[str, Held] = {}
 
-    def taken(self) -> set[str]:
-        return {item["source"] for item in self._written}
+    def answers(self) -> Written:
+        return list(self.written)
 
     def write(self, item: Answer) -> None:
-        self._written.append(item)
+        self.written.append(item)
 
-    def held(self) -> dict[str, str]:
+    def held(self) -> dict[str, Held]:
         return self._held
 
-    def hold(self, held: Mapping[str, str]) -> None:
+    def hold(self, held: Mapping[str, Held]) -> None:
         self._held = dict(held)
 
 
-def assignments(count: int, record: InMemory) -> Assignments:
-    chosen: Any = [(question(at), "least sure") for at in range(count)]
-    return Assignments(chosen, "models:/small/1", record, 0.0)
+def assignments(questions: Iterable[int], record: InMemory, model: str = "models:/small/1") -> Assignments:
+    return Assignments([Asked(question(at), "least sure", model) for at in questions], record, 0.0)
+
+
+def asked(of: Assignments, person: str, now: float = 0.0) -> Question:
+    found = of.next(person, now)
+    assert found is not None
+    return found
 
 
 def answer(to: Assignments, person: str, of: Question, said: Said, now: float = 0.0) -> str:
@@ -85,83 +90,111 @@ def answer(to: Assignments, person: str, of: Question, said: Said, now: float = 
 
 
 def test_nobody_gets_anothers_picture_and_each_is_asked_once() -> None:
-    written: Written = []
-    given = assignments(40, InMemory(written))
+    record = InMemory()
+    given = assignments(range(40), record)
     people = [number(at) for at in range(7)]
     at = 0
     while given.counts[0]:
-        asked = [(person, given.next(person, float(at))) for person in people]
-        held = [found.picture for _, found in asked if found is not None]
+        all_asked = [(person, given.next(person, float(at))) for person in people]
+        held = [found.picture for _, found in all_asked if found is not None]
         assert len(set(held)) == len(held)
-        for person, found in asked:
+        for person, found in all_asked:
             assert given.next(person, float(at)) == found  # the same until it is answered
-        for person, found in asked[at % 3 :]:
+        for person, found in all_asked[at % 3 :]:
             if found is not None:
                 at += 1
                 assert answer(given, person, found, accepted(at), float(at)) == "taken"
-    assert Counter(item["picture"] for item in written) == {question(at).picture: 1 for at in range(40)}
-    assert given.next(ANN, 0.0) is None
+    assert Counter(item["picture"] for item in record.written) == {question(at).picture: 1 for at in range(40)}
+    assert given.next(ANN, 0.0) is None and given.counts == (0, 40)
 
 
 def test_an_answer_that_is_sent_twice_is_taken_once() -> None:
-    written: Written = []
-    given = assignments(2, InMemory(written))
-    first = given.next(ANN, 0.0)
-    assert first is not None
+    record = InMemory()
+    given = assignments(range(2), record)
+    first = asked(given, ANN)
     assert answer(given, ANN, first, accepted(1)) == "taken"
     assert answer(given, ANN, first, accepted(1)) == "taken"  # the confirmation was lost
     assert answer(given, BOB, first, accepted(2)) == "lost"
-    assert len(written) == 1
+    assert len(record.written) == 1
     # The server died after the answer was in the file.
-    again = assignments(2, InMemory(written))
-    assert answer(again, ANN, first, accepted(1)) == "taken" and len(written) == 1
+    again = assignments([1], record)
+    assert answer(again, ANN, first, accepted(1)) == "taken" and len(record.written) == 1
 
 
 def test_who_has_a_picture_keeps_it_when_the_server_dies() -> None:
-    record = InMemory([])
-    given = assignments(3, record)
-    first, second = given.next(ANN, 0.0), given.next(BOB, 0.0)
-    again = assignments(3, record)
-    assert again.next("c" * 32, 1.0) not in (first, second)
+    record = InMemory()
+    given = assignments(range(3), record)
+    first, second = asked(given, ANN), asked(given, BOB)
+    again = assignments(range(3), record)
+    assert again.next(EVE, 1.0) not in (first, second)
     assert again.next(ANN, 1.0) == first and again.next(BOB, 1.0) == second
 
 
+def test_an_answer_is_taken_though_the_queue_is_another_one_by_then() -> None:
+    record = InMemory()
+    first = asked(assignments(range(3), record), ANN)
+    again = assignments(range(5, 9), record, "models:/small/2")
+    assert answer(again, ANN, first, accepted(1)) == "taken"
+    assert [(item["picture"], item["model"]) for item in record.written] == [(first.picture, "models:/small/1")]
+
+
 def test_a_picture_that_was_left_is_asked_again_but_not_while_it_is_held() -> None:
-    written: Written = []
-    given = assignments(1, InMemory(written))
-    held = given.next(ANN, 0.0)
-    assert held is not None and given.next(BOB, KEPT - 1) is None
+    record = InMemory()
+    given = assignments([0], record)
+    held = asked(given, ANN)
+    assert given.next(BOB, KEPT - 1) is None
     assert answer(given, BOB, held, accepted(1), KEPT - 1) == "lost"
     assert given.next(BOB, KEPT + 1) == held
     assert answer(given, ANN, held, accepted(2), KEPT + 2) == "lost"  # Bob has it now
     assert answer(given, BOB, held, accepted(3), KEPT + 3) == "taken"
-    assert [item["source"] for item in written] == [number(3)]
+    assert [item["source"] for item in record.written] == [f"page {BOB} {number(3)}"]
+    # While others are free, who was away for long keeps theirs.
+    given = assignments([0, 1], InMemory())
+    mine = asked(given, ANN)
+    assert given.next(BOB, 10 * KEPT) != mine and given.next(ANN, 11 * KEPT) == mine
 
 
 def test_undo_asks_once_more_and_the_last_answer_counts() -> None:
-    written: Written = []
-    given = assignments(3, InMemory(written))
-    assert given.undo(ANN, 0.0) is None
-    first = given.next(ANN, 0.0)
-    assert first is not None
+    record = InMemory()
+    given = assignments(range(4), record)
+    assert given.undo(ANN, number(90), 0.0) is None
+    first = asked(given, ANN)
     answer(given, ANN, first, accepted(1, verdict="rejected", given=None))
-    other = given.next(ANN, 0.0)
-    assert other is not None and other != first
-    assert given.undo(BOB, 0.0) is None  # it is another's answer
-    assert given.undo(ANN, 0.0) == (first, accepted(1, verdict="rejected", given=None))
-    assert given.next(ANN, 0.0) == first and given.next(BOB, 0.0) == other
-    answer(given, ANN, first, accepted(2))
-    assert [item["verdict"] for item in latest(written)] == ["accepted"] and len(written) == 2
+    other = asked(given, ANN)
+    assert other != first
+    assert given.undo(BOB, number(91), 0.0) is None  # it is another's answer
+    told = given.to_undo(ANN, number(92))
+    assert told is not None and told["verdict"] == "rejected"
+    for _ in range(2):  # the response of the first was lost
+        undone = given.undo(ANN, number(92), 0.0)
+        assert undone is not None and undone.picture == first.picture
+    assert given.next(ANN, 0.0) == undone and given.next(BOB, 0.0) == other
+    # The server dies, and what was undone is undone. The name was told meanwhile: it is the same person.
+    given = assignments([2, 3], record)
+    assert given.next(ANN, 0.0) == undone
+    assert answer(given, ANN, first, accepted(2, who="Ann")) == "taken"
+    assert [item["verdict"] for item in latest(record.written)] == ["accepted"] and len(record.written) == 2
+
+
+def test_who_goes_further_back_lets_the_last_answer_stand() -> None:
+    record = InMemory()
+    given = assignments(range(3), record)
+    for at in (1, 2):
+        answer(given, ANN, asked(given, ANN), accepted(at))
+    one, two = (given.undo(ANN, number(at), 0.0) for at in (90, 91))
+    assert one is not None and two is not None
+    assert [one.picture, two.picture] == [question(1).picture, question(0).picture]
+    assert given.undo(ANN, number(92), 0.0) is None and given.next(ANN, 0.0) == two
+    assert answer(given, ANN, two, accepted(3, verdict="skipped")) == "taken"
+    assert given.next(BOB, 0.0) == question(2) and given.next(ANN, 0.0) is None
 
 
 def test_what_cannot_be_written_is_refused_and_is_still_asked() -> None:
-    written: Written = []
-    given = assignments(1, InMemory(written))
-    first = given.next(ANN, 0.0)
-    assert first is not None
+    given = assignments([0], InMemory())
+    first = asked(given, ANN)
     with pytest.raises(AttendError, match="the answer: given: "):
         answer(given, ANN, first, accepted(1, given="\ud800"))
-    assert answer(given, ANN, question(0), accepted(1), 0.0) == "taken"
+    assert answer(given, ANN, first, accepted(1)) == "taken"
     assert given.answer(ANN, "c" * 64, "x", accepted(2), 0.0) == "lost"
 
 
@@ -185,10 +218,11 @@ class Client(TestClient):
 
 @contextmanager
 def opened(folder: Path, registered: Path, answers: Path, token: str | None = None) -> Iterator[Client]:
-    options = QueueOptions(folder, None, 20, Shares(0.2, 0.2), answers, registered)
-    questions, model, captioner = questions_of(options)
-    given = Assignments(questions, model, Record(answers, Workspace(registered)), 0.0)
-    app = ReviewServer(given, Looks(folder, captioner), {"localhost"}, token).app()
+    queue = questions_of(QueueOptions(folder, None, 20, Shares(0.2, 0.2), answers, registered))
+    chosen = [Asked(one, why, queue.model) for one, why in queue.questions]
+    views = QuestionViews(queue.files, queue.captioner)
+    given = Assignments(chosen, Record(answers), 0.0)
+    app = ReviewServer(given, views, {"localhost"}, token, lambda: None).app()
     with Client(app, base_url="http://localhost") as client:
         yield client
 
@@ -211,7 +245,7 @@ def test_a_question_has_what_the_page_shows(registered: Path, inbox: Path, tmp_p
         assert response.headers["content-type"] == "image/jpeg"
         assert Image.open(io.BytesIO(response.content)).size == Image.open(inbox / look["name"]).size
         assert client.sent("/answer", **said(look, 1)) == (200, {"left": 19, "of": 20})
-        status, told = client.sent("/undo")
+        status, told = client.sent("/undo", number=number(9))
         assert told["question"] == look and told["said"] == {"verdict": "accepted", "given": look["shown"]}
         client.sent("/answer", **said(look, 2, verdict="edited", given="  a  dog "))
         written = [item for _, item in read_answers(tmp_path / "r.jsonl")]
@@ -228,6 +262,95 @@ def test_a_photograph_that_is_gone_is_not_asked_about(registered: Path, inbox: P
         assert status == 200 and told["question"]["picture"] != first["picture"] and told["of"] == 19
         shutil.copy(own / told["question"]["name"], own / first["name"])
         assert client.get(f"/photograph/{first['picture']}").status_code == 404
+        # What cannot be undone takes nothing from who asks for it.
+        look = told["question"]
+        client.sent("/answer", **said(look, 1))
+        (own / look["name"]).unlink()
+        now = client.sent("/next")[1]["question"]
+        status, told = client.sent("/undo", number=number(9))
+        assert status == 409 and told["error"] == f"{look['name']}: is not there any more: it cannot be undone"
+        assert client.sent("/next")[1]["question"] == now
+
+
+def test_names_that_are_no_text_are_asked_about(registered: Path, inbox: Path, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    odd = os.fsdecode(b"caf\xe9 <b>.png")
+    shutil.copy(next(inbox.iterdir()), tmp_path / "own" / odd)
+    with opened(tmp_path / "own", registered, tmp_path / "r.jsonl") as client:
+        look = client.sent("/next")[1]["question"]
+        assert look["name"] == "caf\ufffd <b>.png" and client.get(f"/photograph/{look['picture']}").status_code == 200
+
+
+HELD = {"picture": "a" * 64, "name": "a.png", "shown": "a dog", "confidence": None, "sureness": 0.0, "distance": None}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "5",
+        "null",
+        "[" * 100_000,
+        '{"a": ["x"]}',
+        '{"a": {}}',
+        json.dumps({ANN: {**HELD, "picture": []}}),
+    ],
+)
+def test_a_damaged_record_of_what_people_have_is_no_obstacle(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.jsonl.held").write_text(text)
+    with Record(tmp_path / "r.jsonl").alone():
+        assert Record(tmp_path / "r.jsonl").held() == {}
+
+
+def test_what_people_have_is_kept_in_a_file(tmp_path: Path) -> None:
+    record = Record(tmp_path / "r.jsonl")
+    held = {ANN: Held(Asked(question(1), "at random", "models:/m/1"), number(3))}
+    record.hold(held)
+    assert Record(tmp_path / "r.jsonl").held() == held
+    os.utime(tmp_path / "r.jsonl.held", (0, 0))
+    assert Record(tmp_path / "r.jsonl").held() == {}
+
+
+def test_two_servers_do_not_ask_about_the_same_answers(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with (
+        Record(path).alone(),
+        pytest.raises(AttendError, match="another `attend review serve` writes it"),
+        Record(path).alone(),
+    ):
+        pass
+    with Record(path).alone():
+        pass
+
+
+def test_a_link_to_the_answers_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "r.jsonl").symlink_to(tmp_path / "disk" / "r.jsonl")
+    given = assignments([0], record := InMemory())
+    answer(given, ANN, asked(given, ANN), accepted(1))
+    Record(tmp_path / "r.jsonl").write(record.written[0])
+    assert (tmp_path / "r.jsonl").is_symlink() and len(list(read_answers(tmp_path / "disk" / "r.jsonl"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "token", "why"),
+    [
+        (("--answers", "."), "", "--answers: .: is a folder"),
+        (("--answers", "none/r.jsonl"), "", "--answers: none/r.jsonl: its folder is not there"),
+        ((), "a b", "ATTEND_REVIEW_TOKEN: give letters, digits and signs of ASCII, without spaces"),
+        (("--share", "0.7", "--unlike", "0.7"), "", "give shares that are 1 together, or less"),
+        ((), "", "no model is registered there"),
+    ],
+)
+def test_options_that_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], token: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATTEND_REVIEW_TOKEN", token)
+    with pytest.raises(AttendError, match=why):
+        attend("serve", ".", "--workspace", tmp_path / "w", "--port", free_port(), *words)
 
 
 TOKEN = {"Authorization": "Bearer secret"}
@@ -256,10 +379,10 @@ def test_who_may_not_changes_nothing(
     with opened(inbox, registered, answers, "secret") as client:
         look = client.post("/next", json={"person": ANN}, headers=TOKEN).json()["question"]
         body = json.dumps({"person": ANN, **said(look, 1)})
-        found = client.post("/answer", content=body, headers={"Content-Type": "application/json", **headers})
-        assert found.status_code == status and answers.exists() == (status == 200)
         if status != 415:
             assert client.get(f"/photograph/{look['picture']}", headers=headers).status_code == status
+        found = client.post("/answer", content=body, headers={"Content-Type": "application/json", **headers})
+        assert found.status_code == status and answers.exists() == (status == 200)
         assert client.get("/").status_code == 200
 
 
@@ -415,10 +538,55 @@ def test_words_are_replaced_and_captions_written_by_keyboard(
     page.keyboard.press("e")
     page.keyboard.press("Escape")
     expect(page.locator("#caption")).to_have_value(shown)
+    page.keyboard.press("ArrowRight")  # with a word in focus, Enter answers too
     expect(page.locator("#accept")).to_be_enabled()
-    page.keyboard.press("a")
+    page.keyboard.press("Enter")
     expect(page.locator("#count")).to_have_text("99 of 100 left")
     expect(page.locator("#accept")).to_be_enabled()
     written = [item for _, item in read_answers(tmp_path / "reviews.jsonl")]
     assert [item["given"] for item in written] == [f"{other} by night", shown]
     assert [item["verdict"] for item in latest(written)] == ["accepted"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
+def test_keys_that_come_too_early_or_are_held_down_answer_nothing(
+    page: Any,  # noqa: F811
+    served: Serving,
+    tmp_path: Path,
+) -> None:
+    page.goto(served.address)
+    expect(page.locator("#accept")).to_be_enabled()
+    page.keyboard.down("a")
+    for _ in range(20):
+        page.keyboard.down("a")  # a key that is down already repeats
+        page.wait_for_timeout(20)
+    page.keyboard.up("a")
+    expect(page.locator("#count")).to_have_text("99 of 100 left")
+    expect(page.locator("#accept")).to_be_enabled()
+    page.wait_for_timeout(400)
+    page.keyboard.press("a")
+    page.keyboard.press("e")  # before the next one is there
+    page.keyboard.type("an answer", delay=60)
+    expect(page.locator("#count")).to_have_text("98 of 100 left")
+    expect(page.locator("#caption")).to_be_focused()
+    assert len(list(read_answers(tmp_path / "reviews.jsonl"))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
+def test_an_answer_that_is_not_taken_is_told_with_what_was_written(
+    browser: Any,  # noqa: F811
+    served: Serving,
+) -> None:
+    page = browser.new_page()  # noqa: F811 # whose console tells of the refusal
+    page.goto(served.address)
+    expect(page.locator("#accept")).to_be_enabled()
+    page.route("**/answer", lambda route: route.fulfill(status=409, json={"error": "it is somebody else's"}))
+    page.keyboard.press("e")
+    page.keyboard.press("End")
+    page.keyboard.type(" by night")
+    written = page.input_value("#caption")
+    page.keyboard.press("Enter")
+    expect(page.locator("#trouble")).to_have_text(f"Not taken: it is somebody else's. It was: {written}")
+    page.close()

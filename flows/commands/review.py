@@ -99,7 +99,22 @@ def _options(
     if sum(shares) > 1:
         raise AttendError(f"--share {shares[0]:g} and --unlike {shares[1]:g}: give shares that are 1 together, or less")
     at = workspace.expanduser().absolute()
-    return QueueOptions(folder, model, number, Shares(*shares), answers or at / _FILE, at, runtime)
+    return QueueOptions(folder, model, number, Shares(*shares), _file_of(answers, at), at, runtime)
+
+
+def _file_of(answers: Path | None, workspace: Path) -> Path:
+    """Return the file of the answers; AttendError where none is given, and the workspace is in object storage."""
+    from tasks.pipeline.workspace import Workspace
+
+    if answers is not None:
+        path = answers.expanduser().absolute()
+        if path.is_dir() or not path.parent.is_dir():
+            raise AttendError(f"--answers: {answers}: {'is a folder' if path.is_dir() else 'its folder is not there'}")
+        return path
+    if Workspace(workspace).remote is not None:
+        raise AttendError("--answers: the workspace is in object storage: give a file of this machine for the answers")
+    workspace.mkdir(parents=True, exist_ok=True)
+    return workspace / _FILE
 
 
 def _nothing(folder: Path) -> str:
@@ -113,15 +128,14 @@ def take(
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
     """Add the answers of an export of Label Studio to the file of answers, each once."""
-    from tasks.datasets.corrections import add_answers, read_answers
-    from tasks.pipeline.workspace import Workspace
+    from tasks.datasets.corrections import add_answers, answers_lock, read_answers
     from tasks.registry.reviewed import note_answers
     from tasks.review.label_studio import answers_in
 
     at = workspace.expanduser().absolute()
-    path = answers or at / _FILE
+    path = _file_of(answers, at)
     given = answers_in(export)
-    with Workspace(at).lock("reviews", f"answers of {path}"):
+    with answers_lock(path):
         before = [answer for _, answer in read_answers(path)] if path.exists() else []
         known = {answer.get("source") for answer in before}
         by_source = {answer["source"]: answer for answer in given}
@@ -139,7 +153,7 @@ def summary(answers: _Answers = None, workspace: WorkspaceOption = Path("workspa
     from tasks.datasets.corrections import read_answers
     from tasks.review.rates import figures
 
-    path = answers or workspace.expanduser().absolute() / _FILE
+    path = _file_of(answers, workspace.expanduser().absolute())
     if not path.exists():
         raise AttendError(f"{path}: no such file: `attend review serve` and `take` write it")
     found = figures(answer for _, answer in read_answers(path))

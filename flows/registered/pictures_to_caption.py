@@ -79,6 +79,10 @@ class PictureFiles:
     def named(self) -> Iterator[tuple[str, str | None]]:
         return ((self._name(file), self._digests.get(file)) for file in self._files)
 
+    def files(self) -> dict[str, tuple[Path, str]]:
+        """Return the first file with each content and its name, by the SHA-256 of the content."""
+        return {digest: (file, self._name(file)) for file, digest in reversed(self._digests.items())}
+
     def batches(self, wanted: set[str]) -> Iterator[list[EncodedPicture]]:
         # Reversed, so that of several files with the same content the first is taken.
         file_by_digest = {digest: file for file, digest in reversed(self._digests.items()) if digest in wanted}

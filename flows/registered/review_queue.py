@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flows.registered.caption import caption_all, find_and_tell, grids_for
-from flows.registered.pictures_to_caption import open_pictures
+from flows.registered.pictures_to_caption import PictureFiles, open_pictures
 from models.captioned import takes_grids
 from models.options import Runtime
 from tasks.common.errors import AttendError
@@ -23,7 +23,7 @@ from tasks.review.queue import Question, Shares, choose
 
 @dataclass(frozen=True)
 class QueueOptions:
-    """What is asked about.
+    """Hold what is asked about.
 
     folder: of the photographs. model: an MLflow address; None for the champion promoted last. number: of questions, at
     most. answers: the file of those that are there; their pictures are not asked about again. runtime: what the model
@@ -40,11 +40,12 @@ class QueueOptions:
 
 
 class Queue(NamedTuple):
-    """Hold the questions with why they are asked, the address of the version that captioned, and its captioner."""
+    """Hold the questions with why they are asked, the version that captioned, its captioner, and files by digest."""
 
     questions: list[tuple[Question, Chosen]]
     model: str
     captioner: Any
+    files: dict[str, Path]
 
 
 def questions_of(options: QueueOptions) -> Queue:
@@ -63,14 +64,15 @@ def questions_of(options: QueueOptions) -> Queue:
     if takes_grids(captioner.config):
         raise AttendError(f"{found.address}: takes grids, and there are no photographs to look at")
     pictures = open_pictures([str(folder)], workspace)
-    names = {digest: name for name, digest in reversed(list(pictures.named())) if digest is not None}
+    assert isinstance(pictures, PictureFiles)  # as it is a folder
+    files = pictures.files()
     questions: list[Question] = []
-    wanted = names.keys() - known
+    wanted = files.keys() - known
     unread = len(pictures) - sum(digest is not None for _, digest in pictures.named())
     with Bar(len(wanted), "captions", "pictures") as bar:
         for made in caption_all(pictures, wanted, captioner, grids_for(captioner, found.address, workspace), None):
             for row, result in made:
-                name = names[row["digest"]]
+                _, name = files[row["digest"]]
                 if row["error"] is None:
                     questions.append(_question(row["digest"], name, result))
                 else:
@@ -81,7 +83,8 @@ def questions_of(options: QueueOptions) -> Queue:
         log.warning(f"{counted(unread, 'photograph')} without a caption, not asked about")
     if questions and questions[0].confidence is None:
         log.info("this model's captions have no confidence: the least sure are those of least probability a word")
-    return Queue(choose(questions, options.number, options.shares), found.address, captioner)
+    chosen = choose(questions, options.number, options.shares)
+    return Queue(chosen, found.address, captioner, {digest: file for digest, (file, _) in files.items()})
 
 
 def write_queue(out: Path, options: QueueOptions, prefix: str) -> int:
@@ -94,12 +97,12 @@ def write_queue(out: Path, options: QueueOptions, prefix: str) -> int:
         raise AttendError(f"--out: {out}: give a name ending in .json")
     if not out.parent.is_dir():
         raise AttendError(f"--out: {out.parent}: no such folder")
-    questions, model, _ = questions_of(options)
-    if questions:
-        tasks = tasks_of(questions, model, prefix)
+    queue = questions_of(options)
+    if queue.questions:
+        tasks = tasks_of(queue.questions, queue.model, prefix)
         write_atomically(out, f"{json.dumps(tasks, indent=1, ensure_ascii=False)}\n")
         write_atomically(out.with_suffix(".xml"), INTERFACE)
-    return len(questions)
+    return len(queue.questions)
 
 
 def _question(digest: str, name: str, result: Any) -> Question:

@@ -16,6 +16,7 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
@@ -25,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from flows.review.looks import Looks
+from flows.review.question_views import QuestionView, QuestionViews
 from flows.serving.guard import MEDIA_TYPES, Guard, check_length, read_body
 from flows.serving.limits import Limits, RefusedError, Room
 from tasks.common.errors import AttendError
@@ -51,12 +52,12 @@ class ReviewServer:
     def __init__(
         self,
         assignments: Assignments,
-        looks: Looks,
+        views: QuestionViews,
         hosts: set[str] | None,
         token: str | None,
-        ended: Callable[[], None] = lambda: None,
+        ended: Callable[[], None],
     ) -> None:
-        self._assignments, self._looks, self._hosts, self._token = assignments, looks, hosts, token
+        self._assignments, self._views, self._hosts, self._token = assignments, views, hosts, token
         self._ended = ended
         self._one = threading.Lock()  # held while the assignments are called
         self._room = Room(LIMITS.bodies)
@@ -85,11 +86,12 @@ class ReviewServer:
         person = _number(await self._fields(request, {"person"}), "person")
         while True:
             question = await self._locked(lambda: self._assignments.next(person, time.monotonic()))
-            if question is None:
-                return self._told({"question": None})
-            look = await self._look(question)
-            if look is not None:
-                return self._told({"question": look})
+            try:
+                return self._told({"question": None if question is None else await self._view(question)})
+            except AttendError as error:  # its photograph is gone
+                _LOG.warning("%s: not asked about", error)
+                if question is not None:
+                    await self._locked(partial(self._assignments.drop, question.picture))
 
     async def answer(self, request: Request) -> Response:
         """Take an answer: once it is confirmed, it is in the file."""
@@ -112,13 +114,19 @@ class ReviewServer:
 
     async def undo(self, request: Request) -> Response:
         """Return what a browser's person answered last, with the question, to be answered once more."""
-        person = _number(await self._fields(request, {"person"}), "person")
-        found = await self._locked(lambda: self._assignments.undo(person, time.monotonic()))
-        look = None if found is None else await self._look(found[0])
-        if found is None or look is None:
+        fields = await self._fields(request, {"person", "number"})
+        person, number = _number(fields, "person"), _number(fields, "number")
+        answer = await self._locked(lambda: self._assignments.to_undo(person, number))
+        if answer is None:
             raise RefusedError(409, "there is nothing to undo")
-        said = found[1]
-        return self._told({"question": look, "said": {"verdict": said.verdict, "given": said.given}})
+        try:
+            # Before they lose what they have now.
+            await asyncio.to_thread(self._views.check, answer["picture"], answer["name"])
+            question = await self._locked(lambda: self._assignments.undo(person, number, time.monotonic()))
+            view = None if question is None else await self._view(question)
+        except AttendError as error:
+            raise RefusedError(409, f"{error}: it cannot be undone") from None
+        return self._told({"question": view, "said": {"verdict": answer["verdict"], "given": answer["given"]}})
 
     async def photograph(self, request: Request) -> Response:
         """Return the photograph of a question."""
@@ -127,8 +135,8 @@ class ReviewServer:
         if question is None:
             raise HTTPException(404, "no such picture")
         try:
-            return Response(await asyncio.to_thread(self._looks.photograph, question), media_type="image/jpeg")
-        except ValueError as error:
+            return Response(await asyncio.to_thread(self._views.photograph, question), media_type="image/jpeg")
+        except AttendError as error:
             raise HTTPException(404, str(error)) from None
 
     async def health(self, _: Request) -> Response:
@@ -151,14 +159,9 @@ class ReviewServer:
         left, number = self._assignments.counts
         return JSONResponse({**values, "left": left, "of": number})
 
-    async def _look(self, question: Question) -> Any:
-        """Return what the page shows of a question; None where its photograph is gone, and nobody is asked about it."""
-        try:
-            return await asyncio.to_thread(self._looks.look, question)
-        except ValueError as error:
-            _LOG.warning("%s: not asked about", error)
-            await self._locked(lambda: self._assignments.drop(question.picture))
-            return None
+    async def _view(self, question: Question) -> QuestionView:
+        """Return what the page shows of a question; AttendError where its photograph is gone."""
+        return await asyncio.to_thread(self._views.view, question)
 
     async def _locked(self, call: Callable[[], _T]) -> _T:
         """Return what a call of the assignments returns, made when no other is under way."""

@@ -5,12 +5,15 @@ Each line has the fields of `Answer`. Lines are only ever added, and to read the
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict, get_args
+
+import filelock
 
 from tasks.common.errors import AttendError
 from tasks.common.files import check_text, digest_of_file, flush, write_atomically
@@ -68,8 +71,9 @@ def checked(value: object, where: str) -> Answer:
         _check_text(value.get("given"), f"{where}: given")
     elif value.get("given") is not None:
         raise AttendError(f"{where}: given: an answer that is {value['verdict']!r} has no caption of its own: use null")
-    if value.get("who") is not None:
-        _check_text(value["who"], f"{where}: who")
+    for field in ("who", "source"):
+        if value.get(field) is not None:
+            _check_text(value[field], f"{where}: {field}")
     confidence = value.get("confidence")
     if confidence is not None and not (isinstance(confidence, int | float) and 0 <= confidence <= 1):
         raise AttendError(
@@ -102,12 +106,21 @@ def time_of(answer: Answer) -> datetime.datetime:
 def add_answers(path: Path, answers: Iterable[Answer]) -> None:
     """Add answers to the end of a file, which is replaced as a whole: it never holds a part of a line.
 
-    When this returns, a power cut takes none of them.
+    When this returns, a power cut takes none of them. To be called with the `answers_lock`, where others may add some.
     """
+    path = path.resolve()  # a link is not replaced, but the file that it names
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = "".join(f"{json.dumps(answer, ensure_ascii=False)}\n" for answer in answers)
     write_atomically(path, f"{before}{lines}" if not before or before.endswith("\n") else f"{before}\n{lines}")
     flush(path.parent)  # that the file has its name
+
+
+@contextlib.contextmanager
+def answers_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a file of answers for the length of the block, after waiting for who holds it."""
+    path = path.resolve()
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+        yield
 
 
 def latest(answers: Iterable[Answer]) -> list[Answer]:

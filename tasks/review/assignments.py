@@ -1,8 +1,8 @@
 """Who is asked what: several people answer the questions of a queue at once, and none gets another's picture.
 
 An answer is in the file before it is confirmed, so that whoever dies then, nothing is lost. A person who is asked about
-a picture keeps it until it is answered, or until another one needs a question and nothing was heard of the first for a
-while.
+a picture keeps it until it is answered, also when the server is started anew; only where no other is left does someone
+get the picture of a person of whom nothing was heard for a while.
 """
 
 from __future__ import annotations
@@ -16,10 +16,26 @@ from tasks.datasets.corrections import GIVING, Answer, Chosen, Verdict, checked
 from tasks.review.queue import Question
 
 KEPT = 600.0  # seconds for which a person who is not heard of keeps a picture
+_PAGE = "page"  # begins the source of an answer that was given on the page: `page PERSON NUMBER`
+
+
+class Asked(NamedTuple):
+    """Hold a question, why it is asked, and the address of the version whose caption it is about."""
+
+    question: Question
+    chosen: Chosen
+    model: str
+
+
+class Held(NamedTuple):
+    """Hold what a person has: the question, and the number of the request that undid their answer to it, or None."""
+
+    asked: Asked
+    undo: str | None
 
 
 class Said(NamedTuple):
-    """What a person said: the verdict, the caption that they gave, or None, and their name, if they tell it.
+    """Hold what a person said: the verdict, the caption that they gave, or None, and their name, if they tell it.
 
     number: identifies the answer, so that one that is sent twice is taken once.
     """
@@ -30,29 +46,33 @@ class Said(NamedTuple):
     who: str | None
 
 
-@dataclass
-class _Person:
-    """heard: when, in seconds. asked: the digest of the picture that they have. said: what was answered, in order."""
-
-    heard: float = 0.0
-    asked: str | None = None
-    said: list[tuple[str, Said]] = field(default_factory=list)
-
-
 class Record(Protocol):
-    """What outlives the process that asks."""
+    """The part of the state that outlives the process."""
 
-    def taken(self) -> set[str]:
-        """Return the numbers of the answers that are in the file."""
+    def answers(self) -> list[Answer]:
+        """Return the answers of the file."""
 
     def write(self, answer: Answer) -> None:
         """Add an answer to the file, and return when it is there."""
 
-    def held(self) -> dict[str, str]:
-        """Return who has which picture: person -> digest."""
+    def held(self) -> dict[str, Held]:
+        """Return what people have, by person."""
 
-    def hold(self, held: Mapping[str, str]) -> None:
-        """Keep who has which picture."""
+    def hold(self, held: Mapping[str, Held]) -> None:
+        """Keep what people have."""
+
+
+@dataclass
+class _Person:
+    """Hold when a person was heard of, in seconds, what they have, and their answers, the last one last."""
+
+    heard: float = 0.0
+    held: Held | None = None
+    said: list[Answer] = field(default_factory=list)
+
+    @property
+    def picture(self) -> str | None:
+        return None if self.held is None else self.held.asked.question.picture
 
 
 class Assignments:
@@ -61,28 +81,32 @@ class Assignments:
     It is not locked: one thread at a time may call it.
     """
 
-    def __init__(
-        self,
-        questions: Iterable[tuple[Question, Chosen]],
-        model: str,
-        record: Record,
-        now: float,
-    ) -> None:
-        """model: the version that captioned. now: the time, in seconds."""
-        self._questions = {question.picture: (question, chosen) for question, chosen in questions}
-        self._model, self._record = model, record
-        self._open = dict.fromkeys(self._questions)
-        self._people = {person: _Person(now, picture) for person, picture in record.held().items()}
-        self._taken = record.taken()
+    def __init__(self, asked: Iterable[Asked], record: Record, now: float) -> None:
+        """asked: the questions of the queue. now: the time, in seconds."""
+        self._record = record
+        self._people: dict[str, _Person] = {}
+        self._taken: set[str] = set()
+        for answer in record.answers():
+            source = answer.get("source", "")
+            self._taken.add(source)
+            if source.startswith(f"{_PAGE} "):
+                self._people.setdefault(source.split()[1], _Person()).said.append(answer)
+        self._open = {item.question.picture: item for item in asked}
+        for person, held in record.held().items():
+            own = self._people.setdefault(person, _Person())
+            own.heard, own.held = now, held
+            # The queue may be another one now, of another version: they answer the caption that they see.
+            self._open[held.asked.question.picture] = held.asked
+        self._number = len(self._open)
 
     @property
     def counts(self) -> tuple[int, int]:
         """Return how many questions are open, and how many there are."""
-        return len(self._open), len(self._questions)
+        return len(self._open), self._number
 
     def question(self, picture: str) -> Question | None:
-        """Return the question about a picture; None where there is none."""
-        return self._questions[picture][0] if picture in self._questions else None
+        """Return the open question about a picture; None where there is none."""
+        return self._open[picture].question if picture in self._open else None
 
     def next(self, person: str, now: float) -> Question | None:
         """Return the question that a person is asked, the same until it is answered; None where none is left for them.
@@ -90,10 +114,13 @@ class Assignments:
         person: identifies a browser. now: a time in seconds.
         """
         own = self._heard(person, now)
-        if own.asked not in self._open:
-            held = {other.asked for other in self._people.values() if other is not own and now - other.heard < KEPT}
-            self._give(own, next((picture for picture in self._open if picture not in held), None))
-        return None if own.asked is None else self.question(own.asked)
+        if own.picture not in self._open:
+            others = self._others(own)
+            free = (picture for picture in self._open if picture not in others)
+            left = (picture for picture in self._open if now - others[picture] >= KEPT)
+            picture = next(free, None) or next(left, None)
+            self._give(own, None if picture is None else Held(self._open[picture], None))
+        return None if own.picture is None else self.question(own.picture)
 
     def answer(self, person: str, picture: str, shown: str, said: Said, now: float) -> Literal["taken", "lost"]:
         """Write a person's answer to the file.
@@ -102,61 +129,85 @@ class Assignments:
         that is there is taken, and not written again. Raises AttendError for one that cannot be written.
         """
         own = self._heard(person, now)
-        if said.number in self._taken:
+        source = f"{_PAGE} {person} {said.number}"
+        if source in self._taken:
             return "taken"
-        held = any(
-            other.asked == picture and now - other.heard < KEPT for other in self._people.values() if other is not own
-        )
-        question, chosen = self._questions.get(picture, (None, None))
-        if question is None or chosen is None or picture not in self._open or held or question.shown != shown:
+        heard = self._others(own).get(picture)
+        is_others = heard is not None and now - heard < KEPT
+        if picture not in self._open or is_others or self._open[picture].question.shown != shown:
             return "lost"
+        question, chosen, model = self._open[picture]
+        undone = next((one for one in own.said if one["picture"] == picture), None)
         answer: Answer = {
             "picture": picture,
             "name": question.name,
             "shown": shown,
             "given": said.given if said.verdict in GIVING else None,
             "verdict": said.verdict,
-            "model": self._model,
+            "model": model,
             "confidence": question.confidence,
             "chosen": chosen,
-            "who": said.who,
+            # Who puts an answer of theirs right is the one who gave it, whatever the name is now.
+            "who": said.who if undone is None else undone["who"],
             "when": datetime.datetime.now(datetime.UTC).isoformat(),
-            "source": said.number,
+            "source": source,
         }
         self._record.write(checked(answer, "the answer"))
-        self._taken.add(said.number)
+        self._taken.add(source)
         del self._open[picture]
-        own.said.append((picture, said))
-        own.asked = None
+        own.said = [*(one for one in own.said if one is not undone), answer]
+        self._give(own, None)
         return "taken"
 
-    def undo(self, person: str, now: float) -> tuple[Question, Said] | None:
-        """Ask a person once more what they answered last, and return it with that; None where they answered nothing.
+    def to_undo(self, person: str, number: str) -> Answer | None:
+        """Return the answer that `undo` asks about once more; None where there is none.
 
-        The file keeps what was said until they say something else: of a person's answers about a caption, the last
-        counts.
+        number: identifies the request, so that one that is sent twice undoes one answer.
         """
-        own = self._heard(person, now)
-        if not own.said:
+        own = self._people.get(person, _Person())
+        undone = None if own.held is None or own.held.undo is None else own.picture
+        said = own.said
+        for at, answer in enumerate(said):
+            if answer["picture"] == undone:
+                said = said[:at] if own.held is None or own.held.undo != number else said[: at + 1]
+                break
+        return said[-1] if said else None
+
+    def undo(self, person: str, number: str, now: float) -> Question | None:
+        """Ask a person once more what they answered last, or before the one that they undid; None where there is none.
+
+        number: as in `to_undo`. The file keeps what was said until they say something else: of a person's answers about
+        a caption, the last counts.
+        """
+        own, answer = self._heard(person, now), self.to_undo(person, number)
+        if answer is None:
             return None
-        picture, said = own.said.pop()
-        # It is asked first again, should they leave it.
-        self._open = {picture: None, **self._open}
-        self._give(own, picture)
-        return self._questions[picture][0], said
+        if own.held is not None and own.held.undo is not None and own.picture != answer["picture"]:
+            self._open.pop(own.picture or "", None)  # what they said of that one stands
+        sureness = answer["confidence"] or 0.0  # nothing is chosen by it any more
+        question = Question(answer["picture"], answer["name"], answer["shown"], answer["confidence"], sureness)
+        asked = Asked(question, answer["chosen"], answer["model"])
+        self._open = {question.picture: asked, **self._open}  # it is asked first, should they leave it
+        self._number = max(self._number, len(self._open))
+        self._give(own, Held(asked, number))
+        return question
 
     def drop(self, picture: str) -> None:
         """Ask nobody about a picture any more, as its file is not there."""
-        self._questions.pop(picture, None)
-        self._open.pop(picture, None)
+        if self._open.pop(picture, None) is not None:
+            self._number -= 1
 
-    def _give(self, own: _Person, picture: str | None) -> None:
-        """Give a person a picture, which nobody else has then: of who has had it, nothing was heard for long."""
-        for other in self._people.values():
-            if other.asked == picture:
-                other.asked = None
-        own.asked = picture
-        self._record.hold({name: one.asked for name, one in self._people.items() if one.asked is not None})
+    def _give(self, own: _Person, held: Held | None) -> None:
+        """Give a person a question, which nobody else has then."""
+        for one in self._people.values():
+            if held is not None and one.picture == held.asked.question.picture:
+                one.held = None
+        own.held = held
+        self._record.hold({name: one.held for name, one in self._people.items() if one.held is not None})
+
+    def _others(self, own: _Person) -> dict[str, float]:
+        """Return which pictures others have, and when they were heard of."""
+        return {one.picture: one.heard for one in self._people.values() if one is not own and one.picture is not None}
 
     def _heard(self, person: str, now: float) -> _Person:
         own = self._people.setdefault(person, _Person())

@@ -1,7 +1,7 @@
 """The pictures that people are asked about: those that a model is least sure of or knows least, and some at random.
 
-Which pictures belong to the share at random is decided by their contents alone, before any caption is made: what people
-say of it is therefore an unbiased measure, however the others are chosen.
+A fifth of all pictures, decided by their contents alone, before any caption is made, is never asked about but at
+random: what people say of these is therefore an unbiased measure, however the others are chosen.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tasks.common.fractions import fraction
 from tasks.datasets.corrections import Chosen
 
 _REVIEW = "review"  # the purpose of the draws: a picture's says nothing of its split
+_RESERVED = 0.2  # share of all pictures that are asked about at random alone; it must stay as it is, as they are
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class Shares:
     unlike: float = 0.0
 
 
-def at_random(digest: str, share: float) -> bool:
-    """Return whether a picture is of the share at random. digest: SHA-256 (hex) of its file."""
-    return _draw(digest) < share
+def at_random(digest: str) -> bool:
+    """Return whether a picture is asked about at random alone. digest: SHA-256 (hex) of its file."""
+    return _draw(digest) < _RESERVED
 
 
 def choose(questions: Iterable[Question], number: int, shares: Shares) -> list[tuple[Question, Chosen]]:
@@ -51,9 +52,9 @@ def choose(questions: Iterable[Question], number: int, shares: Shares) -> list[t
     the first ones has answered some of each.
     """
     ordered = sorted(questions, key=lambda question: (question.sureness, question.picture))
-    drawn = sorted((q for q in ordered if at_random(q.picture, shares.at_random)), key=lambda q: _draw(q.picture))
+    drawn = sorted((q for q in ordered if at_random(q.picture)), key=lambda q: _draw(q.picture))
     drawn = drawn[: max(round(number * shares.at_random), 1) if shares.at_random else 0]
-    others = [question for question in ordered if not at_random(question.picture, shares.at_random)]
+    others = [question for question in ordered if not at_random(question.picture)]
     far = sorted((q for q in others if q.distance is not None), key=lambda q: (-(q.distance or 0.0), q.picture))
     far = far[: min(round(number * shares.unlike), number - len(drawn))]
     taken = {question.picture for question in far}

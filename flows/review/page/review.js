@@ -1,11 +1,14 @@
 "use strict";
 (() => {
   const at = (id) => document.getElementById(id);
-  const WAIT = 1000; // milliseconds between two attempts to reach the server
+  const AGAIN = 1000, LATER = 5000; // milliseconds until the server is asked again
+  const SETTLED = 300; // milliseconds after a key that came too early, in which no key answers
   let asked = null; // the question, as the server sent it
   let words = []; // of the caption as it stands, while it is the model's but for words that were replaced
   let place = null; // of the word that was reached last
   let busy = true;
+  let edits = false; // whether E was pressed before the question was there
+  let early = 0; // when a key was pressed last that came too early
 
   const draw = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
@@ -18,6 +21,7 @@
     sessionStorage.setItem("token", decodeURIComponent(location.hash.slice(1)));
     history.replaceState(null, "", location.pathname);
   }
+  addEventListener("hashchange", () => location.reload()); // another token, in the same tab
   const person = kept("person", draw);
 
   function trouble(text) {
@@ -29,20 +33,22 @@
     return kept("token") ? { Authorization: `Bearer ${kept("token")}` } : {};
   }
 
-  // Ask the server again and again until it answers: an answer that it has already is taken once.
+  const wait = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+  // Ask the server again and again until it answers: what it has already, it takes once.
   async function reach(path, options) {
     for (;;) {
       try {
         const response = await fetch(path, options);
-        if (response.status < 500) {
+        if (response.status < 500 && response.status !== 408 && response.status !== 429) {
           trouble("");
           return response;
         }
-        trouble("The server failed: its log says why. It is asked again.");
+        trouble(response.status === 500 ? "The server failed: its log says why. It is asked again." : "The server is busy. It is asked again.");
       } catch {
         trouble("The server does not answer. Nothing is lost: it is asked again until it does.");
       }
-      await new Promise((resolve) => setTimeout(resolve, WAIT));
+      await wait(AGAIN);
     }
   }
 
@@ -52,29 +58,23 @@
       headers: { "Content-Type": "application/json", ...headers() },
       body: JSON.stringify({ person, ...fields }),
     });
-    const told = await response.json();
-    if (told.of) {
-      at("progress").value = (told.of - told.left) / told.of;
+    const told = await response.json().catch(() => ({ error: `the server answered ${response.status}` }));
+    if (told.of !== undefined) {
+      at("progress").value = told.of ? (told.of - told.left) / told.of : 1;
       at("count").textContent = `${told.left.toLocaleString("en")} of ${told.of.toLocaleString("en")} left`;
     }
     return { status: response.status, told };
   }
 
-  function refused({ status, told }) {
-    if (status < 400) return false;
-    trouble(told.error);
-    return true;
-  }
-
   function lock(on) {
     busy = on;
     for (const button of document.querySelectorAll(".button")) button.disabled = on;
+    if (!on && edits) at("caption").focus();
+    if (!on) edits = false;
   }
 
-  const text = () => at("caption").value.trim().split(/\s+/).join(" ");
-
   function standing() {
-    at("accept_text").textContent = asked && text() !== asked.shown ? "Send this" : "Accept";
+    at("accept_text").textContent = asked && at("caption").value !== asked.shown ? "Send this" : "Accept";
   }
 
   function set(caption) {
@@ -82,27 +82,33 @@
     standing();
   }
 
+  const parts = () => [...at("words").children];
+
+  function mark() {
+    parts().forEach((part, number) => part.setAttribute("aria-current", String(number === place)));
+  }
+
   // Show the words as they stand, which are buttons for as long as the caption is made of them.
   function show() {
     const maps = asked.attention.map((map) => map.flat());
     const [height, width] = maps.length ? [asked.attention[0].length, asked.attention[0][0].length] : [0, 0];
     Heat.words(at("words"), at("frame"), at("heat"), words, maps, height, width, [], reached);
-    at("words").querySelectorAll("button").forEach((part, number) => part.setAttribute("aria-current", String(number === place)));
+    mark();
   }
 
   function buttons(line, texts, press, wrap = (button) => button) {
-    line.replaceChildren(...texts.map((choice, number) => {
+    line.replaceChildren(...texts.map((choice) => {
       const button = document.createElement("button");
       button.type = "button";
       button.textContent = choice;
-      button.addEventListener("click", () => press(choice, number));
+      button.addEventListener("click", () => press(choice));
       return wrap(button);
     }));
   }
 
   function reached(number) {
     place = number;
-    at("words").querySelectorAll("button").forEach((part, other) => part.setAttribute("aria-current", String(other === place)));
+    mark();
     const likely = (asked.likely[number] || []).filter((word) => word !== words[number]);
     at("instead").hidden = !likely.length;
     at("instead_title").textContent = `Instead of \u201c${words[number]}\u201d`;
@@ -113,10 +119,11 @@
     words[number] = word;
     set(words.join(" "));
     show();
-    at("words").children[number].focus();
+    parts()[number].focus();
     at("state").textContent = `now: ${words.join(" ")}`;
   }
 
+  // The caption is made of the model's words no more.
   function free() {
     words = [];
     place = null;
@@ -133,134 +140,148 @@
     set(asked.shown);
   }
 
-  async function ask(look, caption = null) {
-    asked = look;
-    at("desk").hidden = !look;
-    at("finished").hidden = Boolean(look);
-    if (!look) return lock(false);
-    const response = await reach(`/photograph/${look.picture}`, { headers: headers() });
-    if (response.ok) {
-      const image = at("photograph");
-      URL.revokeObjectURL(image.src);
-      image.src = URL.createObjectURL(await response.blob());
-      await image.decode().catch(() => {});
-      // The map covers what the model was shown: the whole photograph, or the square in its middle.
-      at("frame").style.aspectRatio = look.fit === "crop" ? "1" : `${image.naturalWidth} / ${image.naturalHeight}`;
-    }
-    at("name").textContent = look.name;
-    restore();
-    if (caption !== null && caption !== look.shown) {
-      free();
-      set(caption);
-    }
-    at("others").hidden = !look.alternatives.length;
-    buttons(at("list"), look.alternatives, choose, (button) => {
-      const item = document.createElement("li");
-      item.append(button);
-      return item;
-    });
-    document.activeElement.blur();
-    at("state").textContent = look.shown ? `The caption: ${look.shown}` : "The model found no word for it.";
-    lock(false);
-  }
-
-  async function next() {
-    const answered = await send("/next", {});
-    if (!refused(answered)) await ask(answered.told.question);
-  }
-
   function choose(caption) {
     free();
     set(caption);
     at("state").textContent = `now: ${caption}`;
   }
 
-  // An answer is kept in the browser until the server has it.
+  async function photograph(view) {
+    const image = at("photograph");
+    URL.revokeObjectURL(image.src);
+    image.removeAttribute("src");
+    const response = await reach(`/photograph/${view.picture}`, { headers: headers() });
+    if (!response.ok) return false;
+    image.src = URL.createObjectURL(await response.blob());
+    await image.decode().catch(() => {});
+    // The map covers what the model was shown: the whole photograph, or the square in its middle.
+    const ratio = view.fit === "crop" ? 1 : image.naturalWidth / image.naturalHeight || 1;
+    at("frame").style.setProperty("--ratio", String(ratio));
+    return true;
+  }
+
+  async function ask(view, left, caption = null) {
+    asked = view;
+    at("desk").hidden = !view;
+    at("finished").hidden = Boolean(view);
+    if (!view) {
+      at("finished").textContent = left ? "Others have the last ones." : "All looked at: thank you. The next run learns from it.";
+      if (left) setTimeout(() => { if (!asked && !busy) next(); }, LATER);
+      return lock(false);
+    }
+    if (!(await photograph(view))) {
+      trouble(`${view.name} cannot be shown.`);
+      await wait(AGAIN);
+      return next();
+    }
+    at("name").textContent = view.name;
+    restore();
+    if (caption !== null && caption !== view.shown) choose(caption);
+    at("others").hidden = !view.alternatives.length;
+    buttons(at("list"), view.alternatives, choose, (button) => {
+      const item = document.createElement("li");
+      item.append(button);
+      return item;
+    });
+    document.activeElement.blur();
+    at("state").textContent = view.shown ? `The caption: ${view.shown}` : "The model found no word for it.";
+    lock(false);
+  }
+
+  async function next() {
+    lock(true);
+    const { status, told } = await send("/next", {});
+    if (status === 200) await ask(told.question, told.left);
+    else trouble(told.error);
+  }
+
+  // An answer is kept in the browser until the server has it, or says that it does not take it.
   async function answer(verdict) {
     if (busy || !asked) return;
-    const given = text();
-    if (verdict === "accepted" && !given) {
+    const accepts = verdict === "accepted";
+    const given = at("caption").value === asked.shown ? asked.shown : at("caption").value.trim();
+    if (accepts && !given) {
       at("state").textContent = "There is no caption: write one, or reject.";
       return;
     }
-    lock(true);
-    const judged = verdict === "accepted" && given !== asked.shown ? "edited" : verdict;
     const fields = {
       number: draw(),
       picture: asked.picture,
       shown: asked.shown,
-      verdict: judged,
-      given: verdict === "accepted" ? given : null,
+      verdict: accepts && given !== asked.shown ? "edited" : verdict,
+      given: accepts ? given : null,
       who: at("who").value.trim() || null,
     };
+    lock(true);
     sessionStorage.setItem("answer", JSON.stringify(fields));
     await deliver(fields);
-    await next();
   }
 
   async function deliver(fields) {
-    const answered = await send("/answer", fields);
-    if (answered.status === 401) return refused(answered);
+    const { status, told } = await send("/answer", fields);
+    if (![200, 400, 409].includes(status)) return trouble(told.error);
     sessionStorage.removeItem("answer");
-    if (answered.status >= 400) at("state").textContent = `Not taken: ${answered.told.error}`;
+    await next();
+    if (status !== 200) trouble(`Not taken: ${told.error}.${fields.given ? ` It was: ${fields.given}` : ""}`);
   }
 
   async function undo() {
     if (busy) return;
     lock(true);
-    const answered = await send("/undo", {});
-    if (answered.status === 409) {
-      at("state").textContent = "There is nothing to undo.";
-      return lock(false);
-    }
-    if (!refused(answered)) await ask(answered.told.question, answered.told.said.given);
+    const { status, told } = await send("/undo", { number: draw() });
+    if (status === 200) return ask(told.question, told.left, told.said.given);
+    lock(false);
+    at("state").textContent = told.error;
   }
 
   // Another likely word in place of the one that was reached: the next likelier (-1) or less likely (1).
   function turn(step) {
     if (place === null || !words.length || !asked.likely[place]) return;
     const likely = asked.likely[place];
-    const now = likely.indexOf(words[place]);
-    replace(place, likely[(now + step + likely.length) % likely.length]);
+    replace(place, likely[(likely.indexOf(words[place]) + step + likely.length) % likely.length]);
   }
 
-  const KEYS = {
+  function go(step) {
+    const all = parts();
+    if (all.length) all[place === null ? (step > 0 ? 0 : all.length - 1) : (place + step + all.length) % all.length].focus();
+  }
+
+  const LETTERS = {
     a: () => answer("accepted"),
     e: () => at("caption").focus(),
     r: () => answer("rejected"),
     s: () => answer("skipped"),
     n: () => answer("no photograph"),
     u: undo,
-    ArrowLeft: () => go(-1),
-    ArrowRight: () => go(1),
-    ArrowUp: () => turn(-1),
-    ArrowDown: () => turn(1),
   };
-
-  function go(step) {
-    const parts = at("words").children;
-    if (parts.length) parts[place === null ? (step > 0 ? 0 : parts.length - 1) : (place + step + parts.length) % parts.length].focus();
-  }
+  const ARROWS = { ArrowLeft: () => go(-1), ArrowRight: () => go(1), ArrowUp: () => turn(-1), ArrowDown: () => turn(1) };
 
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || event.keyCode === 229) return;
     const writes = event.target.matches("textarea, input");
-    if (event.target === at("caption") && event.key === "Escape") {
+    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+    const enters = key === "Enter" && (event.target === at("caption") || !event.target.matches(".button, .choices button, .others button, input, summary"));
+    const letters = !writes && at("letters").checked && !event.target.matches("summary") && (key in LETTERS || /^[1-9]$/.test(key));
+    if (event.target === at("caption") && key === "Escape" && asked) {
       restore();
       event.target.blur();
-    } else if (event.key === "Enter" && (event.target === at("caption") || !event.target.matches("button, input, summary, a"))) {
+    } else if ((enters || letters) && event.repeat) {
+      event.preventDefault(); // a key that is held down answers once
+    } else if ((enters || letters) && (busy || Date.now() - early < SETTLED)) {
+      event.preventDefault(); // meant for a question that was not there yet
+      early = Date.now();
+      edits = edits || key === "e";
+      if (!busy && edits) lock(false);
+    } else if (enters) {
       event.preventDefault();
       answer("accepted");
-    } else if (writes || busy) {
-      return;
-    } else if (/^[1-9]$/.test(event.key)) {
-      const item = at("list").children[event.key - 1];
-      if (asked && item) choose(item.textContent);
-    } else {
-      const act = KEYS[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-      if (!act) return;
+    } else if (letters) {
       event.preventDefault();
-      act();
+      if (key in LETTERS) LETTERS[key]();
+      else if (asked && asked.alternatives[key - 1]) choose(asked.alternatives[key - 1]);
+    } else if (!writes && !busy && asked && key in ARROWS) {
+      event.preventDefault();
+      ARROWS[key]();
     }
   });
   at("caption").addEventListener("input", () => {
@@ -274,11 +295,11 @@
   at("undo").addEventListener("click", undo);
   at("who").value = localStorage.getItem("who") || "";
   at("who").addEventListener("change", () => localStorage.setItem("who", at("who").value.trim()));
+  at("letters").checked = localStorage.getItem("letters") !== "off";
+  at("letters").addEventListener("change", () => localStorage.setItem("letters", at("letters").checked ? "on" : "off"));
 
-  (async () => {
-    lock(true);
-    const waiting = sessionStorage.getItem("answer");
-    if (waiting) await deliver(JSON.parse(waiting));
-    await next();
-  })();
+  lock(true);
+  const waiting = sessionStorage.getItem("answer");
+  if (waiting) deliver(JSON.parse(waiting));
+  else next();
 })();
