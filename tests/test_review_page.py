@@ -32,7 +32,7 @@ from tasks.common.files import digest_of_file
 from tasks.datasets.corrections import Answer, latest, read_answers
 from tasks.registry import tracking
 from tasks.registry.versions import REVIEWED, find
-from tasks.review.assignments import KEPT, Asked, Assignments, Held, Said
+from tasks.review.assignments import KEPT, Asked, Assignments, Held, Reply
 from tasks.review.queue import Question, Shares
 from tests.support import HERE, pictures
 from tests.test_page import CHROMIUM, browser, faults, no_wider_than_the_screen, page  # noqa: F401 # fixtures
@@ -51,8 +51,8 @@ def question(at: int) -> Question:
     return Question(f"{at:064x}", f"{at}.png", f"a dog {at}", 0.5, 0.5)
 
 
-def accepted(at: int, **changes: Any) -> Said:
-    return Said(number(at), "accepted", "a dog", None)._replace(**changes)
+def accepted(at: int, **changes: Any) -> Reply:
+    return Reply(number(at), "accepted", "a dog", None)._replace(**changes)
 
 
 class InMemory:
@@ -85,8 +85,8 @@ def asked(of: Assignments, person: str, now: float = 0.0) -> Question:
     return found
 
 
-def answer(to: Assignments, person: str, of: Question, said: Said, now: float = 0.0) -> str:
-    return to.answer(person, of.picture, of.shown, said, now)
+def answer(to: Assignments, person: str, of: Question, reply: Reply, now: float = 0.0) -> str:
+    return to.answer(person, of.picture, of.shown, reply, now)
 
 
 def test_nobody_gets_anothers_picture_and_each_is_asked_once() -> None:
@@ -246,7 +246,7 @@ def test_a_question_has_what_the_page_shows(registered: Path, inbox: Path, tmp_p
         assert Image.open(io.BytesIO(response.content)).size == Image.open(inbox / look["name"]).size
         assert client.sent("/answer", **said(look, 1)) == (200, {"left": 19, "of": 20})
         status, told = client.sent("/undo", number=number(9))
-        assert told["question"] == look and told["said"] == {"verdict": "accepted", "given": look["shown"]}
+        assert told["question"] == look and told["answer"] == {"verdict": "accepted", "given": look["shown"]}
         client.sent("/answer", **said(look, 2, verdict="edited", given="  a  dog "))
         written = [item for _, item in read_answers(tmp_path / "r.jsonl")]
         assert [(item["given"], item["who"]) for item in written] == [(look["shown"], "Ann"), ("a dog", "Ann")]

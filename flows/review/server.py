@@ -32,7 +32,7 @@ from flows.serving.limits import Limits, RefusedError, Room
 from tasks.common.errors import AttendError
 from tasks.datasets.corrections import Verdict
 from tasks.evaluation.page_files import page_file
-from tasks.review.assignments import Assignments, Said
+from tasks.review.assignments import Assignments, Reply
 from tasks.review.queue import Question
 
 LIMITS = Limits(body=32 * 1024, bodies=4 * 2**20)
@@ -97,7 +97,7 @@ class ReviewServer:
         """Take an answer: once it is confirmed, it is in the file."""
         fields = await self._fields(request, {"person", "number", "picture", "shown", "verdict", "given", "who"})
         person, picture, shown = _number(fields, "person"), _text(fields, "picture", 64), _text(fields, "shown")
-        said = Said(
+        reply = Reply(
             _number(fields, "number"),
             _verdict(fields),
             _text(fields, "given", optional=True),
@@ -105,7 +105,7 @@ class ReviewServer:
         )
         now = time.monotonic()
         try:
-            taken = await self._locked(lambda: self._assignments.answer(person, picture, shown, said, now))
+            taken = await self._locked(lambda: self._assignments.answer(person, picture, shown, reply, now))
         except AttendError as error:
             raise RefusedError(400, str(error)) from None
         if taken == "lost":
@@ -126,7 +126,7 @@ class ReviewServer:
             view = None if question is None else await self._view(question)
         except AttendError as error:
             raise RefusedError(409, f"{error}: it cannot be undone") from None
-        return self._told({"question": view, "said": {"verdict": answer["verdict"], "given": answer["given"]}})
+        return self._told({"question": view, "answer": {"verdict": answer["verdict"], "given": answer["given"]}})
 
     async def photograph(self, request: Request) -> Response:
         """Return the photograph of a question."""

@@ -34,8 +34,8 @@ class Held(NamedTuple):
     undo: str | None
 
 
-class Said(NamedTuple):
-    """Hold what a person said: the verdict, the caption that they gave, or None, and their name, if they tell it.
+class Reply(NamedTuple):
+    """Hold what a person answers: the verdict, the caption that they gave, or None, and their name, if they tell it.
 
     number: identifies the answer, so that one that is sent twice is taken once.
     """
@@ -68,7 +68,7 @@ class _Person:
 
     heard: float = 0.0
     held: Held | None = None
-    said: list[Answer] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
 
     @property
     def picture(self) -> str | None:
@@ -90,7 +90,7 @@ class Assignments:
             source = answer.get("source", "")
             self._taken.add(source)
             if source.startswith(f"{_PAGE} "):
-                self._people.setdefault(source.split()[1], _Person()).said.append(answer)
+                self._people.setdefault(source.split()[1], _Person()).answers.append(answer)
         self._open = {item.question.picture: item for item in asked}
         for person, held in record.held().items():
             own = self._people.setdefault(person, _Person())
@@ -122,14 +122,14 @@ class Assignments:
             self._give(own, None if picture is None else Held(self._open[picture], None))
         return None if own.picture is None else self.question(own.picture)
 
-    def answer(self, person: str, picture: str, shown: str, said: Said, now: float) -> Literal["taken", "lost"]:
+    def answer(self, person: str, picture: str, shown: str, reply: Reply, now: float) -> Literal["taken", "lost"]:
         """Write a person's answer to the file.
 
         Returns "lost" where it is none to a question of this queue, or someone else has it, or answered it. An answer
         that is there is taken, and not written again. Raises AttendError for one that cannot be written.
         """
         own = self._heard(person, now)
-        source = f"{_PAGE} {person} {said.number}"
+        source = f"{_PAGE} {person} {reply.number}"
         if source in self._taken:
             return "taken"
         heard = self._others(own).get(picture)
@@ -137,25 +137,25 @@ class Assignments:
         if picture not in self._open or is_others or self._open[picture].question.shown != shown:
             return "lost"
         question, chosen, model = self._open[picture]
-        undone = next((one for one in own.said if one["picture"] == picture), None)
+        undone = next((one for one in own.answers if one["picture"] == picture), None)
         answer: Answer = {
             "picture": picture,
             "name": question.name,
             "shown": shown,
-            "given": said.given if said.verdict in GIVING else None,
-            "verdict": said.verdict,
+            "given": reply.given if reply.verdict in GIVING else None,
+            "verdict": reply.verdict,
             "model": model,
             "confidence": question.confidence,
             "chosen": chosen,
             # Who puts an answer of theirs right is the one who gave it, whatever the name is now.
-            "who": said.who if undone is None else undone["who"],
+            "who": reply.who if undone is None else undone["who"],
             "when": datetime.datetime.now(datetime.UTC).isoformat(),
             "source": source,
         }
         self._record.write(checked(answer, "the answer"))
         self._taken.add(source)
         del self._open[picture]
-        own.said = [*(one for one in own.said if one is not undone), answer]
+        own.answers = [*(one for one in own.answers if one is not undone), answer]
         self._give(own, None)
         return "taken"
 
@@ -166,12 +166,12 @@ class Assignments:
         """
         own = self._people.get(person, _Person())
         undone = None if own.held is None or own.held.undo is None else own.picture
-        said = own.said
-        for at, answer in enumerate(said):
+        answers = own.answers
+        for at, answer in enumerate(answers):
             if answer["picture"] == undone:
-                said = said[:at] if own.held is None or own.held.undo != number else said[: at + 1]
+                answers = answers[:at] if own.held is None or own.held.undo != number else answers[: at + 1]
                 break
-        return said[-1] if said else None
+        return answers[-1] if answers else None
 
     def undo(self, person: str, number: str, now: float) -> Question | None:
         """Ask a person once more what they answered last, or before the one that they undid; None where there is none.

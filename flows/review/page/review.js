@@ -229,7 +229,7 @@
     if (busy) return;
     lock(true);
     const { status, told } = await send("/undo", { number: draw() });
-    if (status === 200) return ask(told.question, told.left, told.said.given);
+    if (status === 200) return ask(told.question, told.left, told.answer.given);
     lock(false);
     at("state").textContent = told.error;
   }
