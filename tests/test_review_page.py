@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -130,6 +131,22 @@ def test_who_has_a_picture_keeps_it_when_the_server_dies() -> None:
     assert again.next(ANN, 1.0) == first and again.next(BOB, 1.0) == second
 
 
+def test_what_was_answered_is_not_asked_again_though_the_server_died_before_it_let_go_of_it() -> None:
+    record = InMemory()
+    given = assignments(range(3), record)
+    first = asked(given, ANN)
+    for at in (1, 2):
+        held = record.held()
+        answer(given, ANN, first, accepted(at))
+        record.hold(held)  # as it was when the server died
+        given = assignments([1, 2], record)
+        assert given.next(ANN, 0.0) != first and given.next(BOB, 0.0) != first
+        if at == 1:
+            undone = given.undo(ANN, number(90), 0.0)
+            assert undone is not None and undone.picture == first.picture
+    assert len(record.written) == 2
+
+
 def test_an_answer_is_taken_though_the_queue_is_another_one_by_then() -> None:
     record = InMemory()
     first = asked(assignments(range(3), record), ANN)
@@ -187,6 +204,40 @@ def test_who_goes_further_back_lets_the_last_answer_stand() -> None:
     assert given.undo(ANN, number(92), 0.0) is None and given.next(ANN, 0.0) == two
     assert answer(given, ANN, two, accepted(3, verdict="skipped")) == "taken"
     assert given.next(BOB, 0.0) == question(2) and given.next(ANN, 0.0) is None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_each_picture_is_one_persons_and_nothing_that_was_confirmed_is_lost(seed: int) -> None:
+    chance = random.Random(seed)
+    record = InMemory()
+    given = assignments(range(12), record)
+    confirmed: dict[str, str] = {}  # picture -> the person whose answer was confirmed
+    sees: dict[str, Question | None] = {}
+    for step in range(400):
+        person = chance.choice((ANN, BOB, EVE))
+        what = chance.random()
+        before = record.held()
+        if what < 0.15:
+            given.undo(person, number(step), 0.0)
+            sees.pop(person, None)
+            before = record.held()
+        elif person not in sees:
+            sees[person] = given.next(person, 0.0)
+            before = record.held()
+        elif (found := sees[person]) is not None:
+            for _ in range(chance.choice((1, 2))):  # the confirmation may be lost
+                assert answer(given, person, found, accepted(1000 + step)) == "taken"
+            assert confirmed.setdefault(found.picture, person) == person
+            del sees[person]
+        else:
+            del sees[person]
+        shown = [found.picture for found in sees.values() if found is not None]
+        assert len(set(shown)) == len(shown)
+        if chance.random() < 0.1:  # the server dies, perhaps before it let go of what was answered
+            record.hold(chance.choice((before, record.held())))
+            left = [at for at in range(12) if question(at).picture not in {item["picture"] for item in record.written}]
+            given = assignments(chance.sample(left, len(left)), record)
+    assert len(confirmed) == 12 and {item["picture"] for item in record.written} == set(confirmed)
 
 
 def test_what_cannot_be_written_is_refused_and_is_still_asked() -> None:
@@ -281,7 +332,15 @@ def test_names_that_are_no_text_are_asked_about(registered: Path, inbox: Path, t
         assert look["name"] == "caf\ufffd <b>.png" and client.get(f"/photograph/{look['picture']}").status_code == 200
 
 
-HELD = {"picture": "a" * 64, "name": "a.png", "shown": "a dog", "confidence": None, "sureness": 0.0, "distance": None}
+QUESTION: dict[str, Any] = {
+    "picture": [],
+    "name": "a.png",
+    "shown": "a dog",
+    "confidence": None,
+    "sureness": 0.0,
+    "distance": None,
+}
+HELD = {"question": QUESTION, "chosen": "at random", "model": "models:/m/1", "undo": None, "answers": 0}
 
 
 @pytest.mark.parametrize(
@@ -295,7 +354,7 @@ HELD = {"picture": "a" * 64, "name": "a.png", "shown": "a dog", "confidence": No
         "[" * 100_000,
         '{"a": ["x"]}',
         '{"a": {}}',
-        json.dumps({ANN: {**HELD, "picture": []}}),
+        json.dumps({ANN: HELD}),
     ],
 )
 def test_a_damaged_record_of_what_people_have_is_no_obstacle(tmp_path: Path, text: str) -> None:
@@ -306,7 +365,7 @@ def test_a_damaged_record_of_what_people_have_is_no_obstacle(tmp_path: Path, tex
 
 def test_what_people_have_is_kept_in_a_file(tmp_path: Path) -> None:
     record = Record(tmp_path / "r.jsonl")
-    held = {ANN: Held(Asked(question(1), "at random", "models:/m/1"), number(3))}
+    held = {ANN: Held(Asked(question(1), "at random", "models:/m/1"), number(3), 1)}
     record.hold(held)
     assert Record(tmp_path / "r.jsonl").held() == held
     os.utime(tmp_path / "r.jsonl.held", (0, 0))

@@ -27,7 +27,6 @@ from tasks.registry.reviewed import note_answers
 from tasks.review.assignments import KEPT, Asked, Assignments, Held
 from tasks.review.queue import Question
 
-_TEXTS = ("picture", "name", "shown", "chosen", "model")
 TOKEN = "ATTEND_REVIEW_TOKEN"  # the name of a variable
 
 
@@ -106,7 +105,13 @@ class Record:
 
     def hold(self, held: Mapping[str, Held]) -> None:
         values = {
-            person: {**vars(one.asked.question), "chosen": one.asked.chosen, "model": one.asked.model, "undo": one.undo}
+            person: {
+                "question": vars(one.asked.question),
+                "chosen": one.asked.chosen,
+                "model": one.asked.model,
+                "undo": one.undo,
+                "answers": one.answers,
+            }
             for person, one in held.items()
         }
         write_atomically(self._held, json.dumps(values))
@@ -118,10 +123,13 @@ class Record:
                 return {}
             found = {}
             for person, values in json.loads(self._held.read_text(encoding="utf-8")).items():
-                if not all(isinstance(values[field], str) for field in _TEXTS):
+                question = Question(**values["question"])
+                texts = (question.picture, question.name, question.shown, values["chosen"], values["model"])
+                if not all(isinstance(text, str) for text in texts) or not isinstance(values["answers"], int):
                     return {}
-                chosen, model, undo = (values.pop(field) for field in ("chosen", "model", "undo"))
-                found[person] = Held(Asked(Question(**values), chosen, model), undo)
+                found[person] = Held(
+                    Asked(question, values["chosen"], values["model"]), values["undo"], values["answers"]
+                )
             return found
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return {}

@@ -8,6 +8,7 @@ get the picture of a person of whom nothing was heard for a while.
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
@@ -28,10 +29,15 @@ class Asked(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Hold what a person has: the question, and the number of the request that undid their answer to it, or None."""
+    """Hold what a person has.
+
+    undo: the number of the request that undid their answer to it, or None. answers: how many of theirs about it were in
+    the file then: with more of them there, it is answered, though the process died before it let go of it.
+    """
 
     asked: Asked
     undo: str | None
+    answers: int
 
 
 class Reply(NamedTuple):
@@ -64,15 +70,24 @@ class Record(Protocol):
 
 @dataclass
 class _Person:
-    """Hold when a person was heard of, in seconds, what they have, and their answers, the last one last."""
+    """Hold when a person was heard of, in seconds, what they have, and their answers, the last one last.
+
+    answers: the last one about each picture. times: how many they gave about each.
+    """
 
     heard: float = 0.0
     held: Held | None = None
-    answers: list[Answer] = field(default_factory=list)
+    answers: dict[str, Answer] = field(default_factory=dict)
+    times: Counter[str] = field(default_factory=Counter)
 
     @property
     def picture(self) -> str | None:
         return None if self.held is None else self.held.asked.question.picture
+
+    def add(self, answer: Answer) -> None:
+        self.answers.pop(answer["picture"], None)
+        self.answers[answer["picture"]] = answer
+        self.times[answer["picture"]] += 1
 
 
 class Assignments:
@@ -89,14 +104,15 @@ class Assignments:
         for answer in record.answers():
             source = answer.get("source", "")
             self._taken.add(source)
-            if source.startswith(f"{_PAGE} "):
-                self._people.setdefault(source.split()[1], _Person()).answers.append(answer)
+            if (parts := source.split())[:1] == [_PAGE] and len(parts) == 3:
+                self._people.setdefault(parts[1], _Person()).add(answer)
         self._open = {item.question.picture: item for item in asked}
         for person, held in record.held().items():
-            own = self._people.setdefault(person, _Person())
-            own.heard, own.held = now, held
-            # The queue may be another one now, of another version: they answer the caption that they see.
-            self._open[held.asked.question.picture] = held.asked
+            own, picture = self._people.setdefault(person, _Person()), held.asked.question.picture
+            if own.times[picture] <= held.answers:
+                own.heard, own.held = now, held
+                # The queue may be another one now, of another version: they answer the caption that they see.
+                self._open[picture] = held.asked
         self._number = len(self._open)
 
     @property
@@ -119,7 +135,7 @@ class Assignments:
             free = (picture for picture in self._open if picture not in others)
             left = (picture for picture in self._open if now - others[picture] >= KEPT)
             picture = next(free, None) or next(left, None)
-            self._give(own, None if picture is None else Held(self._open[picture], None))
+            self._give(own, None if picture is None else Held(self._open[picture], None, own.times[picture]))
         return None if own.picture is None else self.question(own.picture)
 
     def answer(self, person: str, picture: str, shown: str, reply: Reply, now: float) -> Literal["taken", "lost"]:
@@ -137,7 +153,7 @@ class Assignments:
         if picture not in self._open or is_others or self._open[picture].question.shown != shown:
             return "lost"
         question, chosen, model = self._open[picture]
-        undone = next((one for one in own.answers if one["picture"] == picture), None)
+        before = own.answers.get(picture)
         answer: Answer = {
             "picture": picture,
             "name": question.name,
@@ -148,14 +164,14 @@ class Assignments:
             "confidence": question.confidence,
             "chosen": chosen,
             # Who puts an answer of theirs right is the one who gave it, whatever the name is now.
-            "who": reply.who if undone is None else undone["who"],
+            "who": reply.who if before is None else before["who"],
             "when": datetime.datetime.now(datetime.UTC).isoformat(),
             "source": source,
         }
         self._record.write(checked(answer, "the answer"))
         self._taken.add(source)
         del self._open[picture]
-        own.answers = [*(one for one in own.answers if one is not undone), answer]
+        own.add(answer)
         self._give(own, None)
         return "taken"
 
@@ -165,13 +181,11 @@ class Assignments:
         number: identifies the request, so that one that is sent twice undoes one answer.
         """
         own = self._people.get(person, _Person())
-        undone = None if own.held is None or own.held.undo is None else own.picture
-        answers = own.answers
-        for at, answer in enumerate(answers):
-            if answer["picture"] == undone:
-                answers = answers[:at] if own.held is None or own.held.undo != number else answers[: at + 1]
-                break
-        return answers[-1] if answers else None
+        pictures = list(own.answers)
+        if own.held is not None and own.held.undo is not None and own.picture in own.answers:
+            at = pictures.index(own.picture)
+            pictures = pictures[: at + 1 if own.held.undo == number else at]
+        return own.answers[pictures[-1]] if pictures else None
 
     def undo(self, person: str, number: str, now: float) -> Question | None:
         """Ask a person once more what they answered last, or before the one that they undid; None where there is none.
@@ -189,7 +203,7 @@ class Assignments:
         asked = Asked(question, answer["chosen"], answer["model"])
         self._open = {question.picture: asked, **self._open}  # it is asked first, should they leave it
         self._number = max(self._number, len(self._open))
-        self._give(own, Held(asked, number))
+        self._give(own, Held(asked, number, own.times[question.picture]))
         return question
 
     def drop(self, picture: str) -> None:
