@@ -92,7 +92,12 @@ def captions(folder: Path, uri: str, workspace: Path, store: Path) -> tuple[dict
     words = ["caption", folder, "--out", out, "--model", uri, "--workspace", workspace]
     command = [str(Path(sys.executable).parent / "attend"), *map(str, words)]
     begun = time.perf_counter()
-    subprocess.run(command, check=True, env={**os.environ, "MLFLOW_TRACKING_URI": tracking.tracking_uri(store)})
+    subprocess.run(
+        command,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "MLFLOW_TRACKING_URI": tracking.tracking_uri(store)},
+    )
     seconds = time.perf_counter() - begun
     rows = pq.read_table(out, columns=["file_name", "text", "log_probability"]).to_pylist()
     return {row["file_name"]: (row["text"], round(row["log_probability"], 4)) for row in rows}, seconds
