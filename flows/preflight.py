@@ -172,11 +172,12 @@ def _duplicates(found: Survey, data: DatasetOptions) -> Iterator[str]:
         leak = len({splits[number] for number in numbers}) > 1
         advice = "a model is then tested on what it was trained on: keep them in one split" if leak else "keep one"
         yield f"the same file several times: {shown}: {advice}"
-    without = len(found.pictures) - len(found.paths)
-    if without > 0 and found.whole:
-        first = next(picture.name for picture in found.pictures if picture.name not in found.paths)
-        more = ", ..." if without > 1 else ""
-        yield f"{counted(without, 'picture')} of the data set without a caption, not used: {first}{more}"
+    parts = data.parts()
+    unnamed = (picture.name for picture in found.pictures if picture.name not in found.paths)
+    without = [name for name in unnamed if parts[data.prefix_of(name)].expects_captions]
+    if without and found.whole:
+        more = ", ..." if len(without) > 1 else ""
+        yield f"{counted(len(without), 'picture')} of the data set without a caption, not used: {without[0]}{more}"
 
 
 def _is_photographs(data: DatasetOptions) -> bool:

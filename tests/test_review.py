@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from flows.commands.cli import app
+from flows.preflight import verdict_of
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
 from tasks.data.manifest import read_pictures
-from tasks.datasets.corrections import Answer, add_answers, latest, read_answers
+from tasks.datasets.corrections import Answer, Corrections, add_answers, latest, read_answers
 from tasks.evaluation.score_record import read_scores
 from tasks.registry import tracking
 from tasks.registry.reviewed import note_rates
@@ -168,9 +170,23 @@ def test_corrections_are_data_of_which_what_was_asked_at_random_is_test(register
     moved = read_pictures(artifacts(config, "ingest")["ingest"].path, "test")
     assert {p.digest for p in moved} >= {digest_of_file(inbox / "kept" / "renamed.png")}
     assert "people/kept/renamed.png" in {p.name for p in moved}
+    (inbox / "kept" / "renamed.png").unlink()
+    run_stage(config, "ingest")  # the photograph was removed: what was said of it is left out
+    left = read_pictures(artifacts(config, "ingest")["ingest"].path, "test")
+    assert {p.digest for p in left} == {p.digest for p in moved if p.name != "people/kept/renamed.png"}
+    written = inbox.parent / "config.yaml"
+    written.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
+    assert "without a caption" not in str(verdict_of(str(written), []).findings)
     shutil.copy(inbox / names[1], inbox / names[0])
     with pytest.raises(AttendError, match=r"reviews.jsonl:1: .* is another picture than the one whose caption"):
         run_stage(config, "ingest")
+
+
+def test_a_folder_with_none_of_the_photographs_is_refused(inbox: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    add_answers(tmp_path / "r.jsonl", [answer()])
+    with pytest.raises(AttendError, match=r"other: has none of the 1 photographs of .*r.jsonl: set data.images"):
+        list(Corrections(path=tmp_path / "r.jsonl", images=tmp_path / "other").rows(tmp_path))
 
 
 def test_the_last_answer_of_each_person_counts(tmp_path: Path) -> None:
@@ -219,7 +235,7 @@ def test_figures() -> None:
     ("line", "why"),
     [
         ("[1]", r":1: is a list, not an object"),
-        ("{", r":1: is not JSON"),
+        ("{", r":1: is not JSON.*: mend the line, or remove it"),
         (json.dumps(answer(picture=3)), r":1: picture: is 3; a text is needed"),
         (json.dumps(answer(verdict="fine")), r":1: verdict: is 'fine': give one of: accepted, edited"),
         (json.dumps(answer(chosen="")), r":1: chosen: is ''"),
@@ -243,7 +259,8 @@ def test_a_line_that_is_no_answer_is_refused(tmp_path: Path, line: str, why: str
     [
         ("{}", r"is no list of tasks"),
         ('[{"image": "x"}]', r"\[0\]: has no data: export the project from Label Studio as JSON, not as JSON-MIN"),
-        ('[{"data": {"image": "x"}}]', r"\[0\].data.picture: is missing: is this a task of"),
+        ('[{"data": {"image": "x"}}]', r"has no annotations: export the project from Label Studio"),
+        ('[{"data": {"image": "x"}, "annotations": []}]', r"\[0\].data.picture: is missing: is this a task of"),
         ("[", r"is not JSON"),
         (exported(annotations=3), r"\[0\].annotations: is no list"),
         (exported(annotations=[3]), r"\[0\].annotations\[0\]: is no annotation with an id"),

@@ -77,7 +77,7 @@ class InMemory:
 
 
 def assignments(questions: Iterable[int], record: InMemory, model: str = "models:/small/1") -> Assignments:
-    return Assignments([Asked(question(at), "least sure", model) for at in questions], record, 0.0)
+    return Assignments([Asked(question(at), "least sure", model) for at in questions], record)
 
 
 def asked(of: Assignments, person: str, now: float = 0.0) -> Question:
@@ -272,7 +272,7 @@ def opened(folder: Path, registered: Path, answers: Path, token: str | None = No
     queue = questions_of(QueueOptions(folder, None, 20, Shares(0.2, 0.2), answers, registered))
     chosen = [Asked(one, why, queue.model) for one, why in queue.questions]
     views = QuestionViews(queue.files, queue.captioner)
-    given = Assignments(chosen, Record(answers), 0.0)
+    given = Assignments(chosen, Record(answers))
     app = ReviewServer(given, views, {"localhost"}, token, lambda: None).app()
     with Client(app, base_url="http://localhost") as client:
         yield client
@@ -340,7 +340,7 @@ QUESTION: dict[str, Any] = {
     "sureness": 0.0,
     "distance": None,
 }
-HELD = {"question": QUESTION, "chosen": "at random", "model": "models:/m/1", "undo": None, "answers": 0}
+HELD = {"question": QUESTION, "chosen": "at random", "model": "models:/m/1", "undo": None, "answers": 0, "heard": 2e9}
 
 
 @pytest.mark.parametrize(
@@ -365,10 +365,10 @@ def test_a_damaged_record_of_what_people_have_is_no_obstacle(tmp_path: Path, tex
 
 def test_what_people_have_is_kept_in_a_file(tmp_path: Path) -> None:
     record = Record(tmp_path / "r.jsonl")
-    held = {ANN: Held(Asked(question(1), "at random", "models:/m/1"), number(3), 1)}
+    held = {ANN: Held(Asked(question(1), "at random", "models:/m/1"), number(3), 1, time.time())}
     record.hold(held)
     assert Record(tmp_path / "r.jsonl").held() == held
-    os.utime(tmp_path / "r.jsonl.held", (0, 0))
+    record.hold({ANN: held[ANN]._replace(heard=time.time() - KEPT - 1)})
     assert Record(tmp_path / "r.jsonl").held() == {}
 
 
@@ -605,6 +605,37 @@ def test_words_are_replaced_and_captions_written_by_keyboard(
     written = [item for _, item in read_answers(tmp_path / "reviews.jsonl")]
     assert [item["given"] for item in written] == [f"{other} by night", shown]
     assert [item["verdict"] for item in latest(written)] == ["accepted"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
+def test_a_browser_is_the_same_person_in_a_new_tab_and_sends_what_was_not_confirmed(
+    browser: Any,  # noqa: F811
+    registered: Path,
+    inbox: Path,
+    tmp_path: Path,
+) -> None:
+    answers = tmp_path / "reviews.jsonl"
+    serving, context = Serving(inbox, registered, answers), browser.new_context()
+    try:
+        first = context.new_page()
+        first.goto(serving.address)
+        expect(first.locator("#accept")).to_be_enabled()
+        name = first.inner_text("#name")
+        serving.stop(signal.SIGKILL)
+        first.keyboard.press("r")
+        expect(first.locator("#trouble")).to_contain_text("The server does not answer")
+        first.close()
+        serving.start()
+        again = context.new_page()
+        again.goto(serving.address)
+        expect(again.locator("#count")).to_have_text("99 of 100 left")
+        assert [(item["name"], item["verdict"]) for _, item in read_answers(answers)] == [(name, "rejected")]
+        expect(again.locator("#accept")).to_be_enabled()
+        again.keyboard.press("u")
+        expect(again.locator("#name")).to_have_text(name)
+    finally:
+        serving.stop(signal.SIGTERM)
 
 
 @pytest.mark.slow

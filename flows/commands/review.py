@@ -113,7 +113,6 @@ def _file_of(answers: Path | None, workspace: Path) -> Path:
         return path
     if Workspace(workspace).remote is not None:
         raise AttendError("--answers: the workspace is in object storage: give a file of this machine for the answers")
-    workspace.mkdir(parents=True, exist_ok=True)
     return workspace / _FILE
 
 

@@ -82,7 +82,10 @@ def questions_of(options: QueueOptions) -> Queue:
     if unread:
         log.warning(f"{counted(unread, 'photograph')} without a caption, not asked about")
     if questions and questions[0].confidence is None:
-        log.info("this model's captions have no confidence: the least sure are those of least probability a word")
+        log.info(
+            "this model's captions have no confidence: the least sure are those of least probability a word, and none "
+            "is asked about as unlike the training pictures"
+        )
     chosen = choose(questions, options.number, options.shares)
     return Queue(chosen, found.address, captioner, {digest: file for digest, (file, _) in files.items()})
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from tasks.common.log import log
 from tasks.common.wording import counted
 from tasks.datasets.corrections import Answer, add_answers, answers_lock, read_answers
 from tasks.registry.reviewed import note_answers
+from tasks.registry.versions import find
 from tasks.review.assignments import KEPT, Asked, Assignments, Held
 from tasks.review.queue import Question
 
@@ -39,11 +41,14 @@ def serve_review(options: QueueOptions, host: str, port: int) -> int:
     listener, host = listen(host, port)  # before the photographs are captioned
     hosts = allowed_hosts(host)
     token = _token(needed=hosts is None)
+    find(options.model, options.workspace)  # before anything is written
     record = Record(options.answers)
     with record.alone():
         queue = questions_of(options)
-        asked = [Asked(question, chosen, queue.model) for question, chosen in queue.questions]
-        assignments = Assignments(asked, record, time.monotonic())
+        held = {one.asked.question.picture for one in record.held().values()}
+        asked = [Asked(*item, queue.model) for item in queue.questions if item[0].picture not in held]
+        # What people have is of the same number.
+        assignments = Assignments(asked[: max(options.number - len(held), 0)], record)
         number = assignments.counts[0]
         if number:
             server = ReviewServer(
@@ -54,7 +59,8 @@ def serve_review(options: QueueOptions, host: str, port: int) -> int:
                 lambda: note_answers(options.workspace, options.answers),
             )
             fragment = f"#{quote(token, safe='')}" if token else ""
-            log.info(f"{counted(number, 'photograph')} to look at: {address_of(listener, host)}/{fragment}")
+            shown = socket.gethostname() if host in ("0.0.0.0", "::") else host  # others cannot open those
+            log.info(f"{counted(number, 'photograph')} to look at: {address_of(listener, shown)}/{fragment}")
             run(server.app(), listener)
     return number
 
@@ -80,6 +86,7 @@ class Record:
         """Have no other server ask about the same answers for the length of the block; AttendError where one does."""
         lock = filelock.FileLock(self._held.with_name(f".{self._held.name}.lock"))
         try:
+            self._answers.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
             self.hold(self._before)
         except filelock.Timeout:
@@ -91,6 +98,8 @@ class Record:
         try:
             yield
         finally:
+            if self._held.read_text(encoding="utf-8") == "{}":
+                self._held.unlink()
             lock.release()
 
     def answers(self) -> list[Answer]:
@@ -111,25 +120,25 @@ class Record:
                 "model": one.asked.model,
                 "undo": one.undo,
                 "answers": one.answers,
+                "heard": one.heard,
             }
             for person, one in held.items()
         }
         write_atomically(self._held, json.dumps(values))
 
     def _read_held(self) -> dict[str, Held]:
-        """Return what people have; nothing where the file is old or damaged: they are asked something else then."""
+        """Return what people have of whom something was heard lately.
+
+        Nothing where the file is not there or damaged: they are asked something else then.
+        """
+        found = {}
         try:
-            if time.time() - self._held.stat().st_mtime > KEPT:
-                return {}
-            found = {}
             for person, values in json.loads(self._held.read_text(encoding="utf-8")).items():
-                question = Question(**values["question"])
-                texts = (question.picture, question.name, question.shown, values["chosen"], values["model"])
-                if not all(isinstance(text, str) for text in texts) or not isinstance(values["answers"], int):
-                    return {}
-                found[person] = Held(
-                    Asked(question, values["chosen"], values["model"]), values["undo"], values["answers"]
-                )
-            return found
+                asked = Asked(Question(**values["question"]), values["chosen"], values["model"])
+                held = Held(asked, values["undo"], int(values["answers"]), float(values["heard"]))
+                texts = (asked.question.picture, asked.question.name, asked.question.shown, asked.chosen, asked.model)
+                if all(isinstance(text, str) for text in texts) and time.time() - held.heard < KEPT:
+                    found[person] = held
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return {}
+        return found

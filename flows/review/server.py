@@ -38,6 +38,7 @@ from tasks.review.queue import Question
 LIMITS = Limits(body=32 * 1024, bodies=4 * 2**20)
 _LOG = logging.getLogger("attend.serve")
 _NUMBER = re.compile(r"[0-9a-f]{32}")  # what the page draws: of a browser, and of an answer
+_NOTE_SECONDS = 30.0
 _MAX_CAPTION, _MAX_WHO = 1000, 100  # characters
 _T = TypeVar("_T")
 
@@ -46,7 +47,7 @@ class ReviewServer:
     """The routes, which share the assignments.
 
     hosts: the `Host` headers that are answered; None for any. token: what a request needs to have; None for nothing.
-    ended: called when the server stops.
+    note: called now and then after answers came, and when the server stops.
     """
 
     def __init__(
@@ -55,10 +56,10 @@ class ReviewServer:
         views: QuestionViews,
         hosts: set[str] | None,
         token: str | None,
-        ended: Callable[[], None],
+        note: Callable[[], None],
     ) -> None:
         self._assignments, self._views, self._hosts, self._token = assignments, views, hosts, token
-        self._ended = ended
+        self._note, self._noted = note, True
         self._one = threading.Lock()  # held while the assignments are called
         self._room = Room(LIMITS.bodies)
         self._files = _page_files()
@@ -78,14 +79,24 @@ class ReviewServer:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        notes = asyncio.create_task(self._note_often())
         yield
-        await asyncio.to_thread(self._ended)
+        notes.cancel()
+        await asyncio.to_thread(self._note)
+
+    async def _note_often(self) -> None:
+        """Note what people said, where they said something since."""
+        while True:
+            await asyncio.sleep(_NOTE_SECONDS)
+            if not self._noted:
+                self._noted = True
+                await asyncio.to_thread(self._note)
 
     async def next(self, request: Request) -> Response:
         """Return the question that a browser's person is asked, or null where none is left for them."""
         person = _number(await self._fields(request, {"person"}), "person")
         while True:
-            question = await self._locked(lambda: self._assignments.next(person, time.monotonic()))
+            question = await self._locked(lambda: self._assignments.next(person, time.time()))
             try:
                 return self._told({"question": None if question is None else await self._view(question)})
             except AttendError as error:  # its photograph is gone
@@ -103,13 +114,14 @@ class ReviewServer:
             _text(fields, "given", optional=True),
             _text(fields, "who", _MAX_WHO, optional=True),
         )
-        now = time.monotonic()
+        now = time.time()
         try:
             taken = await self._locked(lambda: self._assignments.answer(person, picture, shown, reply, now))
         except AttendError as error:
             raise RefusedError(400, str(error)) from None
         if taken == "lost":
             raise RefusedError(409, "this picture was answered meanwhile, or is asked about no more")
+        self._noted = False
         return self._told({})
 
     async def undo(self, request: Request) -> Response:
@@ -122,7 +134,7 @@ class ReviewServer:
         try:
             # Before they lose what they have now.
             await asyncio.to_thread(self._views.check, answer["picture"], answer["name"])
-            question = await self._locked(lambda: self._assignments.undo(person, number, time.monotonic()))
+            question = await self._locked(lambda: self._assignments.undo(person, number, time.time()))
             view = None if question is None else await self._view(question)
         except AttendError as error:
             raise RefusedError(409, f"{error}: it cannot be undone") from None
@@ -197,7 +209,7 @@ class ReviewServer:
             raise RefusedError(403, "a page of another site cannot do this")
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._token is not None and not hmac.compare_digest(given.encode(), self._token.encode()):
-            raise RefusedError(401, "open the address that `attend review serve` printed, with its token")
+            raise RefusedError(401, "Open the address that `attend review serve` printed, with its token")
 
 
 def _page_files() -> dict[str, str]:

@@ -129,7 +129,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "is not the name of a host"
-        raise AttendError(f"--host {host} --port {port}: {why}: give another address") from None
+        raise AttendError(f"--host {host} --port {port}: {why}: give another --port or --host") from None
     _set_options(listener)
     return listener
 

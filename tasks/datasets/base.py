@@ -85,6 +85,7 @@ class DatasetOptions(Section, ABC):
     """The settings and methods that all adapters share; each adapter adds `adapter`, its settings and `rows`."""
 
     has_facts: ClassVar[bool] = False  # whether each row says what its picture shows, so that captions can be checked
+    expects_captions: ClassVar[bool] = True  # whether a picture of its folder without one is worth a warning
     has_grids: ClassVar[bool] = False  # whether its pictures are grids that others made, (h, w, C) in .npy files
     suffixes: ClassVar[tuple[str, ...]] = PICTURE_SUFFIXES  # endings of the pictures' names
 

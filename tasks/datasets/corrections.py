@@ -11,12 +11,14 @@ import json
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NotRequired, TypedDict, get_args
+from typing import Any, ClassVar, Literal, NotRequired, TypedDict, get_args
 
 import filelock
 
 from tasks.common.errors import AttendError
 from tasks.common.files import check_text, digest_of_file, flush, write_atomically
+from tasks.common.log import log
+from tasks.common.wording import counted
 from tasks.datasets.base import DatasetOptions, Row, numbered_lines, picture_files, require_file, require_folder
 from tasks.datasets.documents import parse_text
 from tasks.datasets.faults import REFUSE, Faults
@@ -53,7 +55,14 @@ def read_answers(path: Path, faults: Faults = REFUSE) -> Iterator[tuple[str, Ans
     for number, line in numbered_lines(path):
         where = f"{path}:{number}"
         with faults.of_row():
-            yield where, checked(parse_text(line, path, number), where)
+            yield where, checked(_parsed(line, path, number), where)
+
+
+def _parsed(line: str, path: Path, number: int) -> Any:
+    try:
+        return parse_text(line, path, number)
+    except AttendError as error:
+        raise AttendError(f"{error}: mend the line, or remove it") from None
 
 
 def checked(value: object, where: str) -> Answer:
@@ -119,6 +128,7 @@ def add_answers(path: Path, answers: Iterable[Answer]) -> None:
 def answers_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file of answers for the length of the block, after waiting for who holds it."""
     path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")):
         yield
 
@@ -138,6 +148,7 @@ class Corrections(DatasetOptions):
     """
 
     adapter: Literal["corrections"] = "corrections"
+    expects_captions: ClassVar[bool] = False
 
     def annotation_files(self) -> list[Path]:
         return [require_file(self.path, "data.path")]
@@ -156,24 +167,30 @@ class Corrections(DatasetOptions):
         for answer in latest(answers):
             by_picture.setdefault(answer["picture"], []).append(answer)
         now = {answer["name"]: answer["picture"] for answer in sorted(answers, key=time_of)}
-        moved = self._moved(now, self.image_folder(generated))
+        folder = self.image_folder(generated)
+        moved, gone = self._moved(now, folder)
+        if gone and len(gone) == len(by_picture):
+            raise AttendError(f"{folder}: has none of the {len(gone):,} photographs of {self.path}: set data.images")
+        if gone:
+            log.warning(f"{self.path}: {counted(len(gone), 'photograph')} not in {folder} any more: left out")
         for digest, given in by_picture.items():
             name = moved.get(digest, given[-1]["name"])
-            if now.get(name, digest) != digest:
-                continue  # the photograph was replaced under its name, and the new one was looked at
+            if digest in gone or now.get(name, digest) != digest:
+                continue  # it was removed, or replaced under its name, and the new one was looked at
             captions = dict.fromkeys(answer["given"] for answer in given if answer["verdict"] in GIVING)
             split = "test" if any(answer["chosen"] == "at random" for answer in given) else "train"
             if captions:
                 with faults.of_row():
                     yield Row(name, tuple(map(str, captions)), split, positions[digest], digest=digest)
 
-    def _moved(self, digests: Mapping[str, str], folder: Path) -> dict[str, str]:
+    def _moved(self, digests: Mapping[str, str], folder: Path) -> tuple[dict[str, str], set[str]]:
         """Return the names that pictures have now whose files were renamed or moved in the folder, by their digest.
 
-        digests: of each picture, by the name that it had.
+        digests: of each picture, by the name that it had. The digests of those that are nowhere in the folder are
+        returned too.
         """
-        gone = {digest for name, digest in digests.items() if not (folder / name).is_file()}
-        if not gone:
-            return {}  # so that no file needs to be read
+        missing = {digest for name, digest in digests.items() if not (folder / name).is_file()}
+        if not missing:
+            return {}, set()  # so that no file needs to be read
         found = {digest_of_file(path): path.relative_to(folder).as_posix() for path in picture_files(folder)}
-        return {digest: found[digest] for digest in gone if digest in found}
+        return {digest: found[digest] for digest in missing if digest in found}, missing - found.keys()

@@ -32,12 +32,14 @@ class Held(NamedTuple):
     """Hold what a person has.
 
     undo: the number of the request that undid their answer to it, or None. answers: how many of theirs about it were in
-    the file then: with more of them there, it is answered, though the process died before it let go of it.
+    the file then: with more of them there, it is answered, though the process died before it let go of it. heard: when
+    they were heard of, in seconds since 1970.
     """
 
     asked: Asked
     undo: str | None
     answers: int
+    heard: float
 
 
 class Reply(NamedTuple):
@@ -96,8 +98,8 @@ class Assignments:
     It is not locked: one thread at a time may call it.
     """
 
-    def __init__(self, asked: Iterable[Asked], record: Record, now: float) -> None:
-        """asked: the questions of the queue. now: the time, in seconds."""
+    def __init__(self, asked: Iterable[Asked], record: Record) -> None:
+        """asked: the questions of the queue."""
         self._record = record
         self._people: dict[str, _Person] = {}
         self._taken: set[str] = set()
@@ -110,7 +112,7 @@ class Assignments:
         for person, held in record.held().items():
             own, picture = self._people.setdefault(person, _Person()), held.asked.question.picture
             if own.times[picture] <= held.answers:
-                own.heard, own.held = now, held
+                own.heard, own.held = held.heard, held
                 # The queue may be another one now, of another version: they answer the caption that they see.
                 self._open[picture] = held.asked
         self._number = len(self._open)
@@ -127,7 +129,7 @@ class Assignments:
     def next(self, person: str, now: float) -> Question | None:
         """Return the question that a person is asked, the same until it is answered; None where none is left for them.
 
-        person: identifies a browser. now: a time in seconds.
+        person: identifies a browser. now: the time, in seconds since 1970.
         """
         own = self._heard(person, now)
         if own.picture not in self._open:
@@ -135,7 +137,7 @@ class Assignments:
             free = (picture for picture in self._open if picture not in others)
             left = (picture for picture in self._open if now - others[picture] >= KEPT)
             picture = next(free, None) or next(left, None)
-            self._give(own, None if picture is None else Held(self._open[picture], None, own.times[picture]))
+            self._give(own, None if picture is None else Held(self._open[picture], None, own.times[picture], now))
         return None if own.picture is None else self.question(own.picture)
 
     def answer(self, person: str, picture: str, shown: str, reply: Reply, now: float) -> Literal["taken", "lost"]:
@@ -203,7 +205,7 @@ class Assignments:
         asked = Asked(question, answer["chosen"], answer["model"])
         self._open = {question.picture: asked, **self._open}  # it is asked first, should they leave it
         self._number = max(self._number, len(self._open))
-        self._give(own, Held(asked, number, own.times[question.picture]))
+        self._give(own, Held(asked, number, own.times[question.picture], now))
         return question
 
     def drop(self, picture: str) -> None:

@@ -43,6 +43,8 @@ def answers_in(export: Path) -> list[Answer]:
     document = parse_json(export)
     if not isinstance(document, list):
         raise AttendError(f"{export}: is no list of tasks: export the project from Label Studio as JSON")
+    if document and all(isinstance(task, dict) and "data" in task and "annotations" not in task for task in document):
+        raise AttendError(f"{export}: has no annotations: export the project from Label Studio, and give that file")
     return [answer for at, task in enumerate(document) for answer in _of_task(task, f"{export}: [{at}]")]
 
 

@@ -12,13 +12,13 @@
 
   const draw = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
-  // A browser's tab is a person: it keeps its number, its token, and an answer that the server has not confirmed.
+  // A browser is a person: it keeps its number, its token, and an answer that the server has not confirmed.
   function kept(name, make = () => "") {
-    if (sessionStorage.getItem(name) === null) sessionStorage.setItem(name, make());
-    return sessionStorage.getItem(name);
+    if (localStorage.getItem(name) === null) localStorage.setItem(name, make());
+    return localStorage.getItem(name);
   }
   if (location.hash.length > 1) {
-    sessionStorage.setItem("token", decodeURIComponent(location.hash.slice(1)));
+    localStorage.setItem("token", decodeURIComponent(location.hash.slice(1)));
     history.replaceState(null, "", location.pathname);
   }
   addEventListener("hashchange", () => location.reload()); // another token, in the same tab
@@ -163,9 +163,12 @@
   async function ask(view, left, caption = null) {
     asked = view;
     at("desk").hidden = !view;
+    for (const id of ["accept", "edit", "reject", "skip", "none"]) at(id).hidden = !view;
     at("finished").hidden = Boolean(view);
     if (!view) {
-      at("finished").textContent = left ? "Others have the last ones." : "All looked at: thank you. The next run learns from it.";
+      at("finished").textContent = left
+        ? "Others have the last ones. What they leave comes here, ten minutes after they were heard of last."
+        : "All looked at: thank you.";
       if (left) setTimeout(() => { if (!asked && !busy) next(); }, LATER);
       return lock(false);
     }
@@ -184,6 +187,7 @@
       return item;
     });
     document.activeElement.blur();
+    scrollTo(0, 0);
     at("state").textContent = view.shown ? `The caption: ${view.shown}` : "The model found no word for it.";
     lock(false);
   }
@@ -213,14 +217,14 @@
       who: at("who").value.trim() || null,
     };
     lock(true);
-    sessionStorage.setItem("answer", JSON.stringify(fields));
+    localStorage.setItem("answer", JSON.stringify(fields));
     await deliver(fields);
   }
 
   async function deliver(fields) {
     const { status, told } = await send("/answer", fields);
     if (![200, 400, 409].includes(status)) return trouble(told.error);
-    sessionStorage.removeItem("answer");
+    localStorage.removeItem("answer");
     await next();
     if (status !== 200) trouble(`Not taken: ${told.error}.${fields.given ? ` It was: ${fields.given}` : ""}`);
   }
@@ -258,10 +262,10 @@
 
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || event.keyCode === 229) return;
-    const writes = event.target.matches("textarea, input");
+    const writes = event.target.matches("textarea, #who");
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
     const enters = key === "Enter" && (event.target === at("caption") || !event.target.matches(".button, .choices button, .others button, input, summary"));
-    const letters = !writes && at("letters").checked && !event.target.matches("summary") && (key in LETTERS || /^[1-9]$/.test(key));
+    const letters = !writes && at("letters").checked && (key in LETTERS || /^[1-9]$/.test(key));
     if (event.target === at("caption") && key === "Escape" && asked) {
       restore();
       event.target.blur();
@@ -299,7 +303,7 @@
   at("letters").addEventListener("change", () => localStorage.setItem("letters", at("letters").checked ? "on" : "off"));
 
   lock(true);
-  const waiting = sessionStorage.getItem("answer");
+  const waiting = localStorage.getItem("answer");
   if (waiting) deliver(JSON.parse(waiting));
   else next();
 })();

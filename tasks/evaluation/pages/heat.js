@@ -13,7 +13,9 @@ const Heat = (() => {
 
   // map: height x width numbers, any scale.
   function paint(canvas, map, height, width) {
-    const most = Math.max(...map, 1e-9);
+    // Where it looked everywhere alike, nothing is lit: the brightest has three times the mean, or more.
+    const mean = map.reduce((sum, value) => sum + value, 0) / map.length;
+    const most = Math.max(...map, 3 * mean, 1e-9);
     const small = document.createElement("canvas");
     small.width = width;
     small.height = height;
