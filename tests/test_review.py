@@ -220,6 +220,7 @@ def test_figures() -> None:
     said += [answer(picture=f"{10:064x}", chosen="least sure", verdict="rejected", given=None, model="models:/small/2")]
     said += [answer(picture=f"{0:064x}", who="bob", verdict="rejected", given=None, when="2026-02-09T09:30:00Z")]
     found = figures(said)
+    assert found.verdicts == {"accepted": 6, "edited": 2, "rejected": 2, "skipped": 1}
     [version] = found.versions
     assert (version.of, version.accepted, version.judged) == ("models:/small/1", 6, 9)
     assert version.low < version.share < version.high

@@ -159,7 +159,8 @@ def summary(answers: _Answers = None, workspace: WorkspaceOption = Path("workspa
     if as_json:
         print_json(
             {
-                "answers": found.answers,
+                "answers": sum(found.verdicts.values()),
+                "verdicts": found.verdicts,
                 **{name: [rate._asdict() for rate in getattr(found, name)] for name in ("versions", "weeks", "chosen")},
                 "calibration": [{"confidence": one.confidence, **one.rate._asdict()} for one in found.calibration],
                 "edits": [{"from": before, "to": after, "times": times} for before, after, times in found.edits],
@@ -167,7 +168,8 @@ def summary(answers: _Answers = None, workspace: WorkspaceOption = Path("workspa
             }
         )
         return
-    typer.echo(f"{found.answers:,} answers")
+    verdicts = ", ".join(f"{number:,} {verdict}" for verdict, number in found.verdicts.items())
+    typer.echo(f"{sum(found.verdicts.values()):,} answers: {verdicts}")
     for title, rates in (
         ("accepted, of those asked at random, by version", found.versions),
         ("by week", found.weeks),

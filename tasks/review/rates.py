@@ -41,13 +41,14 @@ class Calibrated(NamedTuple):
 class Figures(NamedTuple):
     """Hold what a file of answers says.
 
-    versions, weeks: rates of the pictures asked about at random, which alone stand for all. chosen: rates by why the
-    pictures were asked about. calibration: by confidence, over all of them. edits: (from, to) -> number of times that
-    people put one word in place of another; empty for a word added or removed. agreement: of two people about one
-    caption, whether it can stay as it is; None where no caption was judged twice.
+    verdicts: how many answers have each, the most frequent first. versions, weeks: rates of the pictures asked
+    about at random, which alone stand for all. chosen: rates by why the pictures were asked about. calibration: by
+    confidence, over all of them. edits: (from, to) -> number of times that people put one word in place of another;
+    empty for a word added or removed. agreement: of two people about one caption, whether it can stay as it is;
+    None where no caption was judged twice.
     """
 
-    answers: int
+    verdicts: dict[str, int]
     versions: list[Rate]
     weeks: list[Rate]
     chosen: list[Rate]
@@ -62,7 +63,7 @@ def figures(answers: Iterable[Answer]) -> Figures:
     judged = [answer for answer in last if answer["verdict"] in _JUDGED]
     random = [answer for answer in judged if answer["chosen"] == "at random"]
     return Figures(
-        len(last),
+        dict(Counter(answer["verdict"] for answer in last).most_common()),
         _rates(random, lambda answer: answer["model"]),
         _rates(random, _week),
         _rates(judged, lambda answer: answer["chosen"]),
