@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -24,7 +25,7 @@ from PIL import Image
 from playwright.sync_api import expect
 from starlette.testclient import TestClient
 
-from flows.registered.review_queue import QueueOptions, questions_of
+from flows.registered.review_queue import Queue, QueueOptions, questions_of
 from flows.review.question_views import QuestionViews
 from flows.review.serve import Record
 from flows.review.server import LIMITS, ReviewServer
@@ -267,9 +268,14 @@ class Client(TestClient):
         return response.status_code, response.json()
 
 
+@functools.cache
+def queue_of(folder: Path, registered: Path) -> Queue:
+    return questions_of(QueueOptions(folder, None, 20, Shares(0.2, 0.2), folder / "none.jsonl", registered))
+
+
 @contextmanager
 def opened(folder: Path, registered: Path, answers: Path, token: str | None = None) -> Iterator[Client]:
-    queue = questions_of(QueueOptions(folder, None, 20, Shares(0.2, 0.2), answers, registered))
+    queue = queue_of(folder, registered)
     chosen = [Asked(one, why, queue.model) for one, why in queue.questions]
     views = QuestionViews(queue.files, queue.captioner)
     given = Assignments(chosen, Record(answers))
