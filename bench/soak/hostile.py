@@ -53,9 +53,7 @@ def main() -> None:
         process = serving(port)
         expected = [caption_of(raw(port, good(photograph))) for photograph in photographs]
         before = memory(process)
-        answered: collections.Counter[str] = collections.Counter()
-        wrong: list[str] = []
-        lock = threading.Lock()
+        tally = Tally()
 
         def attack(number: int) -> None:
             draw = random.Random(given.seed * 10**9 + number)
@@ -63,34 +61,52 @@ def main() -> None:
                 place = draw.randrange(len(photographs))
                 told = raw(port, good(photographs[place]))
                 busy = told.startswith(b"HTTP/1.1 503")
-                with lock:
-                    answered["good: 503" if busy else "good: captioned"] += 1
+                with tally.lock:
+                    tally.answered["good: 503" if busy else "good: captioned"] += 1
                     if not busy and expected[place].encode() not in told:
-                        wrong.append(f"request {number}: {told[:200]!r}")
+                        tally.wrong.append(f"request {number}: {told[:200]!r}")
                 return
             kind, data = hostile(draw, photographs)
             told = raw(port, data, 6 if kind == "slow" else 90, slowly=kind == "slow")
-            status = told[9:12].decode("latin-1") if told.startswith(b"HTTP/1.1 ") else "closed"
-            with lock:
-                answered[f"{kind}: {status}"] += 1
-                if (status.startswith("5") and status != "503") or b"Traceback" in told:
-                    wrong.append(f"request {number}, {kind}: {told[:300]!r}")
+            tally.add(number, kind, told)
 
         begun = time.monotonic()
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(attack, range(given.requests)))
         lasted = time.monotonic() - begun
         last = [caption_of(raw(port, good(photograph))) for photograph in photographs]
-        print(f"\n{given.requests:,} requests in {lasted:.0f} s\n\n| kind | answer | requests |\n| --- | --- | --- |")
-        for name, count in sorted(answered.items()):
-            kind, _, status = name.partition(": ")
-            print(f"| {kind} | {status} | {count:,} |")
+        print(f"\n{given.requests:,} requests in {lasted:.0f} s\n")
+        tally.print()
         print(
             f"\nmemory: {before:,} MiB before, {memory(process, 'VmHWM'):,} MiB at most, {memory(process):,} MiB after"
         )
-    if wrong or last != expected:
-        raise SystemExit("\n".join(["answered wrongly:", *wrong[:20]]))
+    if tally.wrong or last != expected:
+        raise SystemExit("\n".join(["answered wrongly:", *tally.wrong[:20]]))
     print("no 5xx but busy, no traceback, no crash; every good request answered as when alone")
+
+
+class Tally:
+    """What was answered: how often, by kind of request and status, and what should not have been."""
+
+    def __init__(self) -> None:
+        self.answered: collections.Counter[str] = collections.Counter()
+        self.wrong: list[str] = []
+        self.lock = threading.Lock()
+
+    def add(self, number: int, kind: str, told: bytes) -> None:
+        """Count an answer to a hostile request; it is wrong where the server failed, but not where it is busy."""
+        status = told[9:12].decode("latin-1") if told.startswith(b"HTTP/1.1 ") else "closed"
+        with self.lock:
+            self.answered[f"{kind}: {status}"] += 1
+            if (status.startswith("5") and status != "503") or b"Traceback" in told:
+                self.wrong.append(f"request {number}, {kind}: {told[:300]!r}")
+
+    def print(self) -> None:
+        """Print the counts as a table."""
+        print("| kind | answer | requests |\n| --- | --- | --- |")
+        for name, count in sorted(self.answered.items()):
+            kind, _, status = name.partition(": ")
+            print(f"| {kind} | {status} | {count:,} |")
 
 
 def hostile(draw: random.Random, photographs: list[bytes]) -> tuple[str, bytes]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import describe
-from bench.soak.hostile import memory, mutated, raw, serving
+from bench.soak.hostile import Tally, memory, mutated, raw, serving
 from bench.speed.serving import running
 from tasks.datasets.corrections import read_answers
 
@@ -135,9 +135,7 @@ def main() -> None:
             process = serving(port)
             people, before = People(port), memory(process)
             first = people._sent("/next", {"person": "0" * 32})["question"]
-            answered: collections.Counter[str] = collections.Counter()
-            wrong: list[str] = []
-            lock, turns = threading.Lock(), (threading.Lock(), threading.Lock())
+            tally, turns = Tally(), (threading.Lock(), threading.Lock())
 
             def attack(at: int) -> None:
                 if at % (given.requests // 90) == 0:
@@ -146,29 +144,21 @@ def main() -> None:
                         people.answer(f"{person:032x}")
                     return
                 kind, data = hostile(random.Random(given.seed * 10**9 + at), first["picture"], first["shown"])
-                told = raw(port, data)
-                status = told[9:12].decode("latin-1") if told.startswith(b"HTTP/1.1 ") else "closed"
-                with lock:
-                    answered[f"{kind}: {status}"] += 1
-                    if (status.startswith("5") and status != "503") or b"Traceback" in told:
-                        wrong.append(f"request {at}, {kind}: {told[:300]!r}")
+                tally.add(at, kind, raw(port, data))
 
             begun = time.monotonic()
             with ThreadPoolExecutor(_AT_ONCE) as pool:
                 list(pool.map(attack, range(given.requests)))
             print(f"\n{given.requests:,} requests in {time.monotonic() - begun:.0f} s\n")
-            print("| kind | answer | requests |\n| --- | --- | --- |")
-            for name, count in sorted(answered.items()):
-                kind, _, status = name.partition(": ")
-                print(f"| {kind} | {status} | {count:,} |")
+            tally.print()
             print(f"\nmemory: {before:,} MiB before, {memory(process, 'VmHWM'):,} MiB at most")
         written = [answer for _, answer in read_answers(answers)]
     if collections.Counter(answer["source"].split()[-1] for answer in written) != dict.fromkeys(people.said, 1):
-        wrong.append(f"{len(written)} answers in the file, {len(people.said)} of people who may")
+        tally.wrong.append(f"{len(written)} answers in the file, {len(people.said)} of people who may")
     if len({answer["picture"] for answer in written}) != len(written):
-        wrong.append("a picture was asked about twice")
-    if wrong:
-        raise SystemExit("\n".join(["answered wrongly:", *wrong[:20]]))
+        tally.wrong.append("a picture was asked about twice")
+    if tally.wrong:
+        raise SystemExit("\n".join(["answered wrongly:", *tally.wrong[:20]]))
     print(f"{len(written)} answers of two people who may, each once; none of anybody else; no 5xx but busy")
 
 

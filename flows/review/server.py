@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import importlib.resources
 import json
 import logging
 import re
@@ -27,11 +26,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from flows.review.question_views import QuestionView, QuestionViews
-from flows.serving.guard import MEDIA_TYPES, Guard, check_length, read_body
+from flows.serving.guard import Guard, check_length, read_body
 from flows.serving.limits import Limits, RefusedError, Room
+from flows.serving.web_page import Page
 from tasks.common.errors import AttendError
 from tasks.datasets.corrections import Verdict
-from tasks.evaluation.page_files import page_file
 from tasks.review.assignments import Assignments, Reply
 from tasks.review.queue import Question
 
@@ -62,13 +61,12 @@ class ReviewServer:
         self._note, self._noted = note, True
         self._one = threading.Lock()  # held while the assignments are called
         self._room = Room(LIMITS.bodies)
-        self._files = _page_files()
+        self._page = Page("flows.review", "review")
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
         routes = [
-            Route("/", self.page),
-            Route("/static/{name}", self.static),
+            *self._page.routes(),
             Route("/next", self.next, methods=["POST"]),
             Route("/answer", self.answer, methods=["POST"]),
             Route("/undo", self.undo, methods=["POST"]),
@@ -155,17 +153,6 @@ class ReviewServer:
         """Answer 200."""
         return JSONResponse({"status": "ok"})
 
-    async def page(self, _: Request) -> Response:
-        """Return the page."""
-        return Response(self._files["review.html"], media_type="text/html")
-
-    async def static(self, request: Request) -> Response:
-        """Return a file of the page."""
-        name = request.path_params["name"]
-        if name not in self._files:
-            raise HTTPException(404, "no such file")
-        return Response(self._files[name], media_type=MEDIA_TYPES[name.rpartition(".")[2]])
-
     def _told(self, values: dict[str, Any]) -> Response:
         """Return a response with these values, and how many questions are left."""
         left, number = self._assignments.counts
@@ -210,13 +197,6 @@ class ReviewServer:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._token is not None and not hmac.compare_digest(given.encode(), self._token.encode()):
             raise RefusedError(401, "Open the address that `attend review serve` printed, with its token")
-
-
-def _page_files() -> dict[str, str]:
-    """Return the texts of the page's files by name."""
-    page = importlib.resources.files("flows.review") / "page"
-    files = {name: (page / name).read_text(encoding="utf-8") for name in ("review.html", "review.css", "review.js")}
-    return files | {name: page_file(name) for name in ("look.css", "heat.js")}
 
 
 def _number(fields: dict[str, Any], name: str) -> str:

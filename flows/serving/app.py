@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.resources
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from flows.serving.batching import Batcher
-from flows.serving.guard import MEDIA_TYPES, Guard, check_length, read_body
+from flows.serving.guard import Guard, check_length, read_body
 from flows.serving.limits import Limits, RefusedError, Room
 from flows.serving.openapi import description
 from flows.serving.requests import CaptionRequest, parameters, parse
 from flows.serving.served import Served
+from flows.serving.web_page import Page
 from models.encoded_pictures import admit
 from models.requests import CaptionRow, Params, failed
-from tasks.evaluation.page_files import page_file
 
 _LOG = logging.getLogger("attend.serve")
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -66,13 +64,12 @@ class Server:
         self._metrics = Metrics()
         self._batcher = Batcher(served.predict, max_batch, limits.waiting, self._metrics.batches.observe)
         self._room = Room(limits.bodies)
-        self._files = _page_files()
+        self._page = Page("flows.serving", "page")
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
         routes = [
-            Route("/", self.page),
-            Route("/static/{name}", self.static),
+            *self._page.routes(),
             Route("/invocations", self.invocations, methods=["POST"]),
             Route("/caption", self.caption, methods=["POST"]),
             *(Route(path, self.health) for path in ("/health", "/ping")),
@@ -142,17 +139,6 @@ class Server:
         self._metrics.version.labels(about["model"], about["version"]).set(1)
         return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    async def page(self, _: Request) -> Response:
-        """Return the web page to try the model."""
-        return Response(self._files["page.html"], media_type="text/html")
-
-    async def static(self, request: Request) -> Response:
-        """Return a file of the web page."""
-        name = request.path_params["name"]
-        if name not in self._files:
-            raise HTTPException(404, "no such file")
-        return Response(self._files[name], media_type=MEDIA_TYPES[name.rpartition(".")[2]])
-
     async def _caption_body(self, request: Request, parse_body: Callable[[bytes], CaptionRequest]) -> list[CaptionRow]:
         """Read the body and caption its pictures, both within the time limits. Returns a row for each picture.
 
@@ -176,13 +162,6 @@ class Server:
         rows = [next(captioned) if why is None else failed(why) for why in refusals]
         self._metrics.errors.inc(sum(row["error"] is not None for row in rows))
         return rows
-
-
-def _page_files() -> dict[str, str]:
-    """Return the texts of the web page's files by name."""
-    page = importlib.resources.files("flows.serving") / "page"
-    files = {name: (page / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
-    return files | {name: page_file(name) for name in ("look.css", "heat.js")}
 
 
 def _refusals(pictures: list[bytes], limits: Limits) -> list[str | None]:

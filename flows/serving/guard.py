@@ -19,7 +19,6 @@ from starlette.routing import Route
 from flows.serving.limits import Held, Limits, RefusedError
 
 Answered = Callable[[Request, Response, float], None]
-MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; base-uri 'none'"

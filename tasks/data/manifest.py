@@ -190,10 +190,7 @@ def valid_rows(
                     part.image_folder(generated / prefix),
                     f"data.sources.{prefix[:-1]}" if prefix else "data",
                 )
-                why = _why_no_picture(name.removeprefix(prefix), folder, names, setting)
-                if row.digest is not None:
-                    why = f"{why}, or set data.on_error=skip, which leaves out what was said of it"
-                raise AttendError(f"{row.where}: {why}")
+                raise AttendError(f"{row.where}: {_why_no_picture(name.removeprefix(prefix), folder, names, setting)}")
             valid.append(row if name == row.name else replace(row, name=name))
     if not valid:
         first = f": the first fault: {faults.found[0]}" if faults.found else ": add one, or correct data.path"
