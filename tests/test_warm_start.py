@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,16 @@ def test_known_words_have_the_logits_that_they_had(name: str, head: dict[str, An
         logits.append(found[:, rows])
     torch.testing.assert_close(logits[1], logits[0])
     assert len(logits[0][0]) == 8 and END in range(4)
+
+
+def test_a_champion_registered_before_there_was_an_option_has_its_default(tmp_path: Path) -> None:
+    folder, _ = bundle_of(tmp_path, "show_attend_tell")
+    config = json.loads((folder / "config.json").read_text())
+    del config["decoder"]["options"]["gate"]
+    (folder / "config.json").write_text(json.dumps(config))
+    begun(folder, "show_attend_tell")
+    with pytest.raises(AttendError, match=r"has decoder\.gate True, this config False"):
+        begun(folder, "show_attend_tell", gate=False)
 
 
 @pytest.mark.parametrize(

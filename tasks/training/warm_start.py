@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
 
+from models.decoders import DECODERS
 from models.decoders.base import Decoder
 from models.options import DecoderSpec
 from models.vocabulary import SPECIAL, Vocabulary
@@ -84,7 +86,8 @@ def _check_alike(given: Mapping[str, Any], shape: DecoderSpec) -> None:
         if given[field] != shape[field]:
             what = "decoder.name" if field == "name" else "grids: channels"
             raise AttendError(f"{_FIELD} has {what} {given[field]}, this config {shape[field]}: {remedy}")
+    # An option that came after the champion has its default in it.
+    options = asdict(DECODERS[given["name"]].options(**given["options"]))
     for option, value in shape["options"].items():
-        if given["options"].get(option) != value and not option.startswith("dropout_"):
-            has = given["options"].get(option)
-            raise AttendError(f"{_FIELD} has decoder.{option} {has}, this config {value}: {remedy}")
+        if options[option] != value and not option.startswith("dropout_"):
+            raise AttendError(f"{_FIELD} has decoder.{option} {options[option]}, this config {value}: {remedy}")
