@@ -5,7 +5,8 @@ from __future__ import annotations
 from tasks.config.schema import Config
 from tasks.pipeline import sessions
 from tasks.pipeline.workspace import Workspace
-from tasks.registry.tracking import check_store, close_dead_runs
+from tasks.registry.runs import close_dead_runs
+from tasks.registry.tracking import check_store
 
 
 def prepare(config: Config) -> None:

@@ -18,6 +18,7 @@ from tasks.data.manifest import GENERATED_FOLDER
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
 from tasks.registry.embedded_store import DATABASE
+from tasks.registry.runs import PARENT_RUN
 from tasks.registry.versions import version_with_alias
 from tests.support import STAGES, artifacts, inputs_of, plan, raise_version, run_stage, small
 
@@ -80,7 +81,7 @@ def made(config: Config) -> dict[str, int]:
     experiments = [item.experiment_id for item in client.search_experiments()]
     return {
         "shards": len(list(config.workspace.glob("grids/*/shard-*.h5"))),
-        "runs": sum(tracking.PARENT_RUN not in run.data.tags for run in client.search_runs(experiments)),
+        "runs": sum(PARENT_RUN not in run.data.tags for run in client.search_runs(experiments)),
         "versions": len(client.search_model_versions()),
     }
 

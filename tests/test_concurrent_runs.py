@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks.registry import tracking
+from tasks.registry.runs import PARENT_RUN
 from tests.support import plan, small
 
 
@@ -41,7 +42,7 @@ def ended(processes: list[subprocess.Popen[str]]) -> list[str]:
 def check(workspace: Path, runs: int) -> None:
     client = tracking.connect(workspace)
     experiments = [item.experiment_id for item in client.search_experiments()]
-    found = [run for run in client.search_runs(experiments) if tracking.PARENT_RUN not in run.data.tags]
+    found = [run for run in client.search_runs(experiments) if PARENT_RUN not in run.data.tags]
     assert [run.info.status for run in found] == ["FINISHED"] * runs
     assert len(client.search_model_versions()) == runs
     for name in ("mlflow.db", "prefect/prefect.db"):

@@ -77,29 +77,6 @@ def test_a_run_that_changes_processors_ends_and_says_both(  # type: ignore[no-un
     assert computes_on(config, plan(config, "evaluate")) is None
 
 
-def test_a_checkpoint_of_before_the_share_was_counted_goes_on(workspace: Path) -> None:
-    config = small(workspace, training__epochs=3, machine__checkpoint_seconds=0)
-    for name in ("ingest", "extract", "tensorise"):
-        run_stage(config, name)
-
-    def stop(row: dict[str, float], _: Path | None) -> None:
-        if row["epoch"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_stage(config, "train", epoch_done=stop)
-    (path,) = workspace.rglob(".checkpoint.pt")
-    state = torch.load(path, weights_only=True)
-    del state["sums"]["bfloat16"]
-    for row in state["history"]:
-        del row[SHARE]
-    torch.save(state, path)
-    run_stage(config, "train")
-    made = artifacts(config, "train")["train"]
-    assert [row[SHARE] for row in pq.read_table(made.path / "history.parquet").to_pylist()] == [0, 0, 0]
-    assert made.ledger.notes == ["computed in float32"]
-
-
 def test_an_epoch_may_have_both() -> None:
     rows = [{SHARE: share} for share in (1.0, 0.25, 0.0, 0.0)]
     expected = "bfloat16 (epoch 1), float32 and bfloat16 (epoch 2), float32 (epochs 3 to 4)"

@@ -21,6 +21,7 @@ from tasks.evaluation import caption_and_score as evaluation
 from tasks.registry import tracking
 from tasks.registry.promotion import PromotionRule, was_rolled_back
 from tasks.registry.registration_record import REGISTRATION
+from tasks.registry.runs import TRAIN_KEY
 from tasks.registry.versions import default_champion, scores_of
 from tests.support import artifacts, pictures, plan, register_all, run_stage, small
 from tests.test_cli import Capture, attend, refused
@@ -299,7 +300,7 @@ def test_a_version_of_unknown_training_is_rolled_back_alone(
         register(say)
     client = tracking.connect(tmp_path / "workspace")
     for version in ("2", "3"):  # as another program registers them
-        client.delete_model_version_tag("small", version, tracking.TRAIN_KEY)
+        client.delete_model_version_tag("small", version, TRAIN_KEY)
     roll_back(tmp_path / "workspace", "small")
     assert not was_rolled_back(client, client.get_model_version("small", "2"))
     assert was_rolled_back(client, client.get_model_version("small", "3"))

@@ -29,6 +29,7 @@ from tasks.registry import bundle, tracking
 from tasks.registry.logged_model import ModelInput, example, load_captioner, load_model, log_model
 from tasks.registry.mlflow_pages import mlflow_ui
 from tasks.registry.registration_record import REGISTRATION
+from tasks.registry.runs import get_or_create_experiment, training_log
 from tasks.training.outputs import WEIGHTS
 from tests.support import HERE, artifacts, captioner_artifacts, give_store, pictures, plan, run_stage, small, trained
 from tests.support import register_all as run_all
@@ -108,7 +109,7 @@ def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_pat
     source.write_text(source.read_text().replace(quiet, loud))
     bundle.write_bundle(registry_captioner(workspace), tmp_path / "bundle", source=tmp_path / "code")
     client = tracking.connect(workspace)
-    run_id = client.create_run(tracking.get_or_create_experiment(client, workspace, "other")).info.run_id
+    run_id = client.create_run(get_or_create_experiment(client, workspace, "other")).info.run_id
     address = log_model(run_id, "small.1", {"torch": tmp_path / "bundle"}, ModelInput("image", example()), [])
     said = outside(
         workspace,
@@ -415,7 +416,7 @@ def test_the_best_weights_are_logged_while_a_training_goes_on(workspace: Path, t
         run_stage(config, name)
     with (
         pytest.raises(KeyboardInterrupt),
-        tracking.training_log(workspace, "small", "a key", {}) as log,
+        training_log(workspace, "small", "a key", {}) as log,
     ):
         files: list[Path] = []
 
@@ -437,7 +438,7 @@ def test_the_best_weights_are_logged_while_a_training_goes_on(workspace: Path, t
 def test_weights_that_mlflow_does_not_take_do_not_stop_a_training(
     workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tracking.training_log(workspace, "small", "another key", {}) as log:
+    with training_log(workspace, "small", "another key", {}) as log:
 
         def fails(*_: object) -> None:
             raise PermissionError(13, "Permission denied", "/mlruns")

@@ -18,6 +18,7 @@ from tasks.pipeline.run import trust_fresh
 from tasks.pipeline.sessions import exclusive_session, notice_crashes, session
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
+from tasks.registry.runs import close_dead_runs, training_log
 from tests.support import WITHOUT_MLFLOW, artifacts, plan, run_all, run_stage, small, verify
 
 
@@ -140,15 +141,15 @@ def test_the_mlflow_run_of_a_killed_process_is_closed(tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     Workspace(workspace).prepare()
     client = tracking.connect(workspace)
-    with pytest.raises(KeyboardInterrupt), tracking.training_log(workspace, "m", "a" * 64, {"x": 1}) as log:
+    with pytest.raises(KeyboardInterrupt), training_log(workspace, "m", "a" * 64, {"x": 1}) as log:
         raise KeyboardInterrupt
     note = workspace / "runs" / "mlflow" / f"{'a' * 20}.json"
     assert client.get_run(log.run_id).info.status == "KILLED" and note.exists()
     client.update_run(log.run_id, status="RUNNING")  # as SIGKILL leaves it
-    tracking.close_dead_runs(workspace)
+    close_dead_runs(workspace)
     assert client.get_run(log.run_id).info.status == "KILLED" and not note.exists()
-    with tracking.training_log(workspace, "m", "a" * 64, {"x": 1, "y": 2}) as again:
-        tracking.close_dead_runs(workspace)  # another process looks: this one is alive
+    with training_log(workspace, "m", "a" * 64, {"x": 1, "y": 2}) as again:
+        close_dead_runs(workspace)  # another process looks: this one is alive
         assert client.get_run(log.run_id).info.status == "RUNNING"
     assert again.run_id == log.run_id and not note.exists()
     assert client.get_run(log.run_id).info.status == "FINISHED"

@@ -73,7 +73,7 @@ class Att2in(Decoder):
         return self.head(self.drop_output(read)), State(torch.stack([state.alphas for state in states], dim=2))
 
     def compile_step(self, pictures: int, rows: int) -> None:
-        raise NotImplementedError("peers are not compiled")
+        self.compile(dynamic=True)
 
     def _cell_step(self, state: Att2inState, word_gates: Tensor) -> Att2inState:
         """Return the state after a word; word_gates (N, R, 5H): the word's part of the gates and the candidates."""

@@ -11,6 +11,7 @@ from tasks.common.errors import AttendError
 from tasks.common.files import remove_folder
 from tasks.grids.store import folder_size
 from tasks.registry import tracking
+from tasks.registry.runs import EVALUATED_VERSION, PARENT_RUN
 from tasks.registry.versions import CHAMPIONS, address_of, files_of, logged_model_of, number
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _with_files(client: MlflowClient, version: ModelVersion, kept_runs: set[str 
     training = str(version.run_id)
     runs = [] if training in kept_runs else [training]
     experiment = client.get_run(training).info.experiment_id
-    tags = {tracking.EVALUATED_VERSION: address_of(version), **({tracking.PARENT_RUN: training} if runs else {})}
+    tags = {EVALUATED_VERSION: address_of(version), **({PARENT_RUN: training} if runs else {})}
     for tag, value in tags.items():
         runs += [item.info.run_id for item in client.search_runs([experiment], f"tags.`{tag}` = '{value}'")]
     files = files_of(client, version)

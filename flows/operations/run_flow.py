@@ -40,6 +40,7 @@ from tasks.pipeline.sessions import session
 from tasks.pipeline.stage import Hooks, Stage
 from tasks.registry import tracking
 from tasks.registry.params import run_params
+from tasks.registry.runs import training_log
 from tasks.registry.versions import champion_bundle, find
 from tasks.training.precision import computes_on
 from tasks.training.train import TrainedDecoder
@@ -137,7 +138,7 @@ def _hooks(stage: Stage, config: Config, inputs: Inputs) -> Iterator[Hooks]:
     model = config.registry.model
     with (
         tempfile.TemporaryDirectory(prefix="attend-champion-") as scratch,
-        tracking.training_log(config.workspace, model, status.key, run_params(stage, inputs)) as log,
+        training_log(config.workspace, model, status.key, run_params(stage, inputs)) as log,
     ):
         champion = partial(champion_bundle, config.workspace, model, Path(scratch))
         yield replace(hooks, epoch_done=log.try_log_epoch, champion=champion)

@@ -27,6 +27,7 @@ from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
 from tasks.registry.lineage import pictures_of
 from tasks.registry.logged_model import load_captioner
+from tasks.registry.runs import find_evaluation_run, log_evaluation
 from tasks.registry.versions import address_of, earlier_versions, logged_model_of, version_of_address
 
 if TYPE_CHECKING:
@@ -67,13 +68,13 @@ def evaluate_registered(config: Config, model: str | None = None, results: Path 
         vocabulary_digest = captions.products["vocabulary"]
         settings = [Scores.version, config.evaluation.key_part()]
         key = digest_of([version.name, version.version, split_digests, vocabulary_digest, settings])
-        run_id = tracking.find_evaluation_run(client, config.workspace, version.name, key)
+        run_id = find_evaluation_run(client, config.workspace, version.name, key)
         if run_id is None:
             captioner = load_captioner(address_of(version), runtime="torch")
             with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
                 scores = _score(config, captioner, version, manifest, captions, client, Path(scratch))
                 scored = pictures_of(manifest, config, config.evaluation.split)
-                run_id = tracking.log_evaluation(
+                run_id = log_evaluation(
                     client, config.workspace, version, key, scores, scratch, logged_model_of(client, version), scored
                 )
         else:

@@ -17,7 +17,7 @@ from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
 from tasks.registry.bundle import make_captioner
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.lineage import log_pictures, pictures_of
-from tasks.registry.tracking import CHECKPOINTS, TrainingLog, flush_run, log_scores_of_evaluation, training_log
+from tasks.registry.runs import CHECKPOINTS, TrainingLog, flush_run, log_scores_of_evaluation, training_log
 from tasks.registry.versions import PICTURES
 from tasks.training.outputs import HISTORY, LAST, kept_weights
 

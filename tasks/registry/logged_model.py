@@ -18,7 +18,8 @@ from PIL import Image
 from models.options import Runtime
 from models.requests import TYPES
 from tasks.common.errors import AttendError
-from tasks.registry.tracking import TrainingLog, flush_location, local_folder, without_credentials
+from tasks.registry.runs import TrainingLog
+from tasks.registry.tracking import flush_location, local_folder, without_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

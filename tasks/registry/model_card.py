@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 
 from tasks.common.wording import counted_by_split
 from tasks.config.schema import Config
-from tasks.config.training import TrainingConfig
 from tasks.data.manifest import sources_by_digest
 from tasks.datasets.base import SPLITS
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions, score_lines
@@ -21,7 +20,7 @@ from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.gates import GateResult
 from tasks.registry.runtimes import ExportedRuntime
 from tasks.training.outputs import HISTORY
-from tasks.training.precision import SHARE, precision_by_epoch
+from tasks.training.precision import precision_by_epoch
 
 _SAMPLES = 3
 
@@ -71,7 +70,7 @@ def card(
         "",
         f"- backbone: {_backbone(config)}{tuned}{augmented}",
         f"- decoder: {ensemble}`{decoder.name}`, {trained['epochs']} epochs{self_critical}, seed {training.seed}, "
-        f"{_precision(artifacts.trained, training)}",
+        f"{_precision(artifacts.trained)}",
         "",
         "## Scores",
         "",
@@ -114,7 +113,6 @@ def _cell(words: list[str]) -> str:
     return " ".join(words).replace("|", "\\|")
 
 
-def _precision(trained: Artifact, training: TrainingConfig) -> str:
-    """Return the precision of each epoch, as recorded; for an older artifact without a record, the configured one."""
-    history = pq.read_table(trained.path / HISTORY).to_pylist()
-    return precision_by_epoch(history) if SHARE in history[0] else training.precision
+def _precision(trained: Artifact) -> str:
+    """Return the precision of each epoch of a training."""
+    return precision_by_epoch(pq.read_table(trained.path / HISTORY).to_pylist())

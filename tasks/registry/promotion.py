@@ -16,7 +16,7 @@ from tasks.common.errors import AttendError
 from tasks.evaluation.caption_and_score import read_predictions
 from tasks.metrics import ScoredCaption, load
 from tasks.metrics.bootstrap import LEVEL, ScoreComparison, compare
-from tasks.registry.tracking import TRAIN_KEY
+from tasks.registry.runs import TRAIN_KEY
 from tasks.registry.versions import CHAMPIONS, PROMOTED_AT, number, version_with_alias
 
 if TYPE_CHECKING:

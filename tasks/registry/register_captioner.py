@@ -1,7 +1,7 @@
-"""Registration of a trained model: its run in MLflow, its version, and whether that version is champion.
+"""Registration of a trained model: its run in MLflow and its version, with all that the version is made of.
 
-A registered version is a self-contained bundle (see bundle.py) with a model card and a report. promotion.py decides
-which version is champion.
+A registered version is a self-contained bundle (see bundle.py) with a model card and a report. Whether it becomes
+champion, champion_or_challenger.py decides.
 """
 
 from __future__ import annotations
@@ -10,29 +10,21 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file, temporary_files_in
-from tasks.common.log import log
 from tasks.common.source import commit
-from tasks.config.devices import device_of
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
-from tasks.data.manifest import files_by_name, sources_by_digest
+from tasks.data.manifest import files_by_name
 from tasks.evaluation.caption_and_score import (
     PREDICTIONS,
     ScoreInputs,
     differing_scores,
-    read_predictions,
-    was_trained_on,
 )
 from tasks.evaluation.report import REPORT, ComparedModel
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
-from tasks.evaluation.self_retrieval import self_retrieval
-from tasks.grids.index import open_grids
 from tasks.inspection.inspect import inspect_data
 from tasks.inspection.page import write_page
 from tasks.inspection.record import FINDINGS, INSPECTION, PAGE, InspectionRecord, describe_drift
@@ -40,59 +32,47 @@ from tasks.pipeline.ledger import FileRecord, Outcome, digest_of
 from tasks.pipeline.plan import by_kind
 from tasks.pipeline.stage import Work
 from tasks.pipeline.workspace import Workspace
-from tasks.registry.bundle import is_whole, make_captioner, write_bundle
+from tasks.registry.bundle import make_captioner, write_bundle
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.catalogue import write_report_of
-from tasks.registry.comparable_captions import caption_alike
+from tasks.registry.champion_or_challenger import (
+    champion_to_beat,
+    decide,
+    flaw_of,
+    label,
+    predictions_of_champion,
+    run_gates,
+    tag_gates,
+)
 from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report
-from tasks.registry.gates import GateResult, gate_results
+from tasks.registry.gates import GateResult
 from tasks.registry.lineage import version_tag
 from tasks.registry.logged_model import (
-    bundle_of,
     drop_unregistered,
     flush_logged_model,
     input_of,
-    load_captioner,
     log_model,
-    runtimes_of,
 )
 from tasks.registry.model_card import card
 from tasks.registry.promotion import (
-    GATE_REFUSAL,
-    ModelComparison,
-    PromotionRule,
-    make_challenger,
-    make_champion,
-    promote,
     side_by_side,
-    was_rolled_back,
 )
 from tasks.registry.registration_record import RegistrationRecord, write_registration
+from tasks.registry.runs import EVALUATED_VERSION, TRAIN_KEY, TrainingLog, flush_run, training_log
 from tasks.registry.runtimes import export_runtimes
-from tasks.registry.tracking import (
-    EVALUATED_VERSION,
-    TRAIN_KEY,
-    TrainingLog,
-    flush_run,
-    is_embedded,
-    is_in_workspace,
-    shown_tracking_uri,
-    training_log,
-)
+from tasks.registry.tracking import is_in_workspace, shown_tracking_uri
 from tasks.registry.versions import (
     EVALUATION,
     MADE_FROM,
     PREDICTIONS_DIGEST,
     address_of,
-    download_version_predictions,
     earlier_versions,
     files_of,
     known_pictures,
     number,
     scored_alike,
-    version_with_alias,
 )
-from tasks.training.outputs import HISTORY, load_ensemble
+from tasks.training.outputs import HISTORY
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -125,24 +105,24 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
             log.epoch(row)
         _check_predictions(artifacts, scores, Workspace(workspace))
         version = _version_with_key(log.client, registry.model, work.key, workspace)
-        champion, why_first = _champion_to_beat(log.client, registry.model, workspace)
+        champion, why_first = champion_to_beat(log.client, registry.model, workspace)
         comparison = None
         if champion is not None and (version is None or number(champion) != number(version)):
-            champion_predictions = _predictions_of(champion, scores, config, artifacts, log.client, scratch)
+            champion_predictions = predictions_of_champion(champion, scores, config, artifacts, log.client, scratch)
             comparison = side_by_side(champion_predictions, artifacts.scores.path / PREDICTIONS, evaluation.metrics)
         known = None if champion is None else known_pictures(log.client, champion, scratch / "known")
         inspection = _inspect(config, artifacts, known, work.out)
-        gates = [] if champion is not None and comparison is None else _gates(config, artifacts, comparison)
+        gates = [] if champion is not None and comparison is None else run_gates(config, artifacts, comparison)
         if version is None:
             rivals = (
-                [] if champion is None or comparison is None else [ComparedModel(_label(champion), comparison.scores)]
+                [] if champion is None or comparison is None else [ComparedModel(label(champion), comparison.scores)]
             )
             version = _bundle_and_register(log, config, artifacts, scores, rivals, gates, work, scratch)
-        refusal = _tag_gates(log.client, version, gates)
+        refusal = tag_gates(log.client, version, gates)
         if champion is None or comparison is not None:  # of the champion itself, nothing has arrived since
             drift = describe_drift(inspection["drift"])
             log.client.set_model_version_tag(version.name, version.version, "attend.drift", drift)
-        alias, why = _decide(log.client, registry, version, champion, comparison, scores, why_first, refusal)
+        alias, why = decide(log.client, registry, version, champion, comparison, scores, why_first, refusal)
         with contextlib.suppress(MlflowException, LookupError):  # then `attend models report` says why
             write_report_of(log.client, version, work.out / REPORT)
         files = files_of(log.client, version)
@@ -161,15 +141,6 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
     write_registration(registration, work.out)
     products = {"version": digest_of([registry.model, version.version])}
     return Outcome(products, {"version": int(version.version)}, [why], shared)
-
-
-def _champion_to_beat(client: MlflowClient, model: str, workspace: Path) -> tuple[ModelVersion | None, str]:
-    """Return the champion; None where there is none, or none whose files are whole, with why the next is champion."""
-    champion = version_with_alias(client, model, "champion")
-    flaw = None if champion is None else _flaw(client, champion, workspace)
-    if champion is None or flaw is None:
-        return champion, "it is the first"
-    return None, f"the files of {_label(champion)} are {flaw}"
 
 
 def _bundle_and_register(
@@ -257,23 +228,7 @@ def _version_with_key(client: MlflowClient, model: str, key: str, workspace: Pat
     """Return the latest version that was registered with a stage key; None where no version, or a damaged one, was."""
     versions = client.search_model_versions(f"name = '{model}'", order_by=["version_number DESC"])
     version = next((version for version in versions if version.tags.get(_KEY) == key), None)
-    return version if version is not None and _flaw(client, version, workspace) is None else None
-
-
-def _flaw(client: MlflowClient, version: ModelVersion, workspace: Path) -> str | None:
-    """Return what is wrong with the files of a version of the embedded store: where they are, or what is in them."""
-    if not is_embedded():
-        return None  # a server that does not give them now may do so in a minute
-    files = files_of(client, version)
-    if files is None:  # of another program: nothing is known of its files
-        return None
-    if not is_in_workspace(str(files), workspace):
-        return "not in this workspace"
-    try:
-        folders = [files / "artifacts" / bundle_of(name) for name in runtimes_of(files)]
-    except AttendError:
-        return "damaged"
-    return None if all(map(is_whole, folders)) else "damaged"
+    return version if version is not None and flaw_of(client, version, workspace) is None else None
 
 
 def _same_version(
@@ -293,7 +248,7 @@ def _same_version(
     for version in client.search_model_versions(f"name = '{registry.model}'"):
         is_same = same.items() <= version.tags.items() and scored_alike(version, scores)
         is_same &= version.tags.get(_RUNTIMES, "torch") == runtimes
-        if is_same and _flaw(client, version, workspace) is None:
+        if is_same and flaw_of(client, version, workspace) is None:
             return version
     return None
 
@@ -355,102 +310,3 @@ def _inspect(config: Config, artifacts: CaptionerArtifacts, known: set[str] | No
     files = files_by_name(artifacts.manifest.path, config.data) if config.shows_photographs else None
     write_page(f"{config.name}: the data, seen by the model", record, out, files)
     return record
-
-
-def _gates(config: Config, artifacts: CaptionerArtifacts, comparison: ModelComparison | None) -> list[GateResult]:
-    """Return what the gates found in the evaluated captions.
-
-    comparison: the champion (first) and the version (second); None where there is no champion.
-    """
-    captions = read_predictions(artifacts.scores.path / PREDICTIONS)
-    pairs = None if comparison is None else comparison.captions
-    sources = sources_by_digest(artifacts.manifest.path, config.data)
-    return gate_results(config.registry, captions, pairs, lambda: _retrieved(config, artifacts), sources)
-
-
-def _tag_gates(client: MlflowClient, version: ModelVersion, gates: list[GateResult]) -> str | None:
-    """Write what the gates found into a version's tags, and return why they refuse it; None where they let it pass.
-
-    gates: none where the version is the champion already, whose tags stay.
-    """
-    for result in gates:
-        client.set_model_version_tag(version.name, version.version, f"attend.gate.{result.name}", str(result))
-    refusal = "; ".join(str(result) for result in gates if result.refused)
-    if refusal:
-        client.set_model_version_tag(version.name, version.version, GATE_REFUSAL, refusal)
-    elif GATE_REFUSAL in version.tags:
-        client.delete_model_version_tag(version.name, version.version, GATE_REFUSAL)
-    return refusal or None
-
-
-def _retrieved(config: Config, artifacts: CaptionerArtifacts) -> npt.NDArray[np.bool_]:
-    """Return which of the evaluated captions are likelier for their own picture than for others."""
-    device = device_of(config.machine)
-    decoder, _ = load_ensemble(artifacts.decoder.path, config.evaluation.ensemble)
-    table = pq.read_table(artifacts.scores.path / PREDICTIONS, columns=["digest", "tokens"])
-    captions = [(row["digest"], row["tokens"]) for row in table.to_pylist()]
-    return self_retrieval(decoder.to(device).eval(), open_grids(artifacts.grids, config.machine), captions, device)
-
-
-def _label(version: ModelVersion) -> str:
-    """Return how messages name a version."""
-    return f"version {version.version}"
-
-
-def _decide(
-    client: MlflowClient,
-    registry: RegistryConfig,
-    version: ModelVersion,
-    champion: ModelVersion | None,
-    comparison: ModelComparison | None,
-    scores: ScoreRecord,
-    why_first: str,
-    refusal: str | None,
-) -> tuple[str, str]:
-    """Decide whether a version becomes champion; return its alias and the reason.
-
-    comparison: the champion (first) and the version (second); None where the version is the champion, or the first.
-    why_first: why a version without a champion to compare with becomes champion. refusal: why no gate lets it.
-    """
-    obstacle = refusal
-    if was_trained_on(scores):
-        obstacle = "its scores are of pictures it was trained on: set evaluation.split to dev or test"
-    if obstacle is not None and (champion is None or comparison is not None):
-        return "challenger", make_challenger(client, version, f"{_label(version)} is challenger: {obstacle}")
-    if champion is None:
-        return "champion", make_champion(client, version, f"{_label(version)} is champion: {why_first}")
-    if comparison is None:
-        return "champion", f"{_label(version)} is champion"
-    if was_rolled_back(client, version):
-        why = f"{_label(version)} was champion and was rolled back: `attend models promote` makes it champion again"
-        return "challenger", why
-    if registry.promote_on not in scores["scores"]:
-        why = f"{registry.promote_on} is not applicable to these captions: set registry.promote_on to another score"
-        return "challenger", make_challenger(client, version, f"{_label(version)} is challenger: {why}")
-    rule = PromotionRule(registry.promote_on, registry.certainty, registry.min_pictures)
-    return promote(client, version, champion, comparison, rule)
-
-
-def _predictions_of(
-    champion: ModelVersion,
-    scores: ScoreRecord,
-    config: Config,
-    artifacts: CaptionerArtifacts,
-    client: MlflowClient,
-    scratch: Path,
-) -> Path:
-    """Return the path of the champion's predictions on the same pictures with the same settings as `scores`.
-
-    They come from the champion's run where it has them; else the champion captions the pictures now.
-    """
-    if scored_alike(champion, scores):
-        stored = download_version_predictions(client, champion, scratch / "kept")
-        if stored is not None:
-            return stored
-
-    name = f"{champion.name} version {champion.version}"
-    log.info(f"register: {name} was scored on other pictures or settings; scoring it on these")
-    captioner = load_captioner(address_of(champion), runtime="torch")
-    predictions = scratch / "champion.parquet"
-    caption_alike(captioner, name, config, artifacts, predictions)
-    return predictions

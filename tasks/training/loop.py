@@ -289,10 +289,7 @@ class TrainingLoop:
         return outcome
 
     def _make_learning_rates(self) -> None:
-        """Make the optimiser's learning rates tensors on the device, so that its steps can be recorded.
-
-        A checkpoint of before has them as numbers.
-        """
+        """Make the optimiser's learning rates tensors on the device, so that its steps can be recorded."""
         for group in self.optimiser.param_groups:
             group["lr"], group["capturable"] = torch.zeros((), device=self.device), True
 
@@ -380,14 +377,9 @@ class TrainingLoop:
             self.average = {name: value.to(self.device) for name, value in state["average"].items()}
         self.optimiser.load_state_dict(state["optimiser"])
         self._make_learning_rates()
-        # Older checkpoints do not count the steps in bfloat16. Their trainings have the precision in their key, so it
-        # is the present one for all steps.
-        default_share = float(self.training.precision == "bfloat16")
-        rows = [{**row, SHARE: row.get(SHARE, default_share)} for row in state["history"]]
-        default_sums = {"bfloat16": int(default_share) * (state["step"] - len(rows) * len(self.batches))}
-        self.step, self.history = state["step"], rows
-        self.tally = Tally(self.device, self.copies, Sums(**{**default_sums, **state["sums"]}))
-        self.kept_weights.digests = dict(state.get("kept_digests", {}))
+        self.step, self.history = state["step"], state["history"]
+        self.tally = Tally(self.device, self.copies, Sums(**state["sums"]))
+        self.kept_weights.digests = state["kept_digests"]
         log.info(f"{self.name}: resumes at step {self.step:,} of {self.steps:,}")
 
     def _read_checkpoint(self) -> dict[str, Any] | None:
@@ -396,7 +388,7 @@ class TrainingLoop:
         if not path.exists():
             return None
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        damage = self.kept_weights.damage(state.get("kept_digests", {}))
+        damage = self.kept_weights.damage(state["kept_digests"])
         if damage is not None:
             log.warning(f"{self.name}: {damage}: the training begins anew")
             return None
