@@ -20,6 +20,7 @@ from tasks.data.splits import divide, hashed_split
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import Row
 from tasks.datasets.faults import REFUSE
+from tasks.pipeline.ledger import differences
 from tests.support import artifacts, plan, run_stage, small
 
 SCENES = {"adapter": "scenes"}
@@ -100,6 +101,19 @@ def test_the_first_source_decides(two: Path) -> None:
     both = captions(made.path, "train") | captions(made.path, "dev")  # some of train became dev, as there is none
     assert both["17"] == ["a cat 17"] and sorted(both["16"]) == ["a cat 16", "a dog", "a dog 16"]
     assert "3 pictures of own left out there: in another split of web" in made.ledger.notes
+
+
+def test_what_changed_is_told_by_the_name_of_the_source(two: Path) -> None:
+    def told(*configs: Config) -> list[str]:
+        before, after = ({"config": {"data": config.data.key_part()}} for config in configs)
+        return differences(before, after)
+
+    both, own = config_of(two), load(str(written(two, "")), ["data.sources.web=null"])
+    assert told(both, config_of(two, split="train")) == ["data.sources.web.split: nothing -> train"]
+    assert told(own, both)[0] == "data.sources: own -> own, web"
+    sources = dict(reversed(both.data.model_dump(exclude_unset=True)["sources"].items()))
+    turned = small(both.workspace, data={"adapter": "sources", "sources": sources})
+    assert told(both, turned) == ["data.sources: own, web -> web, own"]
 
 
 def test_a_source_without_splits_is_divided_by_content_as_if_it_were_alone(two: Path) -> None:

@@ -176,10 +176,22 @@ def _flatten(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the nested parts of a key as one level of dotted names."""
     flat: dict[str, Any] = {"stage version": parts.get("version")}
     for section, values in parts.get("config", {}).items():
-        flat |= {f"{section}.{name}": value for name, value in values.items()}
+        for name, value in values.items():
+            flat |= _named(f"{section}.{name}", value)
     flat |= {f"the product {name}": value for name, value in parts.get("upstream", {}).items()}
     flat |= dict(parts.get("inputs", {}))
     return flat
+
+
+def _named(name: str, value: Any) -> dict[str, Any]:
+    """Return a field's value by its dotted name; for a list of pairs (name, fields), each of their fields by its own.
+
+    The names of the pairs, in their order, have the name of the list.
+    """
+    if not (value and isinstance(value, list) and all(isinstance(item, list) for item in value)):
+        return {name: value}
+    fields = {f"{name}.{key}.{field}": given for key, values in value for field, given in values.items()}
+    return {name: ", ".join(key for key, _ in value), **fields}
 
 
 def _shorten(value: Any) -> str:
