@@ -155,8 +155,9 @@ class Decoding:
     log-probability / length ** length_normalisation; `sample` for captions drawn word by word, at a temperature, among
     the top_k likeliest words (0 for all) that make up the share top_p (Holtzman et al. 2020, section 3.1).
     max_length: the most words of a caption, END counted. min_length: the fewest words before END. no_repeat: no n-gram
-    of this size may occur twice in a caption (0 for no such rule). no_echo: no word may follow itself. n_best: captions
-    per picture, best first. seed: of sampling.
+    of this size may occur twice in a caption (0 for no such rule). no_echo: no word may follow itself. consensus: of
+    the better half of a beam, the captions most like the others come first (see consensus.py). n_best: captions per
+    picture, best first. seed: of sampling.
     """
 
     search: Searches = "beam"
@@ -170,7 +171,16 @@ class Decoding:
     min_length: int = 0
     no_repeat: int = 0
     no_echo: bool = False
+    consensus: bool = False
     n_best: int = 1
+
+    @property
+    def candidates(self) -> int:
+        """Return how many captions a beam search finds, of which the `n_best` are kept.
+
+        The worse half of a beam says little of what the model is sure of.
+        """
+        return max(self.n_best, (self.beam + 1) // 2) if self.consensus else self.n_best
 
     def __post_init__(self) -> None:
         if self.search == "beam" and self.n_best > self.beam:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from .consensus import by_consensus
 from .options import Decoding
 from .vocabulary import END, FORBIDDEN, NULL, START
 
@@ -300,7 +301,7 @@ class BeamSearch:
 
     def done(self) -> Tensor:
         best = self.scores.max(dim=1).values.double()
-        to_beat = self.ended_scores[:, :-1].topk(self.decoding.n_best, dim=1).values[:, -1]
+        to_beat = self.ended_scores[:, :-1].topk(self.decoding.candidates, dim=1).values[:, -1]
         can_change: Tensor = best / self.max_length**self.decoding.length_normalisation > to_beat
         can_change &= best.isfinite()
         return ~can_change
@@ -326,13 +327,15 @@ class BeamSearch:
 
     def _captions(self) -> list[list[Caption]]:
         """Return the n_best captions of each of the N' pictures: those that ended, then live ones if too few ended."""
+        candidates = self.decoding.candidates
         kept = zip(self.ended_scores.tolist(), self.ended_totals.tolist(), self.ended_words.tolist(), strict=True)
         captions = []
         for (scores, totals, words), live in zip(kept, self._live_captions(), strict=True):
             ended = [_Ended(*slot) for slot in zip(scores, totals, words, strict=True) if slot[0] > -math.inf]
             ended.sort(key=lambda slot: -slot.score)
-            best = [_caption(slot.words, slot.total) for slot in ended[: self.decoding.n_best]]
-            captions.append(best + live[: self.decoding.n_best - len(best)])
+            found = [_caption(slot.words, slot.total) for slot in ended[:candidates]]
+            found += live[: candidates - len(found)]
+            captions.append((by_consensus(found) if self.decoding.consensus else found)[: self.decoding.n_best])
         return captions
 
     def _live_captions(self) -> list[list[Caption]]:

@@ -57,6 +57,7 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"beam": 1},
     {"beam": 5, "n_best": 3, "no_repeat": 2, "min_length": 4, "length_normalisation": 0.7},
     {"beam": 3, "no_echo": True},
+    {"beam": 6, "n_best": 2, "consensus": True},
     {"temperature": 1.3, "n_best": 2, "seed": 7, "no_echo": True},
     {"top_k": 5, "top_p": 0.8},
 )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +15,7 @@ from torch import Tensor
 from models.decoders import DECODERS
 from models.decoders.base import make
 from models.options import Decoding
-from models.search import beam_search, decode, greedy, sample
+from models.search import Caption, beam_search, decode, greedy, sample
 from models.vocabulary import END, NULL, START, UNK
 
 V = 6  # NULL, START, END, UNK and two words
@@ -250,6 +253,50 @@ def test_rules_hold_for_greedy_as_for_a_beam_of_one() -> None:
     ruled = Decoding(beam=1, max_length=9, min_length=3, no_repeat=2, no_echo=True)
     ones = [caption.tokens for caption in greedy(Markov(), grid, ruled)]
     assert ones == [found[0].tokens for found in beam_search(Markov(), grid, ruled)]
+
+
+@pytest.mark.parametrize("beam", [5, 6])
+def test_a_consensus_is_the_caption_of_the_better_half_of_the_beam_most_like_the_others(beam: int) -> None:
+    grid = tables(30, 14, end=-1.0)
+    search = Decoding(beam=beam, n_best=3, max_length=9)
+    found = beam_search(Markov(), grid, search)
+    agreed = beam_search(Markov(), grid, replace(search, consensus=True))
+    first = beam_search(Markov(), grid, replace(search, consensus=True, n_best=1))
+    assert first == [captions[:1] for captions in agreed]
+    assert first != [captions[:1] for captions in found]
+    for captions, others in zip(agreed, found, strict=True):
+        key = operator.attrgetter("tokens")
+        assert sorted(captions, key=key) == sorted(others, key=key)
+        expected = [_agreement(caption, captions) for caption in captions]
+        assert expected == pytest.approx(sorted(expected, reverse=True))
+
+
+def _agreement(caption: Caption, captions: list[Caption]) -> float:
+    """The mean of CIDEr-D's form of likeness to each other caption, weighted by probability ** 0.2."""
+    total = weights = 0.0
+    for other in captions:
+        if other is not caption:
+            weight = math.exp(0.2 * other.log_probability)
+            weights += weight
+            one, two = ([*said.tokens, END] if said.finished else said.tokens for said in (caption, other))
+            penalty = math.exp(-((len(one) - len(two)) ** 2) / (2 * 6**2))
+            total += weight * penalty * sum(_cosine(one, two, order) for order in range(1, 5)) / 4
+    return total / weights
+
+
+def _cosine(one: list[int], two: list[int], order: int) -> float:
+    grams = [[tuple(words[at : at + order]) for at in range(len(words) - order + 1)] for words in (one, two)]
+    known = sorted({*grams[0], *grams[1]})
+    if not all(grams):
+        return 0.0
+    first, second = (np.array([own.count(gram) for gram in known]) for own in grams)
+    return float((np.minimum(first, second) ** 2).sum() / (np.linalg.norm(first) * np.linalg.norm(second)))
+
+
+def test_a_beam_of_one_agrees_with_itself() -> None:
+    grid = tables(10, 15)
+    alone = Decoding(beam=1, max_length=9)
+    assert beam_search(Markov(), grid, replace(alone, consensus=True)) == beam_search(Markov(), grid, alone)
 
 
 def _log_of(grid: Tensor) -> Tensor:

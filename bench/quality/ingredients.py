@@ -1,10 +1,11 @@
 """What each ingredient of training and search adds, in one table: dev BLEU-4, METEOR, CIDEr and minutes.
 
-    python -m bench.quality.ingredients DATA WEIGHTS [--backbone NAME --sizes 224 417] [--seeds 0 1] [ROW ...]
+    python -m bench.quality.ingredients DATA WEIGHTS [--backbone NAME] [--sizes 224 417] [--epochs 6] [ROW ...]
 
 DATA is Flickr8k's folder, WEIGHTS the backbone's weights: by default MobileNetV2's. The sizes are those of the plain
-row's pictures, and of finer ones. A row keeps what the rows before it switched on, but for those marked `alone`, which
-nothing follows. What has run already is not run again, and a killed run goes on where it stood.
+row's pictures, and of finer ones; with one size, no finer ones are tried. A row keeps what the rows before it switched
+on, but for those marked `alone`, which nothing follows. What has run already is not run again, and a killed run goes
+on where it stood.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ FINER = -1  # stands for the second of the sizes
 
 PLAIN: Settings = {
     "decoder": {"name": "show_attend_tell", "output": "deep", "pca_dim": 512, "tie_weights": True},
-    "training": {"epochs": 6, "select": "cider"},
+    "training": {"select": "cider"},
     "evaluation": {"split": "dev", "beam": 5},
 }
 TUNING = {
@@ -52,6 +53,7 @@ TUNING = {
     "select": "cider",
 }
 REWARDS = {"epochs": 5, "learning_rate": 1e-4, "averaging": 0.99, "select": "mean"}
+TRANSFORMER = {"name": "transformer", "output": None, "layers": 2}
 ROWS = (
     Row("plain", {}),
     Row("captions of up to 20 tokens", {"captions": {"max_tokens": 20}}),
@@ -62,12 +64,14 @@ ROWS = (
     Row("scheduled sampling to 0.25", {"training": {"scheduled_sampling": 0.25}}, alone=True),
     Row("finer pictures, all positions", {"grids": {"image_size": FINER}}, alone=True),
     Row("finer pictures, 7x7 positions", {"grids": {"image_size": FINER, "grid": 7}}),
-    Row("four views", {"views": {"number": 4}}),
+    Row("four views", {"views": {"number": 4}}, alone=True),
     Row("length normalisation 0.7", {"evaluation": {"length_normalisation": 0.7}}),
     Row("no trigram twice", {"evaluation": {"no_repeat": 3}}),
+    Row("the consensus of a beam of 20", {"evaluation": {"beam": 20, "consensus": True}}, alone=True),
     Row("three checkpoints together", {"training": {"keep": 3}, "evaluation": {"ensemble": 3}}, alone=True),
     Row("Up-Down instead", {"decoder": {"name": "up_down", "output": None}}, alone=True),
-    Row("Transformer instead", {"decoder": {"name": "transformer", "output": None, "layers": 2}}, alone=True),
+    Row("Transformer instead", {"decoder": TRANSFORMER}, alone=True),
+    Row("Transformer with an encoder layer", {"decoder": {**TRANSFORMER, "encoder_layers": 1}}, alone=True),
     Row("chosen by the mean of scores", {"training": {"select": "mean"}}, alone=True),
     Row("the backbone fine-tuned", {"tuning": TUNING}, alone=True),
     Row("fine-tuned with jitter 0.2", {"tuning": {**TUNING, "jitter": 0.2}}, alone=True),
@@ -82,7 +86,8 @@ def main() -> None:
     describe()
     print("\n| ingredient | seed | BLEU-4 | METEOR | ROUGE-L | CIDEr | words | minutes |")
     print("| --- " * 8 + "|")
-    for row, settings in chained(ROWS):
+    rows = ROWS if len(given.sizes) == 2 else tuple(row for row in ROWS if "grids" not in row.settings)
+    for row, settings in chained(rows):
         if not given.rows or row.name in given.rows:
             for seed in given.seeds:
                 print(_line(row.name, seed, _config(settings, seed, given)), flush=True)
@@ -110,8 +115,9 @@ def _arguments() -> Any:
     parser.add_argument("rows", nargs="*")
     parser.add_argument("--workspace", type=Path, default=Path("workspace"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epochs", type=int, default=6, help="of the training from cached grids")
     parser.add_argument("--backbone", default="mobilenet_v2")
-    parser.add_argument("--sizes", type=int, nargs=2, default=(224, 417), metavar="PX")
+    parser.add_argument("--sizes", type=int, nargs="+", default=(224, 417), metavar="PX")
     parser.add_argument("--threads", type=int, default=0)
     given = parser.parse_intermixed_args()
     unknown = set(given.rows) - {row.name for row in ROWS}
@@ -128,7 +134,7 @@ def _config(settings: Settings, seed: int, given: Any) -> Config:
             "weights": str(given.weights),
             "image_size": given.sizes["grids" in settings],
         },
-        "training": {"seed": seed},
+        "training": {"seed": seed, "epochs": given.epochs},
         "machine": {"workspace": str(given.workspace), "threads": given.threads},
     }
     return validate({"name": "ingredients", **_over(settings, own)}, "ingredients")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..consensus import by_consensus
 from ..options import Decoding
 from ..vocabulary import END, NULL, START
 
@@ -217,20 +218,21 @@ class _BeamSearch:
         self._last, self._scores, self._widths = self._last[left], self._scores[left], self._widths[left]
 
     def _to_beat(self, ended: list[tuple[float, Caption]]) -> float:
-        """Return the score of the worst of the n_best ended hypotheses; -inf where fewer ended."""
+        """Return the score of the worst of the ended hypotheses that are wanted; -inf where fewer ended."""
         ranked = sorted((score for score, _ in ended), reverse=True)
-        return ranked[self._decoding.n_best - 1] if len(ranked) >= self._decoding.n_best else -np.inf
+        count = self._decoding.candidates
+        return ranked[count - 1] if len(ranked) >= count else -np.inf
 
     def _captions(self, row: int) -> list[Caption]:
         """Return the n_best captions of a picture: those that ended, then live ones if too few ended."""
-        count = self._decoding.n_best
-        best = [caption for _, caption in sorted(self._ended[row], key=lambda item: -item[0])][:count]
-        if len(best) == count:
-            return best
-        scores, words = self._scores[row].tolist(), self._history.words[row].tolist()
-        live = sorted(range(len(scores)), key=lambda number: (scores[number], words[number]), reverse=True)
-        captions = [self._history.caption(row, number, scores[number]) for number in live if scores[number] > -np.inf]
-        return best + captions[: count - len(best)]
+        count = self._decoding.candidates
+        found = [caption for _, caption in sorted(self._ended[row], key=lambda item: -item[0])][:count]
+        if len(found) < count:
+            scores, words = self._scores[row].tolist(), self._history.words[row].tolist()
+            live = sorted(range(len(scores)), key=lambda number: (scores[number], words[number]), reverse=True)
+            live = [number for number in live if scores[number] > -np.inf][: count - len(found)]
+            found += [self._history.caption(row, number, scores[number]) for number in live]
+        return (by_consensus(found) if self._decoding.consensus else found)[: self._decoding.n_best]
 
 
 def _rule_out(values: Floats, words: Words, before: Words, decoding: Decoding) -> Floats:

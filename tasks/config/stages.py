@@ -201,6 +201,11 @@ class EvaluationConfig(Section):
     no_echo: bool | None = Field(
         None, description="whether no word may follow itself; of captions cut into whole words; default: false"
     )
+    consensus: bool | None = Field(
+        None,
+        description="whether the caption is, of the better half of the beam, the one most like the others, rather than "
+        "the likeliest; set `beam` to 20; default: false",
+    )
     n_best: int = Field(
         Decoding.n_best, ge=1, le=100, description="captions kept for each picture: the best one and its alternatives"
     )
@@ -232,7 +237,7 @@ class EvaluationConfig(Section):
     def decoding(self) -> Decoding:
         """Return the settings of decoding; ValueError for those that do not go together."""
         values = self.model_dump(exclude={"split", "metrics", "ensemble", "acceptable"})
-        return Decoding(**{**values, "no_echo": bool(self.no_echo)})
+        return Decoding(**{**values, "no_echo": bool(self.no_echo), "consensus": bool(self.consensus)})
 
 
 class RegistryConfig(Section):

@@ -335,7 +335,7 @@ def _decoding_signature(evaluation: EvaluationConfig) -> str:
     """Return the decoding settings for the signature: only those that the chosen search uses."""
     settings = vars(evaluation.decoding())
     names = {
-        "beam": ("beam", "length_normalisation"),
+        "beam": ("beam", "length_normalisation", *(("consensus",) if settings["consensus"] else ())),
         "sample": ("search", "temperature", "top_k", "top_p", "seed", "n_best"),
     }[evaluation.search]
     rules = [name for name in ("min_length", "no_repeat", "no_echo") if settings[name]]

@@ -17,6 +17,7 @@ from tasks.registry.exported.small_weights import quantise, store_as_float16
 TORCH_FREE = (
     "__init__.py",
     "captioned.py",
+    "consensus.py",
     "encoded_pictures.py",
     "given_grids.py",
     "memory.py",
