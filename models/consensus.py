@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from .vocabulary import END
 
 _ORDERS = range(1, 5)
-_POWER = 0.2  # of the probabilities as weights: by themselves they leave little weight to any but the likeliest
+_POWER = 0.1  # of the probabilities as weights: by themselves they leave little weight to any but the likeliest
 _LENGTHS = 6.0  # standard deviation of the length penalty, in words
 
 
@@ -39,17 +39,14 @@ def by_consensus(captions: Sequence[CaptionT]) -> list[CaptionT]:
     weights = [math.exp(_POWER * (caption.log_probability - likeliest)) for caption in captions]
     texts = [[*caption.tokens, END] if caption.finished else caption.tokens for caption in captions]
     grams = [_ngrams(words) for words in texts]
-    agreement = [0.0] * len(captions)
+    expected = list(weights)  # each is wholly like itself
     for one in range(len(captions)):
         for other in range(one):
             apart = len(texts[one]) - len(texts[other])
             shared = _likeness(grams[one], grams[other]) * math.exp(-(apart**2) / (2 * _LENGTHS**2))
-            agreement[one] += weights[other] * shared
-            agreement[other] += weights[one] * shared
-    total = sum(weights)
-    # A caption is compared with the others alone, so it is the mean over their weights.
-    means = [sum_ / max(total - own, 1e-9) for sum_, own in zip(agreement, weights, strict=True)]
-    return [captions[index] for index in sorted(range(len(captions)), key=lambda index: -means[index])]
+            expected[one] += weights[other] * shared
+            expected[other] += weights[one] * shared
+    return [captions[index] for index in sorted(range(len(captions)), key=lambda index: -expected[index])]
 
 
 def _ngrams(words: Sequence[int]) -> list[_Counts]:

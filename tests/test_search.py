@@ -272,16 +272,14 @@ def test_a_consensus_is_the_caption_of_the_better_half_of_the_beam_most_like_the
 
 
 def _agreement(caption: Caption, captions: list[Caption]) -> float:
-    """The mean of CIDEr-D's form of likeness to each other caption, weighted by probability ** 0.2."""
-    total = weights = 0.0
+    """How much a caption shares with all of them, itself included, weighted by probability ** 0.1, as CIDEr-D has it."""
+    total = 0.0
     for other in captions:
-        if other is not caption:
-            weight = math.exp(0.2 * other.log_probability)
-            weights += weight
-            one, two = ([*said.tokens, END] if said.finished else said.tokens for said in (caption, other))
-            penalty = math.exp(-((len(one) - len(two)) ** 2) / (2 * 6**2))
-            total += weight * penalty * sum(_cosine(one, two, order) for order in range(1, 5)) / 4
-    return total / weights
+        one, two = ([*said.tokens, END] if said.finished else said.tokens for said in (caption, other))
+        penalty = math.exp(-((len(one) - len(two)) ** 2) / (2 * 6**2))
+        shared = 1.0 if other is caption else penalty * sum(_cosine(one, two, order) for order in range(1, 5)) / 4
+        total += math.exp(0.1 * other.log_probability) * shared
+    return total
 
 
 def _cosine(one: list[int], two: list[int], order: int) -> float:
