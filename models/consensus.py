@@ -29,7 +29,7 @@ class _Caption(Protocol):
     def finished(self) -> bool: ...
 
 
-_Counts = Counter[tuple[int, ...]]
+_Counts = tuple[Counter[tuple[int, ...]], float]
 CaptionT = TypeVar("CaptionT", bound=_Caption)
 
 
@@ -50,15 +50,15 @@ def by_consensus(captions: Sequence[CaptionT]) -> list[CaptionT]:
 
 
 def _ngrams(words: Sequence[int]) -> list[_Counts]:
-    """Return how often each n-gram of 1 to 4 words occurs, by n."""
-    return [Counter(zip(*(words[start:] for start in range(order)), strict=False)) for order in _ORDERS]
+    """Return how often each n-gram of 1 to 4 words occurs, and the length of these counts as a vector, by n."""
+    counts = [Counter(zip(*(words[start:] for start in range(order)), strict=False)) for order in _ORDERS]
+    return [(own, math.hypot(*own.values())) for own in counts]
 
 
 def _likeness(one: Sequence[_Counts], other: Sequence[_Counts]) -> float:
     """Return the cosine of two captions' n-gram counts, of at most the smaller count, the mean over the orders."""
     cosines = []
-    for own, others in zip(one, other, strict=True):
+    for (own, own_length), (others, length) in zip(one, other, strict=True):
         shared = sum(min(number, others[gram]) ** 2 for gram, number in own.items() if gram in others)
-        lengths = math.hypot(*own.values()) * math.hypot(*others.values())
-        cosines.append(shared / lengths if lengths else 0.0)
+        cosines.append(shared / (own_length * length) if shared else 0.0)
     return sum(cosines) / len(cosines)

@@ -87,9 +87,10 @@ def beam_search(decoder: Steps[StateT], grid: Tensor, decoding: Decoding = DEFAU
     """Return the `n_best` best captions of each picture of grid (N, h, w, C), best first.
 
     Each picture has a beam of `beam` hypotheses, which each hypothesis that ends makes narrower by one. Lengths count
-    END. A picture is done when no live hypothesis can still beat its n_best ended ones: the bound is exact, because
-    log-probabilities only fall and no length exceeds `max_length`. Where too few hypotheses ended within that length,
-    the best live ones are returned as well.
+    END. A picture is done when no live hypothesis can still beat its best ended ones, as many as are wanted: the bound
+    is exact, because log-probabilities only fall and no length exceeds `max_length`. Where too few hypotheses ended
+    within that length, the best live ones are returned as well. With a consensus, the captions most like the others
+    come first.
     """
     return run(BeamSearch(decoder, grid, decoding))
 

@@ -18,11 +18,7 @@ from tasks.common.source import commit
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
 from tasks.data.manifest import files_by_name
-from tasks.evaluation.caption_and_score import (
-    PREDICTIONS,
-    ScoreInputs,
-    differing_scores,
-)
+from tasks.evaluation.caption_and_score import PREDICTIONS, ScoreInputs, differing_scores
 from tasks.evaluation.report import REPORT, ComparedModel
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
 from tasks.inspection.inspect import inspect_data
@@ -47,16 +43,9 @@ from tasks.registry.champion_or_challenger import (
 from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report
 from tasks.registry.gates import GateResult
 from tasks.registry.lineage import version_tag
-from tasks.registry.logged_model import (
-    drop_unregistered,
-    flush_logged_model,
-    input_of,
-    log_model,
-)
+from tasks.registry.logged_model import drop_unregistered, flush_logged_model, input_of, log_model
 from tasks.registry.model_card import card
-from tasks.registry.promotion import (
-    side_by_side,
-)
+from tasks.registry.promotion import side_by_side
 from tasks.registry.registration_record import RegistrationRecord, write_registration
 from tasks.registry.runs import EVALUATED_VERSION, TRAIN_KEY, TrainingLog, flush_run, training_log
 from tasks.registry.runtimes import export_runtimes
