@@ -173,8 +173,8 @@ def settings_of(evaluated: Decoding, given: Mapping[str, Any]) -> Decoding:
     """Return the settings of a search. evaluated: those that the model was evaluated with. given: fields of Decoding.
 
     Fields left out, or None, are as evaluated, except that a beam selects beam search, and a temperature, top_k or
-    top_p selects sampling, unless `search` is given; and that n_best widens a beam that is not given. Raises ValueError
-    for values that do not go together.
+    top_p selects sampling, unless `search` is given; and that n_best widens a beam that is not given; and that sampling
+    has no consensus. Raises ValueError for values that do not go together.
     """
     overrides = {name: value for name, value in given.items() if value is not None}
     for_sampling = [name for name in ("temperature", "top_k", "top_p") if name in overrides]
@@ -190,6 +190,8 @@ def settings_of(evaluated: Decoding, given: Mapping[str, Any]) -> Decoding:
     # Limit the evaluated model's n_best and min_length to what the requested beam and max_length allow.
     if "n_best" not in overrides and "beam" in overrides:
         overrides["n_best"] = min(evaluated.n_best, overrides["beam"])
+    if overrides.get("search") == "sample":
+        overrides.setdefault("consensus", False)
     if "min_length" not in overrides and "max_length" in overrides:
         overrides["min_length"] = min(evaluated.min_length, overrides["max_length"] - 1)
     return replace(evaluated, **overrides)

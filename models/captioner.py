@@ -40,7 +40,7 @@ class Captioner(BaseCaptioner[Tensor, Tensor]):
 
     config: as saved: `backbone` (name, image_size, fit, grid, precision, and `projected`, the channels of its
     projection, where it has one), `decoder` (the arguments of `make`, with the number of `members` for an ensemble) and
-    `decoding` (the fields of search.Decoding). Without a backbone it takes grids in place of photographs, and
+    `decoding` (the fields of options.Decoding). Without a backbone it takes grids in place of photographs, and
     `backbone` has their `shape` (h, w, C). confidence: None where its captions have none.
     """
 

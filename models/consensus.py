@@ -25,8 +25,6 @@ class _Caption(Protocol):
     def tokens(self) -> list[int]: ...
     @property
     def log_probability(self) -> float: ...
-    @property
-    def finished(self) -> bool: ...
 
 
 _Counts = tuple[Counter[tuple[int, ...]], float]
@@ -34,10 +32,10 @@ CaptionT = TypeVar("CaptionT", bound=_Caption)
 
 
 def by_consensus(captions: Sequence[CaptionT]) -> list[CaptionT]:
-    """Return captions of one picture, those most like the others first; of equals, in the order that they had."""
+    """Return ended captions of one picture, those most like the others first; of equals, in the order that they had."""
     likeliest = max((caption.log_probability for caption in captions), default=0.0)
     weights = [math.exp(_POWER * (caption.log_probability - likeliest)) for caption in captions]
-    texts = [[*caption.tokens, END] if caption.finished else caption.tokens for caption in captions]
+    texts = [[*caption.tokens, END] for caption in captions]
     grams = [_ngrams(words) for words in texts]
     expected = list(weights)  # each is wholly like itself
     for one in range(len(captions)):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 Attentions = Literal["additive", "additive_relu", "dot", "scaled_dot", "general", "scaled_general"]  # see attention.py
 Heads = Literal["full", "bottleneck", "adaptive"]  # see heads.py
-Outputs = Literal["hidden", "deep", "mlp"]  # see output.py
+Outputs = Literal["hidden", "deep", "mlp"]  # see output_features.py
 FirstStates = Literal["grid", "linear", "zeros"]  # see decoders/recurrent
 Searches = Literal["beam", "sample"]  # see search.py
 # What a captioner runs on: torch, or onnxruntime with weights in float32, float16 or, its decoder's, 8-bit integers.
@@ -157,7 +157,7 @@ class Decoding:
     max_length: the most words of a caption, END counted. min_length: the fewest words before END. no_repeat: no n-gram
     of this size may occur twice in a caption (0 for no such rule). no_echo: no word may follow itself. consensus: of
     the better half of a beam, the captions most like the others come first (see consensus.py). n_best: captions per
-    picture, best first. seed: of sampling.
+    picture, best first. seed: of sampling. Raises ValueError for settings that do not go together.
     """
 
     search: Searches = "beam"
@@ -175,14 +175,23 @@ class Decoding:
     n_best: int = 1
 
     @property
-    def candidates(self) -> int:
-        """Return how many captions a beam search finds, of which the `n_best` are kept.
+    def voters(self) -> int:
+        """Return how many captions of a beam the consensus is taken of; 0 without one.
 
         The worse half of a beam says little of what the model is sure of.
         """
-        return max(self.n_best, (self.beam + 1) // 2) if self.consensus else self.n_best
+        return (self.beam + 1) // 2 if self.consensus else 0
+
+    @property
+    def wanted(self) -> int:
+        """Return how many captions of a picture a beam search has to find."""
+        return max(self.n_best, self.voters)
 
     def __post_init__(self) -> None:
+        if self.search not in get_args(Searches):
+            raise ValueError(f"search: there is no {self.search!r}: use {' or '.join(get_args(Searches))}")
+        if self.search == "sample" and self.consensus:
+            raise ValueError("consensus: it is taken of a beam: set search to beam, or leave consensus out")
         if self.search == "beam" and self.n_best > self.beam:
             raise ValueError(
                 f"n_best: a beam of {self.beam} cannot give {self.n_best} captions: lower n_best or widen the beam"

@@ -11,9 +11,7 @@ from .options import Outputs
 
 
 class Output(nn.Module, ABC):
-    """A layer between the recurrent cell and the output head; width: F, the size of its features."""
-
-    width: int
+    """A layer between the recurrent cell and the output head; F: see `RecurrentOptions.features`."""
 
     @abstractmethod
     def forward(self, words: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
@@ -29,7 +27,6 @@ class HiddenOutput(Output):
 
     def __init__(self, hidden: int, dropout: float) -> None:
         super().__init__()
-        self.width = hidden
         self.drop = nn.Dropout(dropout)
 
     def forward(self, words: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
@@ -42,7 +39,6 @@ class DeepOutput(Output):
 
     def __init__(self, embedding: int, hidden: int, context: int, dropout: float) -> None:
         super().__init__()
-        self.width = embedding
         self.drop = nn.Dropout(dropout)
         self.hidden = nn.Linear(hidden, embedding, bias=False)
         self.context = nn.Linear(context, embedding, bias=False) if context else None
@@ -60,7 +56,6 @@ class MLPOutput(Output):
 
     def __init__(self, embedding: int, hidden: int, context: int, size: int, dropout: float) -> None:
         super().__init__()
-        self.width = size
         self.drop = nn.Dropout(dropout)
         self.layer = nn.Linear(hidden + context + embedding, size)
 

@@ -16,7 +16,7 @@ from .encoded_pictures import admit
 PARAMETERS: dict[str, tuple[str, type, float, float]] = {
     "beam_size": ("beam", int, 1, 32),
     "max_length": ("max_length", int, 1, 100),
-    "n_best": ("n_best", int, 1, 100),
+    "n_best": ("n_best", int, 1, 32),
     "top_k": ("top_k", int, 1, 1_000_000),
     "seed": ("seed", int, 1, 2**31 - 1),
     "temperature": ("temperature", float, 0.05, 10.0),

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -141,16 +141,64 @@ def run(search: Search) -> list[list[Caption]]:
     return search.results()
 
 
-class _WordByWord(ABC):
-    """The base of greedy search and sampling: captions (N, k) that are extended by a word each until END.
+class _Pictures(ABC):
+    """The base of searches over N pictures, of which those that are done are dropped once they are a quarter.
 
-    words (N, k, t): the tokens so far, NULL after END. total (N, k): their log-probability. unfinished (N, k) bool.
+    The attributes `of_pictures`, and the decoder's state, have an entry for each of the N' pictures that are left.
     """
 
+    of_pictures: ClassVar[tuple[str, ...]]
+
+    def __init__(self, decoder: Steps[Any], grid: Tensor, decoding: Decoding) -> None:
+        self.decoder, self.decoding, self.device = decoder, decoding, grid.device
+        self.length, self.max_length = 0, decoding.max_length
+        self.state: Any = decoder.start(grid)
+        self._left = list(range(len(grid)))  # the index of each of the N' pictures among those searched at first
+        self._dropped: dict[int, list[Caption]] = {}  # the captions of the others, by the same index
+
+    @abstractmethod
+    def done(self) -> Tensor:
+        """Return whether each picture's captions are final, (N',) bool."""
+
+    @abstractmethod
+    def captions(self, pictures: Tensor) -> list[list[Caption]]:
+        """Return the captions of each of the pictures with indices `pictures` among the N', best first."""
+
+    def drop_done(self) -> bool:
+        """Return whether all captions are final; drop the pictures that are done, once they are a quarter."""
+        done = self.done().tolist()
+        if all(done):
+            return True
+        if sum(done) >= 0.25 * len(done):
+            self._drop([index for index, is_done in enumerate(done) if is_done])
+            remaining = torch.tensor([index for index, is_done in enumerate(done) if not is_done], device=self.device)
+            self._left = [picture for picture, is_done in zip(self._left, done, strict=True) if not is_done]
+            self.state = self.state.keep(remaining)
+            for name in self.of_pictures:
+                setattr(self, name, getattr(self, name)[remaining])
+        return False
+
+    def _drop(self, indices: Sequence[int]) -> None:
+        """Record the captions of the pictures with these indices among the N'."""
+        captions = self.captions(torch.tensor(indices, device=self.device))
+        self._dropped |= {self._left[index]: found for index, found in zip(indices, captions, strict=True)}
+
+    def results(self) -> list[list[Caption]]:
+        self._drop(range(len(self._left)))
+        return [self._dropped[picture] for picture in sorted(self._dropped)]
+
+
+class _WordByWord(_Pictures):
+    """The base of greedy search and sampling: captions (N', k) that are extended by a word each until END.
+
+    words (N', k, t): the tokens so far, NULL after END. total (N', k): their log-probability. unfinished (N', k) bool.
+    """
+
+    of_pictures: ClassVar[tuple[str, ...]] = ("words", "last", "total", "unfinished")
+
     def __init__(self, decoder: Steps[Any], grid: Tensor, decoding: Decoding, rows: int) -> None:
-        self.decoder, self.decoding, self.length, self.max_length = decoder, decoding, 0, decoding.max_length
-        self.state = decoder.start(grid)
-        shape, self.device = (len(grid), rows), grid.device
+        super().__init__(decoder, grid, decoding)
+        shape = (len(grid), rows)
         self.words = torch.empty((*shape, 0), dtype=torch.long, device=self.device)
         self.last = torch.full(shape, START, device=self.device)
         self.total = torch.zeros(shape, device=self.device)
@@ -158,7 +206,7 @@ class _WordByWord(ABC):
 
     @abstractmethod
     def choose(self, log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the next words (N, k) and their log-probabilities (N, k), given those of all words (N, k, V)."""
+        """Return the next words (N', k) and their log-probabilities (N', k), given those of all words (N', k, V)."""
 
     def advance(self) -> None:
         logits, self.state = self.decoder.step(self.state, self.last)
@@ -172,13 +220,10 @@ class _WordByWord(ABC):
     def done(self) -> Tensor:
         return ~self.unfinished.any(dim=1)
 
-    def drop_done(self) -> bool:
-        return bool(self.done().all())
-
-    def results(self) -> list[list[Caption]]:
+    def captions(self, pictures: Tensor) -> list[list[Caption]]:
         captions = [
-            [_caption(tokens, score) for tokens, score in zip(*picture, strict=True)]
-            for picture in zip(self.words.tolist(), self.total.tolist(), strict=True)
+            [_caption(tokens, score) for tokens, score in zip(*rows, strict=True)]
+            for rows in zip(self.words[pictures].tolist(), self.total[pictures].tolist(), strict=True)
         ]
         return [sorted(found, key=lambda caption: -caption.log_probability) for found in captions]
 
@@ -195,7 +240,9 @@ class Greedy(_WordByWord):
 
 
 class Sampling(_WordByWord):
-    """The drawing of `n_best` captions; draws (N, n_best, max_length): a uniform number per word."""
+    """The drawing of `n_best` captions; draws (N', n_best, max_length): a uniform number per word."""
+
+    of_pictures: ClassVar[tuple[str, ...]] = ("words", "last", "total", "unfinished", "draws")
 
     def __init__(self, decoder: Steps[Any], grid: Tensor, decoding: Decoding, draws: Tensor) -> None:
         super().__init__(decoder, grid, decoding, decoding.n_best)
@@ -245,7 +292,7 @@ class _Ended(NamedTuple):
     words: list[int]
 
 
-class BeamSearch:
+class BeamSearch(_Pictures):
     """The hypotheses of N' pictures: one each at the start, k each after the first word.
 
     scores (N', k): log-probabilities of live hypotheses, -inf where there is no live one. words (N', k, t): their
@@ -255,11 +302,19 @@ class BeamSearch:
     log-probabilities; ended_words (N', beam + 1, max_length). The last slot is for what is thrown away.
     """
 
+    of_pictures: ClassVar[tuple[str, ...]] = (
+        "last",
+        "scores",
+        "words",
+        "widths",
+        "ended_scores",
+        "ended_totals",
+        "ended_words",
+    )
+
     def __init__(self, decoder: Steps[Any], grid: Tensor, decoding: Decoding) -> None:
+        super().__init__(decoder, grid, decoding)
         pictures, device, beam = len(grid), grid.device, decoding.beam
-        self.decoder, self.decoding, self.device = decoder, decoding, device
-        self.length, self.max_length = 0, decoding.max_length
-        self.state = decoder.start(grid)
         self.last = torch.full((pictures, 1), START, device=device)  # one hypothesis: others would be the same
         self.scores = torch.zeros((pictures, 1), device=device)
         self.words = torch.empty((pictures, 1, 0), dtype=torch.long, device=device)
@@ -268,8 +323,6 @@ class BeamSearch:
         self.ended_scores = torch.full((pictures, beam + 1), -torch.inf, dtype=torch.float64, device=device)
         self.ended_totals = torch.zeros_like(self.ended_scores)
         self.ended_words = torch.full((pictures, beam + 1, self.max_length), NULL, device=device)
-        self._pictures = list(range(pictures))  # the index of each of the N' pictures among those searched at first
-        self._dropped: dict[int, list[Caption]] = {}  # the captions of the others, by the same index
 
     def advance(self) -> None:
         logits, self.state = self.decoder.step(self.state, self.last)
@@ -302,53 +355,27 @@ class BeamSearch:
 
     def done(self) -> Tensor:
         best = self.scores.max(dim=1).values.double()
-        to_beat = self.ended_scores[:, :-1].topk(self.decoding.candidates, dim=1).values[:, -1]
+        to_beat = self.ended_scores[:, :-1].topk(self.decoding.wanted, dim=1).values[:, -1]
         can_change: Tensor = best / self.max_length**self.decoding.length_normalisation > to_beat
         can_change &= best.isfinite()
         return ~can_change
 
-    def drop_done(self) -> bool:
-        """Return whether all captions are final; drop the pictures that are done, once they are a quarter."""
-        done = self.done().tolist()
-        if all(done):
-            return True
-        if sum(done) >= 0.25 * len(done):
-            self._dropped |= dict(zip(self._pictures, self._captions(), strict=True))
-            left = [index for index, is_done in enumerate(done) if not is_done]
-            remaining = torch.tensor(left, device=self.device)
-            self._pictures = [self._pictures[index] for index in left]
-            self.state, self.last = self.state.keep(remaining), self.last[remaining]
-            for name in ("scores", "words", "widths", "ended_scores", "ended_totals", "ended_words"):
-                setattr(self, name, getattr(self, name)[remaining])
-        return False
+    def captions(self, pictures: Tensor) -> list[list[Caption]]:
+        """Return the n_best captions of each picture: those that ended, then live ones if too few ended."""
+        slots = (self.ended_scores, self.ended_totals, self.ended_words)
+        ended = [list(map(_Ended, *of)) for of in zip(*(slot[pictures].tolist() for slot in slots), strict=True)]
+        live = zip(self.scores[pictures].tolist(), self.words[pictures].tolist(), strict=True)
+        return [self._best(slots, list(zip(*rows, strict=True))) for slots, rows in zip(ended, live, strict=True)]
 
-    def results(self) -> list[list[Caption]]:
-        found = self._dropped | dict(zip(self._pictures, self._captions(), strict=True))
-        return [found[picture] for picture in sorted(found)]
-
-    def _captions(self) -> list[list[Caption]]:
-        """Return the n_best captions of each of the N' pictures: those that ended, then live ones if too few ended."""
-        candidates = self.decoding.candidates
-        kept = zip(self.ended_scores.tolist(), self.ended_totals.tolist(), self.ended_words.tolist(), strict=True)
-        captions = []
-        for (scores, totals, words), live in zip(kept, self._live_captions(), strict=True):
-            ended = [_Ended(*slot) for slot in zip(scores, totals, words, strict=True) if slot[0] > -math.inf]
-            ended.sort(key=lambda slot: -slot.score)
-            found = [_caption(slot.words, slot.total) for slot in ended[:candidates]]
-            found += live[: candidates - len(found)]
-            captions.append((by_consensus(found) if self.decoding.consensus else found)[: self.decoding.n_best])
-        return captions
-
-    def _live_captions(self) -> list[list[Caption]]:
-        """Return the live hypotheses of each picture, best first.
-
-        All have the same length, so length normalisation would not change their order.
-        """
-        captions = []
-        for scores, words in zip(self.scores.tolist(), self.words.tolist(), strict=True):
-            ranked = sorted(zip(scores, words, strict=True), reverse=True)
-            captions.append([Caption(tokens, score, finished=False) for score, tokens in ranked if score > -math.inf])
-        return captions
+    def _best(self, slots: Sequence[_Ended], live: Sequence[tuple[float, list[int]]]) -> list[Caption]:
+        """Return the n_best captions of a picture. live: the score and the words of each live hypothesis."""
+        ended = sorted((slot for slot in slots if slot.score > -math.inf), key=lambda slot: -slot.score)
+        found = [_caption(slot.words, slot.total) for slot in ended[: self.decoding.wanted]]
+        # All live ones have the same length, so length normalisation would not change their order.
+        ranked = sorted((row for row in live if row[0] > -math.inf), reverse=True)
+        cut_off = [Caption(words, score, finished=False) for score, words in ranked]
+        voters = self.decoding.voters
+        return [*by_consensus(found[:voters]), *found[voters:], *cut_off][: self.decoding.n_best]
 
 
 def _gather_rows(tensor: Tensor, rows: Tensor) -> Tensor:

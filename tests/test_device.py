@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import platform
 import shutil
 import subprocess
@@ -207,8 +208,9 @@ STEPS: dict[str, dict[str, Any]] = {
 def ends_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have decoders compute all steps: on a GPU the host does not know which captions have ended."""
 
-    def all_rows(_: Tensor, shape: Sequence[int]) -> tuple[Tensor, list[int]]:
-        return torch.arange(shape[1]).expand(*shape[:2]), [shape[1]] * shape[2]
+    def all_rows(_: Tensor, shape: Sequence[int]) -> recurrent.Reading:
+        every = torch.arange(math.prod(shape))
+        return recurrent.Reading(torch.arange(shape[1]).expand(*shape[:2]), [shape[1]] * shape[2], every, every)
 
     monkeypatch.setattr(recurrent, "longest_first", all_rows)
     monkeypatch.setattr(transformer, "words_read", lambda *_: None)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.captioned import settings_of
 from models.decoders import DECODERS
 from models.decoders.base import make
 from models.options import Decoding
@@ -257,25 +258,54 @@ def test_rules_hold_for_greedy_as_for_a_beam_of_one() -> None:
 
 @pytest.mark.parametrize("beam", [5, 6])
 def test_a_consensus_is_the_caption_of_the_better_half_of_the_beam_most_like_the_others(beam: int) -> None:
-    grid = tables(30, 14, end=-1.0)
-    search = Decoding(beam=beam, n_best=3, max_length=9)
+    grid = tables(60, 14, end=2.0)
+    search = Decoding(beam=beam, n_best=beam, max_length=20)
     found = beam_search(Markov(), grid, search)
     agreed = beam_search(Markov(), grid, replace(search, consensus=True))
-    first = beam_search(Markov(), grid, replace(search, consensus=True, n_best=1))
-    assert first == [captions[:1] for captions in agreed]
-    assert first != [captions[:1] for captions in found]
+    assert [captions[:1] for captions in agreed] != [captions[:1] for captions in found]
     for captions, others in zip(agreed, found, strict=True):
+        assert all(caption.finished for caption in captions[:3])
         key = operator.attrgetter("tokens")
-        assert sorted(captions, key=key) == sorted(others, key=key)
-        expected = [_agreement(caption, captions) for caption in captions]
+        assert sorted(captions[:3], key=key) == sorted(others[:3], key=key)
+        assert captions[3:] == others[3:]
+        expected = [_agreement(caption, captions[:3]) for caption in captions[:3]]
         assert expected == pytest.approx(sorted(expected, reverse=True))
+
+
+@pytest.mark.parametrize("beam", [2, 5, 8])
+def test_a_consensus_says_the_same_however_many_captions_are_kept(beam: int) -> None:
+    grid = tables(40, 16, end=-1.0)
+    search = Decoding(beam=beam, consensus=True, length_normalisation=0.7, max_length=9)
+    found = [beam_search(Markov(), grid, replace(search, n_best=n_best)) for n_best in range(1, beam + 1)]
+    assert found == [[captions[:n_best] for captions in found[-1]] for n_best in range(1, beam + 1)]
+
+
+def test_captions_that_were_cut_off_have_no_say_in_a_consensus() -> None:
+    grid = tables(40, 17, end=-2.0)
+    search = Decoding(beam=8, n_best=8, max_length=5)
+    found = beam_search(Markov(), grid, replace(search, consensus=True))
+    finished = [[caption.finished for caption in captions] for captions in found]
+    assert any(True in some and False in some for some in finished)
+    assert finished == [sorted(some, reverse=True) for some in finished]
+    cut_off = [[caption for caption in captions if not caption.finished] for captions in found]
+    plain = beam_search(Markov(), grid, search)
+    assert cut_off == [[caption for caption in captions if not caption.finished] for captions in plain]
+
+
+def test_sampling_has_no_consensus_and_no_search_an_unknown_name() -> None:
+    with pytest.raises(ValueError, match="consensus: it is taken of a beam"):
+        Decoding(search="sample", consensus=True)
+    with pytest.raises(ValueError, match="there is no 'nonsense': use beam or sample"):
+        Decoding(search="nonsense")  # type: ignore[arg-type]
+    evaluated = Decoding(beam=4, consensus=True)
+    assert settings_of(evaluated, {"temperature": 1.0}) == replace(evaluated, search="sample", consensus=False)
 
 
 def _agreement(caption: Caption, captions: list[Caption]) -> float:
     """How much a caption shares with all of them, itself included, weighted by probability ** 0.1, as CIDEr-D has it."""
     total = 0.0
     for other in captions:
-        one, two = ([*said.tokens, END] if said.finished else said.tokens for said in (caption, other))
+        one, two = ([*said.tokens, END] for said in (caption, other))
         penalty = math.exp(-((len(one) - len(two)) ** 2) / (2 * 6**2))
         shared = 1.0 if other is caption else penalty * sum(_cosine(one, two, order) for order in range(1, 5)) / 4
         total += math.exp(0.1 * other.log_probability) * shared

@@ -146,7 +146,7 @@ def _gradients(device: torch.device) -> dict[str, float]:
             results = []
             for where in (torch.device("cpu"), device):
                 decoder = _decoder(name).train().to(where)
-                on_device = batch.with_device(where)
+                on_device = _moved(batch, where)
                 objective = CrossEntropy(TrainingConfig(precision=precision if where == device else "float32"))
                 loss = objective(decoder, on_device, count(on_device), torch.tensor(0.0, device=where)).loss
                 loss.backward()
@@ -228,9 +228,14 @@ def _training(device: torch.device) -> dict[str, float]:
     return found
 
 
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch with its tensors on the device."""
+    return Batch.of_tensors([tensor.to(device) for tensor in batch.tensors()])
+
+
 def _data_parallel(device: torch.device) -> dict[str, float]:
     """The gradient of a process group of one, NCCL's on a GPU."""
-    batch = _batch().with_device(device)
+    batch = _moved(_batch(), device)
     objective = CrossEntropy(TrainingConfig(precision="float32"))
     gradients: list[Tensor] = []
 

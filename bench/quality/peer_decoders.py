@@ -94,11 +94,4 @@ class AnnotatedTransformer(Transformer):
     """
 
     def start(self, grid: Tensor) -> KVCache:
-        annotations = self.drop_layers(torch.relu(self.project(grid.flatten(1, 2))))
-        for layer in self.encoder:
-            annotations = layer(annotations)
-        annotations = self.grid_norm(annotations)
-        keys, values = zip(*(layer.cross_attention.keys_and_values(annotations) for layer in self.layers), strict=True)
-        no_words = keys[0].new_zeros(len(grid), 1, len(self.layers), 0, self.hidden)
-        alphas = annotations.new_zeros(len(grid), 1, annotations.shape[1], dtype=torch.float32)
-        return KVCache(alphas, torch.stack(keys, dim=1), torch.stack(values, dim=1), no_words, no_words)
+        return self.start_from(self.drop_layers(torch.relu(self.project(grid.flatten(1, 2)))))

@@ -21,7 +21,7 @@ def caption(
         int | None, typer.Option(help="beam width; by default the registered model's", **whole_number(1, 32))
     ] = None,
     n_best: Annotated[
-        int | None, typer.Option(help="captions of each picture, the best first", **whole_number(1, 100))
+        int | None, typer.Option(help="captions of each picture, the best first", **whole_number(1, 32))
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0.05, max=10, help="draw the words at this temperature instead of searching")

@@ -46,8 +46,8 @@ class Encoder:
         self.declared = backbone.declared
         self.backbone = copy.deepcopy(backbone).requires_grad_(False).eval()
         self.backbone.fold()
-        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-        self.backbone.to(self.device, dtype).to(memory_format=torch.channels_last)
+        self.backbone.to(self.device).to(memory_format=torch.channels_last)
+        self.backbone.features.to(torch.bfloat16 if precision == "bfloat16" else torch.float32)
         self._compile_for = compile_for
         self.compiled: Callable[[Tensor], Tensor] | None = None
         if compile_for is not None:  # only then: loading the compiler alone takes a second
@@ -103,7 +103,7 @@ class Encoder:
 
 def _encode(backbone: Backbone, compiled: Callable[[Tensor], Tensor] | None, photographs: Tensor) -> Tensor:
     """Return the grids of one chunk; compiled: the compiled forward pass, None for the uncompiled one."""
-    weight = next(backbone.parameters())
+    weight = next(backbone.features.parameters())
     inputs = backbone.normalised(photographs.to(weight.device, non_blocking=True)).to(weight.dtype)
     grid = backbone.to_grid((compiled or backbone.maps)(inputs).float())
     limit = torch.finfo(torch.float16).max

@@ -50,11 +50,10 @@ class State:
         Search calls it with the parents of the new hypotheses.
         """
 
-        def gather_rows(tensor: Tensor) -> Tensor:
-            index = rows.view(*rows.shape, *(1,) * (tensor.dim() - 2))
-            return tensor.gather(1, index.expand(-1, -1, *tensor.shape[2:]))
-
-        return self._map_rows(gather_rows)
+        pictures, own_rows = self.alphas.shape[:2]
+        first_rows = torch.arange(pictures, device=rows.device).unsqueeze(1) * own_rows
+        index = (rows + first_rows).flatten()  # into all N * R rows: to copy whole rows is several times faster
+        return self._map_rows(lambda tensor: tensor.flatten(0, 1).index_select(0, index).unflatten(0, rows.shape))
 
     def first(self, rows: int) -> Self:
         """Return the state of the first `rows` rows of each picture."""

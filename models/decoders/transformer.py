@@ -18,7 +18,7 @@ from .base import SAME_FOR_PICTURE, Decoder, State, at_places, last_places
 class KVCache(State):
     """A KV cache: the keys and values that the L layers computed from the grid and from the words read so far.
 
-    grid_keys, grid_values (N, L, P, H). word_keys, word_values (N, R, L, t, H), of t words.
+    grid_keys, grid_values (N, L, heads, P, H / heads). word_keys, word_values (N, R, L, t, H), of t words.
     """
 
     grid_keys: Tensor = field(metadata=SAME_FOR_PICTURE)
@@ -60,13 +60,22 @@ class Transformer(Decoder):
     def start(self, grid: Tensor) -> KVCache:
         positions = grid_position_encoding(grid.shape[1], grid.shape[2], self.hidden, grid.device)
         annotations = self.project_norm(torch.relu(self.project(self.annotations_of(grid))))
-        annotations = self.drop_layers(annotations + positions)
+        return self.start_from(self.drop_layers(annotations + positions))
+
+    def start_from(self, annotations: Tensor) -> KVCache:
+        """Return the state before the first word, given the annotation vectors (N, P, H) that the encoder reads."""
         for layer in self.encoder:
             annotations = layer(annotations)
         annotations = self.grid_norm(annotations)
-        keys, values = zip(*(layer.cross_attention.keys_and_values(annotations) for layer in self.layers), strict=True)
-        no_words = keys[0].new_zeros(grid.shape[0], 1, len(self.layers), 0, self.hidden)
-        alphas = annotations.new_zeros(grid.shape[0], 1, positions.shape[0], dtype=torch.float32)
+        keys, values = [], []
+        for layer in self.layers:
+            attention = layer.cross_attention
+            # Each head's are split off once, not at every word.
+            layer_keys, layer_values = map(attention.split_heads, attention.keys_and_values(annotations))
+            keys.append(layer_keys)
+            values.append(layer_values)
+        no_words = keys[0].new_zeros(len(annotations), 1, len(self.layers), 0, self.hidden)
+        alphas = annotations.new_zeros(len(annotations), 1, annotations.shape[1], dtype=torch.float32)
         return KVCache(alphas, torch.stack(keys, dim=1), torch.stack(values, dim=1), no_words, no_words)
 
     def step(self, state: KVCache, tokens: Tensor) -> tuple[Tensor, KVCache]:
@@ -157,15 +166,14 @@ class MultiHead(nn.Module):
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the heads' contexts (B, Q, H), which `out` reads, and their mean weights (B, Q, K), float32.
 
-        queries (B, Q, H): what `query` computes. keys, values (B, K, H). mask (Q, K) bool: True where a query may not
-        attend to a key; None for no mask.
+        queries (B, Q, H): what `query` computes. keys, values (B, heads, K, H / heads). mask (Q, K) bool: True where a
+        query may not attend to a key; None for no mask.
         """
-        query, key, value = (self._split_heads(tensor) for tensor in (queries, keys, values))
-        scores = (query @ key.transpose(-2, -1)).float() * self.scale
+        scores = (self.split_heads(queries) @ keys.transpose(-2, -1)).float() * self.scale
         weights = torch.softmax(scores if mask is None else scores.masked_fill(mask, -torch.inf), dim=-1)
-        return (weights.to(value.dtype) @ value).transpose(1, 2).flatten(2), weights.mean(dim=1)
+        return (weights.to(values.dtype) @ values).transpose(1, 2).flatten(2), weights.mean(dim=1)
 
-    def _split_heads(self, tensor: Tensor) -> Tensor:
+    def split_heads(self, tensor: Tensor) -> Tensor:
         """Return a tensor (B, K, H) as (B, heads, K, H / heads)."""
         return tensor.view(*tensor.shape[:2], self.heads, -1).transpose(1, 2)
 
@@ -190,7 +198,8 @@ class EncoderLayer(nn.Module):
         """Return the annotation vectors (N, P, H) after this layer."""
         normed = self.attention_norm(annotations)
         attention = self.attention
-        contexts, _ = attention(attention.query(normed), *attention.keys_and_values(normed), None)
+        keys, values = map(attention.split_heads, attention.keys_and_values(normed))
+        contexts, _ = attention(attention.query(normed), keys, values, None)
         annotations = annotations + self.drop(attention.out(contexts))
         output: Tensor = annotations + self.drop(self.feed(self.feed_norm(annotations)))
         return output
@@ -218,7 +227,7 @@ class DecoderLayer(nn.Module):
         """Return features (M, H) after this layer, alphas (N, R, T, P), and all keys and values (N, R, t + T, H).
 
         features (M, H): of the new words that `layout` has. past_keys, past_values (N, R, t, H): of the words before.
-        grid_keys, grid_values (N, P, H).
+        grid_keys, grid_values (N, heads, P, H / heads).
         """
         pictures, rows, words = layout.shape
         past_length = past_keys.shape[2]
@@ -227,7 +236,8 @@ class DecoderLayer(nn.Module):
         keys, values = torch.cat([past_keys, new_keys], dim=2), torch.cat([past_values, new_values], dim=2)
         later = torch.ones(words, past_length + words, dtype=torch.bool, device=features.device).triu(past_length + 1)
         queries = layout.spread(self.attention.query(normed)).flatten(0, 1)
-        contexts, _ = self.attention(queries, keys.flatten(0, 1), values.flatten(0, 1), later)
+        split_keys, split_values = (self.attention.split_heads(read.flatten(0, 1)) for read in (keys, values))
+        contexts, _ = self.attention(queries, split_keys, split_values, later)
         contexts = layout.pack(contexts.unflatten(0, (pictures, rows)))
         features = features + self.drop(self.attention.out(contexts))
         queries = layout.spread(self.cross_attention.query(self.cross_attention_norm(features))).flatten(1, 2)

@@ -204,7 +204,7 @@ class _BeamSearch:
         self._state = likeliest.state.select(parents)
 
     def _drop_done(self) -> None:
-        """Search no more the pictures for which no live hypothesis can still beat their n_best ended ones."""
+        """Search no more the pictures for which no live hypothesis can still beat as many ended ones as are wanted."""
         longest = self._decoding.max_length**self._decoding.length_normalisation
         best = self._scores.max(axis=1).astype(np.float64) / longest
         to_beat = [self._to_beat(ended) for ended in self._ended]
@@ -220,19 +220,20 @@ class _BeamSearch:
     def _to_beat(self, ended: list[tuple[float, Caption]]) -> float:
         """Return the score of the worst of the ended hypotheses that are wanted; -inf where fewer ended."""
         ranked = sorted((score for score, _ in ended), reverse=True)
-        count = self._decoding.candidates
+        count = self._decoding.wanted
         return ranked[count - 1] if len(ranked) >= count else -np.inf
 
     def _captions(self, row: int) -> list[Caption]:
         """Return the n_best captions of a picture: those that ended, then live ones if too few ended."""
-        count = self._decoding.candidates
-        found = [caption for _, caption in sorted(self._ended[row], key=lambda item: -item[0])][:count]
-        if len(found) < count:
+        decoding = self._decoding
+        found = [caption for _, caption in sorted(self._ended[row], key=lambda item: -item[0])][: decoding.wanted]
+        found[: decoding.voters] = by_consensus(found[: decoding.voters])
+        if len(found) < decoding.n_best:
             scores, words = self._scores[row].tolist(), self._history.words[row].tolist()
             live = sorted(range(len(scores)), key=lambda number: (scores[number], words[number]), reverse=True)
-            live = [number for number in live if scores[number] > -np.inf][: count - len(found)]
+            live = [number for number in live if scores[number] > -np.inf][: decoding.n_best - len(found)]
             found += [self._history.caption(row, number, scores[number]) for number in live]
-        return (by_consensus(found) if self._decoding.consensus else found)[: self._decoding.n_best]
+        return found[: decoding.n_best]
 
 
 def _rule_out(values: Floats, words: Words, before: Words, decoding: Decoding) -> Floats:

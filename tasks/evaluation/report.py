@@ -140,7 +140,7 @@ def _groups(scores: Mapping[str, float]) -> dict[str, list[str]]:
 def _language(statistics: Mapping[str, float], captions: int) -> str:
     """Return the statistics of the captions' language as a few sentences.
 
-    statistics: as `caption_statistics.language` returns them. captions: the number of captions.
+    statistics: as `caption_statistics` returns them. captions: the number of captions.
     """
     text = (
         f"{statistics['different']:.1%} different captions of {captions:,}; {statistics['words']:.1f} words a caption, "

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from models.captioned import key_of_digest, takes_grids
+from models.options import Decoding
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.progress import Bar
@@ -47,17 +48,12 @@ def rescore(
     files = files_by_digest(manifest.path, data)
     pictures = read_pictures(manifest.path, evaluation.split)
     selected = [picture.digest for picture in pictures] if digests is None else list(digests)
+    decoding = _decoding_for(captioner, name, evaluation)
     rows: list[PredictionRow] = []
     with Bar(len(selected), f"captions of {name}", "pictures") as bar:
         for start in range(0, len(selected), _BATCH):
             part = selected[start : start + _BATCH]
-            try:
-                captioned = _caption(captioner, part, files, data, grids, vars(evaluation.decoding()))
-            except TypeError as error:
-                raise AttendError(
-                    f"{name}: the code saved in this model does not support the settings of evaluation ({error}): "
-                    "change evaluation.*, or remove the model's alias and run again"
-                ) from None
+            captioned = _caption(captioner, part, files, data, grids, decoding)
             rows += [
                 {"digest": digest, "caption": item.caption, "log_probability": item.log_probability}
                 for digest, item in zip(part, captioned, strict=True)
@@ -69,6 +65,22 @@ def rescore(
         raise AttendError(f"{name}{takes}: no picture of the split {evaluation.split!r} could be read")
     write_predictions(rows, pictures, predictions)
     return score(predictions, pictures, read_pictures(manifest.path, "train"), vocabulary, evaluation)
+
+
+def _decoding_for(captioner: Any, name: str, evaluation: EvaluationConfig) -> dict[str, Any]:
+    """Return the settings of decoding that the code saved in a model has.
+
+    It may be older than a setting, and need not know it where it is at its default. Raise AttendError where it is not.
+    """
+    known, defaults = vars(captioner.decoding), vars(Decoding())
+    settings = vars(evaluation.decoding())
+    for setting, value in settings.items():
+        if setting not in known and value != defaults[setting]:
+            raise AttendError(
+                f"evaluation.{setting}={value}: the code saved in {name} is older than this setting: leave it out, or "
+                "remove the model's alias and run again"
+            )
+    return {setting: value for setting, value in settings.items() if setting in known}
 
 
 def _caption(

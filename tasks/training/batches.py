@@ -95,10 +95,6 @@ class Batch:
         pictures, tokens, places, next_words, rewards = tensors
         return cls(pictures, tokens, _nothing(), places, next_words, rewards=rewards)
 
-    def with_device(self, device: torch.device) -> Batch:
-        """Return the batch with its tensors on the device."""
-        return Batch.of_tensors([tensor.to(device) for tensor in self.tensors()])
-
     def rounded(self) -> Batch:
         """Return the same captions with T and M rounded up, so that few different shapes occur.
 

@@ -29,7 +29,7 @@ class KeptWeights:
         """Write an epoch's weights. kept: the epochs that are kept from now on, this one among them."""
         save_weights(state, self.path(epoch))
         digests = {**self.digests, epoch: digest_of_file(self.path(epoch))}
-        self.digests = {epoch: digests[epoch] for epoch in kept if epoch in digests}
+        self.digests = {epoch: digests[epoch] for epoch in kept}
 
     def remove_others(self, kept: Sequence[int]) -> None:
         """Remove the weights of epochs that are not kept.

@@ -400,6 +400,8 @@ class TrainingLoop:
         Raises AttendError where the kept weights are damaged or not finite.
         """
         self.kept_weights.check(self.kept(), self.name, self.section)
+        for left_over in self.out.glob(NEXT_BEST.format("*")):  # where an earlier attempt could not be published
+            left_over.unlink()
         save_weights(self.weights(), self.out / LAST)
         for rank, epoch in enumerate(self.kept(), 1):
             shutil.copyfile(

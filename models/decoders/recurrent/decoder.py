@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +49,10 @@ class StepWeights:
 class RecurrentDecoder(Decoder):
     """A recurrent cell that may attend to the grid before each word.
 
-    This class has a cell that reads [word, context], and an output (output.py). A subclass defines how the grid becomes
-    annotation vectors, keys and the first state (`init_state`), which layers compute queries from the hidden state
-    (`query_layers`), and the context that these queries give (`attend`). Without attention, the context has size 0.
+    This class has a cell that reads [word, context], and an output (see output_features.py). A subclass defines how the
+    grid becomes annotation vectors, keys and the first state (`init_state`), which layers compute queries from the
+    hidden state (`query_layers`), and the context that these queries give (`attend`). Without attention, the context
+    has size 0.
 
     The cell's input weights are stored in two parts, for the word and for the context, so that the words' part is one
     product for a whole caption under teacher forcing.
@@ -150,15 +151,16 @@ class RecurrentDecoder(Decoder):
     def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, LSTMState]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
         embedded = self.drop_words(self.embed(words))
-        gates = self.word_gates(embedded)
         compiled = self._compiled_step if words.shape[:2] == self._compiled_for else None
         if compiled is not None or words.device.type != "cpu":  # where the host does not know which captions have ended
+            gates = self.word_gates(embedded)
             states = LSTMState.stack(self._teacher_force(state, gates, compiled or self.joined_step))
         else:
-            order, rows = longest_first(places, words.shape)
-            gates = gates.gather(1, order[:, :, None, None].expand_as(gates))
-            states = LSTMState.stack(self._teacher_force(state, gates, self.joined_step, rows))
-            states = states.select(order.argsort(dim=1))
+            reading = longest_first(places, words.shape)
+            of_read = self.word_gates(embedded.flatten(0, 2).index_select(0, reading.words))
+            gates = of_read.new_zeros(words.numel(), of_read.shape[1]).index_copy(0, reading.reordered, of_read)
+            steps = self._teacher_force(state, gates.unflatten(0, words.shape), self.joined_step, reading)
+            states = LSTMState.stack(steps).select(reading.order.argsort(dim=1))
         read = [at_places(values, places) for values in (embedded, states.hidden, states.context)]
         return self.logits(*read), states
 
@@ -205,24 +207,24 @@ class RecurrentDecoder(Decoder):
         state: LSTMState,
         word_gates: Tensor,
         step: Callable[..., LSTMState],
-        rows: Sequence[int] | None = None,
+        reading: Reading | None = None,
     ) -> list[LSTMState]:
         """Return the states after each of T true words, by T calls of `step`, with the weights' gradients deferred.
 
-        state: before the first word, R rows. word_gates (N, R, T, G): the words' part of the gates. rows: how many rows
-        of each picture, the first ones, are computed at each word, never more than at the word before; the states of
-        the others are zeros. None for all.
+        state: before the first word, R rows. word_gates (N, R, T, G): the words' part of the gates, the rows in the
+        order of `reading`; states of rows that it leaves out are zeros. None: all rows are computed at every word.
         """
         all_rows = word_gates.shape[1]
-        rows = rows or [all_rows] * word_gates.shape[2]
+        rows = [all_rows] * word_gates.shape[2] if reading is None else reading.rows
+        read = None if reading is None else reading.reordered
         dtype, weights = word_gates.dtype, self.step_weights()
         hiddens: list[Tensor] = []
         contexts: list[Tensor] = []
         queries = self.query_biases().to(dtype).expand(*word_gates.shape[:3], -1)
-        joined = defer_gradient(torch.cat([queries, word_gates], dim=-1), weights.hidden, hiddens)
+        joined = defer_gradient(torch.cat([queries, word_gates], dim=-1), weights.hidden, hiddens, read)
         biases, gates = torch.split(joined, [queries.shape[-1], word_gates.shape[-1]], dim=-1)
         if weights.context is not None:
-            gates = defer_gradient(gates, weights.context, contexts)
+            gates = defer_gradient(gates, weights.context, contexts, read)
         # Cast once, not at every step.
         detached = StepWeights(
             weights.hidden.detach().to(dtype), None if weights.context is None else weights.context.detach().to(dtype)
@@ -265,15 +267,33 @@ class InferenceStepper:
         return self._decoder.logits(self._decoder.embed(tokens), state.hidden, state.context), state
 
 
-def longest_first(places: Tensor, shape: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """Return each picture's rows, (N, R), the longest caption's first, and how many of them each word is read in, T.
+class Reading(NamedTuple):
+    """Hold how captions of different lengths are read: each picture's longest first, and none after its last place.
 
-    Captions end at different words, and the steps after a caption's last place need not be computed. places (M,): those
-    that count, of words of this shape, (N, R, T); both are in the host's memory.
+    order (N, R): each picture's rows, the longest caption's first. rows, T numbers: how many rows of each picture, the
+    first ones in that order, are computed at each word, never more than at the word before. words (M',): the words
+    read, as indices into N * R * T words. reordered (M',): the same words' indices when the rows are in that order.
     """
+
+    order: Tensor
+    rows: list[int]
+    words: Tensor
+    reordered: Tensor
+
+
+def longest_first(places: Tensor, shape: Sequence[int]) -> Reading:
+    """Return how to read words of this shape, (N, R, T), up to each caption's last place.
+
+    places (M,): those that count, in the host's memory.
+    """
+    pictures, rows, steps = shape
     lengths, order = last_places(places, shape).sort(dim=1, descending=True, stable=True)
     longest = lengths.amax(dim=0)  # of the rows that come first, second, ..., in any picture
-    return order, (longest > torch.arange(shape[2]).unsqueeze(1)).sum(dim=1).clamp_min(1).tolist()
+    computed = (longest > torch.arange(steps).unsqueeze(1)).sum(dim=1).clamp_min(1).tolist()
+    reordered = (torch.arange(steps) < lengths.unsqueeze(-1)).flatten().nonzero().squeeze(1)
+    row_before = (order + torch.arange(pictures).unsqueeze(1) * rows).flatten()
+    words = row_before[reordered // steps] * steps + reordered % steps
+    return Reading(order, computed, words, reordered)
 
 
 def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:

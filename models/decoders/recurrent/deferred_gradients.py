@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 
 
-def defer_gradient(base: Tensor, weight: Tensor, inputs: list[Tensor]) -> Tensor:
+def defer_gradient(base: Tensor, weight: Tensor, inputs: list[Tensor], read: Tensor | None = None) -> Tensor:
     """Return `base` unchanged, but such that `weight` gets its gradient in the backward pass.
 
     base (N, R, T, O): b_1 ... b_T. weight (O, I): W. inputs: an empty list, to which the caller appends each step's x_t
-    (N, R, I), without gradient; of the dtype that the product is to be taken in.
+    (N, R, I), without gradient; of the dtype that the product is to be taken in. read (M,): the words that may have a
+    gradient, as indices into N * R * T words; None for all.
     """
-    deferred: Tensor = _DeferredGradient.apply(base, weight, inputs)
+    deferred: Tensor = _DeferredGradient.apply(base, weight, inputs, read)
     return deferred
 
 
@@ -37,12 +38,14 @@ class _DeferredGradient(torch.autograd.Function):
     """The autograd function behind `defer_gradient`."""
 
     @staticmethod
-    def forward(context: Any, base: Tensor, weight: Tensor, inputs: list[Tensor]) -> Tensor:
-        context.inputs, context.dtype = inputs, weight.dtype
+    def forward(context: Any, base: Tensor, weight: Tensor, inputs: list[Tensor], read: Tensor | None) -> Tensor:
+        context.inputs, context.read, context.dtype = inputs, read, weight.dtype
         return base.view_as(base)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:
-        inputs = torch.stack(context.inputs, dim=2).flatten(0, 2)
-        weight_gradient = gradient.flatten(0, 2).to(inputs.dtype).T @ inputs
-        return gradient, weight_gradient.to(context.dtype), None
+        inputs, of_words = torch.stack(context.inputs, dim=2).flatten(0, 2), gradient.flatten(0, 2)
+        if context.read is not None:
+            inputs, of_words = inputs.index_select(0, context.read), of_words.index_select(0, context.read)
+        weight_gradient = of_words.to(inputs.dtype).T @ inputs
+        return gradient, weight_gradient.to(context.dtype), None, None
