@@ -170,7 +170,7 @@ class _Pictures(ABC):
         if all(done):
             return True
         if sum(done) >= 0.25 * len(done):
-            self._drop([index for index, is_done in enumerate(done) if is_done])
+            self._dropped |= self._captions_of([index for index, is_done in enumerate(done) if is_done])
             remaining = torch.tensor([index for index, is_done in enumerate(done) if not is_done], device=self.device)
             self._left = [picture for picture, is_done in zip(self._left, done, strict=True) if not is_done]
             self.state = self.state.keep(remaining)
@@ -178,14 +178,14 @@ class _Pictures(ABC):
                 setattr(self, name, getattr(self, name)[remaining])
         return False
 
-    def _drop(self, indices: Sequence[int]) -> None:
-        """Record the captions of the pictures with these indices among the N'."""
-        captions = self.captions(torch.tensor(indices, device=self.device))
-        self._dropped |= {self._left[index]: found for index, found in zip(indices, captions, strict=True)}
+    def _captions_of(self, indices: Sequence[int]) -> dict[int, list[Caption]]:
+        """Return the captions of the pictures with these indices among the N', by the index that they had at first."""
+        captions = self.captions(torch.tensor(indices, dtype=torch.long, device=self.device))
+        return {self._left[index]: found for index, found in zip(indices, captions, strict=True)}
 
     def results(self) -> list[list[Caption]]:
-        self._drop(range(len(self._left)))
-        return [self._dropped[picture] for picture in sorted(self._dropped)]
+        found = self._dropped | self._captions_of(range(len(self._left)))
+        return [found[picture] for picture in sorted(found)]
 
 
 class _WordByWord(_Pictures):

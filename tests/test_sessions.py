@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.commands.cli import app
 from tasks.common.errors import AttendError
 from tasks.pipeline.run import trust_fresh
 from tasks.pipeline.sessions import exclusive_session, notice_crashes, session
@@ -44,9 +46,9 @@ def crash(root: Path) -> None:
     process.join()
 
 
-def flip(path: Path) -> None:
+def flip(path: Path, at: int = -7) -> None:
     data = bytearray(path.read_bytes())
-    data[-7] ^= 8
+    data[at] ^= 8
     path.write_bytes(data)
 
 
@@ -104,16 +106,38 @@ def test_a_ledger_that_is_none_is_damage(tmp_path: Path, left: bytes) -> None:
     assert {name for name, state in ran.items() if state != "fresh"} == {"tensorise"}
 
 
-def test_a_damaged_index_of_a_shard_is_set_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["cut", "gone", "flipped"])
+def test_the_pictures_of_a_damaged_shard_index_are_extracted_again(tmp_path: Path, how: str) -> None:
     config = small(tmp_path / "workspace")
     run_all(config)
     index = sorted(config.workspace.rglob("shard-*.parquet"))[1]
-    index.write_bytes(index.read_bytes()[:50])
-    shared = index.with_suffix(".h5")
-    shared.write_bytes(shared.read_bytes()[:-1])  # what makes the plan look
+    if how == "cut":
+        index.write_bytes(index.read_bytes()[:50])
+    elif how == "gone":
+        index.unlink()
+    else:
+        flip(index, 100)  # a digest, in a page that can still be read
+        verify(config, "evaluate")
     run_all(config)
     assert artifacts(config)["extract"].ledger.counts["extracted"] == 16
-    assert index.with_name(f"{index.name}.damaged").exists()
+    assert index.with_name(f"{index.name}.damaged").exists() == (how != "gone")
+
+
+@pytest.mark.parametrize("cut", [50, None])
+def test_verify_sets_each_damaged_shard_aside_and_a_run_extracts_it_again(tmp_path: Path, cut: int | None) -> None:
+    config = small(tmp_path / "workspace")
+    run_all(config)
+    indexes = sorted(config.workspace.rglob("shard-*.parquet"))
+    if cut is None:
+        flip(indexes[0], 100)
+    else:
+        indexes[0].write_bytes(indexes[0].read_bytes()[:cut])
+    flip(indexes[1].with_suffix(".h5"))
+    outcome = CliRunner().invoke(app, ["workspace", "verify", "--workspace", str(config.workspace)])
+    assert outcome.exit_code == 1 and f"2 of {len(indexes)} shards are sound" in outcome.output
+    assert outcome.output.count("set aside; `attend run` extracts its pictures again") == 2
+    run_all(config)
+    assert artifacts(config)["extract"].ledger.counts["extracted"] == 32
 
 
 def test_a_clock_set_back_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

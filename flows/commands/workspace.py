@@ -5,6 +5,7 @@ What is needed, and what may be removed, is decided in workspace_contents.py.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,6 @@ from tasks.common.wording import counted
 if TYPE_CHECKING:
     from flows.commands.old_versions import OldVersion
     from flows.commands.workspace_contents import Item
-    from tasks.grids.store import Shard
     from tasks.pipeline.workspace import Workspace
 
 app = typer.Typer(
@@ -144,19 +144,22 @@ def compact(
 @app.command("verify")
 def verify(workspace: WorkspaceOption = Path("workspace")) -> None:
     """Check every shard against its digest; set damaged shards aside, and exit with code 1 if there are any."""
-    from tasks.grids.store import stores
+    from tasks.grids.store import DamagedIndexError, read_shard, stores
 
     opened = _open_workspace(workspace)
     problems: list[str] = []
     checked = 0
     for store in stores(opened.grids):
-        for shard in store.shards():
-            if store.remote is not None and not shard.path.exists():
-                continue  # its digest is checked when the shard is downloaded
+        for index in store.indexes():
+            damage: str | None = f"{index}: is damaged"
+            with contextlib.suppress(DamagedIndexError):
+                shard = read_shard(index)
+                if store.remote is not None and not shard.path.exists():
+                    continue  # its digest is checked when the shard is downloaded
+                damage = shard.damage(verify=True)
             checked += 1
-            damage = shard.damage(verify=True)
             if damage is not None:
-                problems.append(f"{damage}: {_set_aside(opened, shard)}")
+                problems.append(f"{damage}: {_set_aside(opened, index)}")
     for line in problems:
         typer.echo(line, err=True)
     typer.echo(f"{checked - len(problems)} of {checked} shards are sound")
@@ -164,17 +167,17 @@ def verify(workspace: WorkspaceOption = Path("workspace")) -> None:
         raise typer.Exit(1)
 
 
-def _set_aside(workspace: Workspace, shard: Shard) -> str:
+def _set_aside(workspace: Workspace, index: Path) -> str:
     """Set a damaged shard aside, or have the next run do so where one reads it now. Returns what was done."""
     from tasks.grids.store import set_aside
     from tasks.pipeline.sessions import exclusive_session
 
     try:
         with exclusive_session(workspace, "verify"):
-            set_aside(shard.path.with_suffix(".parquet"))
+            set_aside(index)
             return "set aside; `attend run` extracts its pictures again"
     except AttendError:
-        workspace.suspect([shard.path])
+        workspace.suspect([index, index.with_suffix(".h5")])
         return "a run is going on; the next one sets it aside and extracts its pictures again"
 
 

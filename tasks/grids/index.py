@@ -159,9 +159,12 @@ def _write_index(out: Path, rows: dict[str, Row]) -> None:
 def _shard_records(workspace: Workspace, store: GridStore, rows: dict[str, Row]) -> dict[str, FileRecord]:
     """Return path in the workspace -> size and digest of the shards that hold these rows, for an artifact's ledger."""
     numbers = {row.shard for row in rows.values()}
-    return {
-        str(shard.path.relative_to(workspace.root)): shard.record for shard in store.shards() if shard.number in numbers
-    }
+    records: dict[str, FileRecord] = {}
+    for shard in store.shards():
+        if shard.number in numbers:
+            records[str(shard.path.relative_to(workspace.root))] = shard.record
+            records[str(shard.index.relative_to(workspace.root))] = FileRecord.of(shard.index)
+    return records
 
 
 def read_identity(extracted: Artifact) -> Identity:

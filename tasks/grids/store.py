@@ -71,6 +71,11 @@ class Shard:
     record: FileRecord
     digests: list[str]
 
+    @property
+    def index(self) -> Path:
+        """Return the path of the Parquet index."""
+        return self.path.with_suffix(".parquet")
+
     def damage(self, verify: bool = False) -> str | None:
         """Return a message that says what is wrong with the HDF5 file; None where it matches its record.
 
@@ -160,8 +165,12 @@ class GridStore:
             os.utime(shard.path)  # the time of the last use
 
     def shards(self) -> list[Shard]:
-        """Return the published shards, ordered by number."""
-        return [read_shard(path) for path in sorted(self.folder.glob("shard-*.parquet"), key=_shard_number)]
+        """Return the published shards, ordered by number. Raises DamagedIndexError for one that cannot be read."""
+        return [read_shard(path) for path in self.indexes()]
+
+    def indexes(self) -> list[Path]:
+        """Return the Parquet indexes of the published shards, ordered by number."""
+        return sorted(self.folder.glob("shard-*.parquet"), key=_shard_number)
 
     def rows(self, without: Collection[int] = ()) -> tuple[dict[str, Row], list[str]]:
         """Return digest -> row of all intact shards, and a message for each of the others.
@@ -171,8 +180,13 @@ class GridStore:
         rows: dict[str, Row] = {}
         damages = []
         remote_files = self._remote_files()
-        for shard in self.shards():
-            if shard.number in without:
+        for index in self.indexes():
+            if _shard_number(index) in without:
+                continue
+            try:
+                shard = read_shard(index)
+            except DamagedIndexError as error:
+                damages.append(str(error))
                 continue
             damage = None if _remote_hdf5_name(shard.record) in remote_files else shard.damage()
             if damage is None and shard.identity != self.identity.digest:
@@ -212,7 +226,7 @@ class GridStore:
         hdf5 = self.folder / f"{name}.h5.tmp"
         try:
             _write_hdf5(hdf5, slabs, self.identity.digest)
-            record = FileRecord(hdf5.stat().st_size, digest_of_file(hdf5))
+            record = FileRecord.of(hdf5)
             index = _index_of(digests, sizes, record, self.identity.digest)
             flush(hdf5)
             if self.remote is not None:
@@ -268,7 +282,7 @@ class GridStore:
             if not path.with_suffix(".parquet").exists():  # its writer was killed between its two renames
                 path.unlink()
         damages = []
-        for index in sorted(self.folder.glob("shard-*.parquet")):
+        for index in self.indexes():
             try:
                 shard = read_shard(index)
                 damage = shard.damage(verify=shard.path in verify)
@@ -312,7 +326,7 @@ def _index_of(digests: Sequence[str], sizes: Sequence[tuple[int, int]], record: 
         schema=_INDEX_SCHEMA.with_metadata({"attend": canonical(metadata)}),
     )
     out = pa.BufferOutputStream()
-    pq.write_table(table, out)
+    pq.write_table(table, out, write_page_checksum=True)
     return bytes(out.getvalue())
 
 
@@ -346,14 +360,14 @@ def read_shard(index: Path) -> Shard:
     Raises DamagedIndexError where the index is damaged, and AttendError where it is of a later format.
     """
     try:
-        table = pq.read_table(index)
+        table = pq.read_table(index, page_checksum_verification=True)
         metadata: dict[str, Any] = json.loads(table.schema.metadata[b"attend"])
         check_format(metadata["format"], FORMAT, str(index))
         record = FileRecord(metadata["size"], metadata["sha256"])
         path = index.with_suffix(".h5")
         return Shard(_shard_number(index), path, metadata["identity"], record, table.column("digest").to_pylist())
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError):
-        raise DamagedIndexError(f"{index}: is damaged") from None
+        raise DamagedIndexError(f"{index}: is damaged: run `attend workspace verify`, which sets it aside") from None
 
 
 class Mapped(NamedTuple):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tasks.common.errors import check_format
+from tasks.common.files import digest_of_file
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -39,6 +40,11 @@ class FileRecord:
 
     size: int
     sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileRecord:
+        """Return the record of a file as it is now."""
+        return cls(path.stat().st_size, digest_of_file(path))
 
 
 @dataclass(frozen=True)

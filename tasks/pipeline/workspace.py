@@ -151,7 +151,7 @@ class Workspace:
                 folder = name.parent.as_posix()
                 if self.remote is not None and folder not in remote_names:
                     remote_names[folder] = self.remote.names(folder)
-                if f"{record.sha256}.h5" in remote_names.get(folder, ()):
+                if not {f"{record.sha256}.h5", name.name}.isdisjoint(remote_names.get(folder, ())):
                     continue
                 return f"{name} is gone"
             if size != record.size:
@@ -196,7 +196,7 @@ class Workspace:
 
     def published(self) -> list[Path]:
         """Return every file of every artifact, and every shard of grids, sorted."""
-        files = set(self.grids.glob("*/shard-*.h5"))
+        files = {*self.grids.glob("*/shard-*.h5"), *self.grids.glob("*/shard-*.parquet")}
         for ledger_path in (self.root / "artifacts").glob(f"*/*/{LEDGER}"):
             with contextlib.suppress(AttendError):  # a later version wrote it: only that one reads its files
                 ledger = Ledger.read(ledger_path.parent)
@@ -223,7 +223,7 @@ class Workspace:
         partial, folder = self.partial(stage, key), self.folder(stage, key)
         (partial / LEDGER).unlink(missing_ok=True)  # left by a run whose upload was interrupted
         files = {
-            path.relative_to(partial).as_posix(): FileRecord(path.stat().st_size, digest_of_file(path))
+            path.relative_to(partial).as_posix(): FileRecord.of(path)
             for path in sorted(partial.rglob("*"))
             if path.is_file() and not path.name.startswith(".")
         }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError
-from tasks.common.files import digest_of_file, temporary_files_in
+from tasks.common.files import temporary_files_in
 from tasks.common.source import commit
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
@@ -190,10 +190,7 @@ def _file_records(folder: Path, workspace: Path) -> dict[str, FileRecord]:
         if path.is_file() and "__pycache__" not in path.parts and path.name != _WRITTEN_BY_LOADING
     ]
     root = workspace.resolve()
-    return {
-        path.resolve().relative_to(root).as_posix(): FileRecord(path.stat().st_size, digest_of_file(path))
-        for path in paths
-    }
+    return {path.resolve().relative_to(root).as_posix(): FileRecord.of(path) for path in paths}
 
 
 def _check_predictions(artifacts: CaptionerArtifacts, scores: ScoreRecord, workspace: Workspace) -> None:
