@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +22,10 @@ from PIL import Image
 from flows.registered import caption
 from flows.registered.caption import CaptionCounts, write_captions_file
 from tasks.common.errors import AttendError
+from tasks.data.caption_files import read_vocabulary
+from tasks.evaluation.rescore import rescore
 from tasks.registry.bundle import make_captioner
-from tests.support import captioner_artifacts, pictures, trained
+from tests.support import artifacts, captioner_artifacts, pictures, trained
 
 
 def captions_of(workspace: Path, photographs: list[bytes]) -> list[str]:
@@ -246,6 +249,30 @@ def test_killed_twice_each_picture_is_captioned_exactly_once(registered: Path, t
     assert done.stdout.startswith(f"3,000 captioned ({sum(kept):,} of them earlier)")
     assert [row["file_name"] for row in read(out)] == [f"{at:05d}.png" for at in range(3000)]
     assert not list(tmp_path.glob("*.parts"))
+
+
+def test_a_champion_is_scored_by_the_settings_that_its_code_has(registered: Path, tmp_path: Path) -> None:
+    config = trained(registered)
+    captioner = make_captioner(config, captioner_artifacts(config))
+    known = {name: value for name, value in vars(captioner.decoding).items() if name != "consensus"}
+
+    class Older:
+        """A captioner of code that was written before the consensus."""
+
+        decoding, config = SimpleNamespace(**known), captioner.config
+
+        def caption(self, photographs: list[bytes], **decoding: Any) -> Any:
+            assert decoding.keys() <= known.keys()
+            return captioner.caption(photographs, **decoding)
+
+    found = artifacts(config)
+    given = (found["ingest"], config.data, read_vocabulary(found["tensorise"].path))
+    scores = rescore(Older(), "models:/older/1", *given, config.evaluation, tmp_path / "older.parquet")
+    same = rescore(captioner, "models:/small/1", *given, config.evaluation, tmp_path / "small.parquet")
+    assert scores["scores"] == same["scores"]
+    evaluation = config.evaluation.model_copy(update={"consensus": True})
+    with pytest.raises(AttendError, match="the code saved in models:/older/1 is older than this setting"):
+        rescore(Older(), "models:/older/1", *given, evaluation, tmp_path / "older.parquet")
 
 
 def test_a_smaller_search_than_the_evaluations_is_what_was_asked_for(registered: Path) -> None:

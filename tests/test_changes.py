@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
+import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +16,45 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageOps
 
+from tasks.common.errors import AttendError
+from tasks.common.files import digest_of_file
 from tasks.config.schema import Config
 from tasks.data.manifest import GENERATED_FOLDER
+from tasks.pipeline import file_digests
+from tasks.pipeline.file_digests import Digests
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
 from tasks.registry.embedded_store import DATABASE
 from tasks.registry.runs import PARENT_RUN
 from tasks.registry.versions import version_with_alias
 from tests.support import STAGES, artifacts, inputs_of, plan, raise_version, run_stage, small
+
+
+def test_a_change_within_one_tick_of_a_coarse_clock_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the files are hashed in between."""
+    path, now = tmp_path / "a.jpg", 1_700_000_000 * 10**9
+
+    def rewritten(content: bytes) -> None:
+        path.write_bytes(content)
+        os.utime(path, ns=(now, now))
+
+    def hashed(file: Path) -> str:
+        digest = digest_of_file(file)
+        clock.append(now + 60 * 10**9)
+        rewritten(b"two")
+        return digest
+
+    clock = [now + 10**9]
+    monkeypatch.setattr(time, "time_ns", lambda: clock[-1])
+    monkeypatch.setattr(file_digests, "digest_of_file", hashed)
+    rewritten(b"one")
+    digests = Digests(tmp_path / "digests.sqlite")
+    assert digests.of([path]) == {path: hashlib.sha256(b"one").hexdigest()}
+    assert digests.of([path]) == {path: hashlib.sha256(b"two").hexdigest()}
+    path.unlink()
+    with pytest.raises(AttendError, match=r"a.jpg: is gone since its folder was listed: run again"):
+        digests.of([path])
+
 
 ALL = ("ingest", "extract", "tensorise", "train", "evaluate", "register")
 Rows = list[dict[str, str]]

@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from tasks.data.picture_files import unreadable
 from tests.test_cli import attend
 from tests.test_init import picture
 
@@ -181,6 +182,15 @@ def test_a_sample_stands_for_the_pictures_that_were_not_read(
         path.write_bytes(path.read_bytes()[:-400])
     code, out, _ = attend(monkeypatch, capsys, "check", "mine.yaml", "--sample", "12")
     assert code == 1 and "error   " in out and "and the pixels of 12 (--sample 120 reads all)" in out
+
+
+@pytest.mark.parametrize("sample", [0, 1, 7, 40, 500])
+def test_the_pixels_of_as_many_pictures_are_read_as_it_says(folder: Path, sample: int) -> None:
+    paths = sorted(folder.glob("*.png"))
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:-400])
+    found = unreadable(paths, sample)
+    assert not found.headers and len(found.pixels) == min(sample, len(paths))
 
 
 def test_faults_are_told_together(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -369,6 +369,7 @@ MALFORMED: list[tuple[str, str, Spoil, str]] = [
     ("coco", "", changed("annotations/captions_val2017.json", '"second"', "3"), r"annotations\[0\]: caption: is 3"),
     ("table", "t.csv", text("t.csv", "image,text\na.jpg,x\n"), r"t.csv:2: no column 'caption'; there are: image, text"),
     ("table", "t.csv", text("t.csv", "image,caption\na.jpg,x,y\n"), r"t.csv:2: has 3 fields, the first line names 2"),
+    ("table", "t.csv", text("t.csv", "image,caption,caption\na.jpg,x,y\n"), r"t.csv: the column 'caption' .* 2 times"),
     ("table", "t.csv", text("t.csv", "image,caption\na.jpg,\n"), r"t.csv:2: caption: is empty"),
     ("table", "t.csv", text("t.csv", 'image,caption\na.jpg,"x\n'), r"t.csv:\d: is not well-formed"),
     ("table", "t.csv", text("t.csv", b"image,caption\na.jpg,\xff\n"), r"t.csv:\d: is not UTF-8"),
@@ -410,6 +411,15 @@ def tabled(folder: Path, count: int, workspace: Path) -> Config:
 
 def splits_in(out: Path) -> dict[str, str]:
     return {picture.digest: split for split in ("train", "dev", "test") for picture in read_pictures(out, split)}
+
+
+def test_the_workspace_is_no_part_of_the_pictures_whichever_way_it_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    picture(folder / "a.png")
+    picture(folder / "workspace" / "b.png")
+    (tmp_path / "link").symlink_to(folder)
+    for workspace in (folder / "workspace", tmp_path / "link" / "workspace", folder / ".." / "photos" / "workspace"):
+        assert [found.name for found in find_pictures(folder, without=workspace)] == ["a.png"]
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "link to a device"])

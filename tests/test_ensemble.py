@@ -17,10 +17,11 @@ from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.evaluation.caption_and_score import PREDICTIONS
 from tasks.grids.index import open_grids
+from tasks.pipeline.workspace import Workspace
 from tasks.registry.bundle import make_captioner, write_bundle
 from tasks.training import outputs as trained
 from tasks.training.batches import grids_in_order
-from tests.support import artifacts, captioner_artifacts, run_all, small
+from tests.support import artifacts, captioner_artifacts, plan, run_all, run_stage, small
 from tests.test_decoders import decoder_of, example
 
 
@@ -50,6 +51,20 @@ def test_the_next_words_probability_is_the_mean(name: str) -> None:
         torch.testing.assert_close(
             read.alphas, torch.stack([m(grid, words, torch.arange(words.numel()))[1].alphas for m in members]).mean(0)
         )
+
+
+def test_what_an_attempt_left_that_could_not_be_published_is_no_member(tmp_path: Path) -> None:
+    config = small(tmp_path / "workspace", training__keep=3, training__epochs=2)
+    for stage in ("ingest", "extract", "tensorise"):
+        run_stage(config, stage)
+    key = next(status.key for status in plan(config, "train") if status.stage.name == "train")
+    assert key is not None
+    partial = Workspace(config.workspace).partial("train", key)
+    partial.mkdir(parents=True)
+    (partial / trained.NEXT_BEST.format(3)).write_bytes(b"of another epoch")
+    run_stage(config, "train")
+    names = [path.name for path in trained.kept_weights(artifacts(config, "train")["train"].path)]
+    assert names == [trained.WEIGHTS, trained.NEXT_BEST.format(2)]
 
 
 def test_twins_say_what_each_says() -> None:

@@ -70,6 +70,17 @@ def absolute_paths(folder: Path) -> None:
     table(folder / "list.csv", given, ",", "utf-8", ("path", "caption"))
 
 
+def of_windows(folder: Path) -> None:
+    given = [(name.replace("/", "\\"), text) for name, text in rows(folder, name="walks/a{}.png")]
+    table(folder / "CAPTIONS.CSV", given, ",", "utf-8", ("image", "caption"))
+
+
+def with_dots(folder: Path) -> None:
+    table(
+        folder / "captions.csv", [(f"./{name}", text) for name, text in rows(folder)], ",", "utf-8", ("image", "text")
+    )
+
+
 def names_without_ending(folder: Path) -> None:
     given = [(name.removesuffix(".png"), text) for name, text in rows(folder, inside="pics/")]
     table(folder / "ids.csv", given, ",", "utf-8", ("id", "text"))
@@ -145,6 +156,8 @@ READ = [
     tabs,
     utf_16,
     absolute_paths,
+    of_windows,
+    with_dots,
     names_without_ending,
     metadata_csv_in_split_folders,
     train_and_test_only,
@@ -235,6 +248,20 @@ def test_a_folder_that_cannot_be_read_is_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     assert re.search(message, refused(monkeypatch, capsys, "init", str(folder)))
     assert not list(tmp_path.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", ["no", "true", "null"])
+def test_a_folder_whose_name_means_something_in_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    tabs(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert refused(monkeypatch, capsys, "init", name, "--out", "nowhere/x.yaml").endswith(
+        "there is no folder nowhere: make it first"
+    )
+    assert attend(monkeypatch, capsys, "init", name)[0] == 0
+    assert load(f"{name}.yaml", []).name == name
 
 
 def test_a_config_that_is_there_is_not_replaced(

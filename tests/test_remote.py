@@ -242,6 +242,13 @@ def test_the_folder_can_go(url: str, tmp_path: Path) -> None:
     assert len(store.rows()[0]) == found.ledger.counts["grids"] == 60
 
 
+@pytest.mark.parametrize("left", ["", "[]", '{"url": "memory://x"}', '{"url": "memory://x", "limit": "much"}'])
+def test_settings_of_a_cache_that_cannot_be_read_are_told_of(tmp_path: Path, left: str) -> None:
+    (tmp_path / "remote.json").write_text(left)
+    with pytest.raises(AttendError, match=r"remote.json: does not say which storage this folder is a cache of"):
+        Workspace(tmp_path)
+
+
 def test_what_is_kept_here_stays_as_it_was_set(tmp_path: Path) -> None:
     """A command that only names the URL, beside a run."""
     url, cache = f"file://{tmp_path}/storage", tmp_path / "cache"

@@ -20,8 +20,9 @@ from tasks.data.splits import divide, hashed_split
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import Row
 from tasks.datasets.faults import REFUSE
+from tasks.inspection.record import read_inspection
 from tasks.pipeline.ledger import differences
-from tests.support import artifacts, plan, run_stage, small
+from tests.support import artifacts, plan, register_all, run_stage, small
 
 SCENES = {"adapter": "scenes"}
 OWN, WEB = 20, range(15, 26)  # pictures of `own`, of which the last five are dev; of `web`, five of which it has too
@@ -155,6 +156,17 @@ def test_weight_repeats_the_captions_of_training_alone(two: Path) -> None:
     assert any(
         texts.count("a cat 25") for split in ("train", "dev", "test") for texts in captions(made, split).values()
     )
+
+
+def test_captions_that_a_weight_repeats_are_inspected_once(two: Path) -> None:
+    looked_at = []
+    for weight in (1, 3):
+        config = config_of(two, weight=weight)
+        register_all(config)
+        record = read_inspection(artifacts(config)["register"].path)
+        assert record is not None
+        looked_at.append(record["captions"])
+    assert looked_at[0] == looked_at[1] > 0
 
 
 def test_pictures_that_are_unpacked_join_those_of_a_folder(two: Path) -> None:

@@ -36,6 +36,7 @@ from flows.commands.options import (
     print_json,
     whole_number,
     with_workspace,
+    workspace_folder,
 )
 from tasks.common.errors import AttendError, is_disk_full
 
@@ -195,6 +196,8 @@ def up(
     home, place = (str(path.expanduser().absolute()) for path in (project, workspace))
     if config is not None:
         load(config, [])  # refused here, and not in the night
+        if Path(config).suffix in (".yaml", ".yml"):  # the flows run in the project's folder
+            config = str(Path(config).expanduser().absolute())
     service = start(ServiceOptions(home, place, port, mlflow_port, config or "", notify or ""))
     typer.echo(f"Prefect: {service.prefect}")
     if service.mlflow is not None:
@@ -232,7 +235,7 @@ def page(
     from tasks.pipeline.plan import plan
 
     if preset is None:
-        path = last_page(Path(workspace or "workspace").expanduser().absolute())
+        path = last_page(workspace_folder(workspace))
     else:
         config = load(preset, with_workspace(overrides, workspace))
         path = write_page(config, plan(build_pipeline(config)))

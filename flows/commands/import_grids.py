@@ -222,7 +222,7 @@ def _ids_of_file(path: Path) -> list[str]:
         raise AttendError(f"--ids: {path}: no such file")
     if path.suffix == ".npy":
         return _texts(path, _read(path, lambda: np.load(path, allow_pickle=False).tolist()))
-    text: str = _read(path, lambda: path.read_text(encoding="utf-8"))
+    text: str = _read(path, lambda: path.read_text(encoding="utf-8-sig"))
     if path.suffix == ".json":
         return _texts(path, parse_text(text, path))
     return [line.strip() for line in text.splitlines() if line.strip()]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import yaml
 
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted, counted_by_split, listed, shortened
@@ -53,6 +54,8 @@ def init(
 
     name = _name_of(data)
     path = out or Path(f"{name}.yaml")
+    if not path.parent.is_dir():
+        raise AttendError(f"--out: {path}: there is no folder {path.parent}: make it first")
     if path.exists() and not force:
         raise AttendError(f"{path}: already exists: give another name with --out, or replace it with --force")
     weights = _checked_weights(weights)
@@ -257,10 +260,7 @@ def _training(captions: int, pictures: int) -> list[str]:
 
 
 def _scalar(value: object) -> str:
-    """Return a value as YAML on one line: JSON's quotes where it needs any."""
+    """Return a value as YAML on one line, in JSON's quotes where it needs any: YAML takes a plain `no` for false."""
     text = str(value)
-    return (
-        text
-        if re.fullmatch(r"[A-Za-z/][\w/.@:-]*(?<!:)", text)
-        else json.dumps(value if isinstance(value, float) else text, ensure_ascii=False)
-    )
+    is_plain = re.fullmatch(r"[A-Za-z/][\w/.@:-]*(?<!:)", text) and yaml.safe_load(text) == text
+    return text if is_plain else json.dumps(value if isinstance(value, float) else text, ensure_ascii=False)

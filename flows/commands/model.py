@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.commands.options import ConfigWorkspace, Overrides, whole_number, with_workspace
+from flows.commands.options import ConfigWorkspace, Overrides, whole_number, with_workspace, workspace_folder
 from tasks.common.errors import AttendError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def model(
             f"{name}: is neither a preset nor a YAML file; a registered model has its own settings: give {name} alone"
         )
     else:
-        _show_registered(name, Path(workspace or "workspace").expanduser().absolute(), depth)
+        _show_registered(name, workspace_folder(workspace), depth)
 
 
 def _show_config(preset: str, overrides: list[str], words: int | None, depth: int) -> None:

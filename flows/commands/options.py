@@ -44,9 +44,7 @@ def _folder(value: str) -> Path:
     """Return a workspace's folder; for a URL of object storage, the folder of its local cache."""
     if "://" not in str(value):
         return Path(value)
-    from tasks.config.machine import MachineConfig
-
-    return MachineConfig(workspace=value).folder
+    return workspace_folder(value)
 
 
 WorkspaceOption = Annotated[
@@ -73,6 +71,13 @@ ConfigWorkspace = Annotated[
     str | None,
     typer.Option("--workspace", metavar="FOLDER", help="folder or URL to work in, in place of machine.workspace"),
 ]
+
+
+def workspace_folder(workspace: str | None) -> Path:
+    """Return the folder of the workspace given, or of the one that configs have where none is given."""
+    from tasks.config.machine import MachineConfig
+
+    return (MachineConfig() if workspace is None else MachineConfig(workspace=workspace)).folder
 
 
 def with_workspace(overrides: Sequence[str] | None, workspace: str | Path | None) -> list[str]:

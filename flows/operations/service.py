@@ -160,7 +160,7 @@ def supervise(options: ServiceOptions) -> None:
         start("server")
         return LocalServer(url, children["server"], log_file, log_start, "Prefect")
 
-    with _lock(workspace).acquire(timeout=0):
+    with _lock(workspace).acquire(timeout=5):  # `is_locked` holds it for a moment
         try:
             wait_or_start_again(start_server(), start_server, workspace)
             deploy(options, env)

@@ -88,7 +88,11 @@ class ReviewServer:
             await asyncio.sleep(_NOTE_SECONDS)
             if not self._noted:
                 self._noted = True
-                await asyncio.to_thread(self._note)
+                try:
+                    await asyncio.to_thread(self._note)
+                except Exception as error:  # MLflow's and its database's are of many kinds; answers are in their file
+                    self._noted = False
+                    _LOG.warning("what people said is not noted in MLflow yet: %s", error)
 
     async def next(self, request: Request) -> Response:
         """Return the question that a browser's person is asked, or null where none is left for them."""

@@ -26,6 +26,7 @@ from threading import Lock
 from typing import NamedTuple, Protocol, TypeVar
 
 from tasks.common.errors import AttendError, TransientError
+from tasks.common.files import write_atomically
 
 _SETTINGS_FILE = "remote.json"  # in the cache's folder: the URL, and the limit in bytes
 _BUCKET_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})  # makedirs would create a bucket there
@@ -93,9 +94,7 @@ class Remote:
         if _saved_settings(root) == settings:
             return
         root.mkdir(parents=True, exist_ok=True)
-        temporary = root / f".{_SETTINGS_FILE}.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps(settings._asdict()), encoding="utf-8")
-        temporary.replace(root / _SETTINGS_FILE)
+        write_atomically(root / _SETTINGS_FILE, json.dumps(settings._asdict()))
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file; None where there is no such file."""
@@ -216,10 +215,18 @@ def set_cache(folder: Path, url: str, limit: int | None) -> None:
 
 
 def _saved_settings(root: Path) -> _Settings | None:
+    """Return what `save_settings` wrote; None where it wrote nothing. Raises AttendError for anything else."""
+    path = root / _SETTINGS_FILE
     try:
-        return _Settings(**json.loads((root / _SETTINGS_FILE).read_text(encoding="utf-8")))
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        return _Settings(str(saved["url"]), int(saved["limit"]))
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except (ValueError, TypeError, KeyError):
+        raise AttendError(
+            f"{path}: does not say which storage this folder is a cache of: remove the file, and give the workspace by "
+            "its URL"
+        ) from None
 
 
 @lru_cache(maxsize=8)

@@ -75,7 +75,7 @@ def _default(field: FieldInfo) -> str | None:
     if field.is_required():
         return None
     default = field.get_default()
-    if default is None:  # also where it is computed, which the description says
+    if default is None or field.default_factory is not None:  # it is computed, as the description says
         return ""
     if isinstance(default, bool):
         return str(default).lower()

@@ -171,6 +171,7 @@ def valid_rows(
     # macOS writes the letters of file names apart from their accents, as most programs do not.
     composed = {unicodedata.normalize("NFC", name): name for name in known}
     where_by_name: dict[str, str] = {}
+    folders: dict[str, _PictureFolder] = {}  # by the prefix of their names
     valid = []
     for row in rows:
         name = row.name if row.name in known else composed.get(unicodedata.normalize("NFC", row.name), row.name)
@@ -184,13 +185,9 @@ def valid_rows(
                 raise AttendError(f"{row.where}: {name} has no caption: add one, or remove its entry")
             if name not in known:
                 prefix = data.prefix_of(name)
-                part = data.parts()[prefix]
-                names = {other.removeprefix(prefix) for other in known if other.startswith(prefix)}
-                folder, setting = (
-                    part.image_folder(generated / prefix),
-                    f"data.sources.{prefix[:-1]}" if prefix else "data",
-                )
-                raise AttendError(f"{row.where}: {_why_no_picture(name.removeprefix(prefix), folder, names, setting)}")
+                if prefix not in folders:
+                    folders[prefix] = _PictureFolder.of(prefix, data, generated, known)
+                raise AttendError(f"{row.where}: {folders[prefix].why_without(name.removeprefix(prefix))}")
             valid.append(row if name == row.name else replace(row, name=name))
     if not valid:
         first = f": the first fault: {faults.found[0]}" if faults.found else ": add one, or correct data.path"
@@ -198,31 +195,49 @@ def valid_rows(
     return valid
 
 
-def _why_no_picture(name: str, folder: Path, known: Collection[str], settings: str) -> str:
-    """Return why a captioned name is not one of the pictures of the folder, and what to do.
+@dataclass(frozen=True)
+class _PictureFolder:
+    """A folder of pictures, for advice on names that it lacks.
 
-    settings: the section with the data set's settings.
+    settings: the section with the data set's settings. names: of its pictures. by_lower, by_end: a picture's name by
+    the name in lower case, and by the end of its path.
     """
-    path = folder / name
-    if path.suffix.lower() in OTHER_PICTURES:
-        return f"{name} is a {path.suffix} file, which is not read: convert it to JPEG or PNG"
-    if path.is_file():
-        return (
-            f"{name} is not a picture file that is read in {folder}: convert it to JPEG or PNG, or give its path in "
-            f"that folder; files that are read end in {', '.join(sorted(PICTURE_SUFFIXES))}"
-        )
-    advice = "add it or remove its captions"
-    if not known:
-        advice = f"no picture is in {folder}: set {settings}.images to the folder of the pictures"
-    elif path.suffix == "" and any(f"{name}{suffix}" in known for suffix in PICTURE_SUFFIXES):
-        suffix = next(suffix for suffix in PICTURE_SUFFIXES if f"{name}{suffix}" in known)
-        advice = f"{name}{suffix} is there: set {settings}.suffix={suffix}"
-    else:
-        alike = next((other for other in known if other.lower() == name.lower()), None)
-        elsewhere = alike or next((other for other in known if other.endswith(f"/{name}")), None)
-        if elsewhere is not None:
+
+    folder: Path
+    settings: str
+    names: set[str]
+    by_lower: dict[str, str]
+    by_end: dict[str, str]
+
+    @classmethod
+    def of(cls, prefix: str, data: DatasetOptions, generated: Path, known: Collection[str]) -> _PictureFolder:
+        """Return the folder of the source whose names begin with `prefix`. known: the names of all pictures."""
+        folder = data.parts()[prefix].image_folder(generated / prefix)
+        names = sorted(name.removeprefix(prefix) for name in known if name.startswith(prefix))
+        settings = f"data.sources.{prefix[:-1]}" if prefix else "data"
+        by_end = {name[slash + 1 :]: name for name in names for slash, sign in enumerate(name) if sign == "/"}
+        return cls(folder, settings, set(names), {name.lower(): name for name in names}, by_end)
+
+    def why_without(self, name: str) -> str:
+        """Return why a captioned name is not one of the pictures, and what to do."""
+        path = self.folder / name
+        if path.suffix.lower() in OTHER_PICTURES:
+            return f"{name} is a {path.suffix} file, which is not read: convert it to JPEG or PNG"
+        if path.is_file():
+            return (
+                f"{name} is not a picture file that is read in {self.folder}: convert it to JPEG or PNG, or give its "
+                f"path in that folder; files that are read end in {', '.join(sorted(PICTURE_SUFFIXES))}"
+            )
+        advice = "add it or remove its captions"
+        suffix = next((suffix for suffix in PICTURE_SUFFIXES if f"{name}{suffix}" in self.names), None)
+        elsewhere = self.by_lower.get(name.lower(), self.by_end.get(name))
+        if not self.names:
+            advice = f"no picture is in {self.folder}: set {self.settings}.images to the folder of the pictures"
+        elif path.suffix == "" and suffix is not None:
+            advice = f"{name}{suffix} is there: set {self.settings}.suffix={suffix}"
+        elif elsewhere is not None:
             advice = f"{elsewhere} is there: correct the name"
-    return f"{name} is captioned, but there is no such picture in {folder}: {advice}"
+        return f"{name} is captioned, but there is no such picture in {self.folder}: {advice}"
 
 
 def _duplicate_notes(records: list[ManifestRow]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,12 +24,13 @@ class Unreadable(NamedTuple):
 
 
 def unreadable(paths: Sequence[Path], sample: int) -> Unreadable:
-    """Return why pictures are unreadable: the headers of all are read, and the pixels of every nth.
+    """Return why pictures are unreadable: the headers of all are read, and the pixels of some, drawn at random.
 
-    sample: how many have their pixels read. What is not readable here, extraction cannot read either.
+    sample: how many have their pixels read; all where there are fewer. What is not readable here, extraction cannot
+    read either.
     """
-    step = max(1, len(paths) // max(1, sample))
-    numbered = [(path, number % step == 0) for number, path in enumerate(paths)]
+    drawn = set(random.Random(0).sample(range(len(paths)), min(sample, len(paths))))
+    numbered = [(path, number in drawn) for number, path in enumerate(paths)]
     found = Unreadable({}, {})
     for path, (reason, is_header) in zip(paths, map_in_threads(_reason, numbered), strict=True):
         if reason:

@@ -10,7 +10,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -201,7 +201,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
             try:
                 line = encoded.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
-                raise AttendError(f"{path}:{number}: is not UTF-8 text") from None
+                raise AttendError(f"{path}:{number}: is not UTF-8 text: save it as UTF-8") from None
             if line.strip():
                 yield number, line
 
@@ -215,6 +215,7 @@ def find_pictures(
     a link to a folder that contains the link.
     """
     pictures: list[PictureFile] = []
+    left_out = _identity(without.stat()) if without is not None and without.is_dir() else None
     # Folders that are still to be read: the prefix of their files' names, their path, and the folders around them.
     pending = [("", str(folder), [_identity(folder.stat())])]
     while pending:
@@ -228,8 +229,7 @@ def find_pictures(
                     identity = _identity(entry.stat())
                     if identity in ancestors:
                         raise AttendError(f"{entry.path}: is a link to a folder that contains it: remove the link")
-                    # entry.path is a string, for which os.path is the direct way.
-                    if without is None or os.path.abspath(entry.path) != str(without):  # noqa: PTH100
+                    if identity != left_out:
                         pending.append((f"{prefix}{name}/", entry.path, [*ancestors, identity]))
                 elif name.lower().endswith(suffixes):
                     try:
@@ -245,6 +245,16 @@ def find_pictures(
 def _identity(stat: os.stat_result) -> tuple[int, int]:
     """Return the device and inode of a folder, which are the same whichever link leads to it."""
     return stat.st_dev, stat.st_ino
+
+
+def picture_name(folder: Path, name: str) -> str:
+    """Return a picture's relative path as `find_pictures` names it: without `./`, and with / for Windows' backslashes.
+
+    A backslash stays where a file of the folder has it in its name.
+    """
+    if "\\" in name and not (folder / name).is_file():
+        name = name.replace("\\", "/")
+    return PurePosixPath(name).as_posix()
 
 
 def pictures_of(data: DatasetOptions, generated: Path, without: Path | None = None) -> list[PictureFile]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tasks.common.errors import AttendError
 from tasks.common.files import check_name
-from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, SPLIT_NAMES
+from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, SPLIT_NAMES, picture_name
 from tasks.datasets.coco import Coco
 from tasks.datasets.documents import parse_json
 from tasks.datasets.faults import Faults
@@ -61,13 +61,13 @@ def _of_folder(folder: Path) -> Options:
         return _of_table(folder)
     errors = []
     for path in (*files, *sorted(folder.glob("annotations/*.json"))):
-        if path.suffix not in TABLE_SUFFIXES or path.with_suffix("").name.lower() in (
+        if path.suffix.lower() not in TABLE_SUFFIXES or path.with_suffix("").name.lower() in (
             "readme",
             "license",
             "requirements",
         ):
             continue
-        if path.suffix == ".txt" and any(path.with_suffix(suffix).is_file() for suffix in PICTURE_SUFFIXES):
+        if path.suffix.lower() == ".txt" and any(path.with_suffix(suffix).is_file() for suffix in PICTURE_SUFFIXES):
             continue  # the caption of one picture
         try:
             return _of_file(path)
@@ -98,7 +98,7 @@ def _of_folder(folder: Path) -> Options:
 
 def _holds_captions(folder: Path) -> bool:
     """Return whether a folder's own files are captions of pictures."""
-    files = [path for path in folder.iterdir() if path.is_file() and path.suffix in (*TABLE_SUFFIXES, ".tar")]
+    files = [path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in (*TABLE_SUFFIXES, ".tar")]
     try:
         return bool(_published(folder)) or any(_of_file(path) for path in files[:_MOST_SUBFOLDERS])
     except (AttendError, OSError):
@@ -147,11 +147,11 @@ def _of_file(path: Path) -> Options:
         return {"adapter": "flickr8k", "path": path.parent}
     if path.name in METADATA:
         return _of_metadata(path.parent, path)
-    if path.suffix not in TABLE_SUFFIXES:
+    if path.suffix.lower() not in TABLE_SUFFIXES:
         raise AttendError(
             f"{path}: is not a kind of caption file that is known: a table ends in {', '.join(TABLE_SUFFIXES)}"
         )
-    return (_of_json(path) if path.suffix == ".json" else None) or _of_table(path)
+    return (_of_json(path) if path.suffix.lower() == ".json" else None) or _of_table(path)
 
 
 def _of_json(path: Path) -> Options | None:
@@ -204,13 +204,13 @@ def _settings(columns: _Columns, kind: type[RecordOptions], folder: Path) -> Opt
 
 def _text_form(path: Path) -> Options:
     """Return the encoding and the delimiter of a table of text, where they are not UTF-8 and the usual one."""
-    if path.suffix not in (".csv", ".tsv", ".txt"):
+    if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
         return {}
     with path.open("rb") as file:
         start = file.read(1 << 20)
     encoding = _encoding(start, path)
     text = start.decode(encoding or "utf-8-sig", errors="replace")
-    usual = "\t" if path.suffix == ".tsv" else ","
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
     delimiter = max((usual, *DELIMITERS), key=lambda sign: _regularity(text, sign))
     form: Options = {} if encoding is None else {"encoding": encoding}
     return form if delimiter == usual else {**form, "delimiter": DELIMITERS[delimiter]}
@@ -308,6 +308,7 @@ def _is_picture(folder: Path, name: str) -> bool:
     if not name.lower().endswith((*PICTURE_SUFFIXES, *OTHER_PICTURES)):
         return False
     try:
+        name = picture_name(folder, name)
         check_name(name)
         return any((folder / unicodedata.normalize(form, name)).is_file() for form in ("NFC", "NFD"))
     except (OSError, ValueError):  # a text that no file can have as its name

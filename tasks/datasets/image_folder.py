@@ -47,7 +47,7 @@ class ImageFolder(RecordOptions):
 
     def records(self, faults: Faults) -> Iterable[Record]:
         folder, files = require_folder(self.path, "data.path"), self.annotation_files()
-        if files[0].suffix == ".txt":
+        if files[0].suffix.lower() == ".txt":
             yield from self._text_file_records(folder, files)
             return
         for path in files:
@@ -85,4 +85,5 @@ def _split_of(folder: Path, path: Path) -> str | None:
 def _text_files(folder: Path) -> list[Path]:
     """Return the text files that have the name of a picture beside them."""
     stems = {Path(picture.name).with_suffix("") for picture in find_pictures(folder)}
-    return sorted(folder / stem.with_suffix(".txt") for stem in stems if (folder / stem).with_suffix(".txt").is_file())
+    texts = ([folder / stem.with_suffix(suffix) for suffix in (".txt", ".TXT")] for stem in stems)
+    return sorted(path for spellings in texts for path in [path for path in spellings if path.is_file()][:1])

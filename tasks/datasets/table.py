@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from tasks.datasets.base import (
     needs_text,
     numbered_lines,
     parse_split,
+    picture_name,
     require_file,
     require_folder,
 )
@@ -125,7 +126,7 @@ class RecordOptions(DatasetOptions):
             name += self.suffix
         path = Path(name)
         if not path.is_absolute():
-            return name
+            return picture_name(folder, name)
         for base in (folder.absolute(), folder.resolve()):
             if path.is_relative_to(base):
                 return path.relative_to(base).as_posix()
@@ -135,13 +136,14 @@ class RecordOptions(DatasetOptions):
 
     def records_of(self, path: Path, faults: Faults) -> Iterable[Record]:
         """Return the records of one file, which is read as the ending of its name says."""
-        if path.suffix == ".parquet":
+        suffix = path.suffix.lower()
+        if suffix == ".parquet":
             return _parquet_records(path)
-        if path.suffix == ".jsonl":
+        if suffix == ".jsonl":
             return _json_line_records(path, faults)
-        if path.suffix == ".json":
+        if suffix == ".json":
             return _json_records(path)
-        delimiter = self.delimiter or ("\t" if path.suffix == ".tsv" else ",")
+        delimiter = self.delimiter or ("\t" if suffix == ".tsv" else ",")
         return _text_records(path, delimiter, self.encoding or "utf-8-sig", faults)
 
 
@@ -164,7 +166,7 @@ class Table(RecordOptions):
                 )
             return files
         path = require_file(self.path, "data.path")
-        if path.suffix not in TABLE_SUFFIXES:
+        if path.suffix.lower() not in TABLE_SUFFIXES:
             raise AttendError(f"data.path: {path}: a table ends in {', '.join(TABLE_SUFFIXES)}")
         return [path]
 
@@ -184,7 +186,7 @@ class Table(RecordOptions):
 
 def split_tables(folder: Path) -> list[Path]:
     """Return the tables of a folder that are named by their splits, such as train.csv."""
-    files = sorted(path for path in folder.iterdir() if path.suffix in TABLE_SUFFIXES and path.is_file())
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in TABLE_SUFFIXES and path.is_file())
     return [path for path in files if path.stem.lower() in SPLIT_NAMES]
 
 
@@ -195,6 +197,7 @@ def _text_records(path: Path, delimiter: str, encoding: str, faults: Faults) -> 
             header = next(reader, None)
             if header is None:
                 raise AttendError(f"{path}: is empty: its first line must name the columns")
+            _check_names(path, header)
             while True:
                 start = reader.line_num + 1
                 values = next(reader, None)
@@ -220,6 +223,16 @@ def _text_records(path: Path, delimiter: str, encoding: str, faults: Faults) -> 
             ) from None
 
 
+def _check_names(path: Path, columns: Sequence[str]) -> None:
+    """Raise AttendError where two columns have the same name: one would hide the other."""
+    twice = [name for name in columns if columns.count(name) > 1]
+    if twice:
+        raise AttendError(
+            f"{path}: the column {twice[0]!r} is there {columns.count(twice[0])} times: rename all but one, or give "
+            "each caption a row of its own"
+        )
+
+
 def _json_line_records(path: Path, faults: Faults) -> Iterator[Record]:
     for number, line in numbered_lines(path):
         with faults.of_row():
@@ -241,7 +254,9 @@ def _parquet_records(path: Path) -> Iterator[Record]:
     import pyarrow.parquet as pq
 
     try:
-        records = pq.read_table(path).to_pylist()
+        table = pq.read_table(path)
+        _check_names(path, table.column_names)
+        records = table.to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise AttendError(f"{path}: is not a Parquet file: {' '.join(str(error).split())[:120]}") from None
     for number, record in enumerate(records):

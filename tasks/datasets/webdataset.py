@@ -54,7 +54,10 @@ class WebDataset(UnpackedOptions):
         if self.caption_field:
             text = needs_text(fields.get(self.caption_field), f"{where}.json", self.caption_field)
         elif "txt" in members:
-            text = needs_text(members["txt"].decode("utf-8", errors="replace"), f"{where}.txt", "caption")
+            try:
+                text = needs_text(members["txt"].decode("utf-8-sig"), f"{where}.txt", "caption")
+            except UnicodeDecodeError:
+                raise AttendError(f"{where}.txt: is not UTF-8 text: save it as UTF-8") from None
         else:
             raise AttendError(f"{where}: has no .txt with its caption; set data.caption_field to a field of its .json")
         split = parse_split(str(fields.get(self.split_field)), f"{where}.json") if self.split_field else None

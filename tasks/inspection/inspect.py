@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -24,7 +25,7 @@ from models.vocabulary import SPECIAL
 from tasks.common.progress import Bar
 from tasks.config.devices import device_of
 from tasks.config.schema import Config
-from tasks.data.caption_files import read_captions, read_vocabulary
+from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
 from tasks.data.manifest import Picture, read_pictures
 from tasks.datasets.base import SPLITS
 from tasks.evaluation.calibration import read_training_pictures
@@ -91,7 +92,8 @@ def inspect_data(config: Config, sources: ScoreInputs, known: set[str] | None, o
     findings = _Findings(by_digest)
 
     looked_at = _doubtful(config, sources, grids, training, order, findings)
-    for item in unusual_captions({digest: picture.captions for digest, (_, picture) in by_digest.items()}):
+    captions = {digest: list(dict.fromkeys(picture.captions)) for digest, (_, picture) in by_digest.items()}
+    for item in unusual_captions(captions):
         findings.add(UNUSUAL, item.digest, item.score, item.why, caption=item.caption)
     compared = _some_of_both(order, known)
     pooled = _pooled(grids, compared)
@@ -175,12 +177,15 @@ def _doubtful(
         picture.digest: picture for split in _splits(sources) for picture in read_captions(sources.captions.path, split)
     }
     chosen, number = [], 0
+    places: list[list[int]] = []  # of the captions that differ: a source's weight repeats those of its pictures
     for digest in order:
         if number >= config.registry.inspected:
             break
         if digest in captioned:
-            chosen.append(captioned[digest])
-            number += len(captioned[digest].tokens)
+            tokens = captioned[digest].tokens
+            places.append(sorted(np.unique(tokens, axis=0, return_index=True)[1].tolist()))
+            chosen.append(CaptionedPicture(digest, tokens[places[-1]]))
+            number += len(places[-1])
     if not chosen:
         return 0
     device = device_of(config.machine)
@@ -189,8 +194,8 @@ def _doubtful(
     values = doubts(decoder.to(device).eval(), training.mean, grids, chosen, device, len(words.words) + len(SPECIAL))
     found = [
         (float(value), picture.digest, place)
-        for picture, own in zip(chosen, values, strict=True)
-        for place, value in enumerate(own)
+        for picture, own, at in zip(chosen, values, places, strict=True)
+        for value, place in zip(own, at, strict=False)  # of many captions, the first ones were looked at
         if value > DOUBT
     ]
     for value, digest, place in sorted(found, reverse=True):

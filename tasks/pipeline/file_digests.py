@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tasks.common.errors import TransientError
 from tasks.common.files import digest_of_file
 from tasks.common.progress import track
 from tasks.common.threads import map_in_threads
@@ -31,13 +32,19 @@ class Digests:
         self._database = database
 
     def of(self, paths: Iterable[Path]) -> dict[Path, str]:
-        """Return the digest of each path. Raises OSError if a file cannot be read."""
-        requested = list(paths)
+        """Return the digest of each path.
+
+        Raises OSError if a file cannot be read, one that is a TransientError too if it is gone.
+        """
+        requested, settled = list(paths), _settled_before()
         cached = self._cached(requested)
         digests: dict[Path, str] = {}
         unknown: list[tuple[Path, int, int]] = []
         for path in requested:
-            stat = path.stat()
+            try:
+                stat = path.stat()
+            except FileNotFoundError:
+                raise TransientError(f"{path}: is gone since its folder was listed: run again") from None
             entry = cached.get(_text(path))
             if entry is not None and entry[:2] == (stat.st_size, stat.st_mtime_ns):
                 digests[path] = entry[2]
@@ -48,7 +55,6 @@ class Digests:
             if len(unknown) >= 10_000:
                 computed = track(computed, total=len(unknown), label="hashing pictures")
             fresh = dict(zip((path for path, _, _ in unknown), computed, strict=True))
-            settled = _settled_before()
             rows = [(_text(path), size, mtime, fresh[path]) for path, size, mtime in unknown if mtime < settled]
             self._write("insert or replace into digest values (?, ?, ?, ?)", rows)
             digests |= fresh
@@ -59,7 +65,7 @@ class Digests:
 
         It is cached under their names, sizes and times together: the second look-up of 120,000 pictures reads one row.
         """
-        folder_text = _text(folder)
+        folder_text, settled = _text(folder), _settled_before()
         listing = "\0".join(f"{name}\0{size}\0{mtime}" for name, size, mtime in pictures)
         listing_digest = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()
         cached = self._read(
@@ -69,7 +75,7 @@ class Digests:
             return str(cached[0][0])
         digests = self.of(folder / picture.name for picture in pictures)
         digest = digest_of([[picture.name, digests[folder / picture.name]] for picture in pictures])
-        if all(picture.mtime_ns < _settled_before() for picture in pictures):
+        if all(picture.mtime_ns < settled for picture in pictures):
             self._write("insert or replace into listing values (?, ?, ?)", [(folder_text, listing_digest, digest)])
         return digest
 
