@@ -230,6 +230,16 @@ def test_views_vary_by_epoch_and_are_a_function_of_the_seed(finished: Path) -> N
     assert not torch.equal(one, other)
 
 
+def test_tuning_that_gains_nothing_is_told_of(finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.copytree(finished, tmp_path / "workspace")
+    still = {**TUNING, "epochs": 1, "backbone_learning_rate": 1e-12, "learning_rate": 1e-12, "warmup_steps": 900}
+    config = tuned_config(tmp_path / "workspace", tuning=still)
+    with caplog.at_level("WARNING"):
+        run(config, "tune")
+    assert "no epoch is better on dev than the frozen backbone" in str(artifacts(config, "tune")["tune"].ledger.notes)
+    assert "tuning.warmup_steps=900 are all of the training's" in caplog.text
+
+
 def test_the_decoder_that_was_tuned_is_kept_where_asked(finished: Path, tmp_path: Path) -> None:
     """Nothing is tuned, extracted or trained again for it, and it goes on to self-critical training and the registry."""
     workspace = tmp_path / "workspace"

@@ -106,6 +106,12 @@ def fine_tune_backbone(
     score = max(row[fit.selected] for row in fit.history)
     counts: dict[str, int | float] = {"epochs": len(fit.history), fit.selected: round(score, 3)}
     notes = [f"computed in {precision_by_epoch(fit.history)}"]
+    frozen = sources.trained.ledger.counts.get(fit.selected)
+    if frozen is not None and round(score, 3) <= frozen:
+        notes.append(
+            f"no epoch is better on dev than the frozen backbone with its decoder ({fit.selected} {frozen:.2f}): lower "
+            "tuning.backbone_learning_rate, or leave tuning out"
+        )
     return Outcome({"backbone": digest_of_file(out / TUNED), "decoder": decoder_digest(out)}, counts, notes)
 
 

@@ -142,6 +142,11 @@ class TrainingLoop:
         epoch_done: called with each row of the history as it is made, and with the file of the epoch's weights where
         they are the best so far; a resumed training first calls it with the rows of earlier runs.
         """
+        if 0 < self.steps <= self.training.warmup_steps:
+            log.warning(
+                f"{self.name}: {self.section}.warmup_steps={self.training.warmup_steps} are all of the training's "
+                f"{self.steps:,} steps: the learning rate never reaches its peak: lower warmup_steps"
+            )
         report_row = epoch_done or _ignore_row
         for epoch, row in enumerate(self.history):
             report_row(row, self._file_of_best(epoch))
