@@ -264,6 +264,30 @@ def test_a_folder_whose_name_means_something_in_yaml(
     assert load(f"{name}.yaml", []).name == name
 
 
+def test_a_column_of_captions_that_is_not_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = [(name, text, f"das gleiche auf Deutsch {text}") for name, text in rows(tmp_path / "photos")]
+    path = tmp_path / "photos" / "captions.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("image", "caption_en", "caption_de"), *given])
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level("WARNING"):
+        assert attend(monkeypatch, capsys, "init", "photos")[0] == 0
+    assert re.search(r"captions are read from its column caption_(en|de), none from caption_(en|de): ", caplog.text)
+
+
+@pytest.mark.parametrize(
+    "command", [("init", "s3://bucket/photos"), ("check", "flickr8k", "data.path=s3://bucket/photos")]
+)
+def test_an_address_is_told_to_be_copied_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, command: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, out, err = attend(monkeypatch, capsys, *command)
+    assert "s3://bucket/photos: is an address: pictures and captions are read from folders" in out + err
+
+
 def test_a_config_that_is_there_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

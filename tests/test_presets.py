@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from models.options import RecurrentOptions
 from tasks.config.presets import presets
 from tasks.config.reference import sections
 from tasks.config.schema import load
-from tests.support import artifacts, run_stage, small
+from tests.support import HERE, artifacts, run_stage, small
 
 # Small enough to run: what makes a preset itself (backbone, grid, decoder, search) stays.
 SMALL = [
@@ -63,6 +64,13 @@ def test_every_preset_runs_end_to_end(preset: str, tmp_path: Path) -> None:
     assert scores["pictures"] > 0
     registered = json.loads((found["register"].path / "registration.json").read_text())
     assert registered["uri"] == f"models:/{preset}/1"
+
+
+def test_the_page_of_captioners_names_every_preset() -> None:
+    rows = re.findall(
+        r"^\| (`[^|]*`) \|", (HERE / "docs" / "captioners.md").read_text().partition("## What")[0], re.MULTILINE
+    )
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(presets())
 
 
 def test_presets_are_listed_with_a_line_and_their_source(capsys: pytest.CaptureFixture[str]) -> None:

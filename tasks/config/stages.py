@@ -298,7 +298,7 @@ class RegistryConfig(Section):
         ge=0,
         le=1,
         description="no champion has more than this share of its content words in no reference of their picture, such "
-        "as 0.7; compared by stems, and by WordNet's classes where its data are installed",
+        "as 0.8; compared by stems, and by WordNet's classes where its data are installed",
     )
     max_gender_errors: Annotated[float | None, NotInKey()] = Field(
         None,
@@ -312,7 +312,7 @@ class RegistryConfig(Section):
         ge=0,
         le=1,
         description="in no slice (pictures of men, of women, of a source, with long captions, with rare words) may "
-        "CIDEr fall short of the champion's by more than this share of it, such as 0.1",
+        "CIDEr fall short of the champion's by more than this share of it, such as 0.2",
     )
     runtimes: list[Runtime] | None = Field(
         None,

@@ -166,10 +166,22 @@ class DatasetOptions(Section, ABC):
         """
 
 
+def refuse_address(path: Path, field: str) -> None:
+    """Raise AttendError for the address of an object store or of a web page, which `Path` has made a path of."""
+    before, _, rest = str(path).partition(":/")
+    scheme = before.rpartition("/")[2]  # a path of a YAML file is relative to its folder
+    if rest and len(scheme) > 1 and scheme.isalnum():
+        address = f"{scheme}://{rest.lstrip('/')}"
+        raise AttendError(
+            f"{field}: {address}: is an address: pictures and captions are read from folders: copy them into one first"
+        )
+
+
 def require_folder(path: Path, field: str) -> Path:
     """Return `path` with `~` expanded; raise AttendError, which names the config field, unless it is a folder."""
     folder = path.expanduser()
     if not folder.is_dir():
+        refuse_address(path, field)
         problem = "is a file, not a folder" if folder.exists() else "no such folder"
         raise AttendError(f"{field}: {folder}: {problem}: give an existing folder")
     return folder
@@ -179,6 +191,7 @@ def require_file(path: Path, field: str) -> Path:
     """Return `path` with `~` expanded; raise AttendError, which names the config field, unless it is a file."""
     file = path.expanduser()
     if not file.is_file():
+        refuse_address(path, field)
         problem = (
             "is a folder, not a file" if file.is_dir() else "is no regular file" if file.exists() else "no such file"
         )

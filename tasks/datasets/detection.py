@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from tasks.common.errors import AttendError
 from tasks.common.files import check_name
-from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, SPLIT_NAMES, picture_name
+from tasks.common.log import log
+from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, SPLIT_NAMES, picture_name, refuse_address
 from tasks.datasets.coco import Coco
 from tasks.datasets.documents import parse_json
 from tasks.datasets.faults import Faults
@@ -23,6 +24,7 @@ from tasks.datasets.image_folder import METADATA, ImageFolder, metadata_files
 from tasks.datasets.table import DELIMITERS, IMAGE_FOLDERS, TABLE_SUFFIXES, RecordOptions, Table, split_tables
 
 Options = dict[str, Any]  # the config's section `data`
+_FEWEST_WORDS = 3  # of a column's texts, in the mean, that could be captions
 _SAMPLE = 200  # records that are looked at
 _MOST_SUBFOLDERS = 20  # below a folder without captions, that are looked into
 _MOST_FOLDERS = 1000  # folders that are searched for pictures
@@ -44,11 +46,12 @@ def detect(path: Path) -> Options:
 
     Raises AttendError where it holds no captions of pictures in any known form.
     """
-    path = path.expanduser().absolute()
+    given, path = path, path.expanduser().absolute()
     if path.is_dir():
         return _of_folder(path)
     if path.is_file():
         return _of_file(path)
+    refuse_address(given, "FOLDER|FILE")
     raise AttendError(f"{path}: no such file or folder")
 
 
@@ -272,6 +275,12 @@ def _columns(options: RecordOptions, file: Path) -> _Columns:
     if not texts:
         raise AttendError(f"{file}: no column of texts beside the pictures' ({image}); there are: {', '.join(names)}")
     caption = min(texts, key=lambda name: (name.lower() not in _CAPTION_NAMES, -_words(values[name])))
+    unread = [name for name in texts if name != caption and _words(values[name]) >= _FEWEST_WORDS]
+    if unread:
+        log.warning(
+            f"{file}: captions are read from its column {caption}, none from {', '.join(unread)}: for another, set "
+            "data.caption_column"
+        )
     return _Columns(image, caption, split, place.images, place.suffix)
 
 
