@@ -48,7 +48,7 @@ from models.photographs import decode
 from models.requests import failed
 from models.vocabulary import SPECIAL, Vocabulary
 from tasks.common.errors import AttendError
-from tasks.config.schema import dump, load
+from tasks.config.schema import load
 from tasks.config.stages import CaptionsConfig
 from tasks.config.tokeniser_names import TOKENISERS
 from tasks.data import tokenisers
@@ -513,7 +513,7 @@ def _read_overrides(overrides: list[str], folder: Path) -> object:
 def _keys(config: Any) -> object:
     """Return what digests and files hold of a config."""
 
-    return dump(config).encode(), digest_of(config.captions.key_part()), digest_of(config.data.key_part())
+    return config.model_dump_json().encode(), digest_of(config.captions.key_part()), digest_of(config.data.key_part())
 
 
 def _overrides() -> SearchStrategy[list[str]]:

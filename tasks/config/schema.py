@@ -6,7 +6,6 @@ change no result: such fields are marked `NotInKey()` or belong to the section `
 
 from __future__ import annotations
 
-import json
 import reprlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -343,8 +342,3 @@ def _known_fields(path: list[str], location: tuple[int | str, ...]) -> list[str]
     annotation = Config.model_fields[path[0]].annotation
     model = next((arg for arg in (annotation, *get_args(annotation)) if hasattr(arg, "model_fields")), None)
     return list(model.model_fields) if model is not None else []
-
-
-def dump(config: Config) -> str:
-    """Return the whole config as canonical JSON."""
-    return json.dumps(config.model_dump(mode="json"), indent=2, sort_keys=True)

@@ -25,6 +25,7 @@ from tasks.config.stages import CaptionsConfig
 from tasks.config.tokeniser_names import TOKENISERS
 from tasks.data.manifest import GIVEN_WORDS, read_pictures
 from tasks.data.tokenisers import BytePairs, tokeniser
+from tasks.datasets.base import SPLITS
 from tasks.metrics.consensus import ORDERS, Frequencies
 from tasks.pipeline.ledger import Artifact, Outcome, digest_of
 
@@ -46,7 +47,7 @@ def write_captions(captions: CaptionsConfig, manifest: Artifact, out: Path) -> O
     split, `vocabulary` and `frequencies`.
     """
     split_words = tokeniser(captions.tokeniser)
-    splits: list[str] = [split for split in ("train", "dev", "test") if split in manifest.products]
+    splits: list[str] = [split for split in SPLITS if split in manifest.products]
     words = {
         split: [
             (picture.digest, [split_words(text) for text in picture.captions])

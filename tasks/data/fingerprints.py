@@ -7,9 +7,7 @@ to squares. A plain picture, which has nothing to compare, has F = 0.
 
 from __future__ import annotations
 
-import contextlib
 import io
-import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -22,6 +20,7 @@ from PIL import Image, ImageOps
 from models.memory import is_out_of_memory
 from models.picture_formats import FORMATS, MAX_PIXELS
 from tasks.common.progress import Bar
+from tasks.common.sqlite_cache import SqliteCache
 from tasks.common.threads import map_in_threads
 
 SIDE, CHROMA_SIDE = 32, 8
@@ -43,7 +42,8 @@ class Fingerprints:
 
     def __init__(self, database: Path) -> None:
         """database: path of the sqlite file; it is made when the first fingerprint is kept."""
-        self._database = database
+        table = "fingerprint (digest text primary key, version, frames blob, checksum)"
+        self._cache = SqliteCache(database, table)
 
     def of(self, pictures: Mapping[str, Path]) -> dict[str, Frames]:
         """Return the fingerprint of each picture by its digest; only new ones are computed.
@@ -63,45 +63,22 @@ class Fingerprints:
         return found
 
     def _kept(self, digests: list[str]) -> dict[str, Frames]:
-        """Return the fingerprints that are kept, by digest; none if the database cannot be read."""
-        if not self._database.exists():
-            return {}
-        query = "select frames, checksum from fingerprint where digest = ? and version = ?"
-        kept: dict[str, Frames] = {}
-        try:
-            with contextlib.closing(self._connect()) as connection:
-                for digest in digests:
-                    row = connection.execute(query, (digest, VERSION)).fetchone()
-                    # SQLite notices damage to its pages' structure alone, not to what is in them.
-                    if row and isinstance(row[0], bytes) and len(row[0]) % LENGTH == 0 and zlib.crc32(row[0]) == row[1]:
-                        kept[digest] = np.frombuffer(row[0], np.uint8).reshape(-1, LENGTH)
-        except sqlite3.OperationalError:  # locked, or in a read-only folder: what is missing is computed again
-            return kept
-        except sqlite3.DatabaseError:  # damaged: start with an empty database
-            with contextlib.suppress(OSError):
-                self._database.unlink(missing_ok=True)
-        return kept
+        """Return the fingerprints that are kept, by digest."""
+        rows = self._cache.read(
+            "select digest, frames, checksum from fingerprint where digest = ? and version = ?",
+            ((digest, VERSION) for digest in digests),
+        )
+        return {
+            digest: np.frombuffer(content, np.uint8).reshape(-1, LENGTH)
+            for digest, content, checksum in rows
+            # SQLite notices damage to its pages' structure alone, not to what is in them.
+            if isinstance(content, bytes) and len(content) % LENGTH == 0 and zlib.crc32(content) == checksum
+        }
 
     def _keep(self, fingerprints: Mapping[str, Frames]) -> None:
-        """Keep fingerprints; where the folder cannot be written none are, which only makes the next time slower."""
-        rows = []
-        for digest, frames in fingerprints.items():
-            content = frames.tobytes()
-            rows.append((digest, VERSION, content, zlib.crc32(content)))
-        with (
-            contextlib.suppress(sqlite3.DatabaseError, OSError),
-            contextlib.closing(self._connect()) as connection,
-            connection,
-        ):
-            connection.executemany("insert or replace into fingerprint values (?, ?, ?, ?)", rows)
-
-    def _connect(self) -> sqlite3.Connection:
-        self._database.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(self._database, timeout=20)
-        connection.execute(
-            "create table if not exists fingerprint (digest text primary key, version, frames blob, checksum)"
-        )
-        return connection
+        contents = {digest: frames.tobytes() for digest, frames in fingerprints.items()}
+        rows = [(digest, VERSION, content, zlib.crc32(content)) for digest, content in contents.items()]
+        self._cache.write("insert or replace into fingerprint values (?, ?, ?, ?)", rows)
 
 
 def _fingerprint_of_file(path: Path) -> Frames | None:

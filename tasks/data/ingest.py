@@ -13,7 +13,7 @@ from typing import ClassVar
 from tasks.common.section import Section
 from tasks.config.schema import Config
 from tasks.data.inputs import digests_of
-from tasks.datasets.base import DatasetOptions
+from tasks.datasets.base import SPLITS, DatasetOptions
 from tasks.pipeline.ledger import Artifact, KeyParts, Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
 
@@ -28,7 +28,7 @@ class Split(Product):
     setting: str = ""
 
     def missing(self, artifact: Artifact) -> str:
-        available = [name for name in ("train", "dev", "test") if name in artifact.products]
+        available = [name for name in SPLITS if name in artifact.products]
         advice = f": set {self.setting}={available[-1]}" if self.setting and available else ""
         return f"the split {self.name!r} of the data set has no pictures (available: {', '.join(available)}){advice}"
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from tasks.common.errors import AttendError
 from tasks.datasets.base import (
+    SPLITS,
     DatasetOptions,
     Row,
     first_folder,
@@ -63,7 +64,7 @@ class Flickr8k(DatasetOptions):
     def _split_files(self) -> dict[str, Path]:
         """Return the list of picture names of each split, if there is one."""
         folder = require_folder(self.path, "data.path")
-        files = {split: folder / f"Flickr_8k.{split}Images.txt" for split in ("train", "dev", "test")}
+        files = {split: folder / f"Flickr_8k.{split}Images.txt" for split in SPLITS}
         return {split: path for split, path in files.items() if path.is_file()}
 
     def annotation_files(self) -> list[Path]:

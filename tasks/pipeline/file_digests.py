@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import sqlite3
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from tasks.common.errors import TransientError
 from tasks.common.files import digest_of_file
 from tasks.common.progress import track
+from tasks.common.sqlite_cache import SqliteCache
 from tasks.common.threads import map_in_threads
 from tasks.datasets.base import PictureFile
 from tasks.pipeline.ledger import digest_of
@@ -29,7 +27,11 @@ class Digests:
 
     def __init__(self, database: Path) -> None:
         """database: path of the sqlite file; it is made when the first digest is stored."""
-        self._database = database
+        self._cache = SqliteCache(
+            database,
+            "digest (path text primary key, size, mtime_ns, sha256)",
+            "listing (folder text primary key, listing, digest)",
+        )
 
     def of(self, paths: Iterable[Path]) -> dict[Path, str]:
         """Return the digest of each path.
@@ -56,7 +58,7 @@ class Digests:
                 computed = track(computed, total=len(unknown), label="hashing pictures")
             fresh = dict(zip((path for path, _, _ in unknown), computed, strict=True))
             rows = [(_text(path), size, mtime, fresh[path]) for path, size, mtime in unknown if mtime < settled]
-            self._write("insert or replace into digest values (?, ?, ?, ?)", rows)
+            self._cache.write("insert or replace into digest values (?, ?, ?, ?)", rows)
             digests |= fresh
         return digests
 
@@ -68,7 +70,7 @@ class Digests:
         folder_text, settled = _text(folder), _settled_before()
         listing = "\0".join(f"{name}\0{size}\0{mtime}" for name, size, mtime in pictures)
         listing_digest = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()
-        cached = self._read(
+        cached = self._cache.read(
             "select digest from listing where folder = ? and listing = ?", [(folder_text, listing_digest)]
         )
         if cached:
@@ -76,44 +78,19 @@ class Digests:
         digests = self.of(folder / picture.name for picture in pictures)
         digest = digest_of([[picture.name, digests[folder / picture.name]] for picture in pictures])
         if all(picture.mtime_ns < settled for picture in pictures):
-            self._write("insert or replace into listing values (?, ?, ?)", [(folder_text, listing_digest, digest)])
+            self._cache.write(
+                "insert or replace into listing values (?, ?, ?)", [(folder_text, listing_digest, digest)]
+            )
         return digest
 
     def _cached(self, paths: list[Path]) -> dict[str, tuple[int, int, str]]:
         """Return the cached (size, modification time in ns, digest) by path, as `_text` writes it."""
         if len(paths) < _MAX_SINGLE_QUERIES:
             query = "select path, size, mtime_ns, sha256 from digest where path = ?"
-            rows = self._read(query, [(_text(path),) for path in paths])
+            rows = self._cache.read(query, [(_text(path),) for path in paths])
         else:
-            rows = self._read("select path, size, mtime_ns, sha256 from digest", [()])
+            rows = self._cache.read("select path, size, mtime_ns, sha256 from digest", [()])
         return {path: (size, mtime, digest) for path, size, mtime, digest in rows}
-
-    def _connect(self) -> sqlite3.Connection:
-        self._database.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(self._database, timeout=20)
-        connection.execute("create table if not exists digest (path text primary key, size, mtime_ns, sha256)")
-        connection.execute("create table if not exists listing (folder text primary key, listing, digest)")
-        return connection
-
-    def _read(self, query: str, arguments: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Run the query once for each tuple of arguments and return all rows; none if the database cannot be read."""
-        if not self._database.exists():
-            return []
-        try:
-            with contextlib.closing(self._connect()) as connection:
-                return [row for values in arguments for row in connection.execute(query, values)]
-        except sqlite3.OperationalError:  # locked, or in a read-only folder: digests are computed instead, only slower
-            return []
-        except sqlite3.DatabaseError:  # damaged: start with an empty database
-            self._database.unlink(missing_ok=True)
-            return []
-
-    def _write(self, query: str, rows: list[tuple[Any, ...]]) -> None:
-        try:
-            with contextlib.closing(self._connect()) as connection, connection:
-                connection.executemany(query, rows)
-        except (sqlite3.DatabaseError, OSError):
-            pass  # in a read-only workspace nothing is cached, which is only slower
 
 
 def _text(path: Path) -> str:

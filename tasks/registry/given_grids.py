@@ -13,7 +13,7 @@ from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.config.stages import EncoderConfig
 from tasks.data.manifest import files_by_digest, read_pictures
-from tasks.datasets.base import picture_files
+from tasks.datasets.base import SPLITS, picture_files
 from tasks.grids.index import open_grids
 from tasks.grids.reader import GridReader
 from tasks.grids.weights import load_backbone
@@ -91,7 +91,7 @@ def _examples(encoder: EncoderConfig, config: Config, manifest: Artifact, grids:
         raise AttendError(f"encoder.examples: {folder}: no such folder")
     digest_by_row = {
         int(Path(picture.name).stem): picture.digest
-        for split in ("train", "dev", "test")
+        for split in SPLITS
         for picture in read_pictures(manifest.path, split)
     }
     found = [

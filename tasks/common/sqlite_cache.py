@@ -1,0 +1,47 @@
+"""A cache in an SQLite file that may be lost at any time: what it lacks is computed again."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+class SqliteCache:
+    """A cache in a file, which is made when the first row is written, and removed where it is damaged."""
+
+    def __init__(self, path: Path, *tables: str) -> None:
+        """path: the file. tables: name and columns of each, such as `digest (path text primary key, size)`."""
+        self._path, self._tables = path, tables
+
+    def read(self, query: str, arguments: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Run a query once for each tuple of arguments and return all rows; none if the file cannot be read."""
+        if not self._path.exists():
+            return []
+        try:
+            with contextlib.closing(self._connect()) as connection:
+                return [row for values in arguments for row in connection.execute(query, values)]
+        except sqlite3.OperationalError:  # it is locked, or in a read-only folder
+            return []
+        except sqlite3.DatabaseError:  # it is damaged: start with an empty one
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+            return []
+
+    def write(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Run a statement once for each row; where the file cannot be written, nothing is cached."""
+        with (
+            contextlib.suppress(sqlite3.DatabaseError, OSError),
+            contextlib.closing(self._connect()) as connection,
+            connection,
+        ):
+            connection.executemany(statement, rows)
+
+    def _connect(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(self._path, timeout=20)
+        for table in self._tables:
+            connection.execute(f"create table if not exists {table}")
+        return connection
