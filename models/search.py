@@ -15,9 +15,10 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from .allowed_words import log_probabilities_of, rule_out, truncate
 from .consensus import by_consensus
 from .options import Decoding
-from .vocabulary import END, FORBIDDEN, NULL, START
+from .vocabulary import END, NULL, START
 
 DEFAULT = Decoding()
 
@@ -210,7 +211,7 @@ class _WordByWord(_Pictures):
 
     def advance(self) -> None:
         logits, self.state = self.decoder.step(self.state, self.last)
-        chosen, score = self.choose(_log_probabilities(logits))
+        chosen, score = self.choose(log_probabilities_of(logits))
         self.total = self.total + torch.where(self.unfinished, score, 0.0)
         self.words = torch.cat([self.words, torch.where(self.unfinished, chosen, NULL).unsqueeze(-1)], dim=-1)
         self.last = self.words[:, :, -1]
@@ -235,7 +236,7 @@ class Greedy(_WordByWord):
         super().__init__(decoder, grid, decoding, 1)
 
     def choose(self, log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        best = _rule_out(log_probabilities, self.words, self.decoding).max(dim=-1)
+        best = rule_out(log_probabilities, self.words, self.decoding).max(dim=-1)
         return best.indices, best.values
 
 
@@ -249,7 +250,7 @@ class Sampling(_WordByWord):
         self.draws, self.state = draws, self.state.expand(decoding.n_best)
 
     def choose(self, log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        allowed = _truncate(_rule_out(log_probabilities, self.words, self.decoding), self.decoding)
+        allowed = truncate(rule_out(log_probabilities, self.words, self.decoding), self.decoding)
         # Sample by inverting the cumulative distribution, with one uniform number per word.
         cumulative = allowed.softmax(dim=-1).cumsum(dim=-1)
         draw = self.draws[:, :, self.length].unsqueeze(-1)
@@ -268,20 +269,6 @@ def _uniform_draws(seed: int, key: int, shape: tuple[int, int]) -> Tensor:
     """Return uniform numbers in [0, 1) that depend on the seed and the key alone."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + key) % 2**63)
     return torch.rand(shape, generator=generator)
-
-
-def _truncate(scores: Tensor, decoding: Decoding) -> Tensor:
-    """Return scores (N, k, V) divided by the temperature, with the words that top_k and top_p cut off at -inf."""
-    scores = scores / decoding.temperature
-    if decoding.top_k:
-        lowest = scores.topk(min(decoding.top_k, scores.shape[-1]), dim=-1).values[..., -1:]
-        scores = scores.masked_fill(scores < lowest, -torch.inf)
-    if decoding.top_p < 1:
-        ranked, order = scores.sort(dim=-1, descending=True)
-        probability_above = ranked.softmax(dim=-1).cumsum(dim=-1) - ranked.softmax(dim=-1)
-        cut_off = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, probability_above >= decoding.top_p)
-        scores = scores.masked_fill(cut_off, -torch.inf)
-    return scores
 
 
 class _Ended(NamedTuple):
@@ -326,7 +313,7 @@ class BeamSearch(_Pictures):
 
     def advance(self) -> None:
         logits, self.state = self.decoder.step(self.state, self.last)
-        log_probabilities = _rule_out(_log_probabilities(logits), self.words, self.decoding)
+        log_probabilities = rule_out(log_probabilities_of(logits), self.words, self.decoding)
         vocabulary = log_probabilities.shape[-1]
         candidates = (self.scores.unsqueeze(-1) + log_probabilities).flatten(1)
         # There are fewer than k new hypotheses where there are fewer candidates.
@@ -387,36 +374,3 @@ def _caption(tokens: list[int], score: float) -> Caption:
     """Return the caption of the tokens up to END, or of all if there is no END."""
     finished = END in tokens
     return Caption(tokens[: tokens.index(END)] if finished else tokens, score, finished)
-
-
-def _log_probabilities(logits: Tensor) -> Tensor:
-    """Return the log-softmax of logits in float32, with the tokens that no caption may contain at -inf."""
-    scores = torch.log_softmax(logits.float(), dim=-1)
-    for token in FORBIDDEN:  # one by one: a list of indices would be copied to a GPU, which waits for it
-        scores[..., token] = -torch.inf
-    return scores
-
-
-def _rule_out(scores: Tensor, words: Tensor, decoding: Decoding) -> Tensor:
-    """Return scores (N, k, V) of the words after words (N, k, t), with those that `decoding` forbids at -inf.
-
-    Where no word would be left, END remains allowed.
-    """
-    length = words.shape[-1]
-    size, echoes = decoding.no_repeat, decoding.no_echo and length > 0
-    if length >= decoding.min_length and not 0 < size <= length and not echoes:
-        return scores
-    allowed = scores.clone()
-    if echoes:
-        allowed.scatter_(-1, words[..., -1:], -torch.inf)
-    if length < decoding.min_length:
-        allowed[..., END] = -torch.inf
-    if 0 < size <= length:
-        ngrams = words.unfold(-1, size, 1)  # (N, k, t - size + 1, size)
-        prefix = words[..., length - size + 1 :].unsqueeze(-2)  # the words that the next one would make an n-gram
-        repeated = (ngrams[..., :-1] == prefix).all(dim=-1)
-        forbidden = torch.where(repeated, ngrams[..., -1], NULL)  # NULL is forbidden anyway
-        allowed.scatter_(-1, forbidden, -torch.inf)
-    none_left = allowed.max(dim=-1).values == -torch.inf
-    allowed[..., END] = torch.where(none_left, scores[..., END], allowed[..., END])
-    return allowed
