@@ -139,12 +139,13 @@ def test_a_shard_of_other_pictures_is_refused(url: str, tmp_path: Path) -> None:
     """As where two machines published one at once, and the storage let both."""
     config = on_machine(url, tmp_path / "one")
     run_all(config)
+    extracted = artifacts(config, "extract")["extract"]
     folder = next(config.workspace.glob("grids/*"))
     one, other = (folder / f"shard-0000{number}.parquet" for number in (0, 1))
     one.write_bytes(other.read_bytes())
     (folder / "shard-00000.h5").unlink()
     with pytest.raises(AttendError, match="grids of other pictures than the index says"):
-        open_grids(artifacts(config, "extract")["extract"], config.machine)
+        open_grids(extracted, config.machine)
 
 
 def test_damaged_grids_are_refused(url: str, tmp_path: Path) -> None:

@@ -73,7 +73,6 @@ def bring_up_to_date(
     _write_index(out, indexed)
     write_failures(failed, out / FAILED)
     (out / IDENTITY).write_text(json.dumps(identity.as_dict, indent=1, sort_keys=True), encoding="utf-8")
-    shards = _shard_records(workspace, store, indexed)
     products = {
         "identity": identity.digest,
         "failed": digest_of_failed(item.digest for item in failed),
@@ -83,13 +82,13 @@ def bring_up_to_date(
         "grids": len(indexed),
         "extracted": len(missing) - len(failed),
         "failed": len(failed),
-        "shards": len(shards),
+        "shards": len({row.shard for row in indexed.values()}),
         **{f"seconds_{name}": round(value, 3) for name, value in result.seconds.items()},
     }
     if failed:
         shown = ", ".join(item.path.name for item in failed[:3]) + (", ..." if len(failed) > 3 else "")
         notes.append(f"{counted(len(failed), 'picture')} that cannot be read left out: {shown}: see {FAILED}")
-    return Outcome(products, counts, notes, shards)
+    return Outcome(products, counts, notes, _shard_files(workspace, store, indexed))
 
 
 def _fill(store: GridStore, job: ShardJob, executor: ShardExecutor | None, shards_done: ShardsDone) -> ExtractionResult:
@@ -136,8 +135,8 @@ def reindex(workspace: Workspace, artifact: Artifact, store: GridStore, rows: di
     shutil.copytree(artifact.path, partial, ignore=shutil.ignore_patterns(LEDGER))
     indexed = {digest: rows[digest] for digest in indexed_digests(artifact)}
     _write_index(partial, indexed)
-    shards = _shard_records(workspace, store, indexed)
-    outcome = Outcome(ledger.products, {**ledger.counts, "shards": len(shards)}, ledger.notes, shards)
+    counts = {**ledger.counts, "shards": len({row.shard for row in indexed.values()})}
+    outcome = Outcome(ledger.products, counts, ledger.notes, _shard_files(workspace, store, indexed))
     workspace.publish(ledger.stage, ledger.key, ledger.parts, outcome, ledger.seconds, ledger.made_from, ledger.unknown)
 
 
@@ -156,8 +155,8 @@ def _write_index(out: Path, rows: dict[str, Row]) -> None:
     pq.write_table(pa.table(index), out / INDEX)
 
 
-def _shard_records(workspace: Workspace, store: GridStore, rows: dict[str, Row]) -> dict[str, FileRecord]:
-    """Return path in the workspace -> size and digest of the shards that hold these rows, for an artifact's ledger."""
+def _shard_files(workspace: Workspace, store: GridStore, rows: dict[str, Row]) -> dict[str, FileRecord]:
+    """Return path in the workspace -> size and digest of the files of the shards that hold these rows."""
     numbers = {row.shard for row in rows.values()}
     records: dict[str, FileRecord] = {}
     for shard in store.shards():
