@@ -134,7 +134,7 @@ def test_a_second_up_deploys_what_changed_and_makes_nothing_twice(project: Path)
         assert deployed["nightly"]["description"].startswith("changed by hand")
         active = {name for name, row in deployed.items() if any(item["active"] for item in row["schedules"])}
         assert active == {"nightly", "extraction", "evaluation"}
-        assert deployed["nightly"]["parameters"] == {"preset": "small.yaml"}
+        assert deployed["nightly"]["parameters"] == {"preset": str(project / "small.yaml")}
         assert "attend" in deployed["captions"]["tags"]
         with urllib.request.urlopen(f"{api}/work_pools/attend", timeout=30) as answer:
             assert json.load(answer)["concurrency_limit"] == 3

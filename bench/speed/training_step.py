@@ -155,7 +155,7 @@ class Problem:
         keyed = rows if form == "textbook" else size.pictures
         a_row = 3 * hidden * (asked + size.channels + 4 * hidden)  # query, gate, W_h
         a_row += 3 * 4 * hidden * (size.channels + decoder.embed.embedding_dim)  # W_z, W_x
-        a_row += 3 * decoder.output.width * size.vocabulary + 2 * positions * size.channels  # words, context
+        a_row += 3 * hidden * size.vocabulary + 2 * positions * size.channels  # words, context
         total: float = 2.0 * (rows * a_row + 2 * keyed * positions * size.channels * asked)
         return total
 

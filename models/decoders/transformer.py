@@ -74,8 +74,8 @@ class Transformer(Decoder):
             layer_keys, layer_values = map(attention.split_heads, attention.keys_and_values(annotations))
             keys.append(layer_keys)
             values.append(layer_values)
-        no_words = keys[0].new_zeros(len(annotations), 1, len(self.layers), 0, self.hidden)
-        alphas = annotations.new_zeros(len(annotations), 1, annotations.shape[1], dtype=torch.float32)
+        no_words = keys[0].new_zeros(annotations.shape[0], 1, len(self.layers), 0, self.hidden)
+        alphas = annotations.new_zeros(annotations.shape[0], 1, annotations.shape[1], dtype=torch.float32)
         return KVCache(alphas, torch.stack(keys, dim=1), torch.stack(values, dim=1), no_words, no_words)
 
     def step(self, state: KVCache, tokens: Tensor) -> tuple[Tensor, KVCache]:
