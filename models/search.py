@@ -243,7 +243,7 @@ class Greedy(_WordByWord):
 class Sampling(_WordByWord):
     """The drawing of `n_best` captions; draws (N', n_best, max_length): a uniform number per word."""
 
-    of_pictures: ClassVar[tuple[str, ...]] = ("words", "last", "total", "unfinished", "draws")
+    of_pictures: ClassVar[tuple[str, ...]] = (*_WordByWord.of_pictures, "draws")
 
     def __init__(self, decoder: Steps[Any], grid: Tensor, decoding: Decoding, draws: Tensor) -> None:
         super().__init__(decoder, grid, decoding, decoding.n_best)

@@ -21,7 +21,7 @@ from tasks.datasets.coco import Coco
 from tasks.datasets.documents import parse_json
 from tasks.datasets.faults import Faults
 from tasks.datasets.image_folder import METADATA, ImageFolder, metadata_files
-from tasks.datasets.table import DELIMITERS, IMAGE_FOLDERS, TABLE_SUFFIXES, RecordOptions, Table, split_tables
+from tasks.datasets.table import DELIMITERS, IMAGE_FOLDERS, TABLE_SUFFIXES, RecordOptions, Table, is_table, split_tables
 
 Options = dict[str, Any]  # the config's section `data`
 _FEWEST_WORDS = 3  # of a column's texts, in the mean, that could be captions
@@ -64,7 +64,7 @@ def _of_folder(folder: Path) -> Options:
         return _of_table(folder)
     errors = []
     for path in (*files, *sorted(folder.glob("annotations/*.json"))):
-        if path.suffix.lower() not in TABLE_SUFFIXES or path.with_suffix("").name.lower() in (
+        if not is_table(path) or path.with_suffix("").name.lower() in (
             "readme",
             "license",
             "requirements",
@@ -150,7 +150,7 @@ def _of_file(path: Path) -> Options:
         return {"adapter": "flickr8k", "path": path.parent}
     if path.name in METADATA:
         return _of_metadata(path.parent, path)
-    if path.suffix.lower() not in TABLE_SUFFIXES:
+    if not is_table(path):
         raise AttendError(
             f"{path}: is not a kind of caption file that is known: a table ends in {', '.join(TABLE_SUFFIXES)}"
         )

@@ -85,5 +85,5 @@ def _split_of(folder: Path, path: Path) -> str | None:
 def _text_files(folder: Path) -> list[Path]:
     """Return the text files that have the name of a picture beside them."""
     stems = {Path(picture.name).with_suffix("") for picture in find_pictures(folder)}
-    texts = ([folder / stem.with_suffix(suffix) for suffix in (".txt", ".TXT")] for stem in stems)
-    return sorted(path for spellings in texts for path in [path for path in spellings if path.is_file()][:1])
+    spellings = ((folder / stem.with_suffix(suffix) for suffix in (".txt", ".TXT")) for stem in stems)
+    return sorted(filter(None, (next(filter(Path.is_file, paths), None) for paths in spellings)))

@@ -166,7 +166,7 @@ class Table(RecordOptions):
                 )
             return files
         path = require_file(self.path, "data.path")
-        if path.suffix.lower() not in TABLE_SUFFIXES:
+        if not is_table(path):
             raise AttendError(f"data.path: {path}: a table ends in {', '.join(TABLE_SUFFIXES)}")
         return [path]
 
@@ -184,9 +184,14 @@ class Table(RecordOptions):
                 yield where, record
 
 
+def is_table(path: Path) -> bool:
+    """Return whether a file is a table by the ending of its name, in letters of either case."""
+    return path.suffix.lower() in TABLE_SUFFIXES
+
+
 def split_tables(folder: Path) -> list[Path]:
     """Return the tables of a folder that are named by their splits, such as train.csv."""
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in TABLE_SUFFIXES and path.is_file())
+    files = sorted(path for path in folder.iterdir() if is_table(path) and path.is_file())
     return [path for path in files if path.stem.lower() in SPLIT_NAMES]
 
 

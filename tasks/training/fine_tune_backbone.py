@@ -107,7 +107,7 @@ def fine_tune_backbone(
     counts: dict[str, int | float] = {"epochs": len(fit.history), fit.selected: round(score, 3)}
     notes = [f"computed in {precision_by_epoch(fit.history)}"]
     frozen = sources.trained.ledger.counts.get(fit.selected)
-    if frozen is not None and round(score, 3) <= frozen:
+    if frozen is not None and counts[fit.selected] <= frozen:
         notes.append(
             f"no epoch is better on dev than the frozen backbone with its decoder ({fit.selected} {frozen:.2f}): lower "
             "tuning.backbone_learning_rate, or leave tuning out"
