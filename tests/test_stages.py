@@ -24,6 +24,7 @@ from tasks.config.stages import CaptionsConfig
 from tasks.data.caption_files import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
 from tasks.data.tokenisers import tokeniser
+from tasks.datasets.base import SPLITS
 from tasks.evaluation.calibration import read_training_pictures
 from tasks.evaluation.caption_and_score import ScoreInputs, predict, score
 from tasks.grids.index import open_grids
@@ -35,6 +36,7 @@ from tasks.pipeline.workspace import Workspace
 from tasks.training import kept_weights
 from tasks.training import loop as fitting
 from tasks.training import outputs as trained
+from tasks.training.batches import Batch, padded
 from tasks.training.dev import Dev
 from tests.support import (
     WITHOUT_MLFLOW,
@@ -354,6 +356,25 @@ def test_captions_are_seventeen_long_int32_and_cover_every_caption(workspace: Pa
     for row in np.concatenate([picture.tokens for picture in pictures]):
         length = list(row).index(END)
         assert row[0] == START and (row[length + 1 :] == NULL).all() and (row[1:length] > END).all()
+
+
+def test_no_decoder_learns_to_end_where_a_caption_was_cut(workspace: Path) -> None:
+    """What is stored keeps its END; what is trained and validated on has it only where the caption really ended."""
+    config = small(workspace, captions__max_tokens=5)
+    run_stage(config, "tensorise")
+    made = artifacts(config, "tensorise")
+    stored = pq.read_table(made["tensorise"].path / CAPTIONS).to_pylist()
+    words = tokeniser(config.captions.tokeniser)
+    texts = {picture.digest: picture.captions for split in SPLITS for picture in read_pictures(made["ingest"].path, split)}
+    for digest, rows in itertools.groupby(stored, key=lambda row: str(row["digest"])):
+        assert [row["cut"] for row in rows] == [len(words(text)) > 5 for text in texts[digest]]
+    assert all(END in row["tokens"] for row in stored)
+    assert 0 < sum(row["cut"] for row in stored) < len(stored)
+    read = [picture for split in ("train", "dev") for picture in read_captions(made["tensorise"].path, split)]
+    ends = np.concatenate([(picture.tokens == END).any(axis=1) for picture in read])
+    assert ends.sum() == sum(not row["cut"] for row in stored if row["split"] != "test")
+    batch = Batch.of(torch.zeros(1), torch.from_numpy(padded([picture.tokens for picture in read])))
+    assert int((batch.next_words == END).sum()) == ends.sum()
 
 
 def test_predictions_are_on_disk_and_scoring_them_again_gives_the_scores(workspace: Path) -> None:

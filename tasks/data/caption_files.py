@@ -1,9 +1,11 @@
 """Captions as token ids: vocabulary.json, captions.parquet and document_frequencies.parquet.
 
-captions.parquet has one row for each caption: the digest of its picture, its split, and its tokens, int32, of length
-`max_tokens` + 2: START, the caption cut to `max_tokens`, END, then NULL. document_frequencies.parquet has each n-gram
-of these tokens (END counts as a word) that occurs in the captions of more than one picture of the train split, and the
-number of those pictures: CIDEr-D rewards are weighted with these document frequencies.
+captions.parquet has one row for each caption: the digest of its picture, its split, its tokens, int32, of length
+`max_tokens` + 2 (START, the caption cut to `max_tokens`, END, then NULL), and `cut`: whether words were cut off. What
+trains on captions reads them by `read_captions`, without the END of those that were cut: a decoder that learns it ends
+its captions after "a" or "in". document_frequencies.parquet has each n-gram of the tokens so read (END counts as a
+word) that occurs in the captions of more than one picture of the train split, and the number of those pictures: CIDEr-D
+rewards are weighted with these document frequencies.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ VOCABULARY, CAPTIONS, FREQUENCIES = "vocabulary.json", "captions.parquet", "docu
 
 @dataclass(frozen=True)
 class CaptionedPicture:
-    """A picture's content digest and its captions' token ids, int32 (captions, max_tokens + 2)."""
+    """A picture's content digest and its captions' token ids, int32 (captions, max_tokens + 2).
+
+    The ids of a caption are START, its words, END and NULL; where it was cut, NULL in place of END.
+    """
 
     digest: str
     tokens: npt.NDArray[np.int32]
@@ -68,7 +73,7 @@ def write_captions(captions: CaptionsConfig, manifest: Artifact, out: Path) -> O
     else:
         vocabulary = build_vocabulary([text for _, texts in words["train"] for text in texts], captions, units)
     rows = [
-        (digest, split, vocabulary.encode(text, captions.max_tokens))
+        (digest, split, vocabulary.encode(text, captions.max_tokens), len(text) > captions.max_tokens)
         for split in splits
         for digest, texts in words[split]
         for text in texts
@@ -76,15 +81,17 @@ def write_captions(captions: CaptionsConfig, manifest: Artifact, out: Path) -> O
     (out / VOCABULARY).write_text(vocabulary.to_json(), encoding="utf-8")
     table = pa.table(
         {
-            "digest": [digest for digest, _, _ in rows],
-            "split": [split for _, split, _ in rows],
-            "tokens": pa.array([ids for _, _, ids in rows], pa.list_(pa.int32(), captions.max_tokens + 2)),
+            "digest": [digest for digest, *_ in rows],
+            "split": [split for _, split, *_ in rows],
+            "tokens": pa.array([ids for *_, ids, _ in rows], pa.list_(pa.int32(), captions.max_tokens + 2)),
+            "cut": [cut for *_, cut in rows],
         }
     )
     pq.write_table(table, out / CAPTIONS)
     frequencies = _write_frequencies(read_captions(out, "train"), out / FREQUENCIES)
     products = {
-        split: digest_of([(digest, ids) for digest, row_split, ids in rows if row_split == split]) for split in splits
+        split: digest_of([(digest, ids, cut) for digest, row_split, ids, cut in rows if row_split == split])
+        for split in splits
     }
     products["frequencies"] = frequencies
     products["vocabulary"] = digest_of(json.loads(vocabulary.to_json()))
@@ -119,11 +126,15 @@ def _settings(captions: CaptionsConfig) -> dict[str, Any]:
 
 
 def read_captions(folder: Path, split: str) -> list[CaptionedPicture]:
-    """Return the pictures of a split, ordered by digest, each with all its captions."""
+    """Return the pictures of a split, ordered by digest, each with all its captions, those that were cut without END."""
     table = pq.read_table(folder / CAPTIONS, filters=[("split", "=", split)])
     tokens = table.column("tokens").combine_chunks()
     length = tokens.type.list_size
     ids = tokens.flatten().to_numpy().reshape(-1, length)
+    cut = table.column("cut").to_numpy()
+    if cut.any():
+        ids = ids.copy()  # Parquet's own are read-only
+        ids[cut, -1] = NULL
     row_indices: dict[str, list[int]] = {}
     for index, digest in enumerate(table.column("digest").to_pylist()):
         row_indices.setdefault(digest, []).append(index)

@@ -22,7 +22,7 @@ class Captions(Stage):
     """The stage that turns captions into a vocabulary and token ids."""
 
     kind: ClassVar[str] = "tensorise"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     captions: CaptionsConfig
     manifest: Manifest
