@@ -24,7 +24,7 @@ from tasks.config.stages import CaptionsConfig, EvaluationConfig, GridsConfig
 from tasks.data.inputs import digests_of
 from tasks.data.splits import divides
 from tasks.datasets.base import DatasetOptions
-from tasks.grids.weights import weights_fault
+from tasks.grids.weights import backbone_fault, check_needs_torch
 from tasks.metrics import METRICS, is_latin
 from tasks.pipeline.ledger import digest_of
 
@@ -91,13 +91,13 @@ def verdict_of(
     verdict.add("error", "settings", found)
     data = config.data if config is not None else data_section(preset, overrides)
     with contextlib.ExitStack() as stack:
-        weights = None if config is None else _start_weights_check(config, stack)
+        backbone = None if config is None else _start_backbone_check(config, stack)
         if config is not None:
             verdict.add("error", "workspace", _workspace_faults(config))
         if data is not None:
             _check_data(verdict, data, config, sample, near_duplicates)
-        if weights is not None:
-            verdict.add("error", "weights", filter(None, [weights.result()]))
+        if backbone is not None:
+            verdict.add("error", "backbone", filter(None, [backbone.result()]))
     verdict.seconds = time.monotonic() - begun
     if config is not None:
         _keep(verdict, config)
@@ -295,21 +295,18 @@ def _split_faults(found: Survey, evaluation: EvaluationConfig, config: Config | 
         )
 
 
-def _start_weights_check(config: Config, stack: contextlib.ExitStack) -> Future[str]:
-    """Start the check of a backbone's weights in a process of its own: loading torch takes as long as all the rest.
+def _start_backbone_check(config: Config, stack: contextlib.ExitStack) -> Future[str]:
+    """Start the check of the backbone in a process of its own: loading torch takes as long as all the rest.
 
-    Random and imported weights need no torch, and are checked here. stack: ends the process.
+    stack: ends the process.
     """
-    # Of other backbones than timm's, the config knows how many blocks they have.
-    first_block = None
-    if config.tuning is not None and config.grids.backbone.startswith("timm:"):
-        first_block = config.tuning.first_block
-    if first_block is None and config.grids.weights.startswith(("random:", "imported:")):
+    first_block = None if config.tuning is None else config.tuning.first_block
+    if not check_needs_torch(config.grids):
         done = Future[str]()
-        done.set_result(weights_fault(config.grids, None))
+        done.set_result(backbone_fault(config.grids, first_block))
         return done
     checker = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
-    return checker.submit(weights_fault, config.grids, first_block)
+    return checker.submit(backbone_fault, config.grids, first_block)
 
 
 def _workspace_faults(config: Config) -> Iterator[str]:

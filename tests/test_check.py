@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 import safetensors.torch
 import torch
 
+from tasks.config.stages import GridsConfig
 from tasks.data.picture_files import unreadable
+from tasks.grids.weights import backbone_fault
 from tests.test_cli import attend
 from tests.test_init import picture
 
@@ -137,6 +140,41 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("grids", "tuning", "told"),
+    [
+        ({"backbone": "timm:resnet18", "weights": "random:0"}, None, ""),
+        ({"backbone": "timm:resnet81", "weights": "random:0"}, None, "grids.backbone: unknown backbone 'timm:resnet81'"),
+        ({"backbone": "timm:resnet18.no_such_tag", "weights": "timm:pretrained"}, None, "grids.backbone: unknown back"),
+        ({"backbone": "timm:vit_tiny_patch16_224", "weights": "random:0"}, None, "grids.image_size: timm:vit_tiny_pa"),
+        ({"backbone": "torchvision:vit_b_32", "weights": "random:0"}, None, "grids.image_size: torchvision:vit_b_32 ta"),
+        ({"backbone": "timm:resnet18.a1_in1k", "weights": "timm:pretrained"}, None, "cannot be downloaded from https:"),
+        ({"backbone": "timm:resnet18", "weights": "timm:pretrained"}, None, "name the weights' tag"),
+        ({"backbone": "timm:resnet18", "weights": "random:0"}, 5, "has 4 blocks: block 5 cannot be tuned"),
+        ({"backbone": "timm:convnext_atto", "weights": "random:0"}, 5, "tuning that changes nothing: give a block from"),
+        ({"backbone": "timm:convnext_atto", "weights": "random:0"}, 4, ""),
+    ],
+)
+def test_the_check_resolves_the_backbone_as_a_run_does(
+    grids: dict[str, str], tuning: int | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it in this process: the check of a config has one of its own for it."""
+    pytest.importorskip("timm")
+
+    def offline(*_: object, **__: object) -> object:
+        raise OSError("no network")
+
+    monkeypatch.setattr("urllib.request.urlopen", offline)
+    found = backbone_fault(GridsConfig(image_size=64, **grids), tuning)
+    assert (told in found) if told else not found
+
+
+def test_timm_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    found = backbone_fault(GridsConfig(backbone="timm:resnet18", weights="random:0", image_size=64), None)
+    assert found == "grids.backbone: timm:resnet18: timm is not installed: run `uv pip install timm`"
+
+
 def test_a_block_that_timms_model_does_not_have_is_named_before_the_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -148,7 +186,7 @@ def test_a_block_that_timms_model_does_not_have_is_named_before_the_run(
         grids = {"backbone": "timm:resnet18", "weights": "random:0"}
         config(folder.parent, grids=grids, tuning={"epochs": 1, "first_block": first_block})
         said = checked(monkeypatch, capsys)["findings"]
-        assert [item["message"] for item in said if item["about"] == "weights"] == found
+        assert [item["message"] for item in said if item["about"] == "backbone"] == found
 
 
 @pytest.mark.parametrize("fault", FAULTS)

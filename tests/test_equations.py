@@ -37,7 +37,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Source]] = {
     ),
     "captionnet": (
         "show_attend_tell",
-        {"attention": "scaled_general", "gate": False, "output": "mlp", "output_size": A},
+        {"attention": "scaled_general", "gate": False, "output": "mlp", "output_size": A, "first_state": "linear"},
         SOURCES["captionnet"],
     ),
     "googlenet": (
@@ -107,3 +107,8 @@ def test_the_two_forms_of_show_attend_and_tell_differ() -> None:
     for mixed in (replace(tutorial, first=paper.first), replace(tutorial, step=SOURCES["googlenet"].step)):
         with mock.patch.dict(SOURCES, {"show_attend_tell": mixed}):
             assert sources.differences("show_attend_tell")["inference"][0] > 1e-2
+
+
+def test_a_tanh_that_the_source_does_not_have_is_seen() -> None:
+    found = sources.differences("captionnet", overrides=["decoder.first_state=grid"])
+    assert all(logits > 1e-2 and alphas > 1e-3 for logits, alphas in found.values())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pyarrow.parquet as pq
+import pytest
 import torch
+from torch.nn import functional
 
 from models.decoders.base import make, places_of
 from models.vocabulary import NULL, START, UNK
@@ -60,6 +63,27 @@ def test_what_the_model_says_first_takes_no_gradient_away() -> None:
         batch = Batch.of(grid, tokens)
         CrossEntropy(training)(decoder, batch, count(batch), torch.tensor(1.0)).loss.backward()
         assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in decoder.parameters())
+
+
+@pytest.mark.parametrize("mean", ["tokens", "captions"])
+def test_the_loss_is_a_mean_over_tokens_or_over_captions(mean: Literal["tokens", "captions"]) -> None:
+    """Over captions: the cross-entropy of each step, summed over time and divided by the captions of the batch."""
+    torch.manual_seed(0)
+    decoder = make("show_attend_tell", CHANNELS, VOCABULARY, {"embedding": 5, "hidden": 8, "dropout_output": 0.0})
+    grid, tokens = example()
+    batch = Batch.of(grid, tokens)
+    given = CrossEntropy(TrainingConfig(loss_mean=mean, precision="float32"))
+    found = given(decoder, batch, count(batch), torch.tensor(0.0))
+    found.loss.backward()
+    ours = [weight.grad.clone() for weight in decoder.parameters() if weight.grad is not None]
+    decoder.zero_grad()
+    logits, _ = decoder(grid, batch.words, places_of(torch.ones_like(batch.words, dtype=torch.bool)))
+    total = functional.cross_entropy(logits, batch.targets.flatten(), ignore_index=NULL, reduction="sum")
+    expected = total / ((batch.targets != NULL).sum() if mean == "tokens" else batch.valid.any(dim=2).sum())
+    expected.backward()
+    torch.testing.assert_close(found.loss, expected)
+    torch.testing.assert_close(ours, [weight.grad for weight in decoder.parameters() if weight.grad is not None])
+    torch.testing.assert_close(found.total / found.number, total.detach() / (batch.targets != NULL).sum())
 
 
 def test_scheduled_sampling_trains(workspace: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,7 +149,8 @@ def _hard_step(w: Weights, a: Array, h: Array, c: Array, x: Array) -> Told:
 
 
 # The PyTorch tutorial's form: full_att(relu(encoder_att(a) + decoder_att(h))), init_h and init_c plain linear layers,
-# fc(h). Its LSTMCell reads [embedding, gate * context]. Its biases of decoder_att and full_att are part of others.
+# fc(h). Its LSTMCell reads [embedding, gate * context]. A bias of decoder_att or full_att changes nothing that another
+# bias, or the softmax, does not.
 
 
 def _linear_states(w: Weights, a: Array) -> tuple[Array, Array]:
@@ -167,8 +168,8 @@ def _tutorial_step(w: Weights, a: Array, h: Array, c: Array, x: Array) -> Told:
 def _captionnet_step(w: Weights, a: Array, h: Array, c: Array, x: Array) -> Told:
     """Keys W a + b, values a, query h: softmax over positions of q k / sqrt(H); relu(W [h, z, x] + b) before the head.
 
-    The source takes its softmax over the axis of queries, of which there is one, so that all alphas are 1: this is what
-    it meant.
+    The source takes its softmax over the axis of queries, of which there is one, so that all alphas are 1 and the
+    attention says nothing: a slip.
     """
     alphas = softmax(affine(w, "attention.key", a) @ h / math.sqrt(len(h)))
     z = alphas @ a
@@ -191,7 +192,7 @@ SOURCES: dict[str, Source] = {
     "rnn": Source(_projected_mean, _rnn_step),
     "lstm": Source(_projected_mean, _lstm_step),
     "regnet_attention": Source(_projected_both, _regnet_step),
-    "captionnet": Source(_tanh_states, _captionnet_step),
+    "captionnet": Source(_linear_states, _captionnet_step),  # cnn_to_h0 and cnn_to_c0: linear, nothing after
     "googlenet": Source(_zero_states, _googlenet_step),
     "show_attend_tell": Source(_linear_states, _tutorial_step),
     "show_attend_tell_tuned": Source(_linear_states, _tutorial_step, positions=14),
@@ -218,9 +219,12 @@ def load_decoder(preset: str) -> Any:
     return load(preset, ["data.path=."]).decoder
 
 
-def differences(preset: str, seed: int = 0) -> dict[str, tuple[float, float]]:
-    """Return, by path, the largest relative difference of a preset's logits and alphas from its source's."""
-    source, config = SOURCES[preset], load(preset, ["data.path=."])
+def differences(preset: str, seed: int = 0, overrides: Sequence[str] = ()) -> dict[str, tuple[float, float]]:
+    """Return, by path, the largest relative difference of a preset's logits and alphas from its source's.
+
+    overrides: settings that the preset is changed by.
+    """
+    source, config = SOURCES[preset], load(preset, ["data.path=.", *overrides])
     channels = _CHANNELS[config.grids.backbone]
     torch.manual_seed(seed)
     options = {**config.decoder.options(), "dropout_output": 0.0, "dropout_words": 0.0, "dropout_grid": 0.0}

@@ -60,7 +60,7 @@ def _steps(backbone: Backbone, photographs: Tensor) -> dict[str, Callable[[], fl
     """Return the forms of a training step, by name."""
     options = {"output": "deep", "pca_dim": 512}
     model = end_to_end.EndToEnd(backbone, make_decoder("show_attend_tell", 1280, VOCABULARY, options)).train()
-    backbone.unfreeze(1)
+    backbone.unfreeze(1, photographs.shape[-1])
     words = torch.randint(4, VOCABULARY, (PICTURES, CAPTIONS, WORDS))
     places = torch.arange(words.numel())
     precision = precisions()[-1]

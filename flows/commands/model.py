@@ -45,13 +45,12 @@ def _show_config(preset: str, overrides: list[str], words: int | None, depth: in
     """Print the backbone and the decoder of a config, with random weights."""
     import torch
 
-    import models.backbones.base as backbones
     from flows.pipeline import build_pipeline
     from models.decoders.base import make
     from tasks.config.presets import presets
     from tasks.config.schema import load
     from tasks.data.caption_files import read_vocabulary
-    from tasks.grids.weights import IMPORTED
+    from tasks.grids.weights import IMPORTED, random_backbone
     from tasks.pipeline.plan import artifacts
 
     config = load(preset, ["data.path=.", *overrides] if preset in presets() else overrides)
@@ -64,10 +63,10 @@ def _show_config(preset: str, overrides: list[str], words: int | None, depth: in
     if config.grids.backbone == IMPORTED:
         raise AttendError(f"{preset}: the grids are imported, and without a backbone their shape is not known here")
     photograph = torch.zeros(1, 3, config.grids.image_size, config.grids.image_size)
+    backbone = random_backbone(config.grids)
+    with torch.inference_mode():
+        grid = backbone(photograph)
     try:
-        backbone = backbones.make(config.grids.backbone, config.grids.grid, 0)
-        with torch.inference_mode():
-            grid = backbone(photograph)
         decoder = make(config.decoder.name, grid.shape[-1], words, config.decoder.options())
     except ValueError as error:
         raise AttendError(f"{preset}: {error}") from None

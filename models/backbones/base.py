@@ -103,21 +103,52 @@ class Backbone(nn.Module):
         """
         self.features = folded_norms(self.features)
 
-    def check_block(self, number: int) -> None:
-        """Raise ValueError if the backbone has no block of this number, counted from 1."""
-        if not 1 <= number <= len(self.blocks):
-            has = f"has {len(self.blocks)} blocks" if self.blocks else "does not say which blocks it has"
-            raise ValueError(f"{has}: block {number} cannot be tuned")
+    def check_size(self, size: int) -> None:
+        """Raise ValueError if the network takes no photographs of size x size px."""
+        try:
+            with torch.inference_mode():
+                self(torch.zeros(1, 3, size, size))
+        except Exception as error:  # timm and torchvision raise various errors
+            raise ValueError(f"takes no pictures of {size} px: {' '.join(str(error).split())[:160]}") from None
 
-    def unfreeze(self, first_block: int) -> list[nn.Parameter]:
-        """Make the weights of blocks `first_block` (counted from 1) to the last trainable, and return them.
+    def tunable(self, first_block: int, size: int) -> list[nn.Parameter]:
+        """Return the weights of blocks `first_block` (counted from 1) to the last on which a grid depends.
 
-        Batch norm stays in evaluation mode, with the published statistics. Raises ValueError if the backbone has no
-        such block.
+        size: side of the photographs in pixels. Raises ValueError if the backbone has no such block, or if no grid
+        depends on its weights: the last layers of some timm models, such as a pooling by attention, come after the map.
         """
-        self.check_block(first_block)
-        prefixes = tuple(prefix for block in self.blocks[first_block - 1 :] for prefix in block)
-        weights = [weight for name, weight in self.features.named_parameters() if name.startswith(prefixes)]
+        if not 1 <= first_block <= len(self.blocks):
+            has = f"has {len(self.blocks)} blocks" if self.blocks else "does not say which blocks it has"
+            raise ValueError(f"{has}: block {first_block} cannot be tuned")
+        used = self._used_weights(size)
+        weights = [[used[name] for name in used if name.startswith(block)] for block in self.blocks]
+        if not weights[first_block - 1]:
+            last = max((number for number, block in enumerate(weights, 1) if block), default=0)
+            raise ValueError(
+                f"makes its grid without its block {first_block}: tuning that changes nothing: give a block from 1 to "
+                f"{last}"
+            )
+        return [weight for block in weights[first_block - 1 :] for weight in block]
+
+    def _used_weights(self, size: int) -> dict[str, nn.Parameter]:
+        """Return the weights of `features`, by name, that have a gradient from the grid of a photograph."""
+        weights = dict(self.features.named_parameters())
+        frozen = [weight for weight in weights.values() if not weight.requires_grad]
+        for weight in frozen:
+            weight.requires_grad_(True)
+        gradients = torch.autograd.grad(
+            self(torch.zeros(1, 3, size, size)).sum(), list(weights.values()), allow_unused=True
+        )
+        for weight in frozen:
+            weight.requires_grad_(False)
+        return {name: weight for (name, weight), found in zip(weights.items(), gradients, strict=True) if found is not None}
+
+    def unfreeze(self, first_block: int, size: int) -> list[nn.Parameter]:
+        """Make the weights of `tunable` trainable, and return them; ValueError if there are none.
+
+        Batch norm stays in evaluation mode, with the published statistics.
+        """
+        weights = self.tunable(first_block, size)
         for weight in weights:
             weight.requires_grad_(True)
         return weights

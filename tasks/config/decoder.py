@@ -143,6 +143,11 @@ class DecoderConfig(Section):
             applies = name in _NOT_OF_THE_CLASS or name in self._class_options
             if not applies and getattr(self, name) is not None:
                 raise ValueError(f"decoder {self.name} has no `{name}`: leave it out, or set it to null")
+        if self.freeze_words and self.tie_weights:
+            raise ValueError(
+                "freeze_words: with tie_weights the word embeddings are the output layer too, which must be trained: "
+                "leave one of the two out"
+            )
         if self.first_state == "zeros" and not member.attends:
             raise ValueError(
                 f"first_state: decoder {self.name} sees the picture in its first state alone: set first_state to grid"

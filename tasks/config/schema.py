@@ -141,7 +141,7 @@ class Config(Checked):
     def _contradictions_of_data(self) -> Iterator[str]:
         """Yield what does not go together in the section of the data set."""
         for field in ("weight", "split"):
-            if getattr(self.data, field) is not None:
+            if getattr(self.data, field) != type(self.data).model_fields[field].default:
                 yield f"data.{field}: is for the data sets of data.sources: leave it out"
         if self.data.dev_share + self.data.test_share >= 1:
             yield "data.dev_share and data.test_share: together they leave nothing to train on"

@@ -142,10 +142,10 @@ class CaptionsConfig(Section):
     min_count: int = Field(
         5, ge=1, description="occurrences in the train split that a word, or byte pair, needs to be in the vocabulary"
     )
-    vocabulary: Literal["train", "given"] | None = Field(
-        None,
-        description="where the words come from: the captions of the `train` split (the default), or the data set's own "
-        "vocabulary (`given`), ids and all, with `tokeniser: whitespace`",
+    vocabulary: Literal["train", "given"] = Field(
+        "train",
+        description="where the words come from: the captions of the `train` split, or the data set's own vocabulary "
+        "(`given`), ids and all, with `tokeniser: whitespace`",
     )
     max_tokens: int = Field(15, ge=1, le=200, description="longer captions are cut to this number of tokens")
 
@@ -198,13 +198,13 @@ class EvaluationConfig(Section):
         le=10,
         description="size of n-grams that no caption may contain twice; 0 allows repetition",
     )
-    no_echo: bool | None = Field(
-        None, description="whether no word may follow itself; of captions cut into whole words; default: false"
+    no_echo: bool = Field(
+        Decoding.no_echo, description="whether no word may follow itself; of captions cut into whole words"
     )
-    consensus: bool | None = Field(
-        None,
+    consensus: bool = Field(
+        Decoding.consensus,
         description="whether the caption is, of the better half of the beam, the one most like the others, rather than "
-        "the likeliest; set `beam` to 20; default: false",
+        "the likeliest; set `beam` to 20",
     )
     n_best: int = Field(
         Decoding.n_best, ge=1, le=100, description="captions kept for each picture: the best one and its alternatives"
@@ -236,8 +236,7 @@ class EvaluationConfig(Section):
 
     def decoding(self) -> Decoding:
         """Return the settings of decoding; ValueError for those that do not go together."""
-        values = self.model_dump(exclude={"split", "metrics", "ensemble", "acceptable"})
-        return Decoding(**{**values, "no_echo": bool(self.no_echo), "consensus": bool(self.consensus)})
+        return Decoding(**self.model_dump(exclude={"split", "metrics", "ensemble", "acceptable"}))
 
 
 class RegistryConfig(Section):
@@ -314,31 +313,20 @@ class RegistryConfig(Section):
         description="in no slice (pictures of men, of women, of a source, with long captions, with rare words) may "
         "CIDEr fall short of the champion's by more than this share of it, such as 0.2",
     )
-    runtimes: list[Runtime] | None = Field(
-        None,
+    runtimes: list[Runtime] = Field(
+        ["torch"],
         description="what a version runs on, the first that is installed where it is used: `torch`, and `onnx`, "
-        "`onnx-float16` or `onnx-int8`, which need no torch, the last two with smaller weights; default: torch alone",
+        "`onnx-float16` or `onnx-int8`, which need no torch, the last two with smaller weights",
     )
-    max_runtime_loss: float | None = Field(
-        None,
+    max_runtime_loss: float = Field(
+        0.5,
         ge=0,
-        description="a runtime is left out of a version if its score promote_on is less than torch's by more than "
-        "this; default: 0.5",
+        description="a runtime is left out of a version if its score promote_on is less than torch's by more than this",
     )
 
     @field_validator("runtimes")
     @classmethod
-    def _check_runtimes(cls, runtimes: list[Runtime] | None) -> list[Runtime] | None:
-        if runtimes is not None and ("torch" not in runtimes or len(set(runtimes)) < len(runtimes)):
+    def _check_runtimes(cls, runtimes: list[Runtime]) -> list[Runtime]:
+        if "torch" not in runtimes or len(set(runtimes)) < len(runtimes):
             raise ValueError("needs torch, by which a version is scored and compared, and each runtime once")
         return runtimes
-
-    @property
-    def all_runtimes(self) -> list[Runtime]:
-        """Return what a version is to run on, the preferred first."""
-        return self.runtimes or ["torch"]
-
-    @property
-    def allowed_loss(self) -> float:
-        """Return how much less than torch's a runtime's score may be, in points of `promote_on`."""
-        return 0.5 if self.max_runtime_loss is None else self.max_runtime_loss

@@ -39,6 +39,11 @@ class FitConfig(Section):
 class CrossEntropyConfig(FitConfig):
     """The settings of training by teacher forcing."""
 
+    loss_mean: Literal["tokens", "captions"] = Field(
+        "tokens",
+        description="what the loss is a mean over: the `tokens` of a batch, or its `captions`, each with the sum over "
+        "its tokens",
+    )
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="share of the target probability that is spread over all words"
     )
@@ -61,11 +66,11 @@ class GridTrainingConfig(FitConfig):
     keep: int = Field(
         1, ge=1, le=16, description="epochs whose weights are kept, those best on dev; several make an ensemble"
     )
-    captions_per_picture: int | None = Field(
-        None,
+    captions_per_picture: int = Field(
+        64,
         ge=1,
         le=64,
-        description="captions of a picture that a batch has, drawn anew for each epoch; default: all, 64 at most",
+        description="captions of a picture that a batch has at most; of a picture with more, each epoch draws them",
     )
     epoch_batches: int | None = Field(
         None, ge=1, description="batches of an epoch; default: as many as show each picture once"

@@ -147,8 +147,8 @@ def how_to_fill(split: str, rows: list[Row], data: DatasetOptions) -> str:
 
 def captions_of(row: Row, split: str, data: DatasetOptions) -> list[str]:
     """Return the captions of a row, which is in this split: in train each as often as its source's weight says."""
-    weight = data.parts()[data.prefix_of(row.name)].weight if split == "train" else None
-    return list(row.captions) * (weight or 1)
+    weight = data.parts()[data.prefix_of(row.name)].weight if split == "train" else 1
+    return list(row.captions) * weight
 
 
 def _digests(paths: list[Path], written: Path, database: Path) -> dict[Path, str]:

@@ -100,10 +100,9 @@ class DatasetOptions(Section, ABC):
         description="share of pictures for dev, if the data set has no splits; of train, if it lacks dev alone",
     )
     test_share: float = Field(0.1, ge=0, lt=1, description="share of pictures for test, if the data set has no splits")
-    on_error: Literal["stop", "skip"] | None = Field(
-        None,
-        description="`stop` (the default) at the first row that is not valid, or `skip` such rows, which are counted "
-        "and listed",
+    on_error: Literal["stop", "skip"] = Field(
+        "stop",
+        description="`stop` at the first row that is not valid, or `skip` such rows, which are counted and listed",
     )
     near_duplicates: Literal["together"] | None = Field(
         None,
@@ -111,8 +110,8 @@ class DatasetOptions(Section, ABC):
         "a border in one split, where attend divides the data; by default each is divided by itself",
     )
 
-    weight: int | None = Field(
-        None,
+    weight: int = Field(
+        1,
         ge=1,
         le=100,
         description="of one of `data.sources`: how many times each of its captions counts in training",

@@ -21,7 +21,16 @@ from tasks.datasets.coco import Coco
 from tasks.datasets.documents import parse_json
 from tasks.datasets.faults import Faults
 from tasks.datasets.image_folder import METADATA, ImageFolder, metadata_files
-from tasks.datasets.table import DELIMITERS, IMAGE_FOLDERS, TABLE_SUFFIXES, RecordOptions, Table, is_table, split_tables
+from tasks.datasets.table import (
+    DELIMITERS,
+    IMAGE_FOLDERS,
+    TABLE_SUFFIXES,
+    RecordOptions,
+    Table,
+    is_table,
+    split_tables,
+    usual_delimiter,
+)
 
 Options = dict[str, Any]  # the config's section `data`
 _FEWEST_WORDS = 3  # of a column's texts, in the mean, that could be captions
@@ -213,7 +222,7 @@ def _text_form(path: Path) -> Options:
         start = file.read(1 << 20)
     encoding = _encoding(start, path)
     text = start.decode(encoding or "utf-8-sig", errors="replace")
-    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    usual = usual_delimiter(path)
     delimiter = max((usual, *DELIMITERS), key=lambda sign: _regularity(text, sign))
     form: Options = {} if encoding is None else {"encoding": encoding}
     return form if delimiter == usual else {**form, "delimiter": DELIMITERS[delimiter]}

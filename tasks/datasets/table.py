@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +42,7 @@ class RecordOptions(DatasetOptions):
     delimiter: str | None = Field(
         None, description="character between the columns, or `tab`; default: a tab in .tsv, else a comma"
     )
-    encoding: str | None = Field(None, description="encoding of a text file, such as cp1252 or utf-16; default: utf-8")
+    encoding: str = Field("utf-8", description="encoding of a text file, such as cp1252 or utf-16")
 
     @field_validator("delimiter")
     @classmethod
@@ -53,12 +54,18 @@ class RecordOptions(DatasetOptions):
 
     @field_validator("encoding")
     @classmethod
-    def _check_encoding(cls, encoding: str | None) -> str | None:
+    def _check_encoding(cls, encoding: str) -> str:
         try:
-            "".encode(encoding or "utf-8")
+            "".encode(encoding)
+            return codecs.lookup(encoding).name  # of `utf8` and `UTF-8` the same
         except (LookupError, UnicodeError, ValueError):
             raise ValueError("is no encoding that Python knows, such as cp1252 or utf-16") from None
-        return encoding
+
+    def key_part(self) -> dict[str, Any]:
+        part = super().key_part()
+        if self.path.suffix and part.get("delimiter") == usual_delimiter(self.path):
+            del part["delimiter"]
+        return part
 
     @abstractmethod
     def records(self, faults: Faults) -> Iterable[Record]:
@@ -143,8 +150,9 @@ class RecordOptions(DatasetOptions):
             return _json_line_records(path, faults)
         if suffix == ".json":
             return _json_records(path)
-        delimiter = self.delimiter or ("\t" if suffix == ".tsv" else ",")
-        return _text_records(path, delimiter, self.encoding or "utf-8-sig", faults)
+        # A byte order mark is no part of the first column's name.
+        encoding = "utf-8-sig" if self.encoding == "utf-8" else self.encoding
+        return _text_records(path, self.delimiter or usual_delimiter(path), encoding, faults)
 
 
 class Table(RecordOptions):
@@ -193,6 +201,11 @@ def split_tables(folder: Path) -> list[Path]:
     """Return the tables of a folder that are named by their splits, such as train.csv."""
     files = sorted(path for path in folder.iterdir() if is_table(path) and path.is_file())
     return [path for path in files if path.stem.lower() in SPLIT_NAMES]
+
+
+def usual_delimiter(path: Path) -> str:
+    """Return the character between the columns of a table of text where no setting names it: a tab in .tsv."""
+    return "\t" if path.suffix.lower() == ".tsv" else ","
 
 
 def _text_records(path: Path, delimiter: str, encoding: str, faults: Faults) -> Iterator[Record]:

@@ -7,7 +7,7 @@ extracted, or the path of a .safetensors, .pth or .pt file.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from models.memory import is_out_of_memory
 from tasks.common.errors import AttendError
@@ -62,76 +62,106 @@ def _imported_digest(grids: GridsConfig, machine: MachineConfig) -> str:
     return digest_of([[path.name, digests[path]] for path in indexes])
 
 
-def check_weights(grids: GridsConfig) -> None:
-    """Raise AttendError where the weights do not fit the backbone, or cannot be read or reached.
+def check_backbone(grids: GridsConfig, first_block: int | None = None) -> None:
+    """Raise AttendError where a run could not make grids: backbone, weights, image size, or block to be tuned.
 
-    Nothing is downloaded: a server is only asked whether it has them.
+    What is on this machine is loaded as a run loads it. Nothing is downloaded: a server is only asked whether it has
+    the weights. first_block: the first of the backbone's blocks to be fine-tuned.
     """
     kind, _, name = grids.weights.partition(":")
     _checked_seed(grids.weights)
-    if kind in ("random", "timm", IMPORTED):
+    if not check_needs_torch(grids):
         return
-    if kind == "torchvision":
-        import models.backbones.base as backbones
-
-        _check_download(_torchvision_weights(backbones.make(grids.backbone, grids.grid, None), grids.backbone, name))
+    if kind not in ("torchvision", "timm"):
+        backbone = load_backbone(grids)
     else:
-        load_backbone(grids)
+        backbone = random_backbone(grids)
+        if kind == "torchvision":
+            _check_torchvision_download(_torchvision_weights(backbone, grids.backbone, name))
+        else:
+            _check_timm_download(backbone, grids.backbone)
+    if first_block is not None:
+        try:
+            backbone.tunable(first_block, grids.image_size)
+        except ValueError as error:
+            raise AttendError(f"tuning.first_block: {grids.backbone} {error}") from None
 
 
-def weights_fault(grids: GridsConfig, first_block: int | None) -> str:
-    """Return what `check_weights` finds wrong, as text that another process can return; empty where nothing is.
+def check_needs_torch(grids: GridsConfig) -> bool:
+    """Return whether `check_backbone` builds the backbone.
 
-    first_block: the first of the backbone's blocks to be fine-tuned; wrong where the backbone has no such block.
+    It need not for imported grids, nor for this project's own backbones with random weights: these take pictures of any
+    size, and the config knows how many blocks they have.
     """
-    try:
-        check_weights(grids)
-        if first_block is not None:
-            import models.backbones.base as backbones
+    is_own_and_random = grids.weights.startswith("random:") and ":" not in grids.backbone
+    return grids.backbone != IMPORTED and not is_own_and_random
 
-            backbones.make(grids.backbone).check_block(first_block)
+
+def backbone_fault(grids: GridsConfig, first_block: int | None) -> str:
+    """Return what `check_backbone` finds wrong, as text that another process can return; empty where nothing is."""
+    try:
+        check_backbone(grids, first_block)
     except AttendError as error:
         return str(error)
-    except ValueError as error:
-        return f"tuning.first_block: {grids.backbone} {error}"
     return ""
 
 
-def _check_download(weights: WeightsEnum) -> None:
+def _check_torchvision_download(weights: WeightsEnum) -> None:
     """Raise AttendError where torchvision's weights are not on this machine, and their server does not answer."""
-    import urllib.request
-
     import torch
 
-    if (Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name).is_file():
+    if not (Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name).is_file():
+        _check_server(weights.url, f"torchvision:{weights.name}")
+
+
+def _check_timm_download(backbone: Backbone, architecture: str) -> None:
+    """Raise AttendError where timm's weights are not on this machine, and their server does not have them.
+
+    Raises it also where the backbone is not timm's or names no tag.
+    """
+    import huggingface_hub
+
+    _timm_name(backbone, architecture)
+    network: Any = backbone.features
+    published = network.pretrained_cfg
+    repository, url = published.get("hf_hub_id"), published.get("url")
+    if not repository:
+        if not url:
+            raise AttendError(f"grids.weights: timm publishes no weights of {architecture}: give a file of weights")
+        _check_server(url, architecture)
         return
     try:
-        urllib.request.urlopen(urllib.request.Request(weights.url, method="HEAD"), timeout=3).close()
+        huggingface_hub.snapshot_download(repository, local_files_only=True)
+    except Exception:  # not in the cache
+        _check_server(huggingface_hub.hf_hub_url(repository, "config.json"), architecture)
+
+
+def _check_server(url: str, what: str) -> None:
+    """Raise AttendError where a server does not answer for a URL. what: the weights, for the message."""
+    import urllib.request
+
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=3).close()
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise AttendError(
-            f"grids.weights: torchvision:{weights.name} cannot be downloaded from {weights.url} ({reason}): download "
-            "it elsewhere, and set grids.weights to its path (in a YAML file: grids: {weights: FILE})"
+            f"grids.weights: {what} cannot be downloaded from {url} ({reason}): download it elsewhere, and set "
+            "grids.weights to its path (in a YAML file: grids: {weights: FILE})"
         ) from None
 
 
 def load_backbone(grids: GridsConfig, tuned: Artifact | None = None) -> Backbone:
     """Return the config's backbone with the weights of `grids.weights`, or of `tuned`, an artifact of stage `tune`.
 
-    Raises AttendError where the weights do not fit the backbone, or cannot be read or downloaded.
+    Raises AttendError where the network does not take pictures of that size, and where the weights do not fit the
+    backbone, or cannot be read or downloaded.
     """
     import safetensors.torch
-
-    import models.backbones.base as backbones
 
     if grids.backbone == IMPORTED:
         raise AttendError("grids.backbone: imported grids come without a backbone, so photographs cannot be encoded")
     kind, _, name = grids.weights.partition(":")
-    seed = _checked_seed(grids.weights) if kind == "random" else None
-    try:
-        backbone = backbones.make(grids.backbone, grids.grid, seed)
-    except ValueError as error:
-        raise AttendError(f"grids.backbone: {error}") from None
+    backbone = random_backbone(grids, _checked_seed(grids.weights) if kind == "random" else None)
     if tuned is not None:
         backbone.load_state_dict(safetensors.torch.load_file(tuned.path / TUNED))
         return backbone
@@ -147,6 +177,21 @@ def load_backbone(grids: GridsConfig, tuned: Artifact | None = None) -> Backbone
         backbone.load(state)
     except ValueError as error:
         raise AttendError(f"grids.weights: {grids.weights} for {grids.backbone}: {error}") from None
+    return backbone
+
+
+def random_backbone(grids: GridsConfig, seed: int | None = None) -> Backbone:
+    """Return the config's backbone with random weights; AttendError where there is no such, or not for that size."""
+    import models.backbones.base as backbones
+
+    try:
+        backbone = backbones.make(grids.backbone, grids.grid, seed)
+    except ValueError as error:
+        raise AttendError(f"grids.backbone: {error}") from None
+    try:
+        backbone.check_size(grids.image_size)
+    except ValueError as error:
+        raise AttendError(f"grids.image_size: {grids.backbone} {error}") from None
     return backbone
 
 
@@ -254,13 +299,9 @@ def _timm_state(backbone: Backbone, architecture: str) -> dict[str, Tensor]:
 
     Raises AttendError where the backbone is not timm's or names no tag, and where the download fails.
     """
-    if backbone.published is None or not backbone.published.startswith("timm:"):
-        raise AttendError(f"grids.weights: timm:pretrained is for timm's models, and {architecture} is not one")
-    name = backbone.published.removeprefix("timm:")
-    if "." not in name:  # the meaning of a name without a tag changes with timm's versions
-        raise AttendError(f"grids.backbone: {architecture}: name the weights' tag, as in timm:resnet18.a1_in1k")
     import timm
 
+    name = _timm_name(backbone, architecture)
     try:
         return dict(timm.create_model(name, pretrained=True, num_classes=0).state_dict())
     except Exception as error:  # the hub's client, its HTTP library and sockets each raise other types
@@ -268,3 +309,13 @@ def _timm_state(backbone: Backbone, architecture: str) -> dict[str, Tensor]:
             f"grids.weights: {architecture} cannot be downloaded ({' '.join(str(error).split())[:120]}): "
             "give a local file instead"
         ) from None
+
+
+def _timm_name(backbone: Backbone, architecture: str) -> str:
+    """Return the name of timm's model; AttendError where the backbone is not timm's, or names no tag."""
+    if backbone.published is None or not backbone.published.startswith("timm:"):
+        raise AttendError(f"grids.weights: timm:pretrained is for timm's models, and {architecture} is not one")
+    name = backbone.published.removeprefix("timm:")
+    if "." not in name:  # the meaning of a name without a tag changes with timm's versions
+        raise AttendError(f"grids.backbone: {architecture}: name the weights' tag, as in timm:resnet18.a1_in1k")
+    return name

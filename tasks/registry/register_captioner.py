@@ -154,7 +154,7 @@ def _bundle_and_register(
         return same
     exported = export_runtimes(captioner, config, artifacts, scores, scratch)
     kept = {"torch": scratch / "bundle", **{runtime.name: runtime.folder for runtime in exported if runtime.kept}}
-    bundles = {str(name): kept[name] for name in config.registry.all_runtimes if name in kept}
+    bundles = {str(name): kept[name] for name in config.registry.runtimes if name in kept}
     log_files(log, artifacts)
     for file in (FINDINGS, INSPECTION, PAGE):
         log.client.log_artifact(log.run_id, str(work.out / file), evaluation_name(artifacts))
@@ -233,7 +233,7 @@ def _same_version(
     runtimes = _runtimes_tag(registry)
     for version in client.search_model_versions(f"name = '{registry.model}'"):
         is_same = same.items() <= version.tags.items() and scored_alike(version, scores)
-        is_same &= version.tags.get(_RUNTIMES, "torch") == runtimes
+        is_same &= version.tags.get(_RUNTIMES) == runtimes
         if is_same and flaw_of(client, version, workspace) is None:
             return version
     return None
@@ -241,8 +241,7 @@ def _same_version(
 
 def _runtimes_tag(registry: RegistryConfig) -> str:
     """Return what a version was asked to run on, and the loss that was allowed, as a tag."""
-    allowed = "" if registry.max_runtime_loss is None else f" within {registry.max_runtime_loss:g}"
-    return ",".join(registry.all_runtimes) + allowed
+    return f"{','.join(registry.runtimes)} within {registry.max_runtime_loss:g}"
 
 
 def _create_version(

@@ -51,7 +51,7 @@ def export_runtimes(
 
     captioner: on the CPU. scores: of the captioner in torch. Raises AttendError where it cannot be exported.
     """
-    names = [name for name in config.registry.all_runtimes if name != "torch"]
+    names = [name for name in config.registry.runtimes if name != "torch"]
     exported = []
     if names:
         log.info(f"register: exporting for {', '.join(names)}")
@@ -88,5 +88,5 @@ def _scored(
         of_torch,
         sum(captions[digest].caption == in_torch[digest].caption for digest in captions),
         len(captions),
-        score >= of_torch - config.registry.allowed_loss,
+        score >= of_torch - config.registry.max_runtime_loss,
     )

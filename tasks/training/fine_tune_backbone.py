@@ -68,7 +68,7 @@ def fine_tune_backbone(
     """Fine-tune the backbone and the decoder together, and write the best backbone and the history to `out`.
 
     The outcome's product is the digest of the backbone's weights. freeze_words: do not train the decoder's word
-    embeddings. Raise AttendError where the backbone does not have the block `tuning.first_block`.
+    embeddings. Raise AttendError where the block `tuning.first_block` cannot be tuned.
     """
     captions, manifest = sources.captions.path, sources.manifest.path
     tuning = with_precision(tuning, device_of(machine), "tuning")
@@ -79,7 +79,7 @@ def fine_tune_backbone(
     decoder, shape = load_decoder(sources.trained.path)
     decoder.embed.weight.requires_grad_(not freeze_words)
     try:
-        tuned_weights = backbone.unfreeze(tuning.first_block)
+        tuned_weights = backbone.unfreeze(tuning.first_block, grids.image_size)
     except ValueError as error:
         raise AttendError(f"tuning.first_block: {grids.backbone} {error}") from None
     captioned = [picture for picture in read_captions(captions, "train") if picture.digest in frozen_grids]

@@ -74,7 +74,10 @@ def count(batch: Batch) -> Count:
 
 
 class CrossEntropy:
-    """Teacher forcing: the cross-entropy in nats per token, plus the penalties that the config and the decoder add."""
+    """Teacher forcing: the cross-entropy in nats per token, plus the penalties that the config and the decoder add.
+
+    With `loss_mean: captions` the loss is in nats per caption; the metric is per token all the same.
+    """
 
     metric = "loss"
     rows = None
@@ -97,10 +100,11 @@ class CrossEntropy:
         with autocast:
             logits, read = model(batch.pictures, replace_with_unknown(words, training.unknown_words), batch.places)
         entropy = cross_entropy(logits, targets, training.label_smoothing)
-        loss = entropy / whole.tokens
+        divisor = whole.tokens if training.loss_mean == "tokens" else whole.captions
+        loss = entropy / divisor
         penalty = model.penalty(read, logits, targets, batch.places)
-        if penalty is not None:
-            loss = loss + penalty * (tokens / whole.tokens)
+        if penalty is not None:  # a mean over tokens
+            loss = loss + penalty * (tokens / divisor)
         if training.doubly_stochastic:
             captions = batch.valid.any(dim=2).sum()
             weight = training.doubly_stochastic * captions / whole.captions
