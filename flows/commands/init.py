@@ -33,6 +33,16 @@ _GATES = {
     "max_invented": 0.8,
     "max_slice_loss": 0.2,
 }
+_USUAL = "flickr8k"
+# Of adapters that read the files of a known captioner: the preset of it.
+_PRESETS = {"coco_pt": "regnet_attention", "arrays": "googlenet"}
+_ABOUT = {
+    "flickr8k": "MobileNetV2, and a decoder that attends to its 7x7 grid",
+    "regnet_attention": "as the source of coco.pt has it: RegNetX-400MF's 4x4 grids, an LSTM with attention, its words",
+    "googlenet": "as the source of such arrays has it: additive attention, captions drawn at random",
+}
+_WHY_CIDER = "the score by which a new version becomes champion; with few pictures BLEU-4 is often 0"
+_WHY_RUNTIMES = "the first is used where it is installed; onnx needs no torch, and starts faster, but takes no GPU"
 _UNTOLD = ("adapter", "path", "near_duplicates")  # settings of `data` that are not printed as its form
 _LINES = 3  # sample rows
 _SAMPLE = 200  # rows by whose captions their script is told
@@ -42,11 +52,16 @@ def init(
     data: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="a folder of pictures, or a file of captions")],
     out: Annotated[Path | None, typer.Option(help="the file to write; default: NAME.yaml, after the folder")] = None,
     weights: Annotated[
-        str, typer.Option(help="weights of MobileNetV2: a file, or torchvision's, which are downloaded once")
-    ] = "torchvision:IMAGENET1K_V1",
+        str | None,
+        typer.Option(
+            help="weights of the backbone, which is MobileNetV2 for most data: a file, or torchvision's, which are "
+            "downloaded once; default: the preset's"
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace the file if it is there")] = False,
 ) -> None:
     """Look at what a folder or file holds, and write a config that reads it, with settings that suit its size."""
+    from tasks.config.presets import resolve_preset, values_of
     from tasks.data.splits import divides
     from tasks.data.survey import survey
     from tasks.datasets import ADAPTERS
@@ -58,10 +73,13 @@ def init(
         raise AttendError(f"--out: {path}: there is no folder {path.parent}: make it first")
     if path.exists() and not force:
         raise AttendError(f"{path}: already exists: give another name with --out, or replace it with --force")
-    weights = _checked_weights(weights)
     options = detect(data)
     adapter = ADAPTERS[options["adapter"]]
-    if not adapter.has_grids:
+    preset = values_of(_preset_for(options["adapter"]))
+    if adapter.has_grids and weights is not None:
+        raise AttendError(f"--weights: {data} holds grids, which need no backbone: leave it out")
+    weights = _checked_weights(weights or resolve_preset(preset)["grids"]["weights"])
+    if _preset_for(options["adapter"]) == _USUAL:
         options["near_duplicates"] = "together"
     with tempfile.TemporaryDirectory(prefix="attend-init-") as folder:
         read = adapter.model_validate(options)
@@ -92,9 +110,9 @@ def init(
     if alike:
         typer.echo(f"  {alike:,} of them are nearly the same as others: too many to keep these in one split")
     path.write_text(_yaml(name, _relative(options, path), weights, found), encoding="utf-8")
-    if weights.startswith("torchvision:"):
+    if _is_named(weights) and not adapter.has_grids:
         typer.echo(
-            "  MobileNetV2's weights are downloaded once, by the first run; without a network: attend init --weights "
+            "  the backbone's weights are downloaded once, by the first run; without a network: attend init --weights "
             "FILE (.safetensors or .pth)"
         )
     typer.echo(f"{path}: written; look at it, and then:\n  attend check {path}\n  attend run {path}")
@@ -112,6 +130,16 @@ def _name_of(data: Path) -> str:
     return words or "captions"
 
 
+def _preset_for(adapter: str) -> str:
+    """Return the preset for data that an adapter reads."""
+    return _PRESETS.get(adapter, _USUAL)
+
+
+def _is_named(weights: str) -> bool:
+    """Return whether weights are torchvision's, which are downloaded."""
+    return weights.startswith("torchvision:")
+
+
 def _shares(pictures: int) -> dict[str, float]:
     """Return the shares of dev and test for pictures that come without splits: a tenth, or more where they are few."""
     share = round(min(0.2, max(0.1, _HELD_OUT / pictures)), 2)
@@ -124,7 +152,7 @@ def _checked_weights(weights: str) -> str:
 
     file = weights_file(weights)
     if file is not None and not file.is_file():
-        raise AttendError(f"--weights: {file}: no such file: give the file of MobileNetV2's weights")
+        raise AttendError(f"--weights: {file}: no such file: give the file of the backbone's weights")
     return weights if file is None else str(file.absolute())
 
 
@@ -149,7 +177,9 @@ def _tell(found: Survey, shares: dict[str, float]) -> None:
     more = "" if found.whole else " (the first; there are more)"
     typer.echo(f"  {counted(len(rows), 'picture')} with {counted(found.captions, 'caption')}, {each:.1f} each{more}")
     sizes = counted_by_split(found.sizes)
-    if sizes:
+    if not found.whole:
+        typer.echo("  how all of them are divided is known once the first run has unpacked them")
+    elif sizes:
         of_few = f" ({shares['dev_share']:.0%} for dev and for test, as they are few)" if shares else ""
         typer.echo(f"  {found.note}{of_few}: {sizes}" if found.note else f"  {sizes}, as the data set divides them")
     for row in rows[:: max(1, len(rows) // _LINES)][:_LINES]:
@@ -168,20 +198,11 @@ def _tell(found: Survey, shares: dict[str, float]) -> None:
 
 def _yaml(name: str, options: dict[str, Any], weights: str, found: Survey) -> str:
     """Return the config as commented YAML."""
-    from models.vocabulary import SPACELESS
-    from tasks.data.survey import rough_words
-
-    captions = [rough_words(caption) for row in found.of_split("train") for caption in row.captions]
-    texts = "".join(caption for row in found.rows[:_SAMPLE] for caption in row.captions)
-    is_spaceless = len(SPACELESS.findall(texts)) * 2 > sum(map(str.isalpha, texts))
-    min_count, words, unknown = _vocabulary(captions)
-    max_tokens, longer = _length(captions)
-    held_out = found.sizes.get("test") or found.sizes.get("dev") or 0
-    evaluated = "test" if found.splits is None or "test" in found.sizes else "dev"
+    preset = _preset_for(options["adapter"])
     lines = [
-        "# Written by `attend init`. Settings that are not here are the preset's (`attend presets flickr8k`) or have",
+        f"# Written by `attend init`. Settings that are not here are the preset's (`attend presets {preset}`) or have",
         "# their defaults; `attend settings` lists them all.",
-        "preset: flickr8k  # MobileNetV2, and a decoder that attends to its 7x7 grid",
+        f"preset: {preset}  # {_ABOUT[preset]}",
         f"name: {_scalar(name)}",
         f"about: captions of the pictures in {name}",
         "data:",
@@ -191,10 +212,35 @@ def _yaml(name: str, options: dict[str, Any], weights: str, found: Survey) -> st
         lines.append(
             f"  on_error: skip  # {counted(len(found.faults), 'row')} not valid: `attend check` lists them; or: stop"
         )
-    lines += [
-        "grids:",
-        f"  weights: {_scalar(weights)}"
-        + ("  # downloaded once; or a file" if weights.startswith("torchvision:") else ""),
+    lines += ["grids:"]
+    if options["adapter"] == "arrays":
+        lines += [f"  backbone: imported\n  weights: {_scalar(f'imported:{name}')}", "decoder:"]
+        lines += ["  pca_dim: null  # the grids' own channels"]
+    else:
+        lines += [f"  weights: {_scalar(weights)}" + ("  # downloaded once; or a file" if _is_named(weights) else "")]
+    if preset == _USUAL:
+        lines += _settings_by_size(found)
+    elif "test" in found.sizes:
+        lines += ["evaluation:", "  split: test"]
+    lines += ["registry:", f"  promote_on: cider  # {_WHY_CIDER}"]
+    if preset == _USUAL:
+        runtimes = "[torch, onnx]" if _has_gpu() else "[onnx, torch]"
+        lines += [f"  runtimes: {runtimes}  # {_WHY_RUNTIMES}", *_gates(found)]
+    return "\n".join(lines) + "\n"
+
+
+def _settings_by_size(found: Survey) -> list[str]:
+    """Return the sections of the usual preset's settings that suit the number and the words of the captions."""
+    from models.vocabulary import SPACELESS
+    from tasks.data.survey import rough_words
+
+    captions = [rough_words(caption) for row in found.of_split("train") for caption in row.captions]
+    texts = "".join(caption for row in found.rows[:_SAMPLE] for caption in row.captions)
+    is_spaceless = len(SPACELESS.findall(texts)) * 2 > sum(map(str.isalpha, texts))
+    min_count, words, unknown = _vocabulary(captions)
+    max_tokens, longer = _length(captions)
+    evaluated = "test" if found.splits is None or "test" in found.sizes else "dev"
+    return [
         "captions:",
         *(["  tokeniser: characters  # words are written without spaces between them"] if is_spaceless else []),
         f"  min_count: {min_count}  # about {words:,} words; {unknown:.1%} of what captions say is rarer, and unknown",
@@ -203,11 +249,13 @@ def _yaml(name: str, options: dict[str, Any], weights: str, found: Survey) -> st
         "evaluation:",
         f"  split: {evaluated}" + ("" if evaluated == "test" else "  # there is no test split"),
         f"  max_length: {max_tokens + 1}",
-        "registry:",
-        "  promote_on: cider  # the score by which a new version becomes champion; with few pictures BLEU-4 is often 0",
-        f"  runtimes: {'[torch, onnx]' if _has_gpu() else '[onnx, torch]'}  # the first is used where it is installed; "
-        "onnx needs no torch, and starts faster, but takes no GPU",
     ]
+
+
+def _gates(found: Survey) -> list[str]:
+    """Return the settings of `registry` that say what no champion is, where there are pictures enough to say so."""
+    held_out = found.sizes.get("test") or found.sizes.get("dev") or 0
+    lines = []
     if held_out >= _JUDGED:
         lines += [
             "  # What no champion is, whatever it scores (docs/metrics.md); few pictures would not be enough to say.",
@@ -218,7 +266,7 @@ def _yaml(name: str, options: dict[str, Any], weights: str, found: Survey) -> st
             f"  # With {counted(held_out, 'held-out picture')} no version is known to be better than another (see "
             "min_pictures): `attend models promote --force` decides."
         )
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _vocabulary(captions: list[list[str]]) -> tuple[int, int, float]:

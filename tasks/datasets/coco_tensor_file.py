@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -57,6 +58,16 @@ class CocoPt(UnpackedOptions):
                 where = f"{path}: {part}_captions[{number}]"
                 with faults.of_row():
                     yield Row(name, (_decode(ids, words, where),), split, where)
+
+
+def is_coco_tensors(path: Path) -> bool:
+    """Return whether a file written by `torch.save` has an entry `train_images`, without reading its tensors."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            pickled = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+            return b"train_images" in archive.read(pickled)
+    except (OSError, zipfile.BadZipFile, StopIteration):
+        return False
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -18,9 +18,11 @@ from tasks.common.files import check_name
 from tasks.common.log import log
 from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, SPLIT_NAMES, picture_name, refuse_address
 from tasks.datasets.coco import Coco
+from tasks.datasets.coco_tensor_file import is_coco_tensors
 from tasks.datasets.documents import parse_json
 from tasks.datasets.faults import Faults
 from tasks.datasets.image_folder import METADATA, ImageFolder, metadata_files
+from tasks.datasets.object_array import array_header
 from tasks.datasets.table import (
     DELIMITERS,
     IMAGE_FOLDERS,
@@ -85,6 +87,9 @@ def _of_folder(folder: Path) -> Options:
             return _of_file(path)
         except AttendError as error:
             errors.append(str(error))
+    tensors = _of_tensors(folder)
+    if tensors is not None:
+        return tensors
     try:
         ImageFolder(path=folder).annotation_files()
     except AttendError:
@@ -139,6 +144,32 @@ def _published(folder: Path) -> Options | None:
     return options
 
 
+def _of_tensors(folder: Path) -> Options | None:
+    """Return the settings of a folder that holds a coco.pt, or arrays of grids and captions; None for another."""
+    tensors = [path for path in sorted(folder.glob("*.pt")) if is_coco_tensors(path)]
+    if len(tensors) == 1:
+        return {"adapter": "coco_pt", "path": tensors[0]}
+    return _of_arrays(folder)
+
+
+def _of_arrays(folder: Path) -> Options | None:
+    """Return the settings of a folder that holds one array of grids and one of their captions; None for another."""
+    read = ((path, array_header(path)) for path in sorted(folder.glob("*.npy")))
+    headers = [(path, header) for path, header in read if header is not None]
+    pairs = [
+        (grids, captions)
+        for grids, header in headers
+        for captions, other in headers
+        if header.is_grids and other.is_texts and header.shape[0] == other.shape[0]
+    ]
+    if len(pairs) > 1:
+        shown = "; ".join(f"{a.name} with {b.name}" for a, b in pairs)
+        raise AttendError(
+            f"{folder}: several arrays may be the grids and their captions: {shown}: leave one of each in the folder"
+        )
+    return {"adapter": "arrays", "path": pairs[0][0], "captions": pairs[0][1]} if pairs else None
+
+
 def _has_coco_files(folder: Path) -> bool:
     try:
         return bool(Coco(path=folder).annotation_files())
@@ -149,6 +180,13 @@ def _has_coco_files(folder: Path) -> bool:
 def _of_file(path: Path) -> Options:
     if path.suffix == ".tar":
         return _of_tars(path.parent)
+    if path.suffix == ".npy":
+        arrays = _of_arrays(path.parent)
+        if arrays is None or path not in (arrays["path"], arrays["captions"]):
+            raise AttendError(
+                f"{path}: an array of grids (N, C, h, w) and an array of N lists of captions are needed, in one folder"
+            )
+        return arrays
     known: dict[str, Options] = {
         ".pt": {"adapter": "coco_pt", "path": path},
         ".token": {"adapter": "flickr30k", "path": path},

@@ -8,7 +8,7 @@ import pickle
 import reprlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -98,6 +98,40 @@ class _Unpickler(_Base):  # type: ignore[misc]
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only lists of texts are read")
 
 
+class Header(NamedTuple):
+    """What the header of a .npy file says of its array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def is_grids(self) -> bool:
+        """Return whether the array may hold grids: floats of three or four dimensions."""
+        return self.dtype.kind == "f" and len(self.shape) in (3, 4)
+
+    @property
+    def is_texts(self) -> bool:
+        """Return whether the array may hold texts, or lists of them, for each row."""
+        return (self.dtype.hasobject or self.dtype.kind == "U") and len(self.shape) in (1, 2)
+
+
+def array_header(path: Path) -> Header | None:
+    """Return what a .npy file holds, by its header alone; None where it is none."""
+    try:
+        with path.open("rb") as file:
+            return _header(file)
+    except (OSError, ValueError):
+        return None
+
+
+def _header(file: BinaryIO) -> Header:
+    """Read the header at the beginning of a .npy file; ValueError where there is none."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return Header(shape, dtype)
+
+
 def read_texts(path: Path) -> list[list[str]]:
     """Return the texts of each row of a .npy file: an array of objects, each a list of texts, or an array of texts.
 
@@ -105,10 +139,7 @@ def read_texts(path: Path) -> list[list[str]]:
     """
     try:
         with path.open("rb") as file:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            _, _, dtype = read(file)
-            if not dtype.hasobject:
+            if not _header(file).dtype.hasobject:
                 file.seek(0)
                 rows = np.load(file, allow_pickle=False).tolist()
             else:

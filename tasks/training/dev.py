@@ -14,7 +14,7 @@ from models.cross_entropy import cross_entropy
 from models.decoders.base import Decoder
 from models.options import Decoding
 from models.search import greedy
-from models.vocabulary import Vocabulary
+from models.vocabulary import END, Vocabulary
 from tasks.config.machine import MachineConfig
 from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
 from tasks.data.manifest import Picture
@@ -39,6 +39,8 @@ class Dev(ABC):
         self._vocabulary: Vocabulary = read_vocabulary(captions)
         by_digest = {picture.digest: picture for picture in read_captions(captions, "dev")}
         self._local_captions = [by_digest[picture.digest] for picture in self.local_pictures]
+        # A decoder that has learnt little yet ends no caption: it is not left to write longer ones than people do.
+        self._longest = max(int((picture.tokens > END).sum(axis=1).max()) for picture in by_digest.values())
 
     @abstractmethod
     def decoder_and_grids(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
@@ -57,7 +59,7 @@ class Dev(ABC):
         model.eval()
         local_captions: list[list[str]] = []
         loss = tokens = 0.0
-        decoding = Decoding(max_length=self._vocabulary.settings["max_tokens"] + 1)
+        decoding = Decoding(max_length=self._longest + 1)
         decoder, grids = self.decoder_and_grids(model)
         inference_decoder = decoder.for_inference()
         for grid in grids:
