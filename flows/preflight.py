@@ -114,7 +114,7 @@ def _check_data(
     evaluation = config.evaluation if config is not None else EvaluationConfig()
     with tempfile.TemporaryDirectory(prefix="attend-check-") as folder:
         database = Path(folder) / "digests.sqlite"
-        if config is not None and not verdict.count("error"):
+        if config is not None and not verdict.count("error") and config.workspace.is_dir():
             database = config.workspace / "digests.sqlite"
         try:
             found = survey(data, Path(folder) / "pictures", database, _compared(data, near_duplicates))
@@ -310,14 +310,18 @@ def _start_backbone_check(config: Config, stack: contextlib.ExitStack) -> Future
 
 
 def _workspace_faults(config: Config) -> Iterator[str]:
-    """Yield why a run cannot write to the workspace; a folder that is not there yet is made."""
+    """Yield why a run cannot write to the workspace; one that is not there yet is not made."""
     folder = config.workspace
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        while not folder.exists():  # the run makes these folders in the first that is there
+            folder = folder.parent
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        yield f"machine.workspace: {folder}: {error.strerror}: use another folder, or change its permissions"
+        yield (
+            f"machine.workspace: {config.workspace}: {folder} cannot be written ({error.strerror}): use another folder, "
+            "or change its permissions"
+        )
         return
     free = shutil.disk_usage(folder).free
     if free < _FREE:
@@ -325,7 +329,9 @@ def _workspace_faults(config: Config) -> Iterator[str]:
 
 
 def _keep(verdict: Verdict, config: Config) -> None:
-    """Keep a verdict in the workspace, for `attend status`, where that can be written."""
+    """Keep a verdict in the workspace, for `attend status`, where there is one that can be written."""
+    if not config.workspace.is_dir():
+        return
     is_read = not verdict.count("error") and not config.data.unpacks  # tars were not read whole
     record = {
         "data": digest_of(digests_of(config.data, config.machine)) if is_read else "",

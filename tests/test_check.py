@@ -72,6 +72,11 @@ def test_what_is_sound_is_left_in_peace(folder: Path, monkeypatch: pytest.Monkey
     verdict = checked(monkeypatch, capsys)
     assert verdict["findings"] == [] and verdict["pictures"] == COUNT and verdict["captions"] == 2 * COUNT
     assert verdict["splits"] == {"train": 72, "dev": 24, "test": 24}
+    _, out, _ = attend(monkeypatch, capsys, "status", "mine.yaml")
+    workspace = folder.parent / "workspace"
+    assert out.splitlines()[-1] == f"nothing has run yet: there is no workspace in {workspace}"
+    assert not workspace.exists()  # neither a check nor a look makes one
+    workspace.mkdir()
     _, out, _ = attend(monkeypatch, capsys, "check", "mine.yaml")
     assert "120 pictures (72 train, 24 dev, 24 test), 240 captions: 0 errors, 0 warnings" in out
     _, out, _ = attend(monkeypatch, capsys, "status", "mine.yaml")

@@ -133,7 +133,10 @@ def status(
         print_json([_as_json(item) for item in statuses])
         return
     _print_plan(statuses)
-    typer.echo(last_verdict(config) or f"not checked yet: attend check {preset}")
+    if config.workspace.is_dir():
+        typer.echo(last_verdict(config) or f"not checked yet: attend check {preset}")
+    else:
+        typer.echo(f"nothing has run yet: there is no workspace in {config.workspace}")
 
 
 @app.command()

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from tasks.config.schema import Config
 
 _SHOWN = ("bleu4", "meteor", "rouge_l", "cider", "truth")
-_Address = Annotated[str, typer.Argument(help="models:/NAME/VERSION or models:/NAME@ALIAS")]
+_ADDRESS = "models:/NAME/VERSION or models:/NAME@ALIAS"
+_Address = Annotated[str, typer.Argument(metavar="VERSION", help=_ADDRESS)]
 _On = Annotated[
     str | None,
     typer.Option(metavar="CONFIG", help="score on the held-out pictures of this preset or YAML file, as they are now"),
@@ -82,8 +83,8 @@ def report(
 
 @app.command()
 def compare(
-    first: _Address,
-    second: _Address,
+    first: Annotated[str, typer.Argument(metavar="FIRST", help=_ADDRESS)],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help=_ADDRESS)],
     overrides: Overrides = None,
     on: _On = None,
     captions: Annotated[int, typer.Option(help="how many of the differing captions to show", **whole_number(0))] = 10,
@@ -129,7 +130,7 @@ def promote(
         ),
     ] = None,
     on: _On = None,
-    force: Annotated[bool, typer.Option("--force", help="promote it without a comparison")] = False,
+    force: Annotated[bool, typer.Option("--force", help="promote it without a comparison, also one that a gate refused")] = False,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
     """Make a version the champion if it beats the present champion in a paired bootstrap test."""

@@ -12,7 +12,7 @@ from tasks.common.files import remove_folder
 from tasks.grids.store import folder_size
 from tasks.registry import tracking
 from tasks.registry.runs import EVALUATED_VERSION, PARENT_RUN
-from tasks.registry.versions import CHAMPIONS, address_of, files_of, logged_model_of, number
+from tasks.registry.versions import CHAMPIONS, address_of, files_of, logged_model_of, number, registered_models
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -54,7 +54,7 @@ def old_versions(workspace: Path, keep: int, days: float) -> list[OldVersion]:
     youngest = (time.time() - days * _DAY) * 1000
     kept: list[ModelVersion] = []
     old: list[ModelVersion] = []
-    for model in client.search_registered_models():
+    for model in registered_models(client):
         registered = client.get_registered_model(model.name)
         versions = sorted(client.search_model_versions(f"name = '{model.name}'"), key=lambda item: int(item.version))
         last = versions[max(len(versions) - keep, 0) :]
@@ -71,9 +71,14 @@ def old_versions(workspace: Path, keep: int, days: float) -> list[OldVersion]:
 
 def _with_files(client: MlflowClient, version: ModelVersion, kept_runs: set[str | None], workspace: Path) -> OldVersion:
     """Return a version with the runs and folders that go with it. kept_runs: runs of versions that stay."""
+    from mlflow.exceptions import MlflowException
+
     training = str(version.run_id)
+    try:
+        experiment = client.get_run(training).info.experiment_id
+    except MlflowException:  # it was removed with `mlflow gc`
+        return OldVersion(version, [], [])
     runs = [] if training in kept_runs else [training]
-    experiment = client.get_run(training).info.experiment_id
     tags = {EVALUATED_VERSION: address_of(version), **({PARENT_RUN: training} if runs else {})}
     for tag, value in tags.items():
         runs += [item.info.run_id for item in client.search_runs([experiment], f"tags.`{tag}` = '{value}'")]

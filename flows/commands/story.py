@@ -19,6 +19,7 @@ from tasks.inspection.record import PAGE as INSPECTION_PAGE
 from tasks.inspection.record import describe_counts, describe_drift, read_inspection
 from tasks.pipeline.ledger import Artifact
 from tasks.registry.registration_record import read_registration
+from tasks.registry.versions import aliases_of
 
 _POOR = 5.0  # BLEU-4, in percent: of captions that hardly share a phrase with what people wrote
 _SCORES = {"bleu4": "BLEU-4", "meteor": "METEOR", "rouge_l": "ROUGE-L", "cider": "CIDEr", "truth": "truth"}
@@ -84,8 +85,11 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
         elif config.shows_photographs:
             yield f"report:  {program()} models report {registration['uri']}"
         yield from _inspection(made["register"])
-        yield f"version: {registration['uri']}; {registration['why']}"
-        if registration["alias"] == "challenger":
+        champion = aliases_of(config.workspace, registration["model"]).get("champion")
+        is_champion = champion == registration["version"]
+        changed = "" if is_champion == (registration["alias"] == "champion") else _since(is_champion, champion)
+        yield f"version: {registration['uri']}; {changed}{registration['why']}"
+        if not is_champion:
             yield (
                 f"         `attend caption` and `attend serve` use the champion; to use this one instead: {program()} "
                 f"models promote {registration['uri']} --force"
@@ -99,6 +103,13 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
         yield f"next:    {'; '.join(commands)}"
     else:
         yield f"next:    {run_again}"
+
+
+def _since(is_champion: bool, champion: str | None) -> str:
+    """Return that a person changed the champion since the version was registered. champion: the version that is now."""
+    if is_champion:
+        return "champion now; when it was registered: "
+    return f"{'no version' if champion is None else f'version {champion}'} is champion now; when it was registered: "
 
 
 def _inspection(registered: Artifact) -> Iterator[str]:

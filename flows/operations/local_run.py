@@ -9,15 +9,17 @@ from functools import partial
 from flows.operations import service
 from flows.operations.deploy import logs_of
 from flows.operations.prefect_server import start_for_this_process, wait_or_start_again
-from flows.operations.prefect_settings import apply
+from flows.operations.prefect_settings import apply, profile_name
 from flows.pipeline import build_pipeline
 from flows.startup_checks import notice_crashes, prepare
 from tasks.common.errors import AttendError
 from tasks.common.log import log
+from tasks.common.ports import why_silent
 from tasks.config.schema import Config, load
 from tasks.pipeline.plan import Status, plan, up_to
 from tasks.pipeline.run import trust_fresh
 from tasks.pipeline.workspace import Workspace
+from tasks.registry.tracking import without_credentials
 
 # Bytes. With less free space Prefect's server cannot make its database, and takes two minutes to say so.
 _MIN_FREE = 16 * 2**20
@@ -42,11 +44,12 @@ def run(preset: str, overrides: list[str], until: str, quiet: bool = False) -> N
     prepare(config)
     workspace = Workspace(config.workspace)
     # Locked before Prefect starts, which is slow, and much slower where eight runs start it at once.
-    with workspace.lock(f"run-of-{config.name}", f"run of {config.name}"):
+    with workspace.lock(f"running-{config.name}", f"run of {config.name}"):
         if all(status.fresh for status in plan_after_crashes(config, until)):
             return
         _start_prefect(config, quiet)
         from prefect import tags
+        from prefect.exceptions import CancelledRun
 
         from flows.operations.run_flow import run_pipeline
 
@@ -55,6 +58,8 @@ def run(preset: str, overrides: list[str], until: str, quiet: bool = False) -> N
                 run_pipeline(preset, overrides, until)
         except AttendError:
             raise
+        except CancelledRun:
+            raise KeyboardInterrupt from None
         except Exception:  # without room for its database, the server answers with an internal error
             if _free_bytes(config) > 2**20:
                 raise
@@ -63,19 +68,36 @@ def run(preset: str, overrides: list[str], until: str, quiet: bool = False) -> N
             ) from None
 
 
+def _check_server(api: str, source: str) -> None:
+    """Raise AttendError where a Prefect server does not answer. api: its URL. source: where that is from."""
+    reason = why_silent(f"{api.rstrip('/')}/health")
+    if reason is not None:
+        raise AttendError(
+            f"Prefect's server {without_credentials(api)}, from {source}, does not answer ({reason}): start it, or set "
+            "PREFECT_API_URL= (empty) to run with a server of this run's own"
+        )
+
+
 def _free_bytes(config: Config) -> int:
     """Return the free bytes of the workspace's disk."""
     return shutil.disk_usage(config.workspace).free
 
 
 def _start_prefect(config: Config, quiet: bool) -> None:
-    """Point Prefect at the server in PREFECT_API_URL, else at the one that is up, else at a new one of this process."""
+    """Point Prefect at the server in PREFECT_API_URL, else at the one that is up, else at a new one of this process.
+
+    An empty PREFECT_API_URL stands for none. Raises AttendError where the server that a person named does not answer.
+    """
     running = service.running_service(config.workspace)
     if running is not None:
         os.environ.setdefault("PREFECT_API_URL", running.api)
+    source = "PREFECT_API_URL in the environment" if "PREFECT_API_URL" in os.environ else profile_name()
     apply(config.workspace)
-    if "PREFECT_API_URL" in os.environ:
+    if os.environ.get("PREFECT_API_URL"):
+        if running is None:
+            _check_server(os.environ["PREFECT_API_URL"], source)
         return
+    os.environ.pop("PREFECT_API_URL", None)
     free = _free_bytes(config)
     if free < _MIN_FREE:
         raise AttendError(

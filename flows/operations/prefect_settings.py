@@ -37,14 +37,26 @@ def _profile() -> dict[str, str]:
 
     A workspace has a PREFECT_HOME of its own, where Prefect itself would not find the profile.
     """
+    _, _, profile = _active_profile()
+    return {name: str(profile[name]) for name in ("PREFECT_API_URL", "PREFECT_API_KEY") if name in profile}
+
+
+def profile_name() -> str:
+    """Return the user's active Prefect profile and its file, for messages."""
+    path, name, _ = _active_profile()
+    return f"profile {name!r} in {path}"
+
+
+def _active_profile() -> tuple[Path, str, dict[str, object]]:
+    """Return the file of the user's Prefect profiles, and the name and settings of the active one."""
     home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
     path = Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml")
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
-    profile = content.get("profiles", {}).get(os.environ.get("PREFECT_PROFILE") or content.get("active"), {})
-    return {name: str(profile[name]) for name in ("PREFECT_API_URL", "PREFECT_API_KEY") if name in profile}
+        return path, "", {}
+    name = str(os.environ.get("PREFECT_PROFILE") or content.get("active"))
+    return path, name, content.get("profiles", {}).get(name, {})
 
 
 def apply(workspace: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed
 
 from flows.operations import prefect_reports
 from flows.operations.dask_shards import executor_of
@@ -40,10 +40,12 @@ from tasks.pipeline.sessions import session
 from tasks.pipeline.stage import Hooks, Stage
 from tasks.registry import tracking
 from tasks.registry.params import run_params
-from tasks.registry.runs import training_log
-from tasks.registry.versions import champion_bundle, find
+from tasks.registry.runs import check_experiment, training_log
+from tasks.registry.versions import aliases_of, champion_bundle, find
 from tasks.training.precision import computes_on
 from tasks.training.train import TrainedDecoder
+
+_STOPPED = "stopped by a person: run again to continue"
 
 
 def _may_pass(_task: Any, run: Any, state: Any) -> bool:
@@ -71,8 +73,11 @@ def _may_pass(_task: Any, run: Any, state: Any) -> bool:
 def run_task(config: Config, name: str, inputs: Inputs) -> State[Any]:
     """Bring one stage of a config up to date. The state is named `Cached` where the stage was fresh."""
     pipeline = up_to(build_pipeline(config), name)
-    with _hooks(pipeline.last, config, inputs) as hooks:
-        status = run_stage(pipeline, name, inputs, hooks)
+    try:
+        with _hooks(pipeline.last, config, inputs) as hooks:
+            status = run_stage(pipeline, name, inputs, hooks)
+    except KeyboardInterrupt:  # which Prefect takes for a crash
+        return Cancelled(message=_STOPPED)
     if status.fresh:
         return Completed(name="Cached", message=f"fresh: {'; '.join(status.why)}")
     return Completed(message=f"ran, because: {'; '.join(status.why)}")
@@ -82,7 +87,7 @@ def run_task(config: Config, name: str, inputs: Inputs) -> State[Any]:
 def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: LastStage = "register") -> Any:
     """Bring all stages up to and including `until` up to date, in order.
 
-    The state is named `Cached` where all were fresh.
+    The state is named `Cached` where all were fresh, and is `Cancelled` where a person stopped the run with Ctrl-C.
     """
     config = load(preset, overrides or [])
     show_log()
@@ -93,12 +98,16 @@ def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: L
         before = plan(pipeline, inputs, read="suspects")
         prefect_reports.show_plan(before, computes_on(config, before))
         states: dict[Stage, State[Any]] = {}
+        if not all(status.fresh for status in before) and any(isinstance(s, TrainedDecoder) for s in pipeline.stages):
+            check_experiment(config.workspace, config.registry.model)
         for stage in pipeline.stages:
             stage_task = run_task.with_options(
                 name=stage.kind, task_run_name=stage.name, description=type(stage).__doc__
             )
             upstream = [states[item] for item in stage.upstream()]  # the edges of the graph in Prefect's UI
             states[stage] = stage_task(config, stage.name, inputs, wait_for=upstream, return_state=True)
+            if states[stage].is_cancelled():
+                return Cancelled(message=_STOPPED)
             states[stage].result()  # raises what the stage raised
             after = plan(pipeline, inputs)  # refuses a split without pictures before hours of work
         results = by_kind(artifacts_of(after))
@@ -113,7 +122,9 @@ def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: L
             prefect_reports.show_inspection(results["register"])
         if tracking.is_embedded() and not all(status.fresh for status in before):
             with contextlib.suppress(Exception):  # the run is done, whatever MLflow answers
-                find(None, config.workspace)  # its address is kept, so that `attend caption` need not load MLflow
+                # The answers are kept, so that `attend caption` and `attend page` need not load MLflow.
+                find(None, config.workspace)
+                aliases_of(config.workspace, config.registry.model)
     if all(status.fresh for status in before):
         return Completed(
             name="Cached", message=f"nothing to do: every stage is fresh; {savings_message(before, results)}"

@@ -24,6 +24,7 @@ from tasks.evaluation.report import REPORT, as_svg
 from tasks.pipeline.plan import Status, plan
 from tasks.pipeline.stage import Stage
 from tasks.registry.registration_record import read_registration
+from tasks.registry.versions import aliases_of
 
 _FOLDER = "page"  # of a workspace
 _COLOURS = {"train": "#8c867c", "dev": "#d9a441", "test": "#b3411e"}
@@ -65,7 +66,7 @@ def write_page(config: Config, statuses: Sequence[Status]) -> Path:
         about=html.escape(f"{config.about}. " if config.about else ""),
         pictures=_pictures(statuses, history),
         growth=_figure(_growth(history), "Pictures by split, run by run") if len(history) > 1 else "",
-        versions=_versions(history, config.registry.promote_on, statuses, path.parent),
+        versions=_versions(history, config, statuses, path.parent),
         graph=_graph([status.stage for status in statuses], {s.stage: s.state for s in statuses}),
         stages=_stages(statuses),
         next_run=_next_run(statuses),
@@ -105,38 +106,52 @@ def _growth(history: Sequence[RunRecord]) -> str:
     return as_svg(figure)
 
 
-def _versions(history: Sequence[RunRecord], score: str, statuses: Sequence[Status], folder: Path) -> str:
+def _versions(history: Sequence[RunRecord], config: Config, statuses: Sequence[Status], folder: Path) -> str:
     """Return the registered versions over time: a plot of the score with its intervals, and a table."""
+    score = config.registry.promote_on
     first = {run.version: run for run in reversed(history) if run.version}
     runs = [run for run in history if first.get(run.version) is run]
     if not runs:
         return "<p>No version is registered yet.</p>"
+    aliases = aliases_of(config.workspace, config.registry.model)
     scored = [run for run in runs if score in run.scores]
-    plot = _figure(_score_plot(scored, score), f"{score} of each version, with its 95 % interval") if scored else ""
-    rows = [(run.version, minute(run.time), run.alias, _score_text(run, score), run.why) for run in reversed(runs)]
+    plot = _score_plot(scored, score, aliases.get("champion"))
+    figure = _figure(plot, f"{score} of each version, with its 95 % interval") if scored else ""
+    rows = [
+        (
+            run.version,
+            ", ".join(sorted(alias for alias, version in aliases.items() if version == run.version)),
+            minute(run.time),
+            _score_text(run, score),
+            run.why,
+        )
+        for run in reversed(runs)
+    ]
     registered = next((status.artifact for status in statuses if status.stage.kind == "register"), None)
     report = None if registered is None else registered.path / REPORT
     link = ""
     if report is not None and report.is_file():
         version = read_registration(report.parent)["version"]
         link = f'<p><a href="{html.escape(os.path.relpath(report, folder))}">The report of version {version}</a></p>'
-    return plot + _table(("version", "registered", "became", f"{score}, 95 % interval", "why"), rows) + link
+    columns = ("version", "now", "registered", f"{score}, 95 % interval", "when it was registered")
+    return figure + _table(columns, rows) + link
 
 
-def _score_plot(runs: Sequence[RunRecord], score: str) -> str:
+def _score_plot(runs: Sequence[RunRecord], score: str, champion: str | None) -> str:
+    """Return a plot of the versions' scores, as SVG. champion: the version that is champion now."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 2.8), layout="constrained")
     axis = figure.subplots()
     for place, run in enumerate(runs):
         value, low, high = run.scores[score]
-        is_champion = run.alias == "champion"
+        is_champion = run.version == champion
         axis.errorbar(
             place, value, yerr=[[max(value - low, 0)], [max(high - value, 0)]], fmt="D" if is_champion else "o",
             color="#b3411e" if is_champion else "#8c867c", capsize=3,
         )  # fmt: skip
     axis.set_xticks(range(len(runs)), [f"v{run.version}" for run in runs])
-    axis.set(title=f"{score} (diamond: champion when registered)")
+    axis.set(title=f"{score} (diamond: champion)")
     axis.grid(alpha=0.25)
     return as_svg(figure)
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from tasks.common.log import log
 from tasks.grids.identity import Identity
-from tasks.grids.index import IDENTITY
+from tasks.grids.index import IDENTITY, INDEX
 from tasks.grids.reader import GridReader
 from tasks.grids.store import GridStore
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.versions import key_of_grids
 
 
-def cached_grids(address: str, workspace: Path) -> GridReader | None:
-    """Return a reader, by the SHA-256 of a photograph, of the grids that a version's backbone made in this workspace.
+def cached_grids(address: str, workspace: Path, digests: Collection[str]) -> GridReader | None:
+    """Return a reader of the grids that a version's backbone made of these photographs in this workspace.
 
-    address: of the version, `models:/NAME/VERSION`. None where there are none: the version was made elsewhere, its
-    artifacts were removed, or the workspace's grids are in object storage, from where a shard takes longer than
-    encoding the picture.
+    address: of the version, `models:/NAME/VERSION`. digests: SHA-256 of the photographs; only the shards that hold
+    their grids are opened. None where there are none: the version was made elsewhere, its artifacts were removed, or
+    the workspace's grids are in object storage, from where a shard takes longer than encoding the picture.
     """
     key = key_of_grids(address, workspace)
     if key is None:
@@ -30,7 +34,22 @@ def cached_grids(address: str, workspace: Path) -> GridReader | None:
     store = GridStore(place.grids, Identity.read(identity))
     if store.remote is not None:
         return None
-    rows, damages = store.rows()
+    rows, damages = store.rows(only=_shards_with(digests, identity))
     for damage in damages:
         log.warning(f"{damage}: its pictures are encoded again")
-    return GridReader(store, rows) if rows else None
+    wanted = {digest: rows[digest] for digest in digests if digest in rows}
+    return GridReader(store, wanted) if wanted else None
+
+
+def _shards_with(digests: Collection[str], identity: Path) -> set[int]:
+    """Return the numbers of the shards with these pictures' grids, by the indexes of all artifacts of one identity.
+
+    identity: the file of it in one of the artifacts.
+    """
+    text, wanted = identity.read_bytes(), pc.field("digest").isin(list(digests))
+    numbers: set[int] = set()
+    for other in identity.parent.parent.glob(f"*/{IDENTITY}"):
+        if other.read_bytes() == text:
+            table = pq.read_table(other.with_name(INDEX), columns=["shard"], filters=wanted)
+            numbers |= set(table["shard"].to_pylist())
+    return numbers

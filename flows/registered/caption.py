@@ -92,7 +92,8 @@ def print_captions(
     names = list(pictures.named())
     digests = {digest for _, digest in names if digest is not None}
     row_by_digest: dict[str | None, Row] = {}
-    grids = None if attention is not None else grids_for(captioner, found.address, workspace)
+    grids = None if attention is not None else grids_for(captioner, found.address, workspace, digests)
+    is_drawn = False
     with Bar(len(digests), "captions", "pictures") as bar:
         for made in caption_all(pictures, digests, captioner, grids, decoding, attention is not None):
             row_by_digest |= {row["digest"]: {**row, "alternatives": result.alternatives} for row, result in made}
@@ -100,10 +101,13 @@ def print_captions(
             if attention is not None and made and made[0][1].tokens:
                 [[picture]] = pictures.batches(digests)
                 _draw_attention(picture, made[0][1], captioner, attention)
+                is_drawn = True
     rows = [
         {"picture": name, **_drop_columns(row_by_digest.get(digest, _UNREADABLE), "digest")} for name, digest in names
     ]
     _print(rows, as_json)
+    if attention is not None and not is_drawn and rows[0]["error"] is None:
+        raise AttendError(f"--attention: {attention}: is not written: the caption of {names[0][0]} has no word to draw")
     return sum(row["error"] is not None for row in rows)
 
 
@@ -143,7 +147,7 @@ def write_captions_file(
         known = digests - new
         if new:
             captioner = load_captioner(*found, runtime)
-            grids = grids_for(captioner, found.address, workspace)
+            grids = grids_for(captioner, found.address, workspace, new)
             _caption_new(pictures, new, len(known), captioner, grids, decoding, parts, row_by_digest)
         rows = [
             {
@@ -200,14 +204,17 @@ def _caption_new(
             row_by_digest |= {row["digest"]: row for row in rows}
 
 
-def grids_for(captioner: Any, address: str, workspace: Path) -> GridReader | None:
-    """Return a reader of the grids that this workspace has of photographs, as the captioner's backbone makes them."""
+def grids_for(captioner: Any, address: str, workspace: Path, digests: set[str]) -> GridReader | None:
+    """Return a reader of the grids that this workspace has of these photographs, as the captioner's backbone makes them.
+
+    digests: of the photographs.
+    """
     # Models registered earlier caption photographs alone.
     if takes_grids(captioner.config) or not hasattr(captioner, "from_cached"):
         return None
     from flows.registered.cached_grids import cached_grids
 
-    return cached_grids(address, workspace)
+    return cached_grids(address, workspace, digests)
 
 
 def caption_all(

@@ -80,11 +80,16 @@ def promote_version(workspace: Path, address: str, rule: PromotionRule, on: Conf
 
 
 def force_champion(workspace: Path, address: str) -> str:
-    """Make a version champion, whatever its scores, and return a sentence that says so."""
+    """Make a version champion, whatever its scores and whatever gate refused it, and return a sentence that says so.
+
+    The sentence is kept as the reason for its promotion, with what the gates found.
+    """
     client = tracking.connect(workspace, must_exist=True)
     version = version_of_address(client, address)
+    refusal = version.tags.get(promotion.GATE_REFUSAL)
+    why = f"version {version.version} is champion: by hand" + (f", although {refusal}" if refusal else "")
     with _registry_lock(workspace, version.name):
-        return promotion.make_champion(client, version, f"version {version.version} is champion: by hand")
+        return promotion.make_champion(client, version, why)
 
 
 def roll_back(workspace: Path, model: str) -> str:

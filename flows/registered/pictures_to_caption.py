@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -60,15 +59,7 @@ class PictureFiles:
 
     @cached_property
     def _digests(self) -> dict[Path, str]:
-        digests = Digests(self._digest_store)
-        try:
-            return digests.of(self._files)
-        except OSError:  # a file cannot be read, or was removed after it was listed: leave out those files only
-            readable: dict[Path, str] = {}
-            for file in self._files:
-                with suppress(OSError):
-                    readable |= digests.of([file])
-            return readable
+        return Digests(self._digest_store).of_readable(self._files)[0]
 
     def __len__(self) -> int:
         return len(self._files)

@@ -1,8 +1,12 @@
-"""Ports of this machine."""
+"""Ports of this machine, and servers that answer or do not."""
 
 from __future__ import annotations
 
 import socket
+import urllib.error
+import urllib.request
+
+_SECONDS = 5.0
 
 
 def is_listening(port: int) -> bool:
@@ -10,3 +14,14 @@ def is_listening(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def why_silent(request: str | urllib.request.Request) -> str | None:
+    """Return why no HTTP server answers a request within 5 s; None where one does, also with an error of its own."""
+    try:
+        urllib.request.urlopen(request, timeout=_SECONDS).close()
+    except urllib.error.HTTPError:
+        return None  # it answers; whether it grants access shows in later requests
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "reason", error))
+    return None

@@ -10,7 +10,10 @@ from typing import Any
 
 
 class SqliteCache:
-    """A cache in a file, which is made when the first row is written, and removed where it is damaged."""
+    """A cache in a file, which is made when the first row is written, and removed where it is damaged.
+
+    Its folder is not made: what only looks at a data set leaves no workspace behind.
+    """
 
     def __init__(self, path: Path, *tables: str) -> None:
         """path: the file. tables: name and columns of each, such as `digest (path text primary key, size)`."""
@@ -40,7 +43,6 @@ class SqliteCache:
             connection.executemany(statement, rows)
 
     def _connect(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(self._path, timeout=20)
         for table in self._tables:
             connection.execute(f"create table if not exists {table}")

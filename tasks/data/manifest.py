@@ -306,5 +306,7 @@ def files_by_name(manifest: Path, data: DatasetOptions) -> dict[str, Path]:
 
 def sizes_in_words(counts: Mapping[str, float]) -> str:
     """Return `10 pictures (8 train, 1 dev, 1 test) with 50 captions` for the counts in the ledger of a manifest."""
-    sizes = counted_by_split({split: counts[split] for split in SPLITS if split in counts})
+    by_split = {split: counts[split] for split in SPLITS if split in counts}
+    twice = int(sum(by_split.values()) - counts["pictures"])
+    sizes = counted_by_split(by_split) + (f"; {twice:,} of them in two splits" if twice else "")
     return f"{counted(int(counts['pictures']), 'picture')} ({sizes}) with {counted(int(counts['captions']), 'caption')}"

@@ -133,6 +133,8 @@ def _digests(paths: dict[str, Path], database: Path) -> dict[str, str]:
     """Return the digest of each picture by name. paths: of the pictures, by name."""
     try:
         digests = Digests(database).of(paths.values())
+    except AttendError:
+        raise
     except OSError as error:
         raise AttendError(
             f"{error.filename}: {error.strerror}: change its permissions, or remove its captions"

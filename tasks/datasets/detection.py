@@ -406,7 +406,8 @@ def _of_hugging_face(folder: Path) -> Options:
     """Return the settings of a folder that Hugging Face's `save_to_disk` wrote, by the types of its columns."""
     options: Options = {"adapter": "huggingface", "path": folder}
     described = next(iter(sorted(folder.rglob("dataset_info.json"))), None)
-    features = parse_json(described).get("features") if described is not None else None
+    info = parse_json(described) if described is not None else None
+    features = info.get("features") if isinstance(info, dict) else None
     if not isinstance(features, dict):
         return options
     images = [name for name, kind in features.items() if isinstance(kind, dict) and kind.get("_type") == "Image"]
@@ -419,17 +420,21 @@ def _of_hugging_face(folder: Path) -> Options:
 
 
 def _of_tars(folder: Path) -> Options:
-    """Return the settings of a folder of tar files, by the first sample of the first."""
-    from tasks.datasets.webdataset import samples
+    """Return the settings of a folder of tar files, by the first samples of the first whose .json can be read."""
+    from tasks.datasets.webdataset import json_fields, samples
 
     options: Options = {"adapter": "webdataset", "path": folder}
-    _, members = next(samples(min(folder.glob("*.tar"))), ("", {}))
-    if "txt" in members or "json" not in members:
-        return options
-    fields = json.loads(members["json"])
-    texts = [name for name, value in fields.items() if isinstance(value, str)] if isinstance(fields, dict) else []
-    captions = [name for name in texts if name.lower() in _CAPTION_NAMES]
-    return {**options, "caption_field": captions[0]} if captions else options
+    tar = min(folder.glob("*.tar"))
+    for key, members in itertools.islice(samples(tar), _SAMPLE):
+        if "txt" in members or "json" not in members:
+            break
+        try:
+            fields = json_fields(members, f"{tar}: {key}")
+        except AttendError:  # a row that is not valid, which is reported when the rows are read
+            continue
+        texts = [name for name, value in fields.items() if isinstance(value, str) and name.lower() in _CAPTION_NAMES]
+        return {**options, "caption_field": texts[0]} if texts else options
+    return options
 
 
 def _pictures_by_suffix(folder: Path) -> tuple[Counter[str], Counter[str]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,6 +19,12 @@ from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.formats import Format
 
 _OF_THE_WHOLE = ("dev_share", "test_share", "on_error", "near_duplicates")
+# A setting of one source in a message; not a file such as /photos/data.images.
+_OWN_FIELD = re.compile(
+    r"(?<![\w./])data\.("
+    + "|".join(sorted({name for kind in get_args(Format) for name in kind.model_fields} - {*_OF_THE_WHOLE, "adapter"}))
+    + r")\b"
+)
 
 
 class Sources(DatasetOptions):
@@ -89,9 +96,11 @@ class Sources(DatasetOptions):
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         for name, source in self.sources.items():
-            with in_source(f"{name}/"):
+            prefix, before = f"{name}/", len(faults.found)
+            with in_source(prefix):
                 for row in source.rows(generated / name, faults):
-                    yield replace(row, name=f"{name}/{row.name}", split=row.split or source.split)
+                    yield replace(row, name=f"{prefix}{row.name}", split=row.split or source.split)
+            faults.found[before:] = [_with_source(prefix, fault) for fault in faults.found[before:]]
 
 
 @contextlib.contextmanager
@@ -100,6 +109,12 @@ def in_source(prefix: str) -> Iterator[None]:
     try:
         yield
     except AttendError as error:
-        if not prefix or not str(error).startswith("data."):
+        named = _with_source(prefix, str(error))
+        if named == str(error):
             raise
-        raise type(error)(f"data.sources.{prefix[:-1]}.{str(error).removeprefix('data.')}") from None
+        raise type(error)(named) from None
+
+
+def _with_source(prefix: str, message: str) -> str:
+    """Return a message that names the settings of a source as those of `data.sources`."""
+    return _OWN_FIELD.sub(rf"data.sources.{prefix[:-1]}.\1", message) if prefix else message

@@ -50,7 +50,7 @@ class WebDataset(UnpackedOptions):
         picture_suffix = next((suffix for suffix in members if f".{suffix}" in PICTURE_SUFFIXES), None)
         if picture_suffix is None:
             raise AttendError(f"{where}: has no picture among its files ({', '.join(sorted(members))})")
-        fields = _json_fields(members, where) if self.caption_field or self.split_field else {}
+        fields = json_fields(members, where) if self.caption_field or self.split_field else {}
         if self.caption_field:
             text = needs_text(fields.get(self.caption_field), f"{where}.json", self.caption_field)
         elif "txt" in members:
@@ -98,7 +98,8 @@ def samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
         yield key, members
 
 
-def _json_fields(members: dict[str, bytes], where: str) -> dict[str, object]:
+def json_fields(members: dict[str, bytes], where: str) -> dict[str, object]:
+    """Return the object in a sample's .json; raise AttendError where it has none. where: the sample, for messages."""
     if "json" not in members:
         raise AttendError(f"{where}: has no .json, which data.caption_field or data.split_field reads")
     fields = parse_text(members["json"], f"{where}.json")

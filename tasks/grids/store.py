@@ -172,16 +172,19 @@ class GridStore:
         """Return the Parquet indexes of the published shards, ordered by number."""
         return sorted(self.folder.glob("shard-*.parquet"), key=_shard_number)
 
-    def rows(self, without: Collection[int] = ()) -> tuple[dict[str, Row], list[str]]:
+    def rows(
+        self, without: Collection[int] = (), only: Collection[int] | None = None
+    ) -> tuple[dict[str, Row], list[str]]:
         """Return digest -> row of all intact shards, and a message for each of the others.
 
-        without: numbers of shards to leave out.
+        without: numbers of shards to leave out. only: numbers of the shards to read; None for all.
         """
         rows: dict[str, Row] = {}
         damages = []
         remote_files = self._remote_files()
         for index in self.indexes():
-            if _shard_number(index) in without:
+            number = _shard_number(index)
+            if number in without or (only is not None and number not in only):
                 continue
             try:
                 shard = read_shard(index)

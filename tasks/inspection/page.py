@@ -30,8 +30,8 @@ _SHOWN = 24  # findings of a kind
 _KINDS = {
     DOUBTFUL: (
         "Captions that probably belong to another picture",
-        "The trained model finds the words of such a caption much less likely for this picture than those of the "
-        "picture's other captions. Some are right and only unusual: look before you change them.",
+        "To the trained model, this picture makes the words of such a caption hardly likelier than an average picture "
+        "does. Some are right and only unusual: look before you change them.",
     ),
     ALIKE: (
         "Pictures that the backbone can hardly tell apart",

@@ -38,29 +38,43 @@ class Digests:
 
         Raises OSError if a file cannot be read, one that is a TransientError too if it is gone.
         """
+        digests, errors = self.of_readable(paths)
+        if errors:
+            raise errors[0]
+        return digests
+
+    def of_readable(self, paths: Iterable[Path]) -> tuple[dict[Path, str], list[OSError]]:
+        """Return the digest of each path that can be read, and an error for each of the others."""
         requested, settled = list(paths), _settled_before()
         cached = self._cached(requested)
         digests: dict[Path, str] = {}
         unknown: list[tuple[Path, int, int]] = []
+        errors: list[OSError] = []
         for path in requested:
             try:
                 stat = path.stat()
-            except FileNotFoundError:
-                raise TransientError(f"{path}: is gone since its folder was listed: run again") from None
+            except OSError as error:
+                errors.append(_named(error, path))
+                continue
             entry = cached.get(_text(path))
             if entry is not None and entry[:2] == (stat.st_size, stat.st_mtime_ns):
                 digests[path] = entry[2]
             else:
                 unknown.append((path, stat.st_size, stat.st_mtime_ns))
         if unknown:
-            computed = map_in_threads(digest_of_file, [path for path, _, _ in unknown])
+            computed = map_in_threads(_digest_or_error, [path for path, _, _ in unknown])
             if len(unknown) >= 10_000:
                 computed = track(computed, total=len(unknown), label="hashing pictures")
-            fresh = dict(zip((path for path, _, _ in unknown), computed, strict=True))
-            rows = [(_text(path), size, mtime, fresh[path]) for path, size, mtime in unknown if mtime < settled]
+            rows = []
+            for (path, size, mtime), found in zip(unknown, computed, strict=True):
+                if isinstance(found, OSError):
+                    errors.append(found)
+                    continue
+                digests[path] = found
+                if mtime < settled:
+                    rows.append((_text(path), size, mtime, found))
             self._cache.write("insert or replace into digest values (?, ?, ?, ?)", rows)
-            digests |= fresh
-        return digests
+        return digests, errors
 
     def of_pictures(self, folder: Path, pictures: list[PictureFile]) -> str:
         """Return one digest of the names and contents of all pictures of a folder, as `find_pictures` lists them.
@@ -91,6 +105,21 @@ class Digests:
         else:
             rows = self._cache.read("select path, size, mtime_ns, sha256 from digest", [()])
         return {path: (size, mtime, digest) for path, size, mtime, digest in rows}
+
+
+def _digest_or_error(path: Path) -> str | OSError:
+    """Return the digest of a file, or why it cannot be read."""
+    try:
+        return digest_of_file(path)
+    except OSError as error:
+        return _named(error, path)
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    """Return the error that names the file; a TransientError where the file is gone."""
+    if isinstance(error, FileNotFoundError):
+        return TransientError(f"{path}: is gone since its folder was listed: run again")
+    return error
 
 
 def _text(path: Path) -> str:

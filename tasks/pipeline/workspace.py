@@ -266,7 +266,7 @@ class Workspace:
 
     def remember(self, run: str, stage: str, key: str, done: bool) -> None:
         """Record the key on which a stage of this run works or, if `done`, has finished; it then works on no other."""
-        with self.lock(f"run-{run}"):
+        with self.lock(f"record-{run}"):
             recent = self.last_run(run)
             before = asdict(recent)
             if done:
@@ -295,7 +295,7 @@ class Workspace:
 
     def forget_other_stages(self, run: str, stages: Collection[str]) -> None:
         """Forget the keys of all stages but these, which are those of the finished run: it needs no other artifacts."""
-        with self.lock(f"run-{run}"):
+        with self.lock(f"record-{run}"):
             recent = self.last_run(run)
             obsolete = (recent.done.keys() | recent.begun.keys()) - set(stages)
             for stage in obsolete:
@@ -326,6 +326,7 @@ class Workspace:
     def lock(self, name: str, doing: str | None = None, by: str = "another run is working on it") -> Iterator[None]:
         """Hold the lock `name` for the length of the block, after waiting for any other process that holds it.
 
+        name: what is locked, a word without `-`, and after a `-` which one: so no two names of runs or models collide.
         doing, by: what waits, and what it waits for, in a message that is logged if waiting is necessary; without
         `doing`, no message is logged. The kernel frees the lock when its holder dies, however it dies.
         """

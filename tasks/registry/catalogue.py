@@ -13,7 +13,7 @@ from tasks.common.errors import AttendError
 from tasks.common.wording import minute
 from tasks.evaluation.report import REPORT
 from tasks.registry import tracking
-from tasks.registry.versions import EVALUATION, address_of, number, scores_of, version_of_address
+from tasks.registry.versions import EVALUATION, address_of, number, registered_models, scores_of, version_of_address
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -35,7 +35,7 @@ class CataloguedVersion:
 def all_versions(workspace: Path, name: str | None = None) -> list[CataloguedVersion]:
     """Return the versions of all registered models, or of one, newest first. Raises AttendError for an unknown name."""
     client = tracking.connect(workspace, must_exist=True)
-    names = [model.name for model in client.search_registered_models()]
+    names = [model.name for model in registered_models(client)]
     if name is not None and name not in names:
         raise AttendError(f"{name}: no such model; registered: {', '.join(sorted(names)) or 'none'}")
     found = []

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import filelock
 
+from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
 from tasks.common.log import log
 from tasks.evaluation.score_record import ScoreRecord, confidence_figures
@@ -25,6 +26,7 @@ from tasks.registry.tracking import connect, flush_location, is_embedded, local_
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Experiment
     from mlflow.entities.model_registry import ModelVersion
 
 TRAIN_KEY = "attend.train_key"
@@ -46,6 +48,7 @@ def get_or_create_experiment(client: MlflowClient, workspace: Path, name: str) -
         embedded = tracking_uri(workspace).startswith("sqlite:")
         location = (workspace / "mlartifacts" / name).absolute() if embedded else None
         if experiment is not None:
+            _require_active(experiment, workspace)
             earlier = local_folder(str(experiment.artifact_location))
             is_here = location is None or earlier is None or earlier.resolve() == location.resolve()
             if is_here or not is_embedded():
@@ -53,6 +56,23 @@ def get_or_create_experiment(client: MlflowClient, workspace: Path, name: str) -
             # The workspace was moved or copied. MLflow would go on writing to where it was.
             client.rename_experiment(experiment.experiment_id, f"{name} (files in {earlier})")
         return str(client.create_experiment(name, artifact_location=None if location is None else location.as_uri()))
+
+
+def check_experiment(workspace: Path, name: str) -> None:
+    """Raise AttendError where the experiment of this name is deleted: MLflow logs nothing to it, nor makes another."""
+    experiment = connect(workspace).get_experiment_by_name(name)
+    if experiment is not None:
+        _require_active(experiment, workspace)
+
+
+def _require_active(experiment: Experiment, workspace: Path) -> None:
+    if experiment.lifecycle_stage != "active":
+        number, store = experiment.experiment_id, shown_tracking_uri(workspace)
+        raise AttendError(
+            f"MLflow's experiment {experiment.name!r} (id {number}) in {store} is deleted: restore it with "
+            f"`MLFLOW_TRACKING_URI={store} mlflow experiments restore --experiment-id {number}`, or set registry.model "
+            "to another name"
+        )
 
 
 class TrainingLog:
@@ -163,7 +183,7 @@ def log_scores_of_evaluation(
 ) -> str:
     """Log the scores of one evaluation in a child of the training's run: a training may be evaluated in several ways.
 
-    evaluation: its name, which is also that of its folder in the training's run. model_id: of the logged model.
+    The training's run itself gets those of the evaluation that was logged last. evaluation: its name, which is also that of its folder in the training's run. model_id: of the logged model.
     pictures: those that were captioned. Returns the run's id.
     """
     experiment = log.client.get_run(log.run_id).info.experiment_id
@@ -174,6 +194,7 @@ def log_scores_of_evaluation(
     run_id = str(run.info.run_id)
     log_model_scores(log.client, run_id, {**scores["scores"], **confidence_figures(scores)}, model_id, pictures)
     log.client.set_terminated(run_id)
+    log_scores(log.client, log.run_id, scores["scores"])  # by which trainings are sorted in MLflow's pages
     return run_id
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import logging
 import os
-import urllib.error
 import urllib.request
 import warnings
 from pathlib import Path
@@ -15,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from tasks.common.errors import AttendError
 from tasks.common.files import flush_all
 from tasks.common.object_storage import Remote
+from tasks.common.ports import why_silent
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.embedded_store import DATABASE, prepare_database
@@ -184,16 +184,12 @@ def _check_server(uri: str) -> None:
     request = urllib.request.Request(f"{parts.scheme}://{host}{parts.path.rstrip('/')}/health")
     if credentials:  # urllib does not take them from the address
         request.add_header("Authorization", f"Basic {base64.b64encode(unquote(credentials).encode()).decode()}")
-    try:
-        urllib.request.urlopen(request, timeout=5).close()
-    except urllib.error.HTTPError:
-        pass  # it answers; whether it grants access shows in later requests
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+    reason = why_silent(request)
+    if reason is not None:
         raise AttendError(
             f"MLFLOW_TRACKING_URI: the MLflow server {shown} does not answer ({reason}): start it, or unset the "
             "variable to use the store in the workspace"
-        ) from None
+        )
 
 
 def run_page_url(store: str, run_id: str) -> str | None:

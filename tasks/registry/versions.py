@@ -20,7 +20,7 @@ from tasks.registry.store_answers import ask
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
-    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
     from tasks.evaluation.report import EarlierVersion
 
@@ -177,15 +177,20 @@ def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifa
 
 
 def known_pictures(client: MlflowClient, version: ModelVersion, folder: Path) -> set[str] | None:
-    """Return the digests of the pictures that a version was made from; None where its run does not say."""
+    """Return the digests of the pictures that a version was made from; None where its run is gone or does not say."""
     import pyarrow.parquet as pq
+    from mlflow.exceptions import MlflowException
 
     evaluation = version.tags.get(EVALUATION)
     name = f"{evaluation}/{PICTURES}"
-    if evaluation is None or name not in [item.path for item in client.list_artifacts(str(version.run_id), evaluation)]:
-        return None  # another program registered it, or an earlier version of attend
-    folder.mkdir(parents=True, exist_ok=True)
-    path = client.download_artifacts(str(version.run_id), name, str(folder))
+    try:
+        if evaluation is None or name not in [item.path for item in client.list_artifacts(str(version.run_id), evaluation)]:
+            return None  # another program registered it, or an earlier version of attend
+        folder.mkdir(parents=True, exist_ok=True)
+        path = client.download_artifacts(str(version.run_id), name, str(folder))
+    except MlflowException as error:
+        log.warning(f"{address_of(version)}: its run cannot be read ({error}): what is new since it is not known")
+        return None
     return set(pq.read_table(path, columns=["digest"])["digest"].to_pylist())
 
 
@@ -224,6 +229,23 @@ def find(model: str | None, workspace: Path) -> Registered:
     if files is None or not (files / BUNDLE / LOADER).is_file():
         tracking.connect(workspace, must_exist=True)  # MLflow loads it, from the store that it is told of here
     return Registered(str(address), files)
+
+
+def aliases_of(workspace: Path, model: str) -> dict[str, str]:
+    """Return the number of the version that has each alias of a model now; empty where there is no such model."""
+
+    def answer() -> dict[str, str]:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            aliases = tracking.connect(workspace, must_exist=True).get_registered_model(model).aliases
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return {}
+        return {alias: str(version) for alias, version in aliases.items()}
+
+    return ask(workspace, f"aliases of {model}", answer) if tracking.is_embedded() else answer()
 
 
 def key_of_grids(address: str, workspace: Path) -> str | None:
@@ -302,7 +324,19 @@ def default_champion(client: MlflowClient, workspace: Path) -> str:
 
 def _names(client: MlflowClient) -> list[str]:
     """Return the names of all registered models, the latest updated first."""
-    return [model.name for model in client.search_registered_models(order_by=["last_updated_timestamp DESC"])]
+    return [model.name for model in registered_models(client, ["last_updated_timestamp DESC"])]
+
+
+def registered_models(client: MlflowClient, order_by: list[str] | None = None) -> list[RegisteredModel]:
+    """Return all registered models, of which MLflow gives a hundred at a time."""
+    found: list[RegisteredModel] = []
+    token = None
+    while True:
+        page = client.search_registered_models(order_by=order_by, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
 
 
 def _fixed_model(workspace: Path) -> str | None:

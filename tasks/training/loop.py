@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from models.decoders.base import Decoder
 from models.graphs import Replayed
+from models.memory import is_out_of_memory
 from tasks.common.errors import AttendError
 from tasks.common.files import write_whole
 from tasks.common.log import log
@@ -392,10 +393,16 @@ class TrainingLoop:
         path = self.out / _CHECKPOINT
         if not path.exists():
             return None
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch's reader raises various errors for a damaged file
+            if is_out_of_memory(error):
+                raise
+            log.warning(f"{self.name}: {path}: the checkpoint is damaged: the training begins again")
+            return None
         damage = self.kept_weights.damage(state["kept_digests"])
         if damage is not None:
-            log.warning(f"{self.name}: {damage}: the training begins anew")
+            log.warning(f"{self.name}: {damage}: the training begins again")
             return None
         return state
 

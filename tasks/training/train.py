@@ -7,9 +7,10 @@ and history.parquet with one row per epoch. A killed run resumes from its last c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from tasks.common.log import log
 from tasks.common.section import Section
 from tasks.config.decoder import DecoderConfig
 from tasks.config.schema import Config
@@ -23,6 +24,11 @@ from tasks.pipeline.stage import Hooks, Product, Stage, Work
 
 if TYPE_CHECKING:
     from tasks.training.fit_decoder import FitInputs
+
+_NO_CHAMPION = (
+    "training.start_from: the model has no champion, so training starts from the beginning: `attend models list` shows "
+    "its versions, and `attend models promote VERSION --force` makes one champion"
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -86,9 +92,14 @@ class Trained(TrainedDecoder):
 
         sources = self.sources(work)
         start = hooks.champion() if self.training.start_from == "champion" else None
+        notes = []
         if start is not None:
             check_backbone(start, self.grids.grids)
-        return fit_decoder(self.decoder, self.training, self.machine, sources, work.out, hooks.epoch_done, start)
+        elif self.training.start_from is not None:
+            notes = [_NO_CHAMPION]
+            log.warning(_NO_CHAMPION)
+        outcome = fit_decoder(self.decoder, self.training, self.machine, sources, work.out, hooks.epoch_done, start)
+        return replace(outcome, notes=[*notes, *outcome.notes])
 
 
 def train(config: Config, grids: Grids, views: Views | None, captions: Captions, suffix: str = "") -> Trained:

@@ -166,6 +166,7 @@
     for (const id of ["accept", "edit", "reject", "skip", "none"]) at(id).hidden = !view;
     at("finished").hidden = Boolean(view);
     if (!view) {
+      at("state").textContent = "\u00a0"; // of the last photograph
       at("finished").textContent = left
         ? "Others have the last ones. What they leave comes here, ten minutes after they were heard of last."
         : "All looked at: thank you.";
