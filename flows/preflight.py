@@ -319,8 +319,8 @@ def _workspace_faults(config: Config) -> Iterator[str]:
             pass
     except OSError as error:
         yield (
-            f"machine.workspace: {config.workspace}: {folder} cannot be written ({error.strerror}): use another folder, "
-            "or change its permissions"
+            f"machine.workspace: {config.workspace}: {folder} cannot be written ({error.strerror}): use another "
+            "folder, or change its permissions"
         )
         return
     free = shutil.disk_usage(folder).free

@@ -22,6 +22,8 @@ def as_float16(values: npt.ArrayLike) -> npt.NDArray[np.float16]:
 
 def read_grid(data: bytes, shape: Sequence[int]) -> npt.NDArray[np.float16]:
     """Return the grid in a .npy file, float16 of this shape (h, w, C); ValueError where it holds another or none."""
+    if not data.startswith(b"\x93NUMPY"):
+        raise ValueError(f"is no .npy file: this model takes grids of floats of shape {tuple(shape)}, not photographs")
     if len(data) > _MOST_BYTES:
         raise ValueError(f"has {len(data):,} bytes, over the limit of {_MOST_BYTES:,}")
     try:

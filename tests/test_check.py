@@ -149,14 +149,26 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ("grids", "tuning", "told"),
     [
         ({"backbone": "timm:resnet18", "weights": "random:0"}, None, ""),
-        ({"backbone": "timm:resnet81", "weights": "random:0"}, None, "grids.backbone: unknown backbone 'timm:resnet81'"),
+        (
+            {"backbone": "timm:resnet81", "weights": "random:0"},
+            None,
+            "grids.backbone: unknown backbone 'timm:resnet81'",
+        ),
         ({"backbone": "timm:resnet18.no_such_tag", "weights": "timm:pretrained"}, None, "grids.backbone: unknown back"),
         ({"backbone": "timm:vit_tiny_patch16_224", "weights": "random:0"}, None, "grids.image_size: timm:vit_tiny_pa"),
-        ({"backbone": "torchvision:vit_b_32", "weights": "random:0"}, None, "grids.image_size: torchvision:vit_b_32 ta"),
+        (
+            {"backbone": "torchvision:vit_b_32", "weights": "random:0"},
+            None,
+            "grids.image_size: torchvision:vit_b_32 ta",
+        ),
         ({"backbone": "timm:resnet18.a1_in1k", "weights": "timm:pretrained"}, None, "cannot be downloaded from https:"),
         ({"backbone": "timm:resnet18", "weights": "timm:pretrained"}, None, "name the weights' tag"),
         ({"backbone": "timm:resnet18", "weights": "random:0"}, 5, "has 4 blocks: block 5 cannot be tuned"),
-        ({"backbone": "timm:convnext_atto", "weights": "random:0"}, 5, "tuning that changes nothing: give a block from"),
+        (
+            {"backbone": "timm:convnext_atto", "weights": "random:0"},
+            5,
+            "tuning that changes nothing: give a block from",
+        ),
         ({"backbone": "timm:convnext_atto", "weights": "random:0"}, 4, ""),
     ],
 )

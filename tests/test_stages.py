@@ -365,7 +365,9 @@ def test_no_decoder_learns_to_end_where_a_caption_was_cut(workspace: Path) -> No
     made = artifacts(config, "tensorise")
     stored = pq.read_table(made["tensorise"].path / CAPTIONS).to_pylist()
     words = tokeniser(config.captions.tokeniser)
-    texts = {picture.digest: picture.captions for split in SPLITS for picture in read_pictures(made["ingest"].path, split)}
+    texts = {
+        picture.digest: picture.captions for split in SPLITS for picture in read_pictures(made["ingest"].path, split)
+    }
     for digest, rows in itertools.groupby(stored, key=lambda row: str(row["digest"])):
         assert [row["cut"] for row in rows] == [len(words(text)) > 5 for text in texts[digest]]
     assert all(END in row["tokens"] for row in stored)

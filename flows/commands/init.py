@@ -176,7 +176,9 @@ def _tell(found: Survey, shares: dict[str, float]) -> None:
     each = found.captions / len(rows)
     more = "" if found.whole else " (the first; there are more)"
     different = "" if found.distinct == len(rows) else f" ({found.distinct:,} different: some are the same file twice)"
-    typer.echo(f"  {counted(len(rows), 'picture')}{different} with {counted(found.captions, 'caption')}, {each:.1f} each{more}")
+    typer.echo(
+        f"  {counted(len(rows), 'picture')}{different} with {counted(found.captions, 'caption')}, {each:.1f} each{more}"
+    )
     sizes = counted_by_split(found.sizes)
     if not found.whole:
         typer.echo("  how all of them are divided is known once the first run has unpacked them")

@@ -130,7 +130,9 @@ def promote(
         ),
     ] = None,
     on: _On = None,
-    force: Annotated[bool, typer.Option("--force", help="promote it without a comparison, also one that a gate refused")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="promote it without a comparison, also one that a gate refused")
+    ] = False,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
     """Make a version the champion if it beats the present champion in a paired bootstrap test."""

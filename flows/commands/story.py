@@ -82,7 +82,7 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
         report = made["register"].path / REPORT
         if report.is_file():
             yield f"report:  {short(report)}"
-        elif config.shows_photographs:
+        else:
             yield f"report:  {program()} models report {registration['uri']}"
         yield from _inspection(made["register"])
         champion = aliases_of(config.workspace, registration["model"]).get("champion")
@@ -99,7 +99,8 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
         yield f"page:    {short(page)}"
     option = workspace_option(config)
     if "register" in made:
-        commands = (f"{program()} {command}{option}" for command in ("caption PICTURE", "serve", "ui"))
+        given = "GRID.npy" if config.encoding is None else "PICTURE"
+        commands = (f"{program()} {command}{option}" for command in (f"caption {given}", "serve", "ui"))
         yield f"next:    {'; '.join(commands)}"
     else:
         yield f"next:    {run_again}"

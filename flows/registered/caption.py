@@ -205,9 +205,9 @@ def _caption_new(
 
 
 def grids_for(captioner: Any, address: str, workspace: Path, digests: set[str]) -> GridReader | None:
-    """Return a reader of the grids that this workspace has of these photographs, as the captioner's backbone makes them.
+    """Return a reader of the grids that this workspace has of photographs, as the captioner's backbone makes them.
 
-    digests: of the photographs.
+    digests: of the photographs that are wanted.
     """
     # Models registered earlier caption photographs alone.
     if takes_grids(captioner.config) or not hasattr(captioner, "from_cached"):

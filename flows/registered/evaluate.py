@@ -99,7 +99,7 @@ def _score(
     predictions = out / PREDICTIONS
     scores = rescore(captioner, name, manifest, config.data, vocabulary, config.evaluation, predictions)
     write_scores(scores, out)
-    if config.data.has_grids or takes_grids(captioner.config):
+    if config.data.has_grids != takes_grids(captioner.config):  # it reads no files of this data set
         return scores
     write_report(
         out / REPORT,
@@ -108,6 +108,7 @@ def _score(
         predictions,
         captioner,
         files_by_digest(manifest.path, config.data),
+        None,
         config.evaluation.decoding(),
         earlier=earlier_versions(client, version.name, scores),
     )

@@ -70,7 +70,9 @@ def questions_of(options: QueueOptions) -> Queue:
     wanted = files.keys() - known
     unread = len(pictures) - sum(digest is not None for _, digest in pictures.named())
     with Bar(len(wanted), "captions", "pictures") as bar:
-        for made in caption_all(pictures, wanted, captioner, grids_for(captioner, found.address, workspace, wanted), None):
+        for made in caption_all(
+            pictures, wanted, captioner, grids_for(captioner, found.address, workspace, wanted), None
+        ):
             for row, result in made:
                 _, name = files[row["digest"]]
                 if row["error"] is None:

@@ -141,7 +141,9 @@ class Backbone(nn.Module):
         )
         for weight in frozen:
             weight.requires_grad_(False)
-        return {name: weight for (name, weight), found in zip(weights.items(), gradients, strict=True) if found is not None}
+        return {
+            name: weight for (name, weight), found in zip(weights.items(), gradients, strict=True) if found is not None
+        }
 
     def unfreeze(self, first_block: int, size: int) -> list[nn.Parameter]:
         """Make the weights of `tunable` trainable, and return them; ValueError if there are none.

@@ -164,11 +164,6 @@ class Config(Checked):
             )
 
     @property
-    def shows_photographs(self) -> bool:
-        """Return whether a report can show photographs: there are some, and the captioner takes them."""
-        return not self.data.has_grids and self.encoding is not None
-
-    @property
     def encoding(self) -> GridsConfig | None:
         """Return how the registered model encodes photographs; None where it takes grids in place of them."""
         if self.grids.backbone != "imported":

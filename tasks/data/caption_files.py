@@ -126,7 +126,7 @@ def _settings(captions: CaptionsConfig) -> dict[str, Any]:
 
 
 def read_captions(folder: Path, split: str) -> list[CaptionedPicture]:
-    """Return the pictures of a split, ordered by digest, each with all its captions, those that were cut without END."""
+    """Return the pictures of a split, ordered by digest, each with its captions, those that were cut without END."""
     table = pq.read_table(folder / CAPTIONS, filters=[("split", "=", split)])
     tokens = table.column("tokens").combine_chunks()
     length = tokens.type.list_size

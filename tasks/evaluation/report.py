@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
+from models.captioned import key_of_digest
 from models.options import Decoding
 from models.photographs import decode, seen
 from models.vocabulary import WORD_END
@@ -24,6 +26,7 @@ from tasks.evaluation.caption_and_score import describe_leak, read_predictions
 from tasks.evaluation.page_files import page_file
 from tasks.evaluation.score_record import JudgedConfidence, ScoreRecord, confidence_lines
 from tasks.grids.photograph_batches import read_photograph
+from tasks.grids.reader import GridReader
 from tasks.metrics import ScoredCaption
 from tasks.metrics.bleu import sentence_bleu4
 from tasks.metrics.bootstrap import ScoreComparison
@@ -32,6 +35,7 @@ REPORT = "report.html"
 _GROUP_SIZE = 16  # pictures shown as cards per group
 _MAX_ROWS = 2000  # captions listed; with the cards the page stays below 5 MB
 _MAX_SIDE = 240  # longest side of a photograph on a card, px
+_PLAIN = torch.full((3, _MAX_SIDE, _MAX_SIDE), 128, dtype=torch.uint8)  # in place of a photograph
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ def write_report(
     predictions: Path,
     captioner: Any,
     files: Mapping[str, Path],
+    grids: GridReader | None,
     decoding: Decoding,
     history: Sequence[dict[str, float]] = (),
     compared: Iterable[ComparedModel] = (),
@@ -74,7 +79,8 @@ def write_report(
     """Write the report of an evaluation as an HTML page.
 
     result: the contents of scores.json. predictions: the file of captions that were scored. captioner: the bundle's,
-    for the attention maps. files: digest -> photograph. decoding: the settings that the captions were decoded with.
+    for the attention maps. files: digest -> photograph, or the .npy file of a grid. grids: those that the captioner
+    reads where it does not read such files; else None. decoding: the settings that the captions were decoded with.
     history: rows of history.parquet; without them the plot of the training is left out. compared: other models on the
     same pictures. earlier: the scores of earlier versions.
     """
@@ -97,7 +103,8 @@ def write_report(
         "language": " ".join(filter(None, [_language(result["language"], len(corpus)), describe_leak(result)])),
         "attends": captioner.attends,
         "groups": groups,
-        "cards": _cards(on_cards, captioner, files, decoding),
+        "shows": not any(_is_grid(path) for path in files.values()),
+        "cards": _cards(on_cards, captioner, files, grids, decoding),
         "rows": [
             [" ".join(corpus[digest].caption), [" ".join(words) for words in corpus[digest].references], bleu[digest]]
             for digest in listed
@@ -169,17 +176,30 @@ class _Card(TypedDict):
     side: list[int]
 
 
-def _cards(digests: Sequence[str], captioner: Any, files: Mapping[str, Path], decoding: Decoding) -> dict[str, _Card]:
-    """Return digest -> the data of its card: the photograph, the tokens and their attention maps.
+def _cards(
+    digests: Sequence[str],
+    captioner: Any,
+    files: Mapping[str, Path],
+    grids: GridReader | None,
+    decoding: Decoding,
+) -> dict[str, _Card]:
+    """Return digest -> the data of its card: the photograph or a plain square, the tokens and their attention maps.
 
     Photographs are JPEG and maps uint8 (words, h, w), both in base64. A map is scaled so that its greatest weight is
     255.
     """
-    photographs = [read_photograph(digest, files[digest]) for digest in digests]
-    captioned = captioner.caption(photographs, attention=captioner.attends, **vars(decoding))
+    contents = [read_photograph(digest, files[digest]) for digest in digests]
+    settings = {"attention": captioner.attends, **vars(decoding)}
+    if grids is None:
+        captioned = captioner.caption(contents, **settings)
+    else:
+        captioned = captioner.from_cached(
+            grids.read(digests), [key_of_digest(digest) for digest in digests], **settings
+        )
+    fit = captioner.config["backbone"].get("fit", "squash")  # of grids it is not known
     cards: dict[str, _Card] = {}
-    for row, (digest, photograph, item) in enumerate(zip(digests, photographs, captioned, strict=True)):
-        jpeg, width, height = thumbnail(seen(decode(photograph), captioner.config["backbone"]["fit"]))
+    for row, (digest, content, item) in enumerate(zip(digests, contents, captioned, strict=True)):
+        jpeg, width, height = thumbnail(_PLAIN if _is_grid(files[digest]) else seen(decode(content), fit))
         maps, side = b"", (0, 0)
         if item.attention is not None and len(item.attention):
             weights = np.asarray(item.attention)  # models registered earlier give a tensor
@@ -197,6 +217,11 @@ def _cards(digests: Sequence[str], captioner: Any, files: Mapping[str, Path], de
             "side": list(side),
         }
     return cards
+
+
+def _is_grid(path: Path) -> bool:
+    """Return whether a data set's file is a grid in place of a photograph."""
+    return path.suffix == ".npy"
 
 
 def thumbnail(pixels: Tensor) -> tuple[str, int, int]:

@@ -72,8 +72,13 @@ def write_version_report(workspace: Path, address: str, out: Path) -> None:
     client = tracking.connect(workspace, must_exist=True)
     try:
         write_report_of(client, version_of_address(client, address), out)
-    except (MlflowException, LookupError) as error:
-        raise AttendError(f"{address}: its report cannot be read from MLflow: {error}") from None
+    except LookupError as error:
+        raise AttendError(f"{address}: has no report: {error}") from None
+    except MlflowException as error:
+        raise AttendError(
+            f"{address}: MLflow does not give its report, and may have lost the files of its run "
+            f"({' '.join(str(error).split())[:120]}): train and register it again with `attend run`"
+        ) from None
     except OSError as error:
         raise AttendError(f"{out}: {error.strerror or error}: give another file with --out") from None
 

@@ -14,6 +14,7 @@ from tasks.data.manifest import MANIFEST, files_by_digest
 from tasks.evaluation.caption_and_score import PREDICTIONS, describe_pictures
 from tasks.evaluation.report import REPORT, ComparedModel, EarlierVersion, write_report
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
+from tasks.grids.index import open_grids
 from tasks.registry.bundle import make_captioner
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.lineage import log_pictures, pictures_of
@@ -30,8 +31,7 @@ _LOGGED = "attend.logged"  # tag of a training's run: the evaluations whose file
 def log_unregistered(config: Config, artifacts: CaptionerArtifacts, params: dict[str, Any]) -> None:
     """Log an evaluated training that is not registered, unless it is logged already.
 
-    artifacts: what the captioner is made from. params: the parameters of the training's run. Of grids without
-    photographs there is no report.
+    artifacts: what the captioner is made from. params: the parameters of the training's run.
     """
     scores, evaluation = read_scores(artifacts.scores.path), evaluation_name(artifacts)
     with training_log(config.workspace, config.registry.model, artifacts.decoder.ledger.key, params) as log:
@@ -41,10 +41,9 @@ def log_unregistered(config: Config, artifacts: CaptionerArtifacts, params: dict
         for row in pq.read_table(artifacts.decoder.path / HISTORY).to_pylist():
             log.epoch(row)
         log_files(log, artifacts)
-        if config.shows_photographs:
-            captioner = make_captioner(config, artifacts)
-            with tempfile.TemporaryDirectory(prefix="attend-report-") as scratch:
-                log_report(log, captioner, config, artifacts, scores, [], [], Path(scratch))
+        captioner = make_captioner(config, artifacts)
+        with tempfile.TemporaryDirectory(prefix="attend-report-") as scratch:
+            log_report(log, captioner, config, artifacts, scores, [], [], Path(scratch))
         log_data_and_scores(log, config, artifacts, scores, None)
         flush_run(log.client, log.run_id)
         log.client.set_tag(log.run_id, _LOGGED, " ".join([*done, evaluation]))
@@ -87,6 +86,7 @@ def log_report(
     scratch: Path,
 ) -> None:
     """Write the evaluation's report and log it in the training's run."""
+    reads_others = config.data.has_grids != captioner.takes_grids  # photographs, of grids, or the reverse
     write_report(
         scratch / REPORT,
         f"{log.client.get_run(log.run_id).info.run_name}: {describe_pictures(scores)}",
@@ -94,6 +94,7 @@ def log_report(
         artifacts.scores.path / PREDICTIONS,
         captioner,
         files_by_digest(artifacts.manifest.path, config.data),
+        open_grids(artifacts.grids, config.machine) if reads_others else None,
         config.evaluation.decoding(),
         pq.read_table(artifacts.decoder.path / HISTORY).to_pylist(),
         rivals,

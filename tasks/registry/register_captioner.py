@@ -159,8 +159,7 @@ def _bundle_and_register(
     for file in (FINDINGS, INSPECTION, PAGE):
         log.client.log_artifact(log.run_id, str(work.out / file), evaluation_name(artifacts))
     earlier = earlier_versions(log.client, model, scores)
-    if config.shows_photographs:
-        log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
+    log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
     drop_unregistered(log, model)
     libraries = ["timm"] if captioner.config["backbone"]["name"].startswith("timm:") else []
     libraries += ["onnxruntime"] if len(bundles) > 1 else []
@@ -292,6 +291,6 @@ def _inspect(config: Config, artifacts: CaptionerArtifacts, known: set[str] | No
     """
     sources = ScoreInputs(artifacts.manifest, artifacts.captions, artifacts.grids, artifacts.decoder)
     record = inspect_data(config, sources, known, out)
-    files = files_by_name(artifacts.manifest.path, config.data) if config.shows_photographs else None
+    files = files_by_name(artifacts.manifest.path, config.data) if not config.data.has_grids else None
     write_page(f"{config.name}: the data, seen by the model", record, out, files)
     return record

@@ -183,8 +183,9 @@ def log_scores_of_evaluation(
 ) -> str:
     """Log the scores of one evaluation in a child of the training's run: a training may be evaluated in several ways.
 
-    The training's run itself gets those of the evaluation that was logged last. evaluation: its name, which is also that of its folder in the training's run. model_id: of the logged model.
-    pictures: those that were captioned. Returns the run's id.
+    The training's run itself gets those of the evaluation that was logged last. evaluation: its name, which is also
+    that of its folder in the training's run. model_id: of the logged model. pictures: those that were captioned.
+    Returns the run's id.
     """
     experiment = log.client.get_run(log.run_id).info.experiment_id
     query = f"tags.`{PARENT_RUN}` = '{log.run_id}' and attributes.run_name = '{evaluation}'"

@@ -184,7 +184,9 @@ def known_pictures(client: MlflowClient, version: ModelVersion, folder: Path) ->
     evaluation = version.tags.get(EVALUATION)
     name = f"{evaluation}/{PICTURES}"
     try:
-        if evaluation is None or name not in [item.path for item in client.list_artifacts(str(version.run_id), evaluation)]:
+        if evaluation is None or name not in [
+            item.path for item in client.list_artifacts(str(version.run_id), evaluation)
+        ]:
             return None  # another program registered it, or an earlier version of attend
         folder.mkdir(parents=True, exist_ok=True)
         path = client.download_artifacts(str(version.run_id), name, str(folder))

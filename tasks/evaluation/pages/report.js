@@ -44,6 +44,7 @@
   at("how").textContent = data.attends
     ? "Pass over a word, or reach it with the Tab key, to see where the model looked for it."
     : "This decoder gets the picture in its first state alone: there are no attention maps.";
+  if (!data.shows) at("how").textContent += " The data set has grids and no photographs: a square stands for each.";
 
   const decoded = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
