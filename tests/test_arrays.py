@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import pickle
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from flows.commands.story import tell_end
 from models.backbones.base import make
 from models.backbones.encoder import Encoder
 from models.photographs import decode, resize, stack
@@ -23,6 +26,7 @@ from tasks.registry import tracking
 from tasks.registry.logged_model import load_captioner
 from tasks.registry.versions import find
 from tests.support import artifacts, plan, register_all, run_stage, small
+from tests.test_cli import attend
 from tests.test_languages import COLOURS, chinese_pictures
 
 CHANNELS = 24  # of the projected grids
@@ -92,6 +96,24 @@ def test_two_arrays_become_a_registered_model_that_captions_grids(
     assert "not a grid of floats of shape (2, 2, 24)" in refused["error"]
     card = tracking.connect(registered).get_model_version("small", "1").description
     assert card is not None and "Captions grids that another program made" in card
+
+
+def test_a_model_of_grids_has_a_report_and_says_what_it_takes(
+    given: Path, registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workspace, out = ("--workspace", str(registered)), tmp_path / "report.html"
+    code, _, err = attend(monkeypatch, capsys, "models", "report", "models:/small/1", "--out", str(out), *workspace)
+    assert code == 0, err
+    page = out.read_text(encoding="utf-8")
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert data["cards"] and data["shows"] is False
+    cells = [len(base64.b64decode(card["maps"])) for card in data["cards"].values()]
+    assert all(count == 4 * len(card["tokens"]) for count, card in zip(cells, data["cards"].values(), strict=True))
+    photograph = str(given / "photographs" / "0.png")
+    code, _, err = attend(monkeypatch, capsys, "caption", photograph, *workspace)
+    assert code == 1 and "is no .npy file: this model takes grids of floats of shape (2, 2, 24), not photographs" in err
+    tell_end(config_of(given, registered), artifacts(config_of(given, registered)), "attend run")
+    assert "caption GRID.npy" in capsys.readouterr().out
 
 
 def test_other_orders_of_the_axes_give_the_same_grids(given: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +21,18 @@ import pytest
 from PIL import Image
 
 from flows.registered import caption
+from flows.registered.cached_grids import cached_grids
 from flows.registered.caption import CaptionCounts, write_captions_file
+from flows.registered.pictures_to_caption import PictureFiles
 from tasks.common.errors import AttendError
+from tasks.common.files import digest_of_file
+from tasks.common.sqlite_cache import SqliteCache
 from tasks.data.caption_files import read_vocabulary
 from tasks.evaluation.rescore import rescore
+from tasks.grids import store
 from tasks.registry.bundle import make_captioner
 from tests.support import artifacts, captioner_artifacts, pictures, trained
+from tests.test_cli import attend, refused
 
 
 def captions_of(workspace: Path, photographs: list[bytes]) -> list[str]:
@@ -52,6 +59,64 @@ def read(path: Path) -> list[dict[str, object]]:
                 for row in csv.DictReader(file)
             ]
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_one_picture_opens_only_its_own_shard(registered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+    read_shard = store.read_shard
+
+    def counting(index: Path) -> Any:
+        opened.append(index)
+        return read_shard(index)
+
+    monkeypatch.setattr(store, "read_shard", counting)
+    photograph = pictures(registered)[0]
+    digest = digest_of_file(photograph)
+    reader = cached_grids("models:/small/1", registered, {digest})
+    assert len(list(registered.glob("grids/*/shard-*.parquet"))) > 2
+    assert reader is not None and digest in reader and len(set(opened)) == 1
+    assert cached_grids("models:/small/1", registered, {"0" * 64}) is None and len(set(opened)) == 1
+
+
+def test_files_that_cannot_be_read_do_not_slow_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digests of all files are written to the database at once."""
+    for number in range(20):
+        (tmp_path / f"{number}.png").write_text(str(number))
+        os.utime(tmp_path / f"{number}.png", (1, 1))
+    (tmp_path / "folder.png").mkdir()
+    writes: list[int] = []
+    write = SqliteCache.write
+
+    def counting(cache: SqliteCache, statement: str, rows: Any) -> None:
+        writes.append(len(rows))
+        write(cache, statement, rows)
+
+    monkeypatch.setattr(SqliteCache, "write", counting)
+    found = PictureFiles(
+        sorted([*tmp_path.glob("*.png"), tmp_path / "gone.png"]), tmp_path, tmp_path / "digests.sqlite"
+    )
+    named = dict(found.named())
+    assert writes == [20] and len(named) == 22
+    assert [name for name, digest in named.items() if digest is None] == ["folder.png", "gone.png"]
+
+
+def test_a_caption_without_a_word_leaves_no_drawing_and_says_so(
+    registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photograph, out = str(pictures(registered)[0]), tmp_path / "map.png"
+    arguments = ("caption", photograph, "--workspace", str(registered), "--attention", str(out))
+    assert attend(monkeypatch, capsys, *arguments)[0] == 0 and out.stat().st_size > 0
+    out.unlink()
+    caption_batch = caption.caption_batch
+
+    def wordless(*given: Any) -> Any:
+        for row, result in caption_batch(*given):
+            yield {**row, "text": ""}, replace(result, caption="", tokens=[])
+
+    monkeypatch.setattr(caption, "caption_batch", wordless)
+    message = refused(monkeypatch, capsys, *arguments)
+    assert message.endswith(f"{out}: is not written: the caption of {photograph} has no word to draw")
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("asked", [None, {"beam": 1}, {"temperature": 1.0}])

@@ -119,6 +119,23 @@ def test_weights_that_were_ranked_and_are_damaged_are_never_published(
     assert one.products == two.products
 
 
+def test_a_checkpoint_that_was_cut_off_is_left_and_the_training_begins_again(
+    finished_copy: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def dies(*_: object) -> None:
+        raise Killed
+
+    changes = {"training__seed": 5}
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("tasks.training.loop.TrainingLoop.write", dies)
+        run_stage(small(finished_copy, **changes), "train")
+    (checkpoint,) = finished_copy.rglob(".checkpoint.pt")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-2000])
+    run_stage(small(finished_copy, **changes), "train")
+    assert "the checkpoint is damaged: the training begins again" in caplog.text
+    assert states(small(finished_copy, **changes))["train"].fresh
+
+
 def test_weights_that_are_not_finite_are_never_published(finished_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save = kept_weights.save_weights
 

@@ -14,6 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from flows.commands.story import tell_end
+from flows.page.history import record_run
+from flows.page.project_page import write_page
 from flows.registered.compare import force_champion, promote_version
 from models.vocabulary import END, START
 from tasks.config.schema import Config
@@ -28,7 +31,7 @@ from tasks.registry.gates import GateResult, gate_results
 from tasks.registry.promotion import PromotionRule
 from tasks.registry.registration_record import REGISTRATION
 from tasks.training.outputs import load_ensemble
-from tests.support import artifacts, register_all, run_all, small, trained
+from tests.support import artifacts, plan, register_all, run_all, small, trained
 
 GATES = {"max_same_caption": 0.5, "max_overused_word": 0.5, "min_variety": 0.5, "min_retrieved": 0.1}
 OBJECTS = ("dog", "child", "bicycle", "boat", "horse", "tree")
@@ -170,7 +173,7 @@ def test_captions_of_other_pictures_find_their_picture_by_chance_alone(
 
 
 def test_a_refused_version_is_challenger_also_as_the_first_and_by_promote(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tasks.evaluation import caption_and_score as evaluation
 
@@ -193,7 +196,18 @@ def test_a_refused_version_is_challenger_also_as_the_first_and_by_promote(
     assert "registry.max_overused_word is 0.5" in tags["attend.gate.max_overused_word"]
     decision = promote_version(workspace, "models:/small/1", PromotionRule("bleu4", 0.5, 1), None)
     assert not decision.promoted and "the same caption" in decision.why
-    assert force_champion(workspace, "models:/small/1").endswith("by hand")
+    why = force_champion(workspace, "models:/small/1")
+    assert why.startswith("version 1 is champion: by hand, although ") and "the same caption" in why
+    assert client.get_model_version("small", "1").tags["attend.decision"] == why
+    assert client.get_registered_model("small").aliases == {"champion": 1}
+    # The page and the story of the run say who is champion now.
+    record_run(config, artifacts(config), ["register"])
+    page = write_page(config, plan(config)).read_text(encoding="utf-8")
+    assert "<td>champion</td>" in page
+    capsys.readouterr()
+    tell_end(config, artifacts(config), "attend run")
+    told_now = capsys.readouterr().out
+    assert "champion now; when it was registered: version 1 is challenger" in told_now and "--force" not in told_now
 
 
 def only(

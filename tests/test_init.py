@@ -10,15 +10,20 @@ import tarfile
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
+from models.vocabulary import END, SPECIAL, START
 from tasks.common.errors import AttendError
 from tasks.config.schema import load
+from tasks.data import survey as survey_module
+from tasks.data.manifest import sizes_in_words
 from tasks.data.survey import Survey, survey
 from tasks.datasets import ADAPTERS
 from tasks.datasets.detection import detect
@@ -382,3 +387,102 @@ def test_a_relative_path_in_a_file_is_relative_to_that_file(tmp_path: Path, monk
     assert load(str(tmp_path / "mine.yaml"), ["data.path=other"]).data.path == Path("other")
     named = load(str(tmp_path / "mine.yaml"), ["grids.weights=torchvision:IMAGENET1K_V1"])
     assert named.grids.weights == "torchvision:IMAGENET1K_V1"
+
+
+def test_coco_pt_and_arrays_of_grids_get_the_preset_of_their_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tensors").mkdir()
+    words = [*SPECIAL, "it's", "red"]
+    pixels = torch.arange(40).view(40, 1, 1, 1).expand(40, 3, 8, 8).to(torch.uint8)
+    rows = torch.tensor([[START, 4, 5, END]] * 40)
+    document = {"train_images": pixels[:30], "train_captions": rows[:30], "val_images": pixels[30:]}
+    vocabulary = {"idx_to_token": words, "token_to_idx": {word: at for at, word in enumerate(words)}}
+    torch.save({**document, "val_captions": rows[30:], "vocab": vocabulary}, tmp_path / "tensors" / "coco.pt")
+    for given in ("tensors", "tensors/coco.pt"):
+        code, _, err = attend(monkeypatch, capsys, "init", given, "--out", "coco.yaml", "--force")
+        assert code == 0, err
+        found = load("coco.yaml")
+        assert (found.decoder.name, found.captions.vocabulary, found.data.adapter) == (
+            "attention_lstm",
+            "given",
+            "coco_pt",
+        )
+    folder = tmp_path / "arrays"
+    folder.mkdir()
+    np.save(
+        folder / "train-data-svdfeatures.npy", np.random.default_rng(0).normal(size=(60, 8, 3, 3)).astype("float32")
+    )
+    texts = np.empty(60, dtype=object)
+    for number in range(60):
+        texts[number] = [f"Shape {number % 3}.", "It's one."]
+    np.save(folder / "train-data-captions.npy", texts, allow_pickle=True)
+    np.save(folder / "means.npy", np.zeros(8))
+    for given in ("arrays", "arrays/train-data-captions.npy"):
+        code, _, err = attend(monkeypatch, capsys, "init", given, "--out", "arrays.yaml", "--force")
+        assert code == 0, err
+    found = load("arrays.yaml", [f"machine.workspace={tmp_path / 'workspace'}"])
+    assert (found.grids.backbone, found.decoder.pca_dim, found.captions.tokeniser) == ("imported", None, "whitespace")
+    assert (found.training.epochs, found.evaluation.search, found.evaluation.split) == (100, "sample", "test")
+    for stage in ("ingest", "extract", "tensorise"):
+        run_stage(found, stage)
+    assert artifacts(found, "tensorise")["extract"].ledger.counts["grids"] == 60
+    assert "need no backbone: leave it out" in refused(
+        monkeypatch, capsys, "init", "arrays", "--out", "x.yaml", "--weights", "x.pth"
+    )
+    np.save(folder / "others.npy", texts, allow_pickle=True)
+    message = refused(monkeypatch, capsys, "init", "arrays", "--out", "x.yaml")
+    assert "others.npy; train-data-svdfeatures.npy with train-data-captions.npy: leave one of each" in message
+
+
+def test_files_that_only_look_like_a_known_form_are_no_traceback(tmp_path: Path) -> None:
+    """A tar whose first .json is not valid, and a dataset_info.json that holds a list."""
+    (tmp_path / "tars").mkdir()
+    with tarfile.open(tmp_path / "tars" / "00000.tar", "w") as tar:
+        for name, content in (
+            ("1.png", b"x"),
+            ("1.json", b'{"caption": '),
+            ("2.png", b"x"),
+            ("2.json", b'{"text": "a dog"}'),
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    assert detect(tmp_path / "tars") == {"adapter": "webdataset", "path": tmp_path / "tars", "caption_field": "text"}
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "state.json").write_text("{}")
+    (tmp_path / "saved" / "dataset_info.json").write_text("[]")
+    assert detect(tmp_path / "saved") == {"adapter": "huggingface", "path": tmp_path / "saved"}
+
+
+def test_a_photograph_that_disappears_while_it_is_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    tabs(folder)
+    listed = survey_module.valid_rows
+
+    def then_gone(rows: Any, *given: Any) -> Any:
+        found = listed(rows, *given)
+        next(iter(sorted(folder.rglob("*.png")))).unlink()
+        return found
+
+    monkeypatch.setattr(survey_module, "valid_rows", then_gone)
+    with pytest.raises(AttendError, match=r"\.png: is gone since its folder was listed: run again$"):
+        surveyed(folder)
+
+
+def test_the_same_file_twice_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    tabs(folder)
+    first, second = sorted(folder.rglob("*.png"))[:2]
+    second.write_bytes(first.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    code, out, err = attend(monkeypatch, capsys, "init", str(folder))
+    assert code == 0, err
+    assert f"  {COUNT} pictures ({COUNT - 1} different: some are the same file twice) with" in out
+    counts = {"pictures": 10, "captions": 20, "train": 8, "dev": 2, "test": 1}
+    assert sizes_in_words(counts) == "10 pictures (8 train, 2 dev, 1 test; 1 of them in two splits) with 20 captions"

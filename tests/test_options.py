@@ -7,6 +7,7 @@ from dataclasses import fields
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from models.decoders import DECODERS
 from models.options import Decoding
@@ -53,3 +54,11 @@ def test_options_that_clash_are_refused_by_config_and_decoder_alike() -> None:
             refuse(name="lstm", hidden=256, tie_weights=True)
         with pytest.raises(ValueError, match=r"hidden: 30 is not a multiple of 4 and of decoder\.heads=8"):
             refuse(name="transformer", hidden=30)
+
+
+def test_frozen_words_that_are_the_output_layer_too_are_refused() -> None:
+    with pytest.raises(
+        ValidationError, match="freeze_words: with tie_weights the word embeddings are the output layer"
+    ):
+        DecoderConfig(name="lstm", freeze_words=True, tie_weights=True)
+    assert DecoderConfig(name="lstm", freeze_words=True).freeze_words

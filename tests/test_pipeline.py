@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from flows.operations import local_run
 from flows.pipeline import build_pipeline
+from tasks.common.errors import AttendError
 from tasks.common.section import Section
 from tasks.config.schema import Config
 from tasks.evaluation.evaluate import Scores
@@ -18,6 +23,7 @@ from tasks.pipeline import plan as planning
 from tasks.pipeline import run as running
 from tasks.pipeline.ledger import Outcome, digest_of
 from tasks.pipeline.stage import Hooks, Pipeline, Product, Stage, Work
+from tasks.pipeline.workspace import Workspace
 from tasks.registry.register import Registration
 from tests.support import run_all, small
 
@@ -147,3 +153,41 @@ def test_a_product_that_is_missing_is_named(finished_copy: Path) -> None:
     needy = replace(pipeline, stages=(*pipeline.stages[:-1], Needy(machine=last.machine, scores=last.scores)))
     with pytest.raises(Exception, match=r"small: longest cannot run: evaluate\.nothing is missing in .*: remove"):
         planning.plan(needy)
+
+
+def test_the_locks_of_two_runs_never_have_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the runs are called: a run named after another's lock would wait for it for ever."""
+    taken: list[str] = []
+
+    @contextlib.contextmanager
+    def noted(_: Workspace, name: str, *__: object) -> Iterator[None]:
+        taken.append(name)
+        yield
+
+    monkeypatch.setattr(Workspace, "lock", noted)
+    monkeypatch.setattr(local_run, "prepare", lambda _: None)
+    monkeypatch.setattr(local_run, "plan_after_crashes", lambda *_: [])
+    by_run = {}
+    for name in ("demo", "of-demo", "record-demo", "running-demo", "run-demo"):
+        taken.clear()
+        local_run.run("demo", [f"name={name}", f"machine.workspace={tmp_path}"], "register")
+        Workspace(tmp_path).remember(name, "train", "key", done=True)
+        by_run[name] = set(taken)
+    assert all(len(names) == 2 for names in by_run.values())
+    assert len(set.union(*by_run.values())) == 2 * len(by_run)
+
+
+def test_a_prefect_server_that_does_not_answer_is_named_with_where_its_address_is_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiles = tmp_path / "profiles.toml"
+    profiles.write_text('active = "work"\n[profiles.work]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n')
+    before = dict(os.environ)
+    monkeypatch.setenv("PREFECT_PROFILES_PATH", str(profiles))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    try:
+        with pytest.raises(AttendError, match=r"http://127\.0\.0\.1:9/api, from profile 'work' in .*PREFECT_API_URL= "):
+            local_run._start_prefect(small(tmp_path / "workspace"), quiet=True)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

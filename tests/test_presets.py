@@ -8,15 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 
 from flows.commands.cli import main
 from models.decoders import DECODERS, Member
 from models.options import RecurrentOptions
+from models.vocabulary import END, NULL, SPECIAL, START
 from tasks.config.presets import presets
 from tasks.config.reference import sections
 from tasks.config.schema import load
+from tasks.data.caption_files import CAPTIONS
+from tasks.data.manifest import MANIFEST
 from tests.support import HERE, artifacts, run_stage, small
 
 # Small enough to run: what makes a preset itself (backbone, grid, decoder, search) stays.
@@ -25,6 +30,7 @@ SMALL = [
     "data.pictures=60",
     "grids.weights=random:0",
     "captions.min_count=1",
+    "captions.vocabulary=train",
     "decoder.embedding=16",
     "decoder.hidden=24",
     "training.epochs=1",
@@ -98,8 +104,59 @@ def test_where_a_preset_departs_from_its_source_is_told() -> None:
     tuned = load("show_attend_tell_tuned", ["data.path=."])
     assert (tuned.data.adapter, tuned.grids.image_size, tuned.decoder.attention_grid) == ("flickr8k", 256, 14)
     assert tuned.tuning is not None and tuned.tuning.first_block == 2
-    for name in ("rnn", "lstm", "regnet_attention"):
-        assert load(name, ["data.path=."]).captions.min_count == 1
+
+
+@pytest.mark.parametrize("name", presets())
+def test_a_caption_as_long_as_those_trained_on_can_end(name: str) -> None:
+    """END counts in max_length; googlenet's source draws at most 20 words, however long those trained on are."""
+    config = load(name, ["data={adapter: scenes}"] if name == "demo" else ["data.path=."])
+    assert config.evaluation.max_length > config.captions.max_tokens or name == "googlenet"
+
+
+def test_what_the_sources_state_is_what_the_presets_have() -> None:
+    """Each row of the page's table, whose last column is the preset's value, or says why there is no setting."""
+    page = (HERE / "docs" / "captioners.md").read_text().partition("## What the sources state")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \| `([\w.]+)` \| `([^`|]+)`", page, re.MULTILINE)
+    assert len(rows) > 40
+    for names, _, setting, stated in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            value = load(name, ["data.path=."])
+            for part in setting.split("."):
+                value = getattr(value, part)
+            assert value == yaml.safe_load(stated), (name, setting)
+    named = {name for names, *_ in rows for name in re.findall(r"`(\w+)`", names)}
+    assert named >= {"captionnet", "rnn", "lstm", "regnet_attention", "googlenet", "show_attend_tell"}
+
+
+@pytest.mark.parametrize("name", ["rnn", "lstm", "regnet_attention"])
+def test_coco_pts_captions_keep_their_ids(name: str, tmp_path: Path) -> None:
+    """With apostrophes, unknown words and the order of the file's vocabulary."""
+    words = [*SPECIAL, "it's", "a", "dog's", "don't", "red", "bone"]
+    captions = [[START, *row, END] for row in ([4, 5, 8], [6, 9, 3], [7, 5, 6, 9])] * 10
+    rows = torch.tensor([row + [NULL] * (17 - len(row)) for row in captions], dtype=torch.int64)
+    pixels = torch.arange(30).view(30, 1, 1, 1).expand(30, 3, 8, 8).to(torch.uint8)
+    document = {
+        **{f"{part}_images": pixels[start:end] for part, start, end in (("train", 0, 20), ("val", 20, 30))},
+        **{f"{part}_captions": rows[start:end] for part, start, end in (("train", 0, 20), ("val", 20, 30))},
+        "vocab": {"idx_to_token": words, "token_to_idx": {word: at for at, word in enumerate(words)}},
+    }
+    torch.save(document, tmp_path / "coco.pt")
+    config = load(name, [f"data.path={tmp_path / 'coco.pt'}", f"machine.workspace={tmp_path / 'workspace'}"])
+    for stage in ("ingest", "tensorise"):
+        run_stage(config, stage)
+    made = artifacts(config, "tensorise")
+    digests = {row["digest"]: row["name"] for row in pq.read_table(made["ingest"].path / MANIFEST).to_pylist()}
+    kept = {
+        digests[row["digest"]]: row["tokens"] for row in pq.read_table(made["tensorise"].path / CAPTIONS).to_pylist()
+    }
+    ids = {
+        f"{part}-{at:06d}.png": row.tolist()
+        for part, of in (("train", rows[:20]), ("val", rows[20:]))
+        for at, row in enumerate(of)
+    }
+    assert kept == ids
+    training = config.training
+    assert (training.loss_mean, training.clip_norm, config.evaluation.beam) == ("captions", 0, 1)
 
 
 def test_a_preset_is_one_file(workspace: Path, tmp_path: Path) -> None:

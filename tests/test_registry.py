@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from flows.commands.old_versions import old_versions
 from flows.registered.evaluate import evaluate_registered
 from flows.unregistered import log_evaluation
 from tasks.common.errors import AttendError
@@ -29,7 +30,8 @@ from tasks.registry import bundle, tracking
 from tasks.registry.logged_model import ModelInput, example, load_captioner, load_model, log_model
 from tasks.registry.mlflow_pages import mlflow_ui
 from tasks.registry.registration_record import REGISTRATION
-from tasks.registry.runs import get_or_create_experiment, training_log
+from tasks.registry.runs import check_experiment, get_or_create_experiment, training_log
+from tasks.registry.versions import registered_models
 from tasks.training.outputs import WEIGHTS
 from tests.support import HERE, artifacts, captioner_artifacts, give_store, pictures, plan, run_stage, small, trained
 from tests.support import register_all as run_all
@@ -170,8 +172,9 @@ def test_the_run_holds_params_curves_scores_files_and_samples(workspace: Path) -
     run = client.get_run(told(trained(workspace))["run_id"])
     assert run.info.status == "FINISHED"
     assert run.data.params["training.learning_rate"] == "0.01"
-    assert {"loss", "dev_bleu4"} <= set(run.data.metrics)
+    assert {"loss", "dev_bleu4", "bleu4", "truth"} <= set(run.data.metrics)
     (scores,) = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run.info.run_id}'")
+    assert scores.data.metrics["bleu4"] == run.data.metrics["bleu4"]
     assert {"bleu4", "truth"} <= set(scores.data.metrics) and scores.info.run_name.startswith("evaluation-")
     assert [metric.step for metric in client.get_metric_history(run.info.run_id, "loss")] == list(
         range(1, len(pq.read_table(artifacts(trained(workspace))["train"].path / "history.parquet")) + 1)
@@ -479,3 +482,38 @@ def test_a_training_that_is_not_registered_is_logged_all_the_same(finished: Path
     run_all(config)
     assert len(client.search_runs([experiment.experiment_id])) == 2
     assert client.get_model_version("small", "1").run_id is not None
+
+
+def test_a_champion_whose_run_was_removed_stops_no_registration(tmp_path: Path) -> None:
+    """As by `mlflow gc`, which removes what was deleted for good."""
+    workspace = tmp_path / "workspace"
+    run_all(small(workspace))
+    client = tracking.connect(workspace)
+    run = told(small(workspace))["run_id"]
+    client.delete_run(run)
+    address = f"sqlite:///{workspace}/mlflow.db"
+    command = [sys.executable, "-m", "mlflow", "gc", "--backend-store-uri", address, "--run-ids", run]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "MLFLOW_TRACKING_URI": address})
+    run_all(small(workspace, training__seed=3))
+    assert told(small(workspace, training__seed=3))["version"] == "2"
+    assert [item.runs for item in old_versions(workspace, 0, 0.0)] == []  # both have an alias
+    client.delete_registered_model_alias(
+        "small", "champion" if told(small(workspace, training__seed=3))["alias"] != "champion" else "previous"
+    )
+    assert [(item.version.version, item.runs) for item in old_versions(workspace, 0, 0.0)] == [(1, [])]
+
+
+def test_more_models_than_mlflow_gives_at_once_are_all_found(tmp_path: Path) -> None:
+    client = tracking.connect(tmp_path / "workspace")
+    for number in range(101):
+        client.create_registered_model(f"model-{number:03}")
+    assert len({model.name for model in registered_models(client)}) == 101
+
+
+def test_a_deleted_experiment_is_named_with_the_command_that_restores_it(tmp_path: Path) -> None:
+    client = tracking.connect(tmp_path / "workspace")
+    number = client.create_experiment("small")
+    client.delete_experiment(number)
+    for refuses in (check_experiment, lambda workspace, name: get_or_create_experiment(client, workspace, name)):
+        with pytest.raises(AttendError, match=f"mlflow experiments restore --experiment-id {number}`, or set"):
+            refuses(tmp_path / "workspace", "small")

@@ -239,3 +239,14 @@ def test_a_setting_of_a_source_is_refused_by_its_name(two: Path, more: str, why:
 def test_sources_that_make_no_sense_are_refused(two: Path, override: str, why: str) -> None:
     with pytest.raises(AttendError, match=why):
         load(str(written(two, "")), [override])
+
+
+def test_a_wrong_column_is_named_as_the_setting_of_its_source(two: Path) -> None:
+    """Where rows are gathered, and where the first is refused."""
+    config = config_of(two, caption_column="words")
+    with pytest.raises(AttendError, match=r"no column 'words'; .*: set data\.sources\.web\.caption_column=NAME$"):
+        run_stage(config, "ingest")
+    data = {"adapter": "sources", "sources": config.model_dump(mode="json")["data"]["sources"]}
+    (two / "two.yaml").write_text(json.dumps({"preset": "flickr8k", "data": data, "grids": {"weights": "random:0"}}))
+    found = [item.message for item in verdict_of(str(two / "two.yaml"), []).findings if item.kind == "error"]
+    assert found and all("data.sources.web.caption_column" in message for message in found)

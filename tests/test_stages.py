@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from flows.pipeline import build_pipeline
 from models.options import Decoding
 from models.search import greedy
 from models.vocabulary import END, NULL, START, UNK
@@ -25,6 +26,7 @@ from tasks.data.caption_files import CAPTIONS, build_vocabulary, read_captions, 
 from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
 from tasks.data.tokenisers import tokeniser
 from tasks.datasets.base import SPLITS
+from tasks.datasets.table import Table
 from tasks.evaluation.calibration import read_training_pictures
 from tasks.evaluation.caption_and_score import ScoreInputs, predict, score
 from tasks.grids.index import open_grids
@@ -91,6 +93,33 @@ def test_only_what_depends_on_a_setting_runs(
     assert not ran or why in stale[0].why
     assert {name for name, state in run_all(config).items() if state != "fresh"} == ran
     assert set(run_all(small(workspace)).values()) == {"fresh"}  # switching back is free
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"evaluation__no_echo": False, "evaluation__consensus": False},
+        {"captions__vocabulary": "train"},
+        {"registry__max_runtime_loss": 0.5, "registry__runtimes": ["torch"]},
+        {"training__captions_per_picture": 64, "training__loss_mean": "tokens"},
+        {"decoder__tie_weights": False, "decoder__gate": True},
+        {"data__on_error": "stop", "data__dev_share": 0.1},
+    ],
+)
+def test_a_default_that_is_written_out_makes_nothing_stale(tmp_path: Path, written: dict[str, object]) -> None:
+    plain, explicit = (
+        {stage.name: {name: section.key_part() for name, section in stage.sections().items()} for stage in stages}
+        for stages in (build_pipeline(small(tmp_path, **changes)).stages for changes in ({}, written))
+    )
+    assert plain == explicit
+
+
+def test_the_usual_form_of_a_table_may_be_written_out() -> None:
+    """Also the encoding by another of its names."""
+    plain = Table(path=Path("captions.csv")).key_part()
+    assert Table(path=Path("captions.csv"), encoding="UTF8", delimiter=",").key_part() == plain
+    assert Table(path=Path("captions.tsv"), delimiter="tab").key_part() == plain
+    assert Table(path=Path("captions.tsv"), delimiter=",").key_part() != plain
 
 
 def test_added_pictures_alone_are_extracted(workspace: Path) -> None:

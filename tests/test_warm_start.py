@@ -122,6 +122,16 @@ def test_another_backbone_is_refused(tmp_path: Path) -> None:
             check_backbone(folder, grids)
 
 
+def test_a_model_without_a_champion_is_trained_from_the_beginning_and_it_is_said(
+    finished_copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None was registered yet, or a gate refused them all."""
+    config = small(finished_copy, training__start_from="champion", training__epochs=1)
+    run_stage(config, "train")
+    said = "the model has no champion, so training starts from the beginning"
+    assert said in caplog.text and said in " ".join(artifacts(config)["train"].ledger.notes)
+
+
 def test_a_champion_and_tuning_do_not_go_together(tmp_path: Path) -> None:
     with pytest.raises(AttendError, match="is no start for a frozen one"):
         small(tmp_path, training__start_from="champion", tuning={"epochs": 1})
