@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import sqlite3
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer
 from PIL import Image
 
 from flows.commands import cli
@@ -354,3 +358,28 @@ def test_a_server_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch, ca
     assert "no model is registered there" in refused(monkeypatch, capsys, "serve", "--port", port, *place)
     line = refused(monkeypatch, capsys, "serve", "--port", port, "--model", "flickr8k/first", *place)
     assert "flickr8k/first: is no model: give NAME, NAME@ALIAS or NAME/VERSION" in line
+
+
+def test_usage_lines_name_arguments_in_capitals() -> None:
+    """An argument without a name of its own is shown by the parameter's name in the code, such as {first}."""
+
+    def commands(group: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+        for name, command in sorted(getattr(group, "commands", {}).items()):
+            yield (*names, name), command
+            yield from commands(command, *names, name)
+
+    found = dict(commands(typer.main.get_command(cli.app)))
+    assert ("models", "compare") in found
+    for names, command in found.items():
+        context = command.make_context(names[-1], [], resilient_parsing=True)
+        for shown in re.findall(r"{([^}]+)}", command.get_usage(context)):
+            assert shown == shown.upper() or shown == "EXPORT.json", names
+
+
+def test_a_backbone_that_takes_no_pictures_of_a_size_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    pytest.importorskip("timm")
+    settings = ("grids.backbone=timm:vit_tiny_patch16_224", "grids.weights=random:0", "grids.image_size=256")
+    message = refused(monkeypatch, capsys, "model", "flickr8k", *settings)
+    assert message.startswith("attend: grids.image_size: timm:vit_tiny_patch16_224 takes no pictures of 256 px: ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -81,3 +82,19 @@ def test_pruning_steps_aside_for_a_run(tmp_path: Path) -> None:
     ended([process])
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("0 versions, 0 items")
+
+
+@pytest.mark.slow
+def test_a_run_that_a_person_stops_is_cancelled_in_prefect(tmp_path: Path) -> None:
+    run = start(tmp_path, data__pictures=200, training__epochs=100, training__patience=100)
+    assert run.stdout is not None
+    for line in run.stdout:
+        if "epoch 2/100" in line:
+            break
+    run.send_signal(signal.SIGINT)
+    said = run.communicate(timeout=120)[0]
+    assert run.returncode == 130 and "stopped: run the same command again to continue" in said
+    with sqlite3.connect(f"file:{tmp_path}/workspace/prefect/prefect.db?mode=ro", uri=True) as database:
+        assert database.execute("select state_name from flow_run").fetchall() == [("Cancelled",)]
+        states = dict(database.execute("select name, state_name from task_run").fetchall())
+    assert states["train"] == "Cancelled" and states["ingest"] == "Completed"

@@ -547,6 +547,7 @@ def test_a_hundred_by_keyboard_two_at_once_and_the_server_killed_between(
             done += 1
             expect(who.locator("#accept")).to_be_enabled()
         assert people[0].locator("#finished").is_visible()
+        assert not any("caption" in who.inner_text("#state") for who in people)  # of a photograph that is not shown
     finally:
         serving.stop(signal.SIGTERM)
     found = [item for _, item in read_answers(answers)]

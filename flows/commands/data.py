@@ -43,7 +43,7 @@ def retry(preset: Preset, overrides: Overrides = None, workspace: ConfigWorkspac
 
 @app.command("import")
 def import_(
-    grids: Annotated[Path, typer.Argument(help=".npy, .npz or HDF5 file with one 4-D array of grids")],
+    grids: Annotated[Path, typer.Argument(metavar="GRIDS", help=".npy, .npz or HDF5 file with one 4-D array of grids")],
     preset: Preset,
     overrides: Overrides = None,
     ids: Annotated[

@@ -147,7 +147,12 @@ class CaptionsConfig(Section):
         description="where the words come from: the captions of the `train` split, or the data set's own vocabulary "
         "(`given`), ids and all, with `tokeniser: whitespace`",
     )
-    max_tokens: int = Field(15, ge=1, le=200, description="longer captions are cut to this number of tokens")
+    max_tokens: int = Field(
+        15,
+        ge=1,
+        le=200,
+        description="longer captions are cut to this number of tokens, and teach no decoder where a caption ends",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> CaptionsConfig:
