@@ -22,8 +22,7 @@ from PIL import Image
 from models.vocabulary import END, SPECIAL, START
 from tasks.common.errors import AttendError
 from tasks.config.schema import load
-from tasks.data import survey as survey_module
-from tasks.data.manifest import sizes_in_words
+from tasks.data.manifest import sizes_in_words, valid_rows
 from tasks.data.survey import Survey, survey
 from tasks.datasets import ADAPTERS
 from tasks.datasets.detection import detect
@@ -462,14 +461,13 @@ def test_a_photograph_that_disappears_while_it_is_read_is_named(
     folder = tmp_path / "photographs"
     folder.mkdir()
     tabs(folder)
-    listed = survey_module.valid_rows
 
     def then_gone(rows: Any, *given: Any) -> Any:
-        found = listed(rows, *given)
+        found = valid_rows(rows, *given)
         next(iter(sorted(folder.rglob("*.png")))).unlink()
         return found
 
-    monkeypatch.setattr(survey_module, "valid_rows", then_gone)
+    monkeypatch.setattr("tasks.data.survey.valid_rows", then_gone)
     with pytest.raises(AttendError, match=r"\.png: is gone since its folder was listed: run again$"):
         surveyed(folder)
 

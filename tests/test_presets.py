@@ -120,9 +120,10 @@ def test_what_the_sources_state_is_what_the_presets_have() -> None:
     assert len(rows) > 40
     for names, _, setting, stated in rows:
         for name in re.findall(r"`(\w+)`", names):
-            value = load(name, ["data.path=."])
-            for part in setting.split("."):
-                value = getattr(value, part)
+            section, _, field = setting.partition(".")
+            config = load(name, ["data.path=."])
+            value = getattr(getattr(config, section), field)
+            value = getattr(config.decoder.resolved(), field) if value is None else value  # the decoder's default
             assert value == yaml.safe_load(stated), (name, setting)
     named = {name for names, *_ in rows for name in re.findall(r"`(\w+)`", names)}
     assert named >= {"captionnet", "rnn", "lstm", "regnet_attention", "googlenet", "show_attend_tell"}

@@ -99,7 +99,7 @@ class _Unpickler(_Base):  # type: ignore[misc]
 
 
 class Header(NamedTuple):
-    """What the header of a .npy file says of its array."""
+    """Hold what the header of a .npy file says of its array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
