@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,4 +79,4 @@ def _print(verdict: Verdict, preset: str, overrides: list[str]) -> None:
 def _names(finding: Finding) -> bool:
     """Return whether a message begins with the file or the setting that it is about."""
     first = finding.message.split(":", 1)[0]
-    return os.sep in first or "." in first
+    return os.sep in first or re.fullmatch(r"[a-z_]+(\.\w+)+(=\S*)?( .*)?", first) is not None

@@ -9,6 +9,7 @@ import typer
 
 from flows.commands.options import program
 from flows.page.project_page import page_path
+from tasks.common.errors import AttendError
 from tasks.common.wording import counted
 from tasks.config.schema import Config
 from tasks.data.manifest import LEFT_OUT, sizes_in_words
@@ -18,7 +19,7 @@ from tasks.grids.failures import FAILED
 from tasks.inspection.record import PAGE as INSPECTION_PAGE
 from tasks.inspection.record import describe_counts, describe_drift, read_inspection
 from tasks.pipeline.ledger import Artifact
-from tasks.registry.registration_record import read_registration
+from tasks.registry.registration_record import RegistrationRecord, read_registration
 from tasks.registry.versions import aliases_of
 
 _POOR = 5.0  # BLEU-4, in percent: of captions that hardly share a phrase with what people wrote
@@ -85,15 +86,7 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
         else:
             yield f"report:  {program()} models report {registration['uri']}"
         yield from _inspection(made["register"])
-        champion = aliases_of(config.workspace, registration["model"]).get("champion")
-        is_champion = champion == registration["version"]
-        changed = "" if is_champion == (registration["alias"] == "champion") else _since(is_champion, champion)
-        yield f"version: {registration['uri']}; {changed}{registration['why']}"
-        if not is_champion:
-            yield (
-                f"         `attend caption` and `attend serve` use the champion; to use this one instead: {program()} "
-                f"models promote {registration['uri']} --force"
-            )
+        yield from _version(config, registration)
     page = page_path(config)
     if page.is_file():
         yield f"page:    {short(page)}"
@@ -106,11 +99,25 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
         yield f"next:    {run_again}"
 
 
-def _since(is_champion: bool, champion: str | None) -> str:
-    """Return that a person changed the champion since the version was registered. champion: the version that is now."""
-    if is_champion:
-        return "champion now; when it was registered: "
-    return f"{'no version' if champion is None else f'version {champion}'} is champion now; when it was registered: "
+def _version(config: Config, registration: RegistrationRecord) -> Iterator[str]:
+    """Return the lines on a registered version: its address, and whether it is champion now."""
+    was_champion = is_champion = registration["alias"] == "champion"
+    now = unknown = ""
+    try:
+        champion = aliases_of(config.workspace, registration["model"]).get("champion")
+        is_champion = champion == registration["version"]
+        now = "champion" if is_champion else f"version {champion} is champion" if champion else "no version is champion"
+    except AttendError as error:
+        unknown = str(error)
+    changed = "" if is_champion == was_champion else f"{now} now; when it was registered: "
+    yield f"version: {registration['uri']}; {changed}{registration['why']}"
+    if unknown:
+        yield f"         that was when it was registered: {unknown}"
+    if not is_champion:
+        yield (
+            f"         `attend caption` and `attend serve` use the champion; to use this one instead: {program()} "
+            f"models promote {registration['uri']} --force"
+        )
 
 
 def _inspection(registered: Artifact) -> Iterator[str]:

@@ -113,7 +113,10 @@ def _versions(history: Sequence[RunRecord], config: Config, statuses: Sequence[S
     runs = [run for run in history if first.get(run.version) is run]
     if not runs:
         return "<p>No version is registered yet.</p>"
-    aliases = aliases_of(config.workspace, config.registry.model)
+    try:
+        aliases, unknown = aliases_of(config.workspace, config.registry.model), ""
+    except AttendError as error:
+        aliases, unknown = {}, f"<p>Which version is champion now is not known: {html.escape(str(error))}</p>"
     scored = [run for run in runs if score in run.scores]
     plot = _score_plot(scored, score, aliases.get("champion"))
     figure = _figure(plot, f"{score} of each version, with its 95 % interval") if scored else ""
@@ -134,7 +137,7 @@ def _versions(history: Sequence[RunRecord], config: Config, statuses: Sequence[S
         version = read_registration(report.parent)["version"]
         link = f'<p><a href="{html.escape(os.path.relpath(report, folder))}">The report of version {version}</a></p>'
     columns = ("version", "now", "registered", f"{score}, 95 % interval", "when it was registered")
-    return figure + _table(columns, rows) + link
+    return figure + unknown + _table(columns, rows) + link
 
 
 def _score_plot(runs: Sequence[RunRecord], score: str, champion: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -49,7 +50,10 @@ def _shards_with(digests: Collection[str], identity: Path) -> set[int]:
     text, wanted = identity.read_bytes(), pc.field("digest").isin(list(digests))
     numbers: set[int] = set()
     for other in identity.parent.parent.glob(f"*/{IDENTITY}"):
-        if other.read_bytes() == text:
-            table = pq.read_table(other.with_name(INDEX), columns=["shard"], filters=wanted)
-            numbers |= set(table["shard"].to_pylist())
+        try:
+            if other.read_bytes() == text:
+                table = pq.read_table(other.with_name(INDEX), columns=["shard"], filters=wanted)
+                numbers |= set(table["shard"].to_pylist())
+        except (OSError, pa.ArrowException) as error:  # damaged, or removed meanwhile
+            log.warning(f"{other.with_name(INDEX)}: is not used: {' '.join(str(error).split())[:120]}")
     return numbers

@@ -128,7 +128,7 @@ class Backbone(nn.Module):
                 f"makes its grid without its block {first_block}: tuning that changes nothing: give a block from 1 to "
                 f"{last}"
             )
-        return [weight for block in weights[first_block - 1 :] for weight in block]
+        return list(dict.fromkeys(weight for block in weights[first_block - 1 :] for weight in block))
 
     def _used_weights(self, size: int) -> dict[str, nn.Parameter]:
         """Return the weights of `features`, by name, that have a gradient from the grid of a photograph."""

@@ -15,6 +15,7 @@ from tasks.datasets.faults import REFUSE, Faults
 if TYPE_CHECKING:
     from torch import Tensor
 
+_MOST_PICKLED = 1 << 24  # bytes of a file's pickle: its vocabulary, and where its tensors are
 _SPLITS = {"train": "train", "val": "dev", "test": "test"}
 
 
@@ -64,8 +65,8 @@ def is_coco_tensors(path: Path) -> bool:
     """Return whether a file written by `torch.save` has an entry `train_images`, without reading its tensors."""
     try:
         with zipfile.ZipFile(path) as archive:
-            pickled = next(name for name in archive.namelist() if name.endswith("data.pkl"))
-            return b"train_images" in archive.read(pickled)
+            pickled = next(item for item in archive.infolist() if item.filename.endswith("data.pkl"))
+            return pickled.file_size < _MOST_PICKLED and b"train_images" in archive.read(pickled)
     except (OSError, zipfile.BadZipFile, StopIteration):
         return False
 

@@ -234,7 +234,10 @@ def find(model: str | None, workspace: Path) -> Registered:
 
 
 def aliases_of(workspace: Path, model: str) -> dict[str, str]:
-    """Return the number of the version that has each alias of a model now; empty where there is no such model."""
+    """Return the number of the version that has each alias of a model now; empty where there is no such model.
+
+    Raises AttendError where MLflow does not answer.
+    """
 
     def answer() -> dict[str, str]:
         from mlflow.exceptions import MlflowException
@@ -242,9 +245,11 @@ def aliases_of(workspace: Path, model: str) -> dict[str, str]:
         try:
             aliases = tracking.connect(workspace, must_exist=True).get_registered_model(model).aliases
         except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return {}
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return {}
+            raise AttendError(
+                f"{model}: MLflow does not say who is champion ({' '.join(str(error).split())[:120]})"
+            ) from None
         return {alias: str(version) for alias, version in aliases.items()}
 
     return ask(workspace, f"aliases of {model}", answer) if tracking.is_embedded() else answer()
