@@ -31,6 +31,7 @@ from .photographs import decode, resize, stack
 from .search import Caption
 from .search import decode as decode_captions
 from .vocabulary import Vocabulary
+from .weight_files import save_tensors
 
 CONFIDENCE = "confidence.safetensors"
 
@@ -82,11 +83,9 @@ class Captioner(BaseCaptioner[Tensor, Tensor]):
         for name, module in (("backbone", self.backbone), ("decoder", self.decoder)):
             if module is None:
                 continue
-            state = {key: value.contiguous().cpu() for key, value in module.state_dict().items()}
-            safetensors.torch.save_file(state, folder / f"{name}.safetensors")
+            save_tensors(module.state_dict(), folder / f"{name}.safetensors")
         if self.confidence is not None:
-            state = {key: value.contiguous().cpu() for key, value in self.confidence.tensors().items()}
-            safetensors.torch.save_file(state, folder / CONFIDENCE)
+            save_tensors(self.confidence.tensors(), folder / CONFIDENCE)
 
     def grids(self, photographs: Sequence[bytes]) -> Tensor:
         """Return the grids (N, h, w, C) float16 of encoded photographs; ValueError if one cannot be decoded."""

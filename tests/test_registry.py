@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -519,3 +520,15 @@ def test_a_deleted_experiment_is_named_with_the_command_that_restores_it(tmp_pat
     for refuses in (check_experiment, lambda workspace, name: get_or_create_experiment(client, workspace, name)):
         with pytest.raises(AttendError, match=f"mlflow experiments restore --experiment-id {number}`, or set"):
             refuses(tmp_path / "workspace", "small")
+
+
+def test_whoever_may_read_a_new_file_may_read_the_weights(finished: Path, registered: Path) -> None:
+    """Another user, or a container that is not root: as the umask says, which safetensors' own files ignore."""
+    files = [path for root in (finished, registered) for path in root.rglob("*.safetensors")]
+    assert len(files) > 4 and {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o666 & ~_umask()}
+
+
+def _umask() -> int:
+    now = os.umask(0o022)
+    os.umask(now)
+    return now

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import safetensors.torch
 
 from models.captioner import CONFIDENCE
 from models.confidence import FEATURES, TrainingPictures
+from models.weight_files import save_tensors
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import EvaluationConfig
 from tasks.data.caption_files import read_vocabulary
@@ -81,7 +81,7 @@ def _add_confidence(out: Path, training: TrainingPictures, acceptable: float) ->
     column = table.schema.get_field_index("confidence")
     pq.write_table(table.set_column(column, "confidence", pa.array(confidence)), out / PREDICTIONS)
     whole = calibration.fit(training, dev.features, dev.flags)
-    safetensors.torch.save_file(whole.tensors(), out / CONFIDENCE)
+    save_tensors(whole.tensors(), out / CONFIDENCE)
     return calibration.judge(confidence, scored.log_probabilities, scored.flags, scored.definition)
 
 

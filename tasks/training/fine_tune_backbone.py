@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import safetensors.torch
 from torch import Tensor, nn
 
 from models.backbones.base import Backbone
@@ -20,6 +19,7 @@ from models.end_to_end import EndToEnd
 from models.photographs import decode, resize, stack
 from models.picture_formats import Interpolation
 from models.vocabulary import Vocabulary
+from models.weight_files import save_tensors
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
 from tasks.config.devices import device_of
@@ -99,8 +99,8 @@ def fine_tune_backbone(
         return Outcome({})
     fit.write_history()
     best = fit.best()
-    safetensors.torch.save_file(_of("backbone", best), out / TUNED)
-    safetensors.torch.save_file(_of("decoder", best), out / WEIGHTS)
+    save_tensors(_of("backbone", best), out / TUNED)
+    save_tensors(_of("decoder", best), out / WEIGHTS)
     save_weights(_of("decoder", fit.weights()), out / LAST)
     write_shape(shape, out)
     score = max(row[fit.selected] for row in fit.history)

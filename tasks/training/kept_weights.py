@@ -8,6 +8,7 @@ from pathlib import Path
 import safetensors.torch
 from torch import Tensor
 
+from models.weight_files import save_tensors
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file, flush, write_whole
 
@@ -71,5 +72,5 @@ class KeptWeights:
 def save_weights(state: dict[str, Tensor], path: Path) -> None:
     """Write weights whole and flush them, so that they are on the disk before the checkpoint that ranks them."""
     with write_whole(path) as temporary:
-        safetensors.torch.save_file({name: value.contiguous().cpu() for name, value in state.items()}, temporary)
+        save_tensors(state, temporary)
     flush(path.parent)
