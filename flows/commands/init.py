@@ -75,11 +75,11 @@ def init(
         raise AttendError(f"{path}: already exists: give another name with --out, or replace it with --force")
     options = detect(data)
     adapter = ADAPTERS[options["adapter"]]
-    preset = values_of(_preset_for(options["adapter"]))
+    preset = _preset_for(options["adapter"])
     if adapter.has_grids and weights is not None:
         raise AttendError(f"--weights: {data} holds grids, which need no backbone: leave it out")
-    weights = _checked_weights(weights or resolve_preset(preset)["grids"]["weights"])
-    if _preset_for(options["adapter"]) == _USUAL:
+    weights = _checked_weights(weights or resolve_preset(values_of(preset))["grids"]["weights"])
+    if preset == _USUAL:
         options["near_duplicates"] = "together"
     with tempfile.TemporaryDirectory(prefix="attend-init-") as folder:
         read = adapter.model_validate(options)
@@ -109,7 +109,7 @@ def init(
     _tell(found, shares)
     if alike:
         typer.echo(f"  {alike:,} of them are nearly the same as others: too many to keep these in one split")
-    path.write_text(_yaml(name, _relative(options, path), weights, found), encoding="utf-8")
+    path.write_text(_yaml(name, preset, _relative(options, path), weights, found), encoding="utf-8")
     if _is_named(weights) and not adapter.has_grids:
         typer.echo(
             "  the backbone's weights are downloaded once, by the first run; without a network: attend init --weights "
@@ -199,9 +199,8 @@ def _tell(found: Survey, shares: dict[str, float]) -> None:
         typer.echo(f"  {counted(len(found.faults), 'invalid row')} left out; the first: {found.faults[0]}")
 
 
-def _yaml(name: str, options: dict[str, Any], weights: str, found: Survey) -> str:
+def _yaml(name: str, preset: str, options: dict[str, Any], weights: str, found: Survey) -> str:
     """Return the config as commented YAML."""
-    preset = _preset_for(options["adapter"])
     lines = [
         f"# Written by `attend init`. Settings that are not here are the preset's (`attend presets {preset}`) or have",
         "# their defaults; `attend settings` lists them all.",

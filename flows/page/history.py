@@ -23,7 +23,7 @@ class RunRecord:
     """Hold what a run left behind.
 
     time: when it ended (Unix). ran: the stages that ran. counts: pictures by split, and captions. scores: by name,
-    value, low and high end of the 95 % interval, in percent. version, alias, why: of the registered version, if any.
+    value, low and high end of the 95 % interval, in percent. version, why: of the registered version, if any.
     """
 
     time: float
@@ -31,7 +31,6 @@ class RunRecord:
     counts: dict[str, float] = field(default_factory=dict)
     scores: dict[str, list[float]] = field(default_factory=dict)
     version: str = ""
-    alias: str = ""
     why: str = ""
 
 
@@ -45,7 +44,7 @@ def record_run(config: Config, made: Mapping[str, Artifact], ran: Sequence[str])
         values["scores"] = {name: [value, *scored["intervals"][name]] for name, value in scored["scores"].items()}
     if "register" in made:
         registration = read_registration(made["register"].path)
-        values |= {name: registration[name] for name in ("version", "alias", "why")}
+        values |= {name: registration[name] for name in ("version", "why")}
     path = history_file(config)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:

@@ -118,8 +118,10 @@ def _versions(history: Sequence[RunRecord], config: Config, statuses: Sequence[S
     except AttendError as error:
         aliases, unknown = {}, f"<p>Which version is champion now is not known: {html.escape(str(error))}</p>"
     scored = [run for run in runs if score in run.scores]
-    plot = _score_plot(scored, score, aliases.get("champion"))
-    figure = _figure(plot, f"{score} of each version, with its 95 % interval") if scored else ""
+    figure = ""
+    if scored:
+        plot = _score_plot(scored, score, aliases.get("champion"))
+        figure = _figure(plot, f"{score} of each version, with its 95 % interval")
     rows = [
         (
             run.version,
