@@ -27,8 +27,8 @@ from tasks.grids.index import open_grids
 from tasks.metrics import ScoredCaption
 from tasks.pipeline.ledger import Artifact
 from tasks.registry import tracking
+from tasks.registry.champion_rule import PromotionRule
 from tasks.registry.gates import GateResult, gate_results
-from tasks.registry.promotion import PromotionRule
 from tasks.registry.registration_record import REGISTRATION
 from tasks.training.outputs import load_ensemble
 from tests.support import artifacts, plan, register_all, run_all, small, trained
@@ -172,8 +172,11 @@ def test_captions_of_other_pictures_find_their_picture_by_chance_alone(
     assert own > 5 * max(others, 1 / len(captions))
 
 
-def test_a_refused_version_is_challenger_also_as_the_first_and_by_promote(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_gates_warn_of_the_first_version_and_refuse_later_ones(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     from tasks.evaluation import caption_and_score as evaluation
 
@@ -188,18 +191,26 @@ def test_a_refused_version_is_challenger_also_as_the_first_and_by_promote(
     gates = {f"registry__{name}": limit for name, limit in GATES.items() if name != "min_retrieved"}
     config = small(workspace, data__pictures=120, data__test_share=0.4, training__epochs=1, **gates)
     register_all(config)
+    first = json.loads((artifacts(config)["register"].path / REGISTRATION).read_text())
+    assert first["why"].startswith("version 1 is champion: it is the first, although ")
+    assert 'pictures have the same caption, "a dog"' in first["why"]
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    for gate in ("max_same_caption", "max_overused_word"):  # a warning for each
+        assert sum(f"registry.{gate} is 0.5" in warning for warning in warnings) == 1
+    client = tracking.connect(workspace)
+    assert client.get_registered_model("small").aliases == {"champion": 1}
+    config = small(workspace, data__pictures=120, data__test_share=0.4, training__epochs=1, training__seed=1, **gates)
+    register_all(config)
     told = json.loads((artifacts(config)["register"].path / REGISTRATION).read_text())
     assert told["alias"] == "challenger" and 'pictures have the same caption, "a dog"' in told["why"]
-    client = tracking.connect(workspace)
-    assert "champion" not in client.get_registered_model("small").aliases
-    tags = client.get_model_version("small", "1").tags
+    tags = client.get_model_version("small", "2").tags
     assert "registry.max_overused_word is 0.5" in tags["attend.gate.max_overused_word"]
-    decision = promote_version(workspace, "models:/small/1", PromotionRule("bleu4", 0.5, 1), None)
-    assert not decision.promoted and "the same caption" in decision.why
-    why = force_champion(workspace, "models:/small/1")
-    assert why.startswith("version 1 is champion: by hand, although ") and "the same caption" in why
-    assert client.get_model_version("small", "1").tags["attend.decision"] == why
-    assert client.get_registered_model("small").aliases == {"champion": 1}
+    decision = promote_version(workspace, "models:/small/2", PromotionRule("bleu4", 0.5, 1, 0, 0), None)
+    assert decision.alias == "challenger" and "the same caption" in decision.why
+    why = force_champion(workspace, "models:/small/2")
+    assert why.startswith("version 2 is champion: by hand, although ") and "the same caption" in why
+    assert client.get_model_version("small", "2").tags["attend.decision"] == why
+    assert client.get_registered_model("small").aliases == {"champion": 2, "previous": 1}
     # The page and the story of the run say who is champion now.
     record_run(config, artifacts(config), ["register"])
     page = write_page(config, plan(config)).read_text(encoding="utf-8")
@@ -207,7 +218,7 @@ def test_a_refused_version_is_challenger_also_as_the_first_and_by_promote(
     capsys.readouterr()
     tell_end(config, artifacts(config), "attend run")
     told_now = capsys.readouterr().out
-    assert "champion now; when it was registered: version 1 is challenger" in told_now and "--force" not in told_now
+    assert "champion now; when it was registered: version 2 is challenger" in told_now and "--force" not in told_now
 
 
 def only(

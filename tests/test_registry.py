@@ -239,7 +239,7 @@ def test_a_champion_scored_on_other_pictures_is_scored_anew(
         config = trained(copy, evaluation__split="dev")
         run_all(config)
         printed = capsys.readouterr().err
-        assert "version 1 was scored on other pictures or settings; scoring it on these" in printed
+        assert "version 1 was scored on other pictures; it captions these now" in printed
         # The same weights on the same pictures: no better than itself.
         assert told(config)["alias"] == "challenger"
         assert "does not beat version 1: bleu4" in told(config)["why"] and "+0.00" in told(config)["why"]

@@ -409,12 +409,12 @@ def test_no_decoder_learns_to_end_where_a_caption_was_cut(workspace: Path) -> No
 
 
 def test_predictions_are_on_disk_and_scoring_them_again_gives_the_scores(workspace: Path) -> None:
-    config, found = small(workspace), artifacts(small(workspace))
+    evaluation, found = small(workspace).evaluation, artifacts(small(workspace))
     told = json.loads((found["evaluate"].path / "scores.json").read_text())
     told.pop("confidence")  # is judged where it is fitted
     pictures, trained_on = (read_pictures(found["ingest"].path, split) for split in ("test", "train"))
     vocabulary, predictions = read_vocabulary(found["tensorise"].path), found["evaluate"].path / "predictions.parquet"
-    assert score(predictions, pictures, trained_on, vocabulary, config.evaluation) == told
+    assert score(predictions, pictures, trained_on, vocabulary, evaluation, evaluation.decoding()) == told
     assert "tokeniser:ptb" in told["signature"] and "beam:2" in told["signature"]
 
 

@@ -135,10 +135,10 @@ def promote(
     ] = False,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Make a version the champion if it beats the present champion in a paired bootstrap test."""
+    """Make a version the champion if the rule of docs/champions.md says so, or --force does."""
     from flows.registered.compare import force_champion, promote_version
     from tasks.config.stages import RegistryConfig
-    from tasks.registry.promotion import PromotionRule
+    from tasks.registry.champion_rule import PromotionRule
 
     folder = workspace.expanduser().absolute()
     if force:
@@ -148,9 +148,10 @@ def promote(
         return
     config = _config(on, overrides, workspace)
     registry = config.registry if config is not None else RegistryConfig(model="any")
-    rule = PromotionRule(score or registry.promote_on, certainty or registry.certainty, registry.min_pictures)
+    changes = {"promote_on": score or registry.promote_on, "certainty": certainty or registry.certainty}
+    rule = PromotionRule.of(registry.model_copy(update=changes))
     decision = promote_version(folder, version, rule, config)
-    if not decision.promoted:
+    if decision.alias != "champion":
         raise AttendError(f"not promoted: {decision.why} (--force promotes it anyway)")
     typer.echo(decision.why)
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from collections.abc import Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.registered.evaluate import RegisteredScores, evaluate_registered
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
-from tasks.evaluation.caption_and_score import PREDICTIONS
+from tasks.evaluation.caption_and_score import PREDICTIONS, was_trained_on
 from tasks.metrics import METRICS
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import promotion, tracking
-from tasks.registry.promotion import ModelComparison, PromotionRule, side_by_side
+from tasks.registry.champion_rule import Candidate, Decision, Match, PromotionRule, decide, grown
+from tasks.registry.comparison import ModelComparison, side_by_side
+from tasks.registry.version_pictures import pictures_of_version
 from tasks.registry.versions import (
     address_of,
     download_predictions,
@@ -31,14 +34,6 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 
-@dataclass(frozen=True)
-class Decision:
-    """The outcome for a version: whether it is champion now, and why."""
-
-    promoted: bool
-    why: str
-
-
 def compare_versions(workspace: Path, first: str, second: str, on: Config | None = None) -> ModelComparison:
     """Compare the versions at two addresses by the captions that they were scored with.
 
@@ -50,46 +45,37 @@ def compare_versions(workspace: Path, first: str, second: str, on: Config | None
 
 
 def promote_version(workspace: Path, address: str, rule: PromotionRule, on: Config | None) -> Decision:
-    """Make a version champion if it beats the champion by the rule (see promotion.py), and no gate refused it.
+    """Make a version champion if champion_rule.py decides so, and return the decision.
 
-    on: a config on whose held-out pictures both are scored instead. Raise AttendError if the two do not have the rule's
-    score.
+    on: a config on whose held-out pictures both are scored instead. Raise AttendError where they were scored on
+    different pictures and `on` is None.
     """
     client = tracking.connect(workspace, must_exist=True)
     version = version_of_address(client, address)
     with _registry_lock(workspace, version.name):
         champion = version_with_alias(client, version.name, "champion")
-        refusal = version.tags.get(promotion.GATE_REFUSAL)
-        if refusal is not None and (champion is None or number(champion) != number(version)):
-            return Decision(False, refusal)
-        if champion is None:
-            return Decision(
-                True,
-                promotion.make_champion(client, version, f"version {version.version} is champion: it is the first"),
-            )
-        if number(champion) == number(version):
-            return Decision(True, f"version {version.version} is champion already")
-        comparison = _compare(client, champion, version, on)
-        scores = [item.score for item in comparison.scores]
-        if rule.score not in scores:
-            raise AttendError(
-                f"--score: {rule.score}: the two versions have no such score; they have: {', '.join(scores)}"
-            )
-        alias, why = promotion.promote(client, version, champion, comparison, rule)
-    return Decision(alias == "champion", why)
+        if champion is not None and number(champion) == number(version):
+            return Decision("champion", f"version {version.version} is champion already")
+        failed = json.loads(version.tags.get(promotion.FAILED_GATES, "[]"))
+        trained_on_scored = on is None and was_trained_on(version.tags.get("attend.signature", ""))
+        candidate = Candidate(f"version {version.version}", failed, trained_on_scored)
+        decision = decide(rule, candidate, None if champion is None else _match(client, champion, version, on))
+        promotion.apply(client, version, decision)
+    return decision
 
 
 def force_champion(workspace: Path, address: str) -> str:
-    """Make a version champion, whatever its scores and whatever gate refused it, and return a sentence that says so.
+    """Make a version champion, whatever its scores and whatever gate it fails, and return a sentence that says so.
 
-    The sentence is kept as the reason for its promotion, with what the gates found.
+    The sentence is kept as the reason for its promotion, with what had been decided against it.
     """
     client = tracking.connect(workspace, must_exist=True)
     version = version_of_address(client, address)
-    refusal = version.tags.get(promotion.GATE_REFUSAL)
-    why = f"version {version.version} is champion: by hand" + (f", although {refusal}" if refusal else "")
+    objection = promotion.objection_to(version)
+    why = f"version {version.version} is champion: by hand" + (f", although {objection}" if objection else "")
     with _registry_lock(workspace, version.name):
-        return promotion.make_champion(client, version, why)
+        promotion.make_champion(client, version, why)
+    return why
 
 
 def roll_back(workspace: Path, model: str) -> str:
@@ -104,16 +90,36 @@ def _registry_lock(workspace: Path, model: str) -> AbstractContextManager[None]:
     return Workspace(workspace).lock(f"registry-{model}", f"registration of {model}")
 
 
-def _compare(client: MlflowClient, first: ModelVersion, second: ModelVersion, on: Config | None) -> ModelComparison:
+def _match(client: MlflowClient, champion: ModelVersion, version: ModelVersion, on: Config | None) -> Match:
+    """Return the champion compared with a version, on pictures that neither was trained on."""
+    with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
+        before, now = (
+            None if pictures is None else pictures.train
+            for pictures in (
+                pictures_of_version(client, item, Path(scratch) / number(item)) for item in (champion, version)
+            )
+        )
+    comparison = _compare(client, champion, version, on, {*(before or ()), *(now or ())})
+    return Match(f"version {champion.version}", comparison, grown(before, now))
+
+
+def _compare(
+    client: MlflowClient,
+    first: ModelVersion,
+    second: ModelVersion,
+    on: Config | None,
+    trained_on: Collection[str] = (),
+) -> ModelComparison:
+    """Compare two versions by their captions of the same pictures, each with the search that it captions with."""
     addresses = [address_of(version) for version in (first, second)]
     evaluations: list[RegisteredScores] = []
     if on is not None:
         evaluations = [evaluate_registered(on, address) for address in addresses]
         score_names = [set(evaluation.scores["scores"]) for evaluation in evaluations]
     else:
-        if any(first.tags.get(tag) != second.tags.get(tag) for tag in ("attend.data", "attend.signature")):
+        if first.tags.get("attend.data") != second.tags.get("attend.data"):
             raise AttendError(
-                f"{addresses[0]} and {addresses[1]} were scored on different pictures or settings: "
+                f"{addresses[0]} and {addresses[1]} were scored on different pictures: "
                 "add --on CONFIG to score both on that config's held-out pictures"
             )
         score_names = [set(scores_of(version)) for version in (first, second)]
@@ -131,4 +137,4 @@ def _compare(client: MlflowClient, first: ModelVersion, second: ModelVersion, on
                     f"{address}: its run has no captions: add --on CONFIG to score both on that config's pictures"
                 )
             paths.append(path)
-        return side_by_side(paths[0], paths[1], metrics)
+        return side_by_side(paths[0], paths[1], metrics, trained_on)

@@ -47,8 +47,9 @@ class RegisteredScores:
 def evaluate_registered(config: Config, model: str | None = None, results: Path | None = None) -> RegisteredScores:
     """Score a registered model on `config`'s held-out pictures, and return the scores with the MLflow run's id.
 
-    The scores and the captions are stored in an MLflow run. If one has been stored for the same version, pictures and
-    settings, it is read instead. model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion of the
+    The version captions with the search that it was registered with, whatever the config's `evaluation` sets. The
+    scores and the captions are stored in an MLflow run. If one has been stored for the same version, pictures and
+    metrics, it is read instead. model: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; None for the champion of the
     config's model. results: a folder to write the captions and their references to, in the COCO caption toolkit's
     formats.
     """
@@ -66,7 +67,7 @@ def evaluate_registered(config: Config, model: str | None = None, results: Path 
         manifest, captions = stage_artifacts["ingest"], stage_artifacts["tensorise"]
         split_digests = [manifest.products[split] for split in (config.evaluation.split, "train")]
         vocabulary_digest = captions.products["vocabulary"]
-        settings = [Scores.version, config.evaluation.key_part()]
+        settings = [Scores.version, config.evaluation.metrics]
         key = digest_of([version.name, version.version, split_digests, vocabulary_digest, settings])
         run_id = find_evaluation_run(client, config.workspace, version.name, key)
         if run_id is None:
@@ -109,7 +110,7 @@ def _score(
         captioner,
         files_by_digest(manifest.path, config.data),
         None,
-        config.evaluation.decoding(),
+        captioner.decoding,
         earlier=earlier_versions(client, version.name, scores),
     )
     return scores

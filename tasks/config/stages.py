@@ -263,6 +263,19 @@ class RegistryConfig(Section):
         description="share of a paired bootstrap's resamples in which a version must score higher than the champion to "
         "replace it",
     )
+    few_pictures: Annotated[int, NotInKey()] = Field(
+        200,
+        ge=0,
+        description="with fewer held-out pictures than this, a version that was trained on all that the champion was "
+        "trained on, and more, also replaces it where it is not worse: see `max_loss`",
+    )
+    max_loss: Annotated[float, NotInKey()] = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="a version is not worse than the champion where the 95 % interval of the difference excludes a "
+        "loss of more than this share of the champion's score",
+    )
     max_same_caption: Annotated[float | None, NotInKey()] = Field(
         None,
         ge=0,

@@ -26,6 +26,7 @@ from torch import Tensor
 from models.captioned import key_of_digest
 from models.confidence import FEATURES, TrainingPictures, features_of
 from models.likelihood import log_probabilities, padded, with_end
+from models.options import Decoding
 from models.replayed_search import ReplayedSearch
 from models.search import Caption, decode
 from models.vocabulary import Vocabulary
@@ -233,16 +234,18 @@ def score(
     trained_on: list[Picture],
     vocabulary: Vocabulary,
     evaluation: EvaluationConfig,
+    decoding: Decoding,
 ) -> ScoreRecord:
     """Score a predictions file, and return the contents of scores.json.
 
-    pictures: of `evaluation.split`. trained_on: of the train split.
+    pictures: of `evaluation.split`. trained_on: of the train split. decoding: the settings that the captions were
+    decoded with.
     """
     corpus = list(read_predictions(predictions).values())
     training_captions = {" ".join(tokenize(text)) for picture in trained_on for text in picture.captions}
     is_scored_alike = vocabulary.settings.get("units") != "bpe" and vocabulary.settings.get("lower", True)
     known_words = set(vocabulary.words) if is_scored_alike else None
-    settings = (f"split:{evaluation.split}", _decoding_signature(evaluation))
+    settings = (f"split:{evaluation.split}", _decoding_signature(decoding))
     record = score_corpus(corpus, evaluation.metrics, *settings)
     record["language"] = caption_statistics(corpus, training_captions, known_words)
     record["data"] = digest_of([[picture.digest, picture.captions] for picture in pictures])
@@ -307,19 +310,19 @@ def describe_pictures(result: ScoreRecord) -> str:
     """Return how many pictures were scored, and of which kind."""
     if "data" not in result:
         return f"{result['pictures']:,} pictures"
-    kind = "training" if was_trained_on(result) else "held-out"
+    kind = "training" if was_trained_on(result["signature"]) else "held-out"
     return f"{result['pictures']:,} {kind} pictures, captioned free-running"
 
 
-def was_trained_on(result: ScoreRecord) -> bool:
-    """Return whether the pictures were those of the train split, whose scores say nothing about new pictures."""
-    return "split:train" in result["signature"].split("|")
+def was_trained_on(signature: str) -> bool:
+    """Return whether scores are of the train split, by their signature: they say nothing about new pictures."""
+    return "split:train" in signature.split("|")
 
 
 def describe_leak(result: ScoreRecord) -> str:
     """Return a sentence on scored pictures that are in the train split too; empty where there is none."""
     leaked = result.get("also_in_training", 0)
-    if not leaked or was_trained_on(result):
+    if not leaked or was_trained_on(result["signature"]):
         return ""
     return f"{leaked:,} of these pictures are identical to pictures of the train split: the scores are too good"
 
@@ -331,12 +334,12 @@ def _formatted(name: str, value: float) -> str:
     return f"{value:.1f}" if name.endswith("words") else f"{value:.1%}"
 
 
-def _decoding_signature(evaluation: EvaluationConfig) -> str:
+def _decoding_signature(decoding: Decoding) -> str:
     """Return the decoding settings for the signature: only those that the chosen search uses."""
-    settings = vars(evaluation.decoding())
+    settings = {**vars(Decoding()), **vars(decoding)}  # the code saved in a version may be older than a setting
     names = {
         "beam": ("beam", "length_normalisation", *(("consensus",) if settings["consensus"] else ())),
         "sample": ("search", "temperature", "top_k", "top_p", "seed", "n_best"),
-    }[evaluation.search]
+    }[settings["search"]]
     rules = [name for name in ("min_length", "no_repeat", "no_echo") if settings[name]]
     return "|".join(f"{name}:{settings[name]}" for name in (*names, "max_length", *rules))

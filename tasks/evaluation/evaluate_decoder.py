@@ -41,7 +41,7 @@ def evaluate_decoder(evaluation: EvaluationConfig, machine: MachineConfig, sourc
         drawn = random.Random(0).sample(dev, min(len(dev), calibration.FITTED_TO))
         predict(drawn, training, vocabulary, evaluation, machine, sources, out / FITTED_TO)
     judged = _add_confidence(out, training, evaluation.acceptable)
-    scores = score(out / PREDICTIONS, pictures, trained_on, vocabulary, evaluation)
+    scores = score(out / PREDICTIONS, pictures, trained_on, vocabulary, evaluation, evaluation.decoding())
     scores["confidence"] = judged
     write_scores(scores, out)
     counts: dict[str, int | float] = {"captions": scores["pictures"]}

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from models.captioned import key_of_digest, takes_grids
-from models.options import Decoding
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.progress import Bar
@@ -39,21 +38,20 @@ def rescore(
 ) -> ScoreRecord:
     """Caption pictures of `evaluation.split` with a registered model, write the captions, and score the written file.
 
-    captioner: as returned by `load_captioner`. name: the model's name, for messages. vocabulary: of the data set, to
-    count the references' words that it lacks. predictions: the Parquet file to write. digests: the pictures to caption;
-    None for all of the split. grids: of the pictures, from which they are captioned in place of their photographs.
-    Pictures that cannot be decoded are left out. Return the scores, as `score` does. Raise AttendError where the code
-    saved in the model does not support the settings of `evaluation`, or where no picture could be read.
+    The model captions with its own search, whatever `evaluation` sets. captioner: as returned by `load_captioner`.
+    name: the model's name, for messages. vocabulary: of the data set, to count the references' words that it lacks.
+    predictions: the Parquet file to write. digests: the pictures to caption; None for all of the split. grids: of the
+    pictures, from which they are captioned in place of their photographs. Pictures that cannot be decoded are left out.
+    Return the scores, as `score` does. Raise AttendError where no picture could be read.
     """
     files = files_by_digest(manifest.path, data)
     pictures = read_pictures(manifest.path, evaluation.split)
     selected = [picture.digest for picture in pictures] if digests is None else list(digests)
-    decoding = _decoding_for(captioner, name, evaluation)
     rows: list[PredictionRow] = []
     with Bar(len(selected), f"captions of {name}", "pictures") as bar:
         for start in range(0, len(selected), _BATCH):
             part = selected[start : start + _BATCH]
-            captioned = _caption(captioner, part, files, data, grids, decoding)
+            captioned = _caption(captioner, part, files, data, grids)
             rows += [
                 {"digest": digest, "caption": item.caption, "log_probability": item.log_probability}
                 for digest, item in zip(part, captioned, strict=True)
@@ -64,23 +62,9 @@ def rescore(
         takes = " (it takes grids)" if takes_grids(captioner.config) else ""
         raise AttendError(f"{name}{takes}: no picture of the split {evaluation.split!r} could be read")
     write_predictions(rows, pictures, predictions)
-    return score(predictions, pictures, read_pictures(manifest.path, "train"), vocabulary, evaluation)
-
-
-def _decoding_for(captioner: Any, name: str, evaluation: EvaluationConfig) -> dict[str, Any]:
-    """Return the settings of decoding that the code saved in a model has.
-
-    It may be older than a setting, and need not know it where it is at its default. Raise AttendError where it is not.
-    """
-    known, defaults = vars(captioner.decoding), vars(Decoding())
-    settings = vars(evaluation.decoding())
-    for setting, value in settings.items():
-        if setting not in known and value != defaults[setting]:
-            raise AttendError(
-                f"evaluation.{setting}={value}: the code saved in {name} is older than this setting: leave it out, or "
-                "remove the model's alias and run again"
-            )
-    return {setting: value for setting, value in settings.items() if setting in known}
+    return score(
+        predictions, pictures, read_pictures(manifest.path, "train"), vocabulary, evaluation, captioner.decoding
+    )
 
 
 def _caption(
@@ -89,10 +73,9 @@ def _caption(
     files: Mapping[str, Path],
     data: DatasetOptions,
     grids: GridReader | None,
-    decoding: dict[str, Any],
 ) -> list[Any]:
     """Return the captioner's results for pictures: from their photographs, or from grids where these are given."""
     if grids is None and not data.has_grids:
-        return list(captioner.caption([read_photograph(digest, files[digest]) for digest in digests], **decoding))
+        return list(captioner.caption([read_photograph(digest, files[digest]) for digest in digests]))
     given = np.stack([np.load(files[digest]) for digest in digests]) if grids is None else grids.read(list(digests))
-    return list(captioner.from_grid(torch.from_numpy(given), [key_of_digest(digest) for digest in digests], **decoding))
+    return list(captioner.from_grid(torch.from_numpy(given), [key_of_digest(digest) for digest in digests]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -78,7 +78,7 @@ class Finding:
     other: str | None = None
 
 
-def inspect_data(config: Config, sources: ScoreInputs, known: set[str] | None, out: Path) -> InspectionRecord:
+def inspect_data(config: Config, sources: ScoreInputs, known: Set[str] | None, out: Path) -> InspectionRecord:
     """Write findings.parquet and inspection.json to `out`, and return the contents of the second.
 
     known: digests of the pictures of the champion's data set; None where there is no champion, or it is not known which
@@ -122,14 +122,14 @@ def _splits(sources: ScoreInputs) -> list[str]:
     return [split for split in SPLITS if split in sources.manifest.products]
 
 
-def _new_first(digests: Sequence[str], known: set[str] | None) -> list[str]:
+def _new_first(digests: Sequence[str], known: Set[str] | None) -> list[str]:
     """Return digests in the order in which they are looked at: those that are not known first, each part at random."""
     drawn = sorted(digests)
     random.Random(0).shuffle(drawn)
     return sorted(drawn, key=lambda digest: known is not None and digest in known)
 
 
-def _some_of_both(order: Sequence[str], known: set[str] | None) -> list[str]:
+def _some_of_both(order: Sequence[str], known: Set[str] | None) -> list[str]:
     """Return at most `_MOST_POOLED` pictures of those in `order`: half of them known ones, where there are so many."""
     before = [digest for digest in order if known is not None and digest in known]
     new = order[: len(order) - len(before)]
@@ -222,7 +222,7 @@ def _pooled(grids: GridReader, digests: Sequence[str]) -> Tensor:
 
 
 def _drift(
-    training: TrainingPictures, pooled: Tensor, digests: Sequence[str], known: set[str] | None, findings: _Findings
+    training: TrainingPictures, pooled: Tensor, digests: Sequence[str], known: Set[str] | None, findings: _Findings
 ) -> DriftRecord | str:
     """Return whether the pictures that are not known drifted, and add those least like the training pictures.
 

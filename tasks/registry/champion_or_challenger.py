@@ -1,10 +1,11 @@
-"""Whether a new version becomes champion or challenger: what the gates find in it, and how it compares to the champion.
+"""The facts by which a new version becomes champion or challenger: its gates, and its comparison with the champion.
 
-Each function is a step of a registration (see register_captioner.py); promotion.py sets the aliases.
+Each function is a step of a registration (see register_captioner.py). champion_rule.py decides.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,28 +17,28 @@ from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.config.devices import device_of
 from tasks.config.schema import Config
-from tasks.config.stages import RegistryConfig
 from tasks.data.manifest import sources_by_digest
-from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions, was_trained_on
+from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.evaluation.self_retrieval import self_retrieval
 from tasks.grids.index import open_grids
 from tasks.registry.bundle import is_whole
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
+from tasks.registry.champion_rule import Match, grown
 from tasks.registry.comparable_captions import caption_alike
+from tasks.registry.comparison import ModelComparison, side_by_side
 from tasks.registry.gates import GateResult, gate_results
 from tasks.registry.logged_model import bundle_of, load_captioner, runtimes_of
-from tasks.registry.promotion import (
-    GATE_REFUSAL,
-    ModelComparison,
-    PromotionRule,
-    make_challenger,
-    make_champion,
-    promote,
-    was_rolled_back,
-)
+from tasks.registry.promotion import FAILED_GATES
 from tasks.registry.tracking import is_embedded, is_in_workspace
-from tasks.registry.versions import address_of, download_version_predictions, files_of, scored_alike, version_with_alias
+from tasks.registry.version_pictures import VersionPictures, pictures_table
+from tasks.registry.versions import (
+    address_of,
+    download_version_predictions,
+    files_of,
+    scored_on_same,
+    version_with_alias,
+)
 from tasks.training.outputs import load_ensemble
 
 if TYPE_CHECKING:
@@ -70,29 +71,33 @@ def flaw_of(client: MlflowClient, version: ModelVersion, workspace: Path) -> str
     return None if all(map(is_whole, folders)) else "damaged"
 
 
-def predictions_of_champion(
+def match_with(
     champion: ModelVersion,
     scores: ScoreRecord,
     config: Config,
     artifacts: CaptionerArtifacts,
     client: MlflowClient,
     scratch: Path,
-) -> Path:
-    """Return the path of the champion's predictions on the same pictures with the same settings as `scores`.
+    known: VersionPictures | None,
+) -> Match:
+    """Return the champion compared with the version whose evaluation `scores` is of, on the version's pictures.
 
-    They come from the champion's run where it has them; else the champion captions the pictures now.
+    Each is compared by the search that it captions with. The champion's captions come from its run where it was scored
+    on these pictures; else it captions them now. known: the pictures that the champion was made from.
     """
-    if scored_alike(champion, scores):
-        stored = download_version_predictions(client, champion, scratch / "kept")
-        if stored is not None:
-            return stored
-
-    name = f"{champion.name} version {champion.version}"
-    log.info(f"register: {name} was scored on other pictures or settings; scoring it on these")
-    captioner = load_captioner(address_of(champion), runtime="torch")
-    predictions = scratch / "champion.parquet"
-    caption_alike(captioner, name, config, artifacts, predictions)
-    return predictions
+    predictions = None
+    if scored_on_same(champion, scores):
+        predictions = download_version_predictions(client, champion, scratch / "kept")
+    if predictions is None:
+        name = f"{champion.name} version {champion.version}"
+        log.info(f"register: {name} was scored on other pictures; it captions these now")
+        predictions = scratch / "champion.parquet"
+        caption_alike(load_captioner(address_of(champion), runtime="torch"), name, config, artifacts, predictions)
+    now = VersionPictures.of(pictures_table(artifacts.manifest.path))
+    before = None if known is None else known.train
+    own = artifacts.scores.path / PREDICTIONS
+    comparison = side_by_side(predictions, own, config.evaluation.metrics, {*now.train, *(before or ())})
+    return Match(label(champion), comparison, grown(before, now.train))
 
 
 def run_gates(config: Config, artifacts: CaptionerArtifacts, comparison: ModelComparison | None) -> list[GateResult]:
@@ -101,7 +106,7 @@ def run_gates(config: Config, artifacts: CaptionerArtifacts, comparison: ModelCo
     comparison: the champion (first) and the version (second); None where there is no champion.
     """
     captions = read_predictions(artifacts.scores.path / PREDICTIONS)
-    pairs = None if comparison is None else comparison.captions
+    pairs = None if comparison is None else comparison.captions or None
     sources = sources_by_digest(artifacts.manifest.path, config.data)
     return gate_results(config.registry, captions, pairs, lambda: _retrieved(config, artifacts), sources)
 
@@ -115,53 +120,19 @@ def _retrieved(config: Config, artifacts: CaptionerArtifacts) -> npt.NDArray[np.
     return self_retrieval(decoder.to(device).eval(), open_grids(artifacts.grids, config.machine), captions, device)
 
 
-def tag_gates(client: MlflowClient, version: ModelVersion, gates: list[GateResult]) -> str | None:
-    """Write what the gates found into a version's tags, and return why they refuse it; None where they let it pass.
+def tag_gates(client: MlflowClient, version: ModelVersion, gates: list[GateResult]) -> list[str]:
+    """Write what the gates found into a version's tags, and return a sentence for each that it fails.
 
     gates: none where the version is the champion already, whose tags stay.
     """
     for result in gates:
         client.set_model_version_tag(version.name, version.version, f"attend.gate.{result.name}", str(result))
-    refusal = "; ".join(str(result) for result in gates if result.refused)
-    if refusal:
-        client.set_model_version_tag(version.name, version.version, GATE_REFUSAL, refusal)
-    elif GATE_REFUSAL in version.tags:
-        client.delete_model_version_tag(version.name, version.version, GATE_REFUSAL)
-    return refusal or None
-
-
-def decide(
-    client: MlflowClient,
-    registry: RegistryConfig,
-    version: ModelVersion,
-    champion: ModelVersion | None,
-    comparison: ModelComparison | None,
-    scores: ScoreRecord,
-    why_first: str,
-    refusal: str | None,
-) -> tuple[str, str]:
-    """Decide whether a version becomes champion; return its alias and the reason.
-
-    comparison: the champion (first) and the version (second); None where the version is the champion, or the first.
-    why_first: why a version without a champion to compare with becomes champion. refusal: why no gate lets it.
-    """
-    obstacle = refusal
-    if was_trained_on(scores):
-        obstacle = "its scores are of pictures it was trained on: set evaluation.split to dev or test"
-    if obstacle is not None and (champion is None or comparison is not None):
-        return "challenger", make_challenger(client, version, f"{label(version)} is challenger: {obstacle}")
-    if champion is None:
-        return "champion", make_champion(client, version, f"{label(version)} is champion: {why_first}")
-    if comparison is None:
-        return "champion", f"{label(version)} is champion"
-    if was_rolled_back(client, version):
-        why = f"{label(version)} was champion and was rolled back: `attend models promote` makes it champion again"
-        return "challenger", why
-    if registry.promote_on not in scores["scores"]:
-        why = f"{registry.promote_on} is not applicable to these captions: set registry.promote_on to another score"
-        return "challenger", make_challenger(client, version, f"{label(version)} is challenger: {why}")
-    rule = PromotionRule(registry.promote_on, registry.certainty, registry.min_pictures)
-    return promote(client, version, champion, comparison, rule)
+    failed = [str(result) for result in gates if result.refused]
+    if failed:
+        client.set_model_version_tag(version.name, version.version, FAILED_GATES, json.dumps(failed))
+    elif FAILED_GATES in version.tags:
+        client.delete_model_version_tag(version.name, version.version, FAILED_GATES)
+    return failed
 
 
 def label(version: ModelVersion) -> str:

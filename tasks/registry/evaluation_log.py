@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from tasks.config.schema import Config
 from tasks.data.caption_files import VOCABULARY
-from tasks.data.manifest import MANIFEST, files_by_digest
+from tasks.data.manifest import files_by_digest
 from tasks.evaluation.caption_and_score import PREDICTIONS, describe_pictures
 from tasks.evaluation.report import REPORT, ComparedModel, EarlierVersion, write_report
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
@@ -19,6 +19,7 @@ from tasks.registry.bundle import make_captioner
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.lineage import log_pictures, pictures_of
 from tasks.registry.runs import CHECKPOINTS, TrainingLog, flush_run, log_scores_of_evaluation, training_log
+from tasks.registry.version_pictures import pictures_table
 from tasks.registry.versions import PICTURES
 from tasks.training.outputs import HISTORY, LAST, kept_weights
 
@@ -70,8 +71,7 @@ def log_files(log: TrainingLog, artifacts: CaptionerArtifacts) -> None:
     for path, folder in files:
         log.client.log_artifact(log.run_id, str(path), folder or None)
     with tempfile.TemporaryDirectory(prefix="attend-pictures-") as scratch:
-        table = pq.read_table(artifacts.manifest.path / MANIFEST, columns=["digest", "split"])
-        pq.write_table(table, Path(scratch) / PICTURES)
+        pq.write_table(pictures_table(artifacts.manifest.path), Path(scratch) / PICTURES)
         log.client.log_artifact(log.run_id, str(Path(scratch) / PICTURES), evaluation)
 
 

@@ -1,4 +1,4 @@
-"""Which version is champion: decided by a paired bootstrap on the same held-out pictures, and reverted by a rollback.
+"""The aliases of a registered model: set as champion_rule.py decides, and reverted by a rollback.
 
 The aliases of a registered model are `champion`, `challenger` (the last version that was not promoted) and `previous`
 (the version that a rollback restores); its tag `attend.champions` lists all champions, oldest first.
@@ -7,15 +7,11 @@ The aliases of a registered model are `champion`, `challenger` (the last version
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.common.errors import AttendError
-from tasks.evaluation.caption_and_score import read_predictions
-from tasks.metrics import ScoredCaption, load
-from tasks.metrics.bootstrap import LEVEL, ScoreComparison, compare
+from tasks.registry.champion_rule import Decision
 from tasks.registry.runs import TRAIN_KEY
 from tasks.registry.versions import CHAMPIONS, PROMOTED_AT, number, version_with_alias
 
@@ -23,96 +19,19 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-GATE_REFUSAL = "attend.gate_refusal"  # tag of a version that the gates refused (see gates.py): why
+FAILED_GATES = "attend.failed_gates"  # tag of a version: a sentence for each gate that it fails (see gates.py), as JSON
 _DECISION, _ROLLED_BACK = "attend.decision", "attend.was_rolled_back"
 
 
-@dataclass(frozen=True)
-class ModelComparison:
-    """Two models on the same pictures.
-
-    captions: digest of a picture -> the caption and references of the first and of the second model. scores: each score
-    of both models, compared.
-    """
-
-    captions: dict[str, tuple[ScoredCaption, ScoredCaption]]
-    scores: list[ScoreComparison]
+def apply(client: MlflowClient, version: ModelVersion, decision: Decision) -> None:
+    """Give a version the alias that was decided, and keep the reason in its tag."""
+    set_alias = make_champion if decision.alias == "champion" else _make_challenger
+    set_alias(client, version, decision.why)
 
 
-def side_by_side(first: Path, second: Path, metrics: tuple[str, ...]) -> ModelComparison:
-    """Compare two predictions files on the pictures that both have; AttendError where they have none in common."""
-    first_items, second_items = read_predictions(first), read_predictions(second)
-    shared = {digest: (item, second_items[digest]) for digest, item in first_items.items() if digest in second_items}
-    if not shared:
-        raise AttendError(f"{second}: has no picture in common with {first}: compare predictions of the same pictures")
-    first_corpus, second_corpus = zip(*shared.values(), strict=True)
-    scores = [score for name in metrics for score in compare(load(name), first_corpus, second_corpus)]
-    return ModelComparison(shared, scores)
-
-
-def _describe(compared: ScoreComparison) -> str:
-    """Return the numbers of a comparison as a sentence."""
-    low, high = compared.interval
-    return (
-        f"{compared.score} {compared.second:.2f} against {compared.first:.2f}: {compared.second - compared.first:+.2f} "
-        f"({low:+.2f} to {high:+.2f} at {LEVEL:.0%}), better in {compared.better:.1%} of resamples"
-    )
-
-
-@dataclass(frozen=True)
-class PromotionRule:
-    """When a version replaces the champion.
-
-    score: the score that is compared. certainty: the share of resamples in which it must be higher. min_pictures: the
-    fewest pictures on which a comparison decides.
-    """
-
-    score: str
-    certainty: float
-    min_pictures: int
-
-
-def promote(
-    client: MlflowClient,
-    version: ModelVersion,
-    champion: ModelVersion,
-    comparison: ModelComparison,
-    rule: PromotionRule,
-) -> tuple[str, str]:
-    """Set the version's alias, and return it with the reason.
-
-    The version becomes champion where the rule's score is higher, and higher in at least the share `certainty` of the
-    resamples, of enough pictures; else challenger. comparison: the champion (first) with the version (second).
-    """
-    name = f"version {version.version}"
-    compared = next(item for item in comparison.scores if item.score == rule.score)
-    against = f"version {champion.version}: {_describe(compared)}"
-    obstacle = _undecidable(comparison, compared, rule)
-    if obstacle is None and compared.second > compared.first and compared.better >= rule.certainty:
-        return "champion", make_champion(client, version, f"{name} is champion: it beats {against}")
-    why = obstacle or f"it does not beat {against}; {rule.certainty:.1%} is required"
-    return "challenger", make_challenger(client, version, f"{name} is challenger: {why}")
-
-
-def _undecidable(comparison: ModelComparison, compared: ScoreComparison, rule: PromotionRule) -> str | None:
-    """Return why the comparison cannot decide; None where it can."""
-    if len(comparison.captions) < rule.min_pictures:
-        return (
-            f"{len(comparison.captions)} pictures cannot decide, {rule.min_pictures} are required: evaluate on more, "
-            "or `attend models promote --force`"
-        )
-    if compared.first == compared.second == 0:
-        others = [item.score for item in comparison.scores if item.first != item.second]
-        known = f": `attend models promote --score` with one that differs: {', '.join(others)}" if others else ""
-        return f"{compared.score} is 0 for both and cannot decide{known}"
-    return None
-
-
-def make_challenger(client: MlflowClient, version: ModelVersion, why: str) -> str:
-    """Make the version challenger, record the reason in its tag, and return that reason."""
+def _make_challenger(client: MlflowClient, version: ModelVersion, why: str) -> None:
     client.set_registered_model_alias(version.name, "challenger", version.version)
     client.set_model_version_tag(version.name, version.version, _DECISION, why)
-    return why
 
 
 def was_rolled_back(client: MlflowClient, version: ModelVersion) -> bool:
@@ -132,8 +51,8 @@ def _of_same_training(client: MlflowClient, version: ModelVersion) -> list[Model
     return [other for other in versions if other.tags.get(TRAIN_KEY) == training]
 
 
-def make_champion(client: MlflowClient, version: ModelVersion, why: str) -> str:
-    """Make the version champion, record the reason in its tag, and return that reason."""
+def make_champion(client: MlflowClient, version: ModelVersion, why: str) -> None:
+    """Make the version champion, and keep the reason in its tag."""
     champions = [*(item for item in _champions(client, version.name) if item != number(version)), number(version)]
     for other in _of_same_training(client, version):
         if _ROLLED_BACK in other.tags:
@@ -143,7 +62,12 @@ def make_champion(client: MlflowClient, version: ModelVersion, why: str) -> str:
     challenger = version_with_alias(client, version.name, "challenger")
     if challenger is not None and number(challenger) == number(version):
         client.delete_registered_model_alias(version.name, "challenger")
-    return why
+
+
+def objection_to(version: ModelVersion) -> str | None:
+    """Return why the version is not champion, as it was decided last; None where it is, or nothing was decided."""
+    who, _, why = version.tags.get(_DECISION, "").partition(": ")
+    return None if who.endswith("is champion") or not why else why
 
 
 def roll_back(client: MlflowClient, model: str) -> tuple[str, str]:
@@ -160,7 +84,8 @@ def roll_back(client: MlflowClient, model: str) -> tuple[str, str]:
         )
     *remaining, dropped = champions
     client.set_model_version_tag(model, dropped, _ROLLED_BACK, "true")
-    client.set_model_version_tag(model, dropped, _DECISION, f"rolled back to version {remaining[-1]}")
+    why = f"version {dropped} is no longer champion: it was rolled back to version {remaining[-1]}"
+    client.set_model_version_tag(model, dropped, _DECISION, why)
     _set_champions(client, model, remaining)
     return remaining[-1], dropped
 

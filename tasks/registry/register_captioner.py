@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError
 from tasks.common.files import temporary_files_in
+from tasks.common.log import log as logger
 from tasks.common.source import commit
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
 from tasks.data.manifest import files_by_name
-from tasks.evaluation.caption_and_score import PREDICTIONS, ScoreInputs, differing_scores
+from tasks.evaluation.caption_and_score import PREDICTIONS, ScoreInputs, differing_scores, was_trained_on
 from tasks.evaluation.report import REPORT, ComparedModel
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
 from tasks.inspection.inspect import inspect_data
@@ -33,23 +34,24 @@ from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.catalogue import write_report_of
 from tasks.registry.champion_or_challenger import (
     champion_to_beat,
-    decide,
     flaw_of,
     label,
-    predictions_of_champion,
+    match_with,
     run_gates,
     tag_gates,
 )
+from tasks.registry.champion_rule import Candidate, Decision, PromotionRule, decide
 from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report
 from tasks.registry.gates import GateResult
 from tasks.registry.lineage import version_tag
 from tasks.registry.logged_model import drop_unregistered, flush_logged_model, input_of, log_model
 from tasks.registry.model_card import card
-from tasks.registry.promotion import side_by_side
+from tasks.registry.promotion import apply, was_rolled_back
 from tasks.registry.registration_record import RegistrationRecord, write_registration
 from tasks.registry.runs import EVALUATED_VERSION, TRAIN_KEY, TrainingLog, flush_run, training_log
 from tasks.registry.runtimes import export_runtimes
 from tasks.registry.tracking import is_in_workspace, shown_tracking_uri
+from tasks.registry.version_pictures import pictures_of_version
 from tasks.registry.versions import (
     EVALUATION,
     MADE_FROM,
@@ -57,9 +59,8 @@ from tasks.registry.versions import (
     address_of,
     earlier_versions,
     files_of,
-    known_pictures,
     number,
-    scored_alike,
+    scored_on_same,
 )
 from tasks.training.outputs import HISTORY
 
@@ -80,7 +81,7 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
     artifacts: what the captioner is made from. params: the parameters of the model's run in MLflow. A version that was
     registered with the same stage key is used again. registration.json in `work.out` names the version and its alias.
     """
-    workspace, registry, evaluation = config.workspace, config.registry, config.evaluation
+    workspace, registry = config.workspace, config.registry
     from mlflow.exceptions import MlflowException
 
     scores = read_scores(artifacts.scores.path)
@@ -95,23 +96,27 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
         _check_predictions(artifacts, scores, Workspace(workspace))
         version = _version_with_key(log.client, registry.model, work.key, workspace)
         champion, why_first = champion_to_beat(log.client, registry.model, workspace)
-        comparison = None
-        if champion is not None and (version is None or number(champion) != number(version)):
-            champion_predictions = predictions_of_champion(champion, scores, config, artifacts, log.client, scratch)
-            comparison = side_by_side(champion_predictions, artifacts.scores.path / PREDICTIONS, evaluation.metrics)
-        known = None if champion is None else known_pictures(log.client, champion, scratch / "known")
-        inspection = _inspect(config, artifacts, known, work.out)
-        gates = [] if champion is not None and comparison is None else run_gates(config, artifacts, comparison)
+        is_champion = champion is not None and version is not None and number(champion) == number(version)
+        known = None if champion is None else pictures_of_version(log.client, champion, scratch / "known")
+        match = None
+        if champion is not None and not is_champion:
+            match = match_with(champion, scores, config, artifacts, log.client, scratch, known)
+        inspection = _inspect(config, artifacts, None if known is None else known.digests, work.out)
+        gates = [] if is_champion else run_gates(config, artifacts, None if match is None else match.comparison)
         if version is None:
-            rivals = (
-                [] if champion is None or comparison is None else [ComparedModel(label(champion), comparison.scores)]
-            )
+            rivals = [] if match is None else [ComparedModel(match.champion, match.comparison.scores)]
             version = _bundle_and_register(log, config, artifacts, scores, rivals, gates, work, scratch)
-        refusal = tag_gates(log.client, version, gates)
-        if champion is None or comparison is not None:  # of the champion itself, nothing has arrived since
+        failed = tag_gates(log.client, version, gates)
+        decision = Decision("champion", f"{label(version)} is champion")
+        if not is_champion:
             drift = describe_drift(inspection["drift"])
             log.client.set_model_version_tag(version.name, version.version, "attend.drift", drift)
-        alias, why = decide(log.client, registry, version, champion, comparison, scores, why_first, refusal)
+            rolled_back = was_rolled_back(log.client, version)
+            candidate = Candidate(label(version), failed, was_trained_on(scores["signature"]), rolled_back)
+            decision = decide(PromotionRule.of(registry), candidate, match, why_first)
+            apply(log.client, version, decision)
+            for warning in decision.warnings:
+                logger.warning(f"register: {label(version)} is champion as the first, but {warning}")
         with contextlib.suppress(MlflowException, LookupError):  # then `attend models report` says why
             write_report_of(log.client, version, work.out / REPORT)
         files = files_of(log.client, version)
@@ -119,8 +124,8 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
     registration: RegistrationRecord = {
         "model": registry.model,
         "version": str(version.version),
-        "alias": alias,
-        "why": why,
+        "alias": decision.alias,
+        "why": decision.why,
         "uri": address_of(version),
         "store": shown_tracking_uri(workspace),
         "run_id": log.run_id,
@@ -129,7 +134,7 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
         registration["files"] = str(files)
     write_registration(registration, work.out)
     products = {"version": digest_of([registry.model, version.version])}
-    return Outcome(products, {"version": int(version.version)}, [why], shared)
+    return Outcome(products, {"version": int(version.version)}, [decision.why], shared)
 
 
 def _bundle_and_register(
@@ -231,7 +236,7 @@ def _same_version(
     same = {_BUNDLE: digest, TRAIN_KEY: artifacts.decoder.ledger.key}
     runtimes = _runtimes_tag(registry)
     for version in client.search_model_versions(f"name = '{registry.model}'"):
-        is_same = same.items() <= version.tags.items() and scored_alike(version, scores)
+        is_same = same.items() <= version.tags.items() and scored_on_same(version, scores)
         is_same &= version.tags.get(_RUNTIMES) == runtimes
         if is_same and flaw_of(client, version, workspace) is None:
             return version
@@ -284,7 +289,9 @@ def _create_version(
     )
 
 
-def _inspect(config: Config, artifacts: CaptionerArtifacts, known: set[str] | None, out: Path) -> InspectionRecord:
+def _inspect(
+    config: Config, artifacts: CaptionerArtifacts, known: frozenset[str] | None, out: Path
+) -> InspectionRecord:
     """Inspect the data set with the trained model, and write findings, record and page to `out`.
 
     known: digests of the pictures that the champion was made from; None where that is not known.

@@ -117,7 +117,7 @@ def earlier_versions(client: MlflowClient, model: str, scores: ScoreRecord) -> l
     )
     return [
         EarlierVersion(
-            number(version), scores_of(version), scored_alike(version, scores), version.tags.get(REVIEWED, "")
+            number(version), scores_of(version), scored_on_same(version, scores), version.tags.get(REVIEWED, "")
         )
         for version in versions
     ]
@@ -129,9 +129,9 @@ def scores_of(version: ModelVersion) -> dict[str, float]:
     return {name.removeprefix("score."): float(value) for name, value in tags if name.startswith("score.")}
 
 
-def scored_alike(version: ModelVersion, scores: ScoreRecord) -> bool:
-    """Return whether a version was scored on the same pictures with the same settings as `scores`."""
-    return all(version.tags.get(f"attend.{name}") == scores[name] for name in ("data", "signature"))
+def scored_on_same(version: ModelVersion, scores: ScoreRecord) -> bool:
+    """Return whether a version was scored on the same pictures and references as `scores`."""
+    return version.tags.get("attend.data") == scores["data"]
 
 
 def download_version_predictions(client: MlflowClient, version: ModelVersion, folder: Path) -> Path | None:
@@ -174,26 +174,6 @@ def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifa
     except (MlflowException, OSError, AttendError):
         return None
     return path
-
-
-def known_pictures(client: MlflowClient, version: ModelVersion, folder: Path) -> set[str] | None:
-    """Return the digests of the pictures that a version was made from; None where its run is gone or does not say."""
-    import pyarrow.parquet as pq
-    from mlflow.exceptions import MlflowException
-
-    evaluation = version.tags.get(EVALUATION)
-    name = f"{evaluation}/{PICTURES}"
-    try:
-        if evaluation is None or name not in [
-            item.path for item in client.list_artifacts(str(version.run_id), evaluation)
-        ]:
-            return None  # another program registered it, or an earlier version of attend
-        folder.mkdir(parents=True, exist_ok=True)
-        path = client.download_artifacts(str(version.run_id), name, str(folder))
-    except MlflowException as error:
-        log.warning(f"{address_of(version)}: its run cannot be read ({error}): what is new since it is not known")
-        return None
-    return set(pq.read_table(path, columns=["digest"])["digest"].to_pylist())
 
 
 class Registered(NamedTuple):

@@ -1,0 +1,170 @@
+"""The rule by which a new version becomes champion: one function, which knows neither MLflow nor files.
+
+docs/champions.md explains it to users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from tasks.common.wording import counted
+from tasks.config.stages import RegistryConfig
+from tasks.metrics.bootstrap import LEVEL, ScoreComparison
+from tasks.registry.comparison import ModelComparison
+
+
+@dataclass(frozen=True)
+class PromotionRule:
+    """The settings of `registry` by which a version replaces the champion.
+
+    score: the score that is compared. certainty: the share of bootstrap resamples in which it must be higher.
+    min_pictures: the fewest pictures that decide. few_pictures: with fewer than this, a version that was trained on
+    more may replace the champion without being better beyond chance. max_loss: by how much it may then be worse, as a
+    share of the champion's score.
+    """
+
+    score: str
+    certainty: float
+    min_pictures: int
+    few_pictures: int
+    max_loss: float
+
+    @classmethod
+    def of(cls, registry: RegistryConfig) -> PromotionRule:
+        """Return the rule that a config sets."""
+        return cls(
+            registry.promote_on, registry.certainty, registry.min_pictures, registry.few_pictures, registry.max_loss
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A version that may become champion.
+
+    name: how messages name it, `version 2`. failed_gates: a sentence for each gate that it fails. trained_on_scored:
+    whether its scores are of pictures that it was trained on. rolled_back: whether a person withdrew this training.
+    """
+
+    name: str
+    failed_gates: Sequence[str] = ()
+    trained_on_scored: bool = False
+    rolled_back: bool = False
+
+    def objections(self) -> list[str]:
+        """Return what speaks against the version, whatever it scores."""
+        objections = list(self.failed_gates)
+        if self.trained_on_scored:
+            objections.append("its scores are of pictures it was trained on: set evaluation.split to dev or test")
+        return objections
+
+
+@dataclass(frozen=True)
+class Match:
+    """The champion, compared with a candidate.
+
+    champion: how messages name it. comparison: the champion (first) with the candidate (second), each with the search
+    that it captions with. grown: how much more the candidate was trained on, in words; None where it was not trained on
+    all that the champion was trained on, and more.
+    """
+
+    champion: str
+    comparison: ModelComparison
+    grown: str | None
+
+
+class Decision(NamedTuple):
+    """The alias that a version gets, the reason as a sentence, and warnings."""
+
+    alias: Literal["champion", "challenger"]
+    why: str
+    warnings: Sequence[str] = ()
+
+
+def decide(
+    rule: PromotionRule, candidate: Candidate, match: Match | None, why_first: str = "it is the first"
+) -> Decision:
+    """Return whether a version becomes champion.
+
+    match: None where there is no champion whose files are intact. why_first: why the version needs no match then.
+    """
+    if match is None:
+        objections = candidate.objections()
+        although = f", although {'; '.join(objections)}" if objections else ""
+        return Decision("champion", f"{candidate.name} is champion: {why_first}{although}", objections)
+    obstacle = _obstacle(rule, candidate, match)
+    wins, why = (False, obstacle) if obstacle is not None else _outcome(rule, match)
+    alias: Literal["champion", "challenger"] = "champion" if wins else "challenger"
+    return Decision(alias, f"{candidate.name} is {alias}: {why}")
+
+
+def _outcome(rule: PromotionRule, match: Match) -> tuple[bool, str]:
+    """Return whether a candidate replaces the champion by its scores, and why."""
+    compared, pictures = _scores(match)[rule.score], len(match.comparison.captions)
+    figures = f"{match.champion}: {_describe(compared)}"
+    if compared.second > compared.first and compared.better >= rule.certainty:
+        return True, f"it beats {figures}"
+    if match.grown is None or pictures >= rule.few_pictures:
+        return False, f"it does not beat {figures}; {rule.certainty:.1%} is required"
+    allowed = rule.max_loss * compared.first
+    limit = f"with {counted(pictures, 'picture')}, registry.max_loss allows a loss of {allowed:.2f}"
+    if compared.interval[0] > -allowed:
+        return True, f"it was trained on {match.grown} and is not worse than {figures}; {limit}"
+    return False, f"it was trained on {match.grown}, but may be worse than {figures}; {limit}"
+
+
+def grown(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> str | None:
+    """Return how much more a training has than an earlier one, in words.
+
+    Return None where it lacks some of the earlier one's pictures or captions, or has no more of them.
+    before, now: the digest of each training picture -> the number of its captions; None where that is not known.
+    """
+    if before is None or now is None or not before.keys() <= now.keys():
+        return None
+    pictures, captions = len(now) - len(before), sum(now.values()) - sum(before.values())
+    if captions <= 0 or any(now[digest] < captions_before for digest, captions_before in before.items()):
+        return None
+    return f"{counted(pictures, 'more picture')}" if pictures else f"{counted(captions, 'more caption')}"
+
+
+def _obstacle(rule: PromotionRule, candidate: Candidate, match: Match) -> str | None:
+    """Return why a candidate cannot replace the champion, whatever the comparison says; None where it can."""
+    if candidate.rolled_back:
+        return "it was champion and was rolled back: `attend models promote` makes it champion again"
+    return "; ".join(candidate.objections()) or _undecidable(rule, match)
+
+
+def _undecidable(rule: PromotionRule, match: Match) -> str | None:
+    """Return why the comparison cannot decide; None where it can."""
+    scores, pictures = _scores(match), len(match.comparison.captions)
+    if pictures < rule.min_pictures:
+        left_out = match.comparison.left_out
+        unfit = f" ({left_out:,} more are left out: one of the two versions was trained on them)" if left_out else ""
+        return (
+            f"{counted(pictures, 'picture')} cannot decide{unfit}, {rule.min_pictures} are required "
+            "(registry.min_pictures): hold out more, or `attend models promote --force`"
+        )
+    if rule.score not in scores:
+        return (
+            f"{rule.score} does not apply to these captions: set registry.promote_on to another score "
+            f"({', '.join(scores)})"
+        )
+    if scores[rule.score].first == scores[rule.score].second == 0:
+        others = [name for name, item in scores.items() if item.first != item.second]
+        known = f": set registry.promote_on to a score that differs ({', '.join(others)})" if others else ""
+        return f"{rule.score} is 0 for both and cannot decide{known}"
+    return None
+
+
+def _scores(match: Match) -> dict[str, ScoreComparison]:
+    return {item.score: item for item in match.comparison.scores}
+
+
+def _describe(compared: ScoreComparison) -> str:
+    """Return the numbers of a comparison."""
+    low, high = compared.interval
+    return (
+        f"{compared.score} {compared.second:.2f} against {compared.first:.2f}, {compared.second - compared.first:+.2f} "
+        f"({low:+.2f} to {high:+.2f} at {LEVEL:.0%}), better in {compared.better:.1%} of resamples"
+    )
