@@ -193,6 +193,7 @@ def up(
 ) -> None:
     """Start Prefect's server, the deployments of prefect.yaml and a worker on this machine, in the background."""
     from flows.operations.deploy import ServiceOptions
+    from flows.operations.schedules import schedule_lines
     from flows.operations.service import up as start
     from tasks.config.schema import load
 
@@ -205,17 +206,18 @@ def up(
     typer.echo(f"Prefect: {service.prefect}")
     if service.mlflow is not None:
         typer.echo(f"MLflow:  {service.mlflow}")
-    typer.echo(
-        f"stop it with `attend down`; list the schedules with: PREFECT_API_URL={service.api} prefect deployment ls"
-    )
+    for line in schedule_lines(service.api):
+        typer.echo(f"  {line}")
+    typer.echo("stop it with `attend down`")
 
 
 @app.command()
 def down(workspace: WorkspaceOption = Path("workspace")) -> None:
-    """Stop the servers and the worker that `attend up` started."""
+    """Stop the servers and the worker that `attend up` started; a run in progress stops at its next checkpoint."""
     from flows.operations.service import down as stop
 
-    stop(workspace.expanduser().absolute())
+    for line in stop(workspace.expanduser().absolute()):
+        typer.echo(line)
     typer.echo("stopped")
 
 

@@ -96,12 +96,15 @@ def deploy(options: ServiceOptions, env: dict[str, str]) -> None:
 
 
 def _with_config(deployments: Path, config: str) -> str:
-    """Return prefect.yaml with a config in place of `preset: demo`, and the schedules of those deployments active."""
+    """Return prefect.yaml with a config in place of `preset: demo`, and the schedules of those deployments active.
+
+    The schedule of a deployment with overrides, which are to be edited first, stays as it is.
+    """
     content = yaml.safe_load(deployments.read_text(encoding="utf-8"))
     for deployment in content["deployments"]:
-        if deployment["parameters"].get("preset") == "demo" and "overrides" not in deployment["parameters"]:
+        if deployment["parameters"].get("preset") == "demo":
             deployment["parameters"]["preset"] = config
-            for schedule in deployment["schedules"]:
+            for schedule in deployment["schedules"] if "overrides" not in deployment["parameters"] else ():
                 schedule["active"] = True
     return yaml.safe_dump(content, sort_keys=False)
 

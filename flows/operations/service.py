@@ -16,10 +16,12 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import filelock
 
 from flows.operations.deploy import POOL, PREFECT, ServiceOptions, check_project, deploy, logs_of, prefect_file
+from flows.operations.flow_runs import end_dead_runs, environment_of, paused_pool, stop_runs
 from flows.operations.prefect_server import LINE_SECONDS, LocalServer, wait_or_start_again, wait_until_healthy
 from flows.operations.prefect_settings import environment
 from tasks.common.errors import AttendError
@@ -27,11 +29,13 @@ from tasks.common.files import write_atomically
 from tasks.common.log import log, show_log
 from tasks.common.ports import is_listening
 from tasks.common.progress import Stopwatch, lasting
+from tasks.common.wording import counted
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.mlflow_pages import ui_command, ui_environment
 from tasks.registry.tracking import MLFLOW_UI, connect, tracking_uri
 
-_STOP_SECONDS = 60.0
+_STOP_SECONDS, _CHILD_STOP_SECONDS = 60.0, 20.0  # for everything, and for each program
+_RUN_STOP_SECONDS = 60.0  # for flow runs to reach a checkpoint
 _CHECK_SECONDS = 3.0
 
 
@@ -73,10 +77,10 @@ def up(options: ServiceOptions) -> Service:
         state = service.prefect if service is not None else "it is starting or stopping"
         raise AttendError(f"{workspace}: already up ({state}): stop it with `attend down`")
     check_project(project)
+    _kill_orphans(workspace, (options.port, options.mlflow_port))
     for name, number in (("--port", options.port), ("--mlflow-port", options.mlflow_port)):
         if is_listening(number):
-            remedy = f"give another port{_stop_orphans(workspace)}"
-            raise AttendError(f"{name}: {number} is taken by another program: {remedy}")
+            raise AttendError(f"{name}: {number} is taken by another program: give another port")
     Workspace(workspace).prepare()
     _service_file(workspace).unlink(missing_ok=True)
     logs = logs_of(workspace)
@@ -109,20 +113,25 @@ def up(options: ServiceOptions) -> Service:
     raise AttendError(f"{logs / 'service.log'}: could not start: {lines[-1] if lines else 'the log is empty'}")
 
 
-def down(workspace: Path) -> None:
-    """Stop what `attend up` started. A flow run in progress is stopped too, and continues when it is next run.
+def down(workspace: Path) -> list[str]:
+    """Stop what `attend up` started, and return a sentence on each flow run that was in progress.
 
-    Raises AttendError where nothing is running, or where the supervisor does not end.
+    A run stops at its next checkpoint; one that takes too long is killed. The next run continues it. Raises AttendError
+    where nothing is running, or where the supervisor does not end.
     """
     service = running_service(workspace)
     if service is None:
         raise AttendError(f"{workspace}: nothing to stop: no service of `attend up` is running here")
     os.kill(service.process, signal.SIGTERM)
-    deadline = time.monotonic() + _STOP_SECONDS + 10
+    deadline = time.monotonic() + _RUN_STOP_SECONDS + _STOP_SECONDS + 10
     while is_locked(workspace):
         if time.monotonic() > deadline:
             raise AttendError(f"{workspace}: process {service.process} does not end: stop it by hand")
         time.sleep(0.2)
+    try:
+        return _stopped_file(workspace).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
 
 
 class _StopRequested(BaseException):
@@ -164,10 +173,17 @@ def supervise(options: ServiceOptions) -> None:
         try:
             wait_or_start_again(start_server(), start_server, workspace)
             deploy(options, env)
+            _end_dead_runs(f"{url}/api", "CANCELLED", "it was stopped with the machine or the service")
             start("worker")
             if mlflow is not None:
                 connect(workspace)  # makes the database whole: MLflow's server would make it in place
-                programs["mlflow"] = ui_command(workspace, options.mlflow_port), ui_environment()
+                programs["mlflow"] = (
+                    ui_command(workspace, options.mlflow_port),
+                    {
+                        **ui_environment(),
+                        "ATTEND_WORKSPACE": str(workspace),
+                    },
+                )
                 start("mlflow")
                 wait_until_healthy(f"{mlflow}/health", children["mlflow"], logs_of(workspace) / "mlflow.log", "MLflow")
             while True:
@@ -175,16 +191,15 @@ def supervise(options: ServiceOptions) -> None:
                 write_atomically(_service_file(workspace), json.dumps(asdict(service), indent=1))
                 while all(child.poll() is None for child in children.values()):
                     time.sleep(_CHECK_SECONDS)
-                for name, child in list(children.items()):
-                    if child.poll() is not None:
-                        print(f"{name} ended with exit code {child.returncode}: restarting it", flush=True)
-                        _kill_group(child.pid)
-                        start(name)
+                for name in [name for name, child in children.items() if child.poll() is not None]:
+                    _clean_up_after(name, children[name], f"{url}/api")
+                    start(name)
         except _StopRequested:
-            pass
+            for signal_number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(signal_number, signal.SIG_IGN)
         finally:
             _service_file(workspace).unlink(missing_ok=True)
-            _stop(children)
+            _stop(children, f"{url}/api", workspace)
             deadline = time.monotonic() + _STOP_SECONDS
             while is_listening(port) and time.monotonic() < deadline:  # Prefect's command ends before its server does
                 time.sleep(0.1)
@@ -206,17 +221,49 @@ def _start(
         )
 
 
-def _stop(children: dict[str, subprocess.Popen[bytes]]) -> None:
-    """Stop the worker first, so that it can report the end of its flow run to the server, then the others."""
-    deadline = time.monotonic() + _STOP_SECONDS
+def _clean_up_after(name: str, child: subprocess.Popen[bytes], api: str) -> None:
+    """Kill what a program that died has left of its process group, and end the runs that died with the worker."""
+    print(f"{name} ended with exit code {child.returncode}: restarting it", flush=True)
+    _kill_group(child.pid)
+    if name == "worker":
+        _end_dead_runs(api, "CRASHED", "its process and the worker's were killed")
+
+
+def _stop(children: dict[str, subprocess.Popen[bytes]], api: str, workspace: Path) -> None:
+    """Stop the flow runs and then the worker, while the server still records their end; then the others."""
+    stopped: list[str] = []
+    try:
+        if "worker" in children:
+            with paused_pool(api):
+                stopped = stop_runs(api, _RUN_STOP_SECONDS)
+                _stop_child(children, "worker")
+    except OSError as error:  # the server does not answer
+        print(f"the flow runs could not be stopped: {error}", flush=True)
+    _stopped_file(workspace).write_text("".join(f"{line}\n" for line in stopped), encoding="utf-8")
     for name in ("worker", "mlflow", "server"):
-        child = children.get(name)
-        if child is None or child.poll() is not None:
-            continue
-        child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(max(deadline - time.monotonic(), 1))
-        _kill_group(child.pid)
+        _stop_child(children, name)
+
+
+def _stop_child(children: dict[str, subprocess.Popen[bytes]], name: str) -> None:
+    """Terminate a child process, wait, and kill what is left of its process group."""
+    child = children.pop(name, None)
+    if child is None or child.poll() is not None:
+        return
+    child.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_CHILD_STOP_SECONDS)
+    _kill_group(child.pid)
+
+
+def _end_dead_runs(api: str, state: Literal["CANCELLED", "CRASHED"], why: str) -> None:
+    """End the flow runs whose process is gone, so that they do not hold the place of the next run."""
+    try:
+        names = end_dead_runs(api, state, f"{why}; the next run continues where it stopped")
+    except OSError as error:  # then the automation attend-zombies ends them
+        print(f"runs whose process is gone could not be ended: {error}", flush=True)
+        return
+    for name in names:
+        print(f"{name}: {state.lower()}: {why}", flush=True)
 
 
 def _kill_group(group: int) -> None:
@@ -225,12 +272,22 @@ def _kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _stop_orphans(workspace: Path) -> str:
-    """Return how to stop the processes of a supervisor that was killed, for a message; empty where there are none."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
+def _kill_orphans(workspace: Path, ports: tuple[int, int]) -> None:
+    """Kill the servers and the worker that a killed supervisor of this workspace left, and wait for their ports."""
+    try:
         groups = Service(**json.loads(_service_file(workspace).read_text(encoding="utf-8"))).groups
-        return f", or stop what a killed `attend up` left: kill -- {' '.join(f'-{group}' for group in groups)}"
-    return ""
+    except (OSError, ValueError, TypeError):
+        return
+    # The numbers may be other programs' by now: theirs know this workspace.
+    orphans = [group for group in groups if f"ATTEND_WORKSPACE={workspace}\0" in environment_of(group)]
+    if not orphans:
+        return
+    log.info(f"stopping what an `attend up` that was killed left: {counted(len(orphans), 'process', 'processes')}")
+    for group in orphans:
+        _kill_group(group)
+    deadline = time.monotonic() + _CHILD_STOP_SECONDS
+    while any(map(is_listening, ports)) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _lock(workspace: Path) -> filelock.FileLock:
@@ -248,6 +305,11 @@ def is_locked(workspace: Path) -> bool:
             return False
     except filelock.Timeout:
         return True
+
+
+def _stopped_file(workspace: Path) -> Path:
+    """Return the file with a sentence on each flow run that `attend down` stopped."""
+    return workspace / "prefect" / "stopped.txt"
 
 
 def _service_file(workspace: Path) -> Path:

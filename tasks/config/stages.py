@@ -270,7 +270,7 @@ class RegistryConfig(Section):
         "trained on, and more, also replaces it where it is not worse: see `max_loss`",
     )
     max_loss: Annotated[float, NotInKey()] = Field(
-        0.2,
+        0.15,
         ge=0,
         le=1,
         description="a version is not worse than the champion where the 95 % interval of the difference excludes a "

@@ -28,6 +28,7 @@ from models.graphs import Replayed
 from models.memory import is_out_of_memory
 from tasks.common.errors import AttendError
 from tasks.common.files import write_whole
+from tasks.common.interrupts import deferred_interrupt
 from tasks.common.log import log
 from tasks.common.progress import Bar, Stopwatch, lasting
 from tasks.common.wording import counted
@@ -195,7 +196,10 @@ class TrainingLoop:
         since_start, since_checkpoint = Stopwatch(), Stopwatch()
         self.model.train()
         label = f"epoch {epoch + 1}/{self.training.epochs}"
-        with Bar(len(self.batches), label, "batches", done=start, says_end=False) as bar:
+        with (
+            deferred_interrupt("this step") as is_interrupted,
+            Bar(len(self.batches), label, "batches", done=start, says_end=False) as bar,
+        ):
             for step in self.ahead(self.batches.epoch(epoch, start)):
                 self.learn(step)
                 self.tally.sums.bfloat16 += self.training.precision == "bfloat16"
@@ -206,9 +210,13 @@ class TrainingLoop:
                 if sums.count:
                     bar.note(f"{self.objective.metric} {sums.mean:.3f}")
                 bar.advance()
-                if since_checkpoint.seconds() > self.machine.checkpoint_seconds:
+                # Several processes stop each for itself, and so between two checkpoints.
+                stops = is_interrupted() and processes.size() == 1
+                if stops or since_checkpoint.seconds() > self.machine.checkpoint_seconds:
                     self.checkpoint()
                     since_checkpoint = Stopwatch()
+                if stops or is_interrupted():
+                    raise KeyboardInterrupt
             with self._refusing_infinity():
                 self.tally.read()
             self.tally.sums.seconds = earlier_seconds + since_start.seconds()

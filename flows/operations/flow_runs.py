@@ -1,0 +1,136 @@
+"""Flow runs of the worker that `attend up` started: asked to stop, and ended at the server where their process is gone.
+
+A run that stays `Running` holds the only place of its deployment, and every later run is cancelled until the server
+gives up waiting for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from flows.operations.deploy import POOL
+
+_UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
+_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class FlowRun:
+    """A flow run that has not ended. process: of the flow; None where it has not begun."""
+
+    id: str
+    name: str
+    state: str
+    process: int | None
+
+    def is_alive(self) -> bool:
+        """Return whether the run's process is there: the number alone may be another program's after a restart."""
+        return self.process is not None and self.id in environment_of(self.process)
+
+
+def unfinished_runs(api: str) -> list[FlowRun]:
+    """Return the flow runs of the work pool that have begun and not ended. api: the URL of the server's API."""
+    query = {
+        "flow_runs": {"state": {"type": {"any_": _UNFINISHED}}},
+        "work_pools": {"name": {"any_": [POOL]}},
+    }
+    return [
+        FlowRun(row["id"], row["name"], row["state_name"], _process_of(row["infrastructure_pid"]))
+        for row in ask(f"{api}/flow_runs/filter", query)
+    ]
+
+
+def stop_runs(api: str, seconds: float) -> list[str]:
+    """Ask all runs to stop at their next checkpoint, and wait; return a sentence on each that had not ended.
+
+    A run that does not stop within `seconds` is killed. None has an unfinished state afterwards. The work pool should
+    be paused, or the worker begins other runs meanwhile.
+    """
+    said: dict[str, str] = {}
+    asked: set[str] = set()
+    deadline = time.monotonic() + seconds
+    while runs := unfinished_runs(api):
+        in_time = time.monotonic() < deadline
+        for run in runs:
+            said.setdefault(run.id, f"{run.name}: stopped; the next run continues where it stopped")
+            if run.is_alive() and in_time:
+                if run.id not in asked:
+                    asked.add(run.id)
+                    _signal(run, signal.SIGINT)
+            elif run.process is not None or not in_time:
+                if run.is_alive():
+                    said[run.id] = f"{run.name}: did not stop within {seconds:.0f} s and was killed"
+                    _signal(run, signal.SIGKILL)
+                end(api, run, "CANCELLED", "stopped with the service; the next run continues where it stopped")
+        time.sleep(_LOOK_SECONDS)
+    return list(said.values())
+
+
+@contextlib.contextmanager
+def paused_pool(api: str) -> Iterator[None]:
+    """Pause the work pool, unless a person paused it, so that the worker begins no run."""
+    pool = f"{api}/work_pools/{POOL}"
+    paused = ask(pool, None)["is_paused"]
+    ask(pool, {"is_paused": True}, "PATCH")
+    try:
+        yield
+    finally:
+        ask(pool, {"is_paused": paused}, "PATCH")
+
+
+def end_dead_runs(api: str, state: Literal["CANCELLED", "CRASHED"], why: str) -> list[str]:
+    """Give the state to all runs that have not ended and whose process is gone; return their names."""
+    dead = [run for run in unfinished_runs(api) if not run.is_alive()]
+    for run in dead:
+        end(api, run, state, why)
+    return [run.name for run in dead]
+
+
+def end(api: str, run: FlowRun, state: Literal["CANCELLED", "CRASHED"], why: str) -> None:
+    """Set a run's final state at the server, which frees its place in its deployment, unless it has ended meanwhile."""
+    if ask(f"{api}/flow_runs/{run.id}", None)["state_type"] not in _UNFINISHED:
+        return
+    body = {"state": {"type": state, "name": state.capitalize(), "message": why}, "force": True}
+    ask(f"{api}/flow_runs/{run.id}/set_state", body)
+
+
+def _signal(run: FlowRun, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(run.process or 0, number)
+
+
+def _process_of(infrastructure: str | None) -> int | None:
+    """Return the process id in what Prefect's process worker calls the infrastructure, `HOST:PID` or `PID`."""
+    number = (infrastructure or "").rpartition(":")[2]
+    return int(number) if number.isdigit() else None
+
+
+def environment_of(process: int) -> str:
+    """Return the environment of a process, by which it is known whose it is; empty where there is no such process."""
+    path = Path(f"/proc/{process}/environ")
+    if Path("/proc/self").exists():
+        with contextlib.suppress(OSError):
+            return path.read_bytes().decode(errors="replace")
+        return ""
+    command = ["ps", "eww", "-o", "command=", "-p", str(process)]  # macOS
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.replace(" ", "\0")
+
+
+def ask(url: str, body: dict[str, Any] | None, method: str | None = None) -> Any:
+    """Ask Prefect's API and return its answer. body: as JSON; None to get what is at the URL."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"}, method=method)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server is on this machine
+    with opener.open(request, timeout=30) as answer:
+        content = answer.read()
+    return json.loads(content) if content else None
