@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import shutil
@@ -20,8 +21,7 @@ from models.options import Runtime
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.common.progress import Bar
-from tasks.pipeline.ledger import digest_of
-from tasks.pipeline.workspace import Workspace
+from tasks.pipeline.workspace import hold
 from tasks.registry.versions import Registered, find
 
 if TYPE_CHECKING:
@@ -136,8 +136,8 @@ def write_captions_file(
     found = find_and_tell(model, workspace)
     on = [] if runtime is None else [f"runtime {runtime}"]
     model_label = ", ".join([found.address, *on, *(f"{name} {value}" for name, value in (decoding or {}).items())])
-    with Workspace(workspace).lock(f"captions-{digest_of(str(out.resolve()))[:20]}", f"captions of {out}"):
-        parts = _PartFiles(out, model_label)
+    parts = _PartFiles(out, model_label)
+    with parts.lock():
         pictures = open_pictures(sources, workspace)
         names = list(pictures.named())
         earlier = read_rows(out)
@@ -260,11 +260,25 @@ class _PartFiles:
     """The folder OUT.parts with the captions of one model version and decoding that are not merged into OUT yet."""
 
     def __init__(self, out: Path, model_label: str) -> None:
-        self._model_label = model_label
+        self._out, self._model_label = out, model_label
         self._folder = out.with_name(f"{out.name}.parts")
-        # Temporary files are left by a run that was killed while it wrote.
-        for temporary in out.parent.glob(f".{glob.escape(out.name)}.*.tmp"):
-            temporary.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing the file for the length of the block."""
+        self._folder.mkdir(exist_ok=True)
+        lock = self._folder / ".lock"
+        try:
+            with hold(lock, f"captions of {self._out}", "another run is writing them"):
+                # Temporary files are left by a run that was killed while it wrote.
+                for temporary in self._out.parent.glob(f".{glob.escape(self._out.name)}.*.tmp"):
+                    temporary.unlink(missing_ok=True)
+                self._folder.mkdir(exist_ok=True)  # the run that was waited for has removed it
+                yield
+        finally:
+            lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # there are parts, from which the next run goes on
+                self._folder.rmdir()
 
     def known_rows(self, earlier: list[Row]) -> dict[str | None, Row]:
         """Return the rows of this model, by the digest of the picture. earlier: of OUT; others are in the parts."""

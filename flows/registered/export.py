@@ -42,7 +42,7 @@ def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: P
             if bundle.is_dir() and not is_whole(bundle):
                 raise AttendError(f"{found.address}: {bundle}: is damaged: run `attend run` again")
         if kept.is_dir():
-            shutil.copytree(kept, out, ignore=shutil.ignore_patterns("__pycache__"))
+            _copy(kept, out)
         else:
             log.info(f"{found.address} was not registered for {runtime}: it is exported now, and not scored")
             write_exported(_captioner_in(files / BUNDLE, found.address), out, runtime)
@@ -55,6 +55,15 @@ def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: P
         except OSError as error:
             raise AttendError(f"--to: {folder}: cannot be written: {error.strerror}: give another name") from None
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _copy(folder: Path, out: Path) -> None:
+    """Copy the files of a bundle with the permissions of new files: the bundle's may be read-only."""
+    for path in folder.rglob("*"):
+        if path.is_file() and path.parent.name != "__pycache__":
+            target = out / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
 
 
 def _captioner_in(bundle: Path, address: str) -> Captioner:

@@ -10,7 +10,7 @@ from models.options import Runtime
 from models.requests import CaptionRow, Params
 from tasks.registry import tracking
 from tasks.registry.logged_model import example, load_model, unwrap_captioner
-from tasks.registry.versions import address_of, check_address, default_champion, version_of_address
+from tasks.registry.versions import address_of, check_address, default_champion, files_of, version_of_address
 
 _TYPES: dict[str, type] = {"long": int, "integer": int, "double": float, "float": float, "boolean": bool, "string": str}
 
@@ -37,7 +37,7 @@ class RegisteredModel(Served):
 
         version = version_of_address(self._client, self.address)
         uri = address_of(version)
-        pyfunc = load_model(uri, self._runtime)
+        pyfunc = load_model(uri, self._runtime, files_of(self._client, version))
         model = pyfunc.unwrap_python_model()
         captioner = unwrap_captioner(model, uri)
         schema = pyfunc.metadata.get_params_schema()

@@ -37,7 +37,7 @@ class Session:
 
 def notice_crashes(workspace: Workspace) -> None:
     """Mark the published files of the workspace as suspect if a run was killed there."""
-    if any((workspace.root / "locks" / _SESSIONS).glob("*.lock")):
+    if any((workspace.root / "locks" / _SESSIONS).glob("*.lock")) and workspace.is_writable():
         with workspace.lock(_SESSIONS):
             _mark_suspects(workspace)
 

@@ -293,6 +293,13 @@ class Workspace:
                 "give another with machine.workspace=FOLDER"
             ) from None
 
+    def is_writable(self) -> bool:
+        """Return whether this process may write to the workspace, or make it. To read it, no lock is held then."""
+        folder = self.root / "locks"
+        while not folder.exists():
+            folder = folder.parent
+        return os.access(folder, os.W_OK)
+
     def forget_other_stages(self, run: str, stages: Collection[str]) -> None:
         """Forget the keys of all stages but these, which are those of the finished run: it needs no other artifacts."""
         with self.lock(f"record-{run}"):
@@ -332,16 +339,23 @@ class Workspace:
         """
         path = self.root / "locks" / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path)
-        try:
-            lock.acquire(timeout=-1 if doing is None else 0)
-        except filelock.Timeout:
-            log.info(f"{doing}: {by}; waiting until that has finished")
-            lock.acquire()
-        try:
+        with hold(path, doing, by):
             yield
-        finally:
-            lock.release()
+
+
+@contextlib.contextmanager
+def hold(path: Path, doing: str | None, by: str) -> Iterator[None]:
+    """Hold the lock of a file for the length of the block: see `Workspace.lock`."""
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=-1 if doing is None else 0)
+    except filelock.Timeout:
+        log.info(f"{doing}: {by}; waiting until that has finished")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def lock_name(stage: str, key: str) -> str:

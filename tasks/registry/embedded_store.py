@@ -19,11 +19,12 @@ DATABASE, VERSION = "mlflow.db", "mlflow.db.version"
 _DRAFT = ".mlflow.db.draft"
 
 
-def prepare_database(workspace: Path) -> None:
+def prepare_database(workspace: Path, may_write: bool = True) -> None:
     """Create the workspace's database, or upgrade one that another version of MLflow made.
 
-    The caller holds the lock `mlflow-store`. Raises AttendError where MLflow cannot upgrade a database with runs in it.
     One without runs, as a killed process of an earlier version of this program left it, is set aside and made again.
+    may_write: whether this process may write to the workspace; the caller then holds the lock `mlflow-store`. Raises
+    AttendError where MLflow cannot upgrade a database with runs in it, or where it may not be written.
     """
     import mlflow
 
@@ -31,8 +32,14 @@ def prepare_database(workspace: Path) -> None:
     if database.is_file() and version.is_file() and version.read_text(encoding="utf-8") == mlflow.__version__:
         return
     if database.is_file() and _is_up_to_date(database):
-        write_atomically(version, mlflow.__version__)
+        if may_write:
+            write_atomically(version, mlflow.__version__)
         return
+    if not may_write:
+        raise AttendError(
+            f"{database}: is of another version of MLflow than this {mlflow.__version__}, and cannot be upgraded here: "
+            "it is read-only; any command of somebody who may write to it upgrades it"
+        )
     draft = _new_draft(workspace)
     try:
         if database.is_file():

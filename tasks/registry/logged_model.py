@@ -130,17 +130,19 @@ def drop_unregistered(log: TrainingLog, model: str) -> None:
                 shutil.rmtree(files.parent, ignore_errors=True)
 
 
-def load_model(uri: str, runtime: Runtime | None = None) -> Any:
+def load_model(uri: str, runtime: Runtime | None = None, files: Path | None = None) -> Any:
     """Load the MLflow model at an address with the code saved in it; AttendError where there is no model there.
 
-    runtime: what it is to run on; None for the first of those it was registered with that is installed.
+    runtime: what it is to run on; None for the first of those it was registered with that is installed. files: the
+    folder of its files, where these are on this machine: it is loaded from there, because MLflow writes a file into the
+    folder of a model that it loads by its address, which may be read-only.
     """
     import mlflow
     from mlflow.exceptions import MlflowException
 
     given = {} if runtime is None else {"model_config": {"runtimes": [runtime]}}
     try:
-        model = mlflow.pyfunc.load_model(uri, **given)
+        model = mlflow.pyfunc.load_model(uri if files is None else str(files), **given)
         if runtime is not None:
             _check_runtime(uri, runtime, _runtimes(model.metadata.flavors["python_function"]))
         return model
@@ -166,7 +168,7 @@ def load_captioner(uri: str, files: Path | None = None, runtime: Runtime | None 
     for that. runtime: see `load_model`.
     """
     if files is None or not (files / BUNDLE / LOADER).is_file():
-        return unwrap_captioner(load_model(uri, runtime).unwrap_python_model(), uri)
+        return unwrap_captioner(load_model(uri, runtime, files).unwrap_python_model(), uri)
     return load_bundle(bundle_folder(uri, files, runtime), uri)
 
 

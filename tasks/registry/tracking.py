@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import logging
 import os
 import urllib.request
@@ -168,9 +169,10 @@ def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
         if value is None:
             os.environ.pop(name, None)
     # MLflow's client creates and upgrades the tables of a database: two at the same moment break each other's.
-    with Workspace(workspace).lock("mlflow-store", "the MLflow store"):
+    may_write = Workspace(workspace).is_writable()
+    with Workspace(workspace).lock("mlflow-store", "the MLflow store") if may_write else contextlib.nullcontext():
         if is_embedded():
-            prepare_database(workspace)
+            prepare_database(workspace, may_write)
         client = mlflow.MlflowClient()
         client.search_experiments(max_results=1)
     return client
