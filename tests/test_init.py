@@ -319,7 +319,11 @@ def test_the_written_paths_hold_from_anywhere(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "project").rename(tmp_path / "elsewhere")
     monkeypatch.chdir("/")
     config = load(str(tmp_path / "elsewhere" / "mine.yaml"))
-    assert config.data.path.parent == tmp_path / "elsewhere" / "photographs" and config.data.path.is_file()
+    assert isinstance(config.data, Sources)
+    photographs, answers = config.data.sources["photographs"], config.data.sources["answers"]
+    assert photographs.path.parent == tmp_path / "elsewhere" / "photographs" and photographs.path.is_file()
+    assert answers.path == tmp_path / "workspace" / "reviews.jsonl"  # of the workspace, which did not move
+    assert answers.images == photographs.path.parent
     assert config.grids.weights == str(tmp_path / "w.safetensors")
 
 

@@ -182,6 +182,39 @@ def test_corrections_are_data_of_which_what_was_asked_at_random_is_test(register
         run_stage(config, "ingest")
 
 
+def test_answers_join_by_themselves_and_status_says_how_many_are_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, registered: Path
+) -> None:
+    """`attend init` writes their source, whose file is not there before the first answer."""
+    photos, rows = tmp_path / "photos", []
+    photos.mkdir()
+    for number, path in enumerate(pictures(registered)[:40]):
+        shutil.copyfile(path, photos / path.name)
+        split = "train" if number < 30 else "validation"
+        rows.append(json.dumps({"file_name": path.name, "text": ["a shape", f"shape number {number}"], "split": split}))
+    (photos / "metadata.jsonl").write_text("\n".join(rows))
+    (tmp_path / "w.safetensors").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = attend_at(monkeypatch, capsys, "init", "photos", "--weights", "w.safetensors")
+    assert code == 0, err
+    settings = ["grids={backbone: tiny, weights: 'random:0', image_size: 64}", "registry.runtimes=[torch]"]
+    config = load("photos.yaml", settings)
+    run_stage(config, "ingest")
+    assert attend_at(monkeypatch, capsys, "status", "photos.yaml", *settings)[1].startswith("fresh       ingest")
+    names = [path.name for path in sorted(photos.glob("*.png"))]
+    held_out = {json.loads(row)["file_name"] for row in rows[30:]}
+    answered = [name for name in names if name not in held_out][:3] + sorted(held_out)[:2]
+    add_answers(
+        tmp_path / "workspace" / "reviews.jsonl",
+        [answer(name=name, picture=digest_of_file(photos / name), chosen="least sure") for name in answered],
+    )
+    said = attend_at(monkeypatch, capsys, "status", "photos.yaml", *settings)[1]
+    assert "stale       ingest    3 new answers, 2 pictures of answers left out there: in another split of photos" in said
+    run_stage(config, "ingest")
+    trained_on = read_pictures(artifacts(config, "ingest")["ingest"].path, "train")
+    assert sum("a red ring" in picture.captions for picture in trained_on) == 3
+
+
 def test_a_folder_with_none_of_the_photographs_is_refused(inbox: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     add_answers(tmp_path / "r.jsonl", [answer()])

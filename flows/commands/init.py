@@ -6,17 +6,20 @@ import json
 import re
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 import yaml
 
+from flows.commands.options import workspace_folder
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted, counted_by_split, listed, shortened
 
 if TYPE_CHECKING:
     from tasks.data.survey import Survey
+    from tasks.datasets.base import DatasetOptions
 
 _FEWEST = 20  # pictures, below which one of three splits may be empty, and no score means anything
 _FEW = 1_000  # pictures, below which a person is told not to expect much
@@ -44,8 +47,16 @@ _ABOUT = {
 _WHY_CIDER = "the score by which a new version becomes champion; with few pictures BLEU-4 is often 0"
 _WHY_RUNTIMES = "the first is used where it is installed; onnx needs no torch, and starts faster, but takes no GPU"
 _UNTOLD = ("adapter", "path", "near_duplicates")  # settings of `data` that are not printed as its form
+_OF_THE_WHOLE = ("near_duplicates", "dev_share", "test_share")  # settings of all sources of `data` together
 _LINES = 3  # sample rows
 _SAMPLE = 200  # rows by whose captions their script is told
+
+
+class Reviewed(NamedTuple):
+    """The folder whose pictures people are asked about, and the file of their answers."""
+
+    answers: Path
+    images: Path
 
 
 def init(
@@ -109,13 +120,25 @@ def init(
     _tell(found, shares)
     if alike:
         typer.echo(f"  {alike:,} of them are nearly the same as others: too many to keep these in one split")
-    path.write_text(_yaml(name, preset, _relative(options, path), weights, found), encoding="utf-8")
+    path.write_text(
+        _yaml(name, preset, _relative(options, path), _reviewed(read, path), weights, found), encoding="utf-8"
+    )
     if _is_named(weights) and not adapter.has_grids:
         typer.echo(
             "  the backbone's weights are downloaded once, by the first run; without a network: attend init --weights "
             "FILE (.safetensors or .pth)"
         )
     typer.echo(f"{path}: written; look at it, and then:\n  attend check {path}\n  attend run {path}")
+
+
+def _reviewed(data: DatasetOptions, config: Path) -> Reviewed | None:
+    """Return where people's answers will be; None where the data set is no folder of photographs to ask about."""
+    from tasks.datasets.corrections import ANSWERS_FILE
+
+    if data.has_grids or data.unpacks or data.prefix_of(""):
+        return None
+    answers, images = workspace_folder(None) / ANSWERS_FILE, data.image_folder(Path()).absolute()
+    return Reviewed(**_relative({"answers": answers, "images": images}, config))
 
 
 def _has_gpu() -> bool:
@@ -199,8 +222,11 @@ def _tell(found: Survey, shares: dict[str, float]) -> None:
         typer.echo(f"  {counted(len(found.faults), 'invalid row')} left out; the first: {found.faults[0]}")
 
 
-def _yaml(name: str, preset: str, options: dict[str, Any], weights: str, found: Survey) -> str:
-    """Return the config as commented YAML."""
+def _yaml(
+    name: str, preset: str, options: dict[str, Any], reviewed: Reviewed | None, weights: str, found: Survey
+) -> str:
+    """Return the config as commented YAML. reviewed: None for data whose pictures `attend review` cannot show."""
+    of_source = {field: value for field, value in options.items() if field not in _OF_THE_WHOLE}
     lines = [
         f"# Written by `attend init`. Settings that are not here are the preset's (`attend presets {preset}`) or have",
         "# their defaults; `attend settings` lists them all.",
@@ -208,7 +234,8 @@ def _yaml(name: str, preset: str, options: dict[str, Any], weights: str, found: 
         f"name: {_scalar(name)}",
         f"about: captions of the pictures in {name}",
         "data:",
-        *(f"  {field}: {_scalar(value)}" for field, value in options.items()),
+        *(_sources(name, of_source, reviewed) if reviewed is not None else _settings(of_source, "  ")),
+        *_settings({field: value for field, value in options.items() if field in _OF_THE_WHOLE}, "  "),
     ]
     if found.faults:
         lines.append(
@@ -229,6 +256,26 @@ def _yaml(name: str, preset: str, options: dict[str, Any], weights: str, found: 
         runtimes = "[torch, onnx]" if _has_gpu() else "[onnx, torch]"
         lines += [f"  runtimes: {runtimes}  # {_WHY_RUNTIMES}", *_gates(found)]
     return "\n".join(lines) + "\n"
+
+
+def _settings(options: Mapping[str, Any], indent: str) -> list[str]:
+    return [f"{indent}{field}: {_scalar(value)}" for field, value in options.items()]
+
+
+def _sources(name: str, options: Mapping[str, Any], reviewed: Reviewed) -> list[str]:
+    """Return the settings of a data set, and of the answers about its pictures, as the two sources of the data."""
+    from tasks.datasets.corrections import ANSWERS
+
+    source = re.sub(r"[^A-Za-z0-9_-]", "-", name)
+    return [
+        "  adapter: sources",
+        "  sources:",
+        f"    {_scalar(source)}:",
+        *_settings(options, "      "),
+        f"    {'people' if source == 'answers' else 'answers'}:"
+        f"  # of `attend review serve {reviewed.images}`: the next run learns from them",
+        *_settings({"adapter": ANSWERS, "path": reviewed.answers, "images": reviewed.images}, "      "),
+    ]
 
 
 def _settings_by_size(found: Survey) -> list[str]:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from models.options import Runtime
     from tasks.review.rates import Rate
 
-_FILE = "reviews.jsonl"  # of the answers, in the workspace
 _SHOWN = 10  # words that were changed
 _Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the photographs")]
 _Model = Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")]
@@ -104,6 +103,7 @@ def _options(
 
 def _file_of(answers: Path | None, workspace: Path) -> Path:
     """Return the file of the answers; AttendError where none is given, and the workspace is in object storage."""
+    from tasks.datasets.corrections import ANSWERS_FILE
     from tasks.pipeline.workspace import Workspace
 
     if answers is not None:
@@ -113,7 +113,7 @@ def _file_of(answers: Path | None, workspace: Path) -> Path:
         return path
     if Workspace(workspace).remote is not None:
         raise AttendError("--answers: the workspace is in object storage: give a file of this machine for the answers")
-    return workspace / _FILE
+    return workspace / ANSWERS_FILE
 
 
 def _nothing(folder: Path) -> str:

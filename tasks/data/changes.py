@@ -12,6 +12,7 @@ from tasks.config.machine import MachineConfig
 from tasks.data.joined_sources import joined
 from tasks.data.manifest import MANIFEST, captions_of, valid_rows
 from tasks.datasets.base import DatasetOptions, paths_of, pictures_of
+from tasks.datasets.corrections import Corrections
 from tasks.datasets.faults import Faults
 from tasks.pipeline.file_digests import Digests
 
@@ -33,9 +34,12 @@ def describe_changes(manifest: Path, data: DatasetOptions, machine: MachineConfi
         return str(error)
     digests = Digests(machine.folder / "digests.sqlite").of(paths)
     new = {row.name: digests[path] for row, path in zip(rows, paths, strict=True)}
-    rows, _ = joined(rows, new, data, faults)
+    rows, notes = joined(rows, new, data, faults)
     new = {row.name: new[row.name] for row in rows}
     gone, added = old.keys() - new.keys(), new.keys() - old.keys()
+    answers = tuple(prefix for prefix, source in data.parts().items() if isinstance(source, Corrections))
+    answered = {name for name in added if name.startswith(answers)}
+    added -= answered
     # A picture that is gone under one name and there under another is renamed, where their contents are the same.
     names_gone = {old[name]["digest"] for name in gone}
     names_added = {new[name] for name in added}
@@ -55,6 +59,8 @@ def describe_changes(manifest: Path, data: DatasetOptions, machine: MachineConfi
     parts = [f"{number:,} {what}" for number, what in told]
     if told:
         parts[0] = f"{counted(told[0][0], 'picture')} {told[0][1]}"
+    if answered:
+        parts += [counted(len(answered), "new answer"), *notes]
     if faults.found:
         parts.append(f"{counted(len(faults.found), 'row')} not valid: {faults.found[0]}")
     return ", ".join(parts) or "the data set's files changed, but no captioned picture"

@@ -25,6 +25,8 @@ from tasks.datasets.faults import REFUSE, Faults
 
 Verdict = Literal["accepted", "edited", "rejected", "skipped", "no photograph"]
 Chosen = Literal["least sure", "least like training", "at random"]
+ANSWERS = "corrections"  # the adapter
+ANSWERS_FILE = "reviews.jsonl"  # in the workspace
 GIVING: tuple[Verdict, ...] = ("accepted", "edited")  # verdicts with a caption to train on
 
 
@@ -144,20 +146,25 @@ def latest(answers: Iterable[Answer]) -> list[Answer]:
 class Corrections(DatasetOptions):
     """A file of answers of `attend review`, whose captions people accepted or wrote; for `data.sources`.
 
-    What was asked at random is test, so that scores stay honest; the rest, chosen to be learned from, trains.
+    What was asked at random is test, so that scores stay honest; the rest, chosen to be learned from, trains. The file
+    need not be there yet: it is then as good as empty.
     """
 
     adapter: Literal["corrections"] = "corrections"
     expects_captions: ClassVar[bool] = False
 
     def annotation_files(self) -> list[Path]:
-        return [require_file(self.path, "data.path")]
+        path = self.path.expanduser()
+        return [path] if path.exists() else []
 
     def image_folder(self, generated: Path) -> Path:
         """Return the folder that was reviewed: `data.images`, or that of the file."""
         return require_folder(self.images if self.images is not None else self.path.expanduser().parent, "data.images")
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
+        if not self.annotation_files():
+            log.info(f"{self.path}: no answers yet: `attend review serve FOLDER` asks for some")
+            return
         positions: dict[str, str] = {}
         answers: list[Answer] = []
         for where, answer in read_answers(require_file(self.path, "data.path"), faults):

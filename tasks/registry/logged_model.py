@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 BUNDLE = "artifacts/bundle"  # the folder of the bundle for torch in a logged model's files
 LOADER = "load.py"  # in a bundle: the code that loads it
-_REQUIREMENTS = ("mlflow", "torch", "torchvision", "torchcodec", "safetensors", "pillow", "numpy", "pandas")
+_REQUIREMENTS = ("mlflow", "safetensors", "pillow", "numpy", "pandas")
+_OF_TORCH, _OF_ONNX = ("torch", "torchvision", "torchcodec"), ("onnxruntime",)
 
 
 def bundle_of(runtime: str) -> str:
@@ -56,11 +57,15 @@ def log_model(run_id: str, name: str, bundles: Mapping[str, Path], given: ModelI
     """Log the bundles of a captioner in a run as a pyfunc model made from code, and return its `models:/m-...` address.
 
     name: that MLflow's pages list the model by. bundles: the folder of each runtime, the preferred first. given: what
-    the model takes. libraries: the packages that it needs in addition to `_REQUIREMENTS`.
+    the model takes. libraries: the packages that its backbone needs in torch.
+
+    MLflow installs what the preferred runtime needs: the packages of another, torch's of some gigabytes, are needed by
+    those alone who ask for it.
     """
     import mlflow
 
-    requirements = (*_REQUIREMENTS, *libraries)
+    in_torch = next(iter(bundles)) == "torch"
+    requirements = (*_REQUIREMENTS, *((*_OF_TORCH, *libraries) if in_torch else _OF_ONNX))
     with mlflow.start_run(run_id=run_id):
         info = mlflow.pyfunc.log_model(
             name=name.replace(".", "-"),  # MLflow refuses dots

@@ -20,7 +20,8 @@ _PACKAGES = {"torch": "torch", "onnx": "onnxruntime", "onnx-float16": "onnxrunti
 def photographs_of(model_input):
     """Return the encoded photographs, or .npy files of grids, a list of bytes, from any input that MLflow passes on.
 
-    The input is a data frame, a dict or a list; each photograph in it is bytes or base64 text.
+    The input is a data frame, a dict or a list; each photograph in it is bytes or base64 text. From a dict of base64
+    texts, MLflow makes a data frame with a list in its only cell.
     """
     if isinstance(model_input, pd.DataFrame):
         values = list(model_input["image"] if "image" in model_input else model_input.iloc[:, 0])
@@ -30,7 +31,8 @@ def photographs_of(model_input):
         values = model_input
     if isinstance(values, (bytes, bytearray, memoryview, str)):
         values = [values]
-    return [_photograph(value) for value in values]
+    cells = [value if isinstance(value, list) else [value] for value in values]
+    return [_photograph(value) for cell in cells for value in cell]
 
 
 def _photograph(value):

@@ -167,7 +167,6 @@ def _bundle_and_register(
     log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
     drop_unregistered(log, model)
     libraries = ["timm"] if captioner.config["backbone"]["name"].startswith("timm:") else []
-    libraries += ["onnxruntime"] if len(bundles) > 1 else []
     name = str(log.client.get_run(log.run_id).info.run_name)
     source = log_model(log.run_id, name, bundles, input_of(captioner), libraries)
     model_id = source.removeprefix("models:/")
