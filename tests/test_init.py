@@ -26,6 +26,7 @@ from tasks.data.manifest import sizes_in_words, valid_rows
 from tasks.data.survey import Survey, survey
 from tasks.datasets import ADAPTERS
 from tasks.datasets.detection import detect
+from tasks.datasets.sources import Sources
 from tests.support import artifacts, run_stage
 from tests.test_cli import attend, refused
 

@@ -29,7 +29,7 @@ from tasks.training.loop import LossModule, synchronised
 from tasks.training.objectives import CrossEntropy, count
 from tasks.training.outputs import HISTORY, WEIGHTS
 from tests.support import artifacts, plan, run_stage, small
-from tests.test_decoders import CHANNELS, VOCABULARY, example
+from tests.test_decoders import CHANNELS, LOOKING, VOCABULARY, example
 
 # Nothing is drawn, so that what is left to differ is the order in which numbers are added. 49 pictures in batches of
 # eight: the last one has a picture for one process only.
@@ -165,14 +165,20 @@ def test_two_resume_where_nothing_is_left_but_to_write(alone: Config, workspace:
     assert_same(config, alone, "train")
 
 
-@pytest.mark.parametrize("name", DECODERS)
-def test_every_decoder_shares_its_gradient(name: str, tmp_path: Path) -> None:
-    """Also where not every layer takes part: a group of one tells."""
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in DECODERS),
+        *((name, {"first_state": "zeros"}) for name in LOOKING),
+        *((name, {"head": "adaptive"}) for name in DECODERS),
+    ],
+)
+@pytest.mark.filterwarnings("error:find_unused_parameters")
+def test_every_decoder_shares_its_gradient(name: str, changes: dict[str, object], tmp_path: Path) -> None:
+    """No weight is left without one, for which the processes would wait: a group of one tells."""
     torch.manual_seed(0)
-    options: dict[str, object] = {"embedding": 8, "hidden": 8}
-    if name in {"show_attend_tell", "attention_lstm"}:
-        options["first_state"] = "zeros"
-    decoder = make(name, CHANNELS, VOCABULARY, options | ({"heads": 2} if name == "transformer" else {}))
+    options = {"embedding": 8, "hidden": 8, **({"heads": 2} if name == "transformer" else {}), **changes}
+    decoder = make(name, CHANNELS, VOCABULARY, options)
     grid, tokens = example()
     batch = Batch.of(grid, tokens)
     store = distributed.FileStore(str(tmp_path / "store"), 1)  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from flows.commands.cli import app
 from flows.preflight import verdict_of
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
+from tasks.config.schema import load
 from tasks.data.manifest import read_pictures
 from tasks.datasets.corrections import Answer, Corrections, add_answers, latest, read_answers
 from tasks.evaluation.score_record import read_scores
@@ -25,6 +26,8 @@ from tasks.review.label_studio import LOCAL_FILES, answers_in
 from tasks.review.queue import Question, Shares, at_random, choose
 from tasks.review.rates import figures
 from tests.support import artifacts, pictures, run_stage, small, trained
+from tests.test_cli import Capture
+from tests.test_cli import attend as attend_at
 
 RUNNER = CliRunner()
 
@@ -209,10 +212,12 @@ def test_answers_join_by_themselves_and_status_says_how_many_are_new(
         [answer(name=name, picture=digest_of_file(photos / name), chosen="least sure") for name in answered],
     )
     said = attend_at(monkeypatch, capsys, "status", "photos.yaml", *settings)[1]
-    assert "stale       ingest    3 new answers, 2 pictures of answers left out there: in another split of photos" in said
+    assert (
+        "stale       ingest    3 new answers, 2 pictures of answers left out there: in another split of photos" in said
+    )
     run_stage(config, "ingest")
     trained_on = read_pictures(artifacts(config, "ingest")["ingest"].path, "train")
-    assert sum("a red ring" in picture.captions for picture in trained_on) == 3
+    assert sum("a dog runs" in picture.captions for picture in trained_on) == 3
 
 
 def test_a_folder_with_none_of_the_photographs_is_refused(inbox: Path, tmp_path: Path) -> None:

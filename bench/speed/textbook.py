@@ -24,10 +24,12 @@ class Textbook(nn.Module):
         super().__init__()
         self.shared = decoder
         assert decoder.context_gates is not None and decoder.gate is not None
+        assert decoder.first_hidden is not None and decoder.first_cell is not None
+        self.first_hidden, self.first_cell = decoder.first_hidden, decoder.first_cell
 
     def _first(self, grid: Tensor) -> tuple[Tensor, Tensor]:
         mean = grid.mean(dim=1)
-        return torch.tanh(self.shared.first_hidden(mean)), torch.tanh(self.shared.first_cell(mean))
+        return torch.tanh(self.first_hidden(mean)), torch.tanh(self.first_cell(mean))
 
     def _cell_weight(self) -> Tensor:
         """The cell's weights over [word, context, hidden] as one, as its own code would keep them."""

@@ -26,8 +26,9 @@ class ShowAttendTell(RecurrentDecoder):
         super().__init__(channels, vocabulary, options, context=width, attention_grid=options.attention_grid)
         self.attention = make_attention(options.attention, width, hidden, options.attention_size)
         self.gate = nn.Linear(hidden, width) if options.gate else None
-        self.first_hidden = nn.Linear(width, hidden)
-        self.first_cell = nn.Linear(width, hidden)
+        has_layers = options.first_state != "zeros"
+        self.first_hidden = nn.Linear(width, hidden) if has_layers else None
+        self.first_cell = nn.Linear(width, hidden) if has_layers else None
 
     def init_state(self, annotations: Tensor, pool: Tensor | None) -> LSTMState:
         average = mean(annotations, pool)
@@ -35,14 +36,17 @@ class ShowAttendTell(RecurrentDecoder):
         return LSTMState(
             annotations=annotations,
             keys=keys,
-            hidden=self._first(self.first_hidden(average)),
-            cell=self._first(self.first_cell(average)),
+            hidden=self._first(self.first_hidden, average),
+            cell=self._first(self.first_cell, average),
             context=torch.zeros_like(average, dtype=torch.float32),
             alphas=keys.new_zeros(keys.shape[0], 1, keys.shape[1], dtype=torch.float32),
         )
 
-    def _first(self, projected: Tensor) -> Tensor:
-        """Return a first state, float32, given the mean annotation vector's projection."""
+    def _first(self, layer: nn.Linear | None, average: Tensor) -> Tensor:
+        """Return a first state, float32, from the mean annotation vector; zeros without a layer."""
+        if layer is None:
+            return average.new_zeros(*average.shape[:-1], self.hidden_gates.in_features, dtype=torch.float32)
+        projected: Tensor = layer(average)
         return (projected if self.first_state == "linear" else torch.tanh(projected)).float()
 
     def query_layers(self) -> dict[str, nn.Linear]:

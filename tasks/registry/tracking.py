@@ -153,6 +153,7 @@ def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # our results are printed there
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     warnings.filterwarnings("ignore", module="mlflow")
     for name in ("mlflow", "alembic"):

@@ -452,8 +452,7 @@ class LossModule(nn.Module):
 
 def synchronised(loss_module: LossModule) -> DistributedDataParallel:
     """Return the module with its gradients averaged over all processes."""
-    # In some decoders not every layer takes part in every loss.
-    return DistributedDataParallel(loss_module, find_unused_parameters=True)
+    return DistributedDataParallel(loss_module)
 
 
 def _ignore_row(row: dict[str, float], best: Path | None) -> None:  # noqa: ARG001 -- an EpochDone that does nothing

@@ -73,7 +73,7 @@ class Trained(TrainedDecoder):
     """The stage `train`: grids and captions -> a decoder's weights, with each epoch logged to MLflow."""
 
     kind: ClassVar[str] = "train"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     training: TrainingConfig
 
