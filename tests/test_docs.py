@@ -281,7 +281,7 @@ def test_commands_run(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch, 
         assert code == 0, f"{line.block.where}: attend {line.name} {words}: {out}{err}"
         assert out, line
         if line.name == "init":
-            assert load("photos.yaml").data.path == place / "photos"
+            assert load("photos.yaml").data.parts()["photos/"].path == place / "photos"
             (place / "photos.yaml").write_text(config)
 
 

@@ -14,9 +14,11 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import mlflow
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from mlflow.metrics import MetricValue
 
 from flows.commands.old_versions import old_versions
 from flows.registered.evaluate import evaluate_registered
@@ -339,6 +341,27 @@ def test_a_registered_model_is_scored_from_photographs_once(workspace: Path, tmp
     assert len(runs) == before + 1 and {run.info.status for run in runs} == {"FINISHED"}
     with pytest.raises(AttendError, match="models:/small/77: no such model"):
         evaluate_registered(config, "models:/small/77")
+
+
+def test_mlflow_evaluates_photographs_in_base64(workspace: Path) -> None:
+    client = tracking.connect(workspace)
+    experiment = get_or_create_experiment(client, workspace, "evaluated")
+    photograph = base64.b64encode(pictures(workspace)[0].read_bytes()).decode()
+    words = mlflow.metrics.make_metric(
+        eval_fn=lambda predictions, targets, metrics: MetricValue(  # noqa: ARG005 -- as MLflow calls it
+            aggregate_results={"sum": float(sum(len(text.split()) for text in predictions))}
+        ),
+        greater_is_better=True,
+        name="words",
+    )
+    model = mlflow.pyfunc.load_model("models:/small@champion")
+    (alone,) = model.predict({"image": [photograph]})
+    rows = pd.DataFrame({"image": [photograph, photograph], "caption": ["a ring", "a ring"]})
+    with mlflow.start_run(experiment_id=experiment):
+        found = mlflow.models.evaluate(  # type: ignore[no-untyped-call]
+            model, data=rows, targets="caption", predictions="caption", extra_metrics=[words], evaluators=["default"]
+        )
+    assert alone["error"] is None and found.metrics["words/sum"] == 2 * len(alone["caption"].split())
 
 
 def test_predictions_file_is_plain_parquet(workspace: Path) -> None:

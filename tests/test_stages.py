@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from models.search import greedy
 from models.vocabulary import END, NULL, START, UNK
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
+from tasks.common.interrupts import deferred_interrupt
 from tasks.config.schema import Config
 from tasks.config.stages import CaptionsConfig
 from tasks.data.caption_files import CAPTIONS, build_vocabulary, read_captions, read_vocabulary
@@ -301,6 +303,29 @@ def test_a_killed_training_goes_on_with_the_same_curve(
     curves = [pq.read_table(found.path / trained.HISTORY).drop_columns("seconds").to_pylist() for found in (one, two)]
     assert curves[0] == curves[1]
     assert not list(cut.rglob("*checkpoint*"))
+
+
+def test_a_training_that_is_interrupted_loses_no_step(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, or `attend down`, waits for the end of the step, and a second one does not."""
+    learn, steps = fitting.TrainingLoop.learn, [0]
+
+    def interrupted(fit: fitting.TrainingLoop, step: fitting.Step) -> None:
+        steps[0] += 1
+        if steps[0] == 3:
+            signal.raise_signal(signal.SIGINT)
+        learn(fit, step)
+
+    config, before = small(workspace, training__seed=5), signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(fitting.TrainingLoop, "learn", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(config, "train")
+    status = states(config)["train"]
+    assert status.state == "interrupted" and "step 3 of 14" in status.why[0]
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt), deferred_interrupt("nothing") as is_interrupted:
+        signal.raise_signal(signal.SIGINT)
+        assert is_interrupted()
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_a_killed_extraction_keeps_its_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
