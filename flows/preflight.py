@@ -161,6 +161,8 @@ def _duplicates(found: Survey, data: DatasetOptions) -> Iterator[str]:
 
     The same picture in two sources is meant to be: it counts once.
     """
+    from tasks.data.survey import uncaptioned
+
     names: dict[tuple[str, str], list[int]] = {}
     for number, row in enumerate(found.rows):
         if row.name in found.digests:
@@ -172,9 +174,7 @@ def _duplicates(found: Survey, data: DatasetOptions) -> Iterator[str]:
         leak = len({splits[number] for number in numbers}) > 1
         advice = "a model is then tested on what it was trained on: keep them in one split" if leak else "keep one"
         yield f"the same file several times: {shown}: {advice}"
-    parts = data.parts()
-    unnamed = (picture.name for picture in found.pictures if picture.name not in found.paths)
-    without = [name for name in unnamed if parts[data.prefix_of(name)].expects_captions]
+    without = uncaptioned(found, data)
     if without and found.whole:
         more = ", ..." if len(without) > 1 else ""
         yield f"{counted(len(without), 'picture')} of the data set without a caption, not used: {without[0]}{more}"

@@ -49,6 +49,7 @@ _WHY_RUNTIMES = "the first is used where it is installed; onnx needs no torch, a
 _UNTOLD = ("adapter", "path", "near_duplicates")  # settings of `data` that are not printed as its form
 _OF_THE_WHOLE = ("near_duplicates", "dev_share", "test_share")  # settings of all sources of `data` together
 _LINES = 3  # sample rows
+_LISTED = 10  # files that are not read
 _SAMPLE = 200  # rows by whose captions their script is told
 
 
@@ -69,12 +70,15 @@ def init(
             "downloaded once; default: the preset's"
         ),
     ] = None,
+    captions: Annotated[
+        Path | None, typer.Option(help="the file of captions in FOLDER; default: the one that looks most like captions")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace the file if it is there")] = False,
 ) -> None:
     """Look at what a folder or file holds, and write a config that reads it, with settings that suit its size."""
     from tasks.config.presets import resolve_preset, values_of
     from tasks.data.splits import divides
-    from tasks.data.survey import survey
+    from tasks.data.survey import survey, uncaptioned
     from tasks.datasets import ADAPTERS
     from tasks.datasets.detection import detect
 
@@ -84,7 +88,7 @@ def init(
         raise AttendError(f"--out: {path}: there is no folder {path.parent}: make it first")
     if path.exists() and not force:
         raise AttendError(f"{path}: already exists: give another name with --out, or replace it with --force")
-    options = detect(data)
+    options, unread = detect(data, captions)
     adapter = ADAPTERS[options["adapter"]]
     preset = _preset_for(options["adapter"])
     if adapter.has_grids and weights is not None:
@@ -115,9 +119,8 @@ def init(
             f"{data}: of its {len(found.rows)} pictures none is in the split {listed(empty)}: add some, or a column "
             "or folders that say the split of each (train, validation, test)"
         )
-    form = [f"{field} {value}" for field, value in options.items() if field not in (*_UNTOLD, *shares)]
-    typer.echo(f"{options['path']}: read as {', '.join([options['adapter'], *form])}")
-    _tell(found, shares)
+    _tell_how(options, unread, shares)
+    _tell(found, shares, len(uncaptioned(found, read)))
     if alike:
         typer.echo(f"  {alike:,} of them are nearly the same as others: too many to keep these in one split")
     path.write_text(
@@ -135,9 +138,10 @@ def _reviewed(data: DatasetOptions, config: Path) -> Reviewed | None:
     """Return where people's answers will be; None where the data set is no folder of photographs to ask about."""
     from tasks.datasets.corrections import ANSWERS_FILE
 
-    if data.has_grids or data.unpacks or data.prefix_of(""):
+    folders = {part.image_folder(Path()).absolute() for part in data.parts().values() if not part.unpacks}
+    if data.has_grids or len(folders) != 1:
         return None
-    answers, images = workspace_folder(None) / ANSWERS_FILE, data.image_folder(Path()).absolute()
+    answers, images = workspace_folder(None) / ANSWERS_FILE, folders.pop()
     return Reviewed(**_relative({"answers": answers, "images": images}, config))
 
 
@@ -187,14 +191,36 @@ def _empty_splits(found: Survey) -> list[str]:
 def _relative(options: dict[str, Any], config: Path) -> dict[str, Any]:
     """Return the settings of `data` with paths relative to the config's folder, where they lie below it."""
     folder = config.absolute().parent
-    return {
-        name: value.relative_to(folder) if isinstance(value, Path) and value.is_relative_to(folder) else value
-        for name, value in options.items()
-    }
+
+    def relative(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: relative(item) for name, item in value.items()}
+        return value.relative_to(folder) if isinstance(value, Path) and value.is_relative_to(folder) else value
+
+    return {name: relative(value) for name, value in options.items()}
 
 
-def _tell(found: Survey, shares: dict[str, float]) -> None:
-    """Print what a data set holds. shares: of dev and test, where they are not the usual tenth."""
+def _shown(value: object) -> str:
+    """Return a setting's value as it is printed."""
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _tell_how(options: dict[str, Any], unread: list[str], shares: dict[str, float]) -> None:
+    """Print how the data are read, and which files are not. shares: of dev and test, which are printed elsewhere."""
+    for source in options.get("sources", {"": options}).values():
+        form = [f"{field} {_shown(value)}" for field, value in source.items() if field not in (*_UNTOLD, *shares)]
+        typer.echo(f"{source['path']}: read as {', '.join([source['adapter'], *form])}")
+    for line in unread[:_LISTED]:
+        typer.echo(f"not read: {line}")
+    if len(unread) > _LISTED:
+        typer.echo(f"not read: {len(unread) - _LISTED:,} more files")
+
+
+def _tell(found: Survey, shares: dict[str, float], without: int) -> None:
+    """Print what a data set holds.
+
+    shares: of dev and test, where they are not the usual tenth. without: pictures that are there without a caption.
+    """
     rows = found.rows
     each = found.captions / len(rows)
     more = "" if found.whole else " (the first; there are more)"
@@ -211,8 +237,7 @@ def _tell(found: Survey, shares: dict[str, float]) -> None:
     for row in rows[:: max(1, len(rows) // _LINES)][:_LINES]:
         others = f" (and {len(row.captions) - 1} more)" if len(row.captions) > 1 else ""
         typer.echo(f"    {row.name}: {shortened(row.captions[0], 70)!r}{others}")
-    without = len(found.pictures) - len(rows)
-    if without > 0:
+    if without:
         typer.echo(f"  {counted(without, 'other picture')} there without a caption: not used")
     if len(rows) < _FEW:
         typer.echo(
@@ -227,6 +252,7 @@ def _yaml(
 ) -> str:
     """Return the config as commented YAML. reviewed: None for data whose pictures `attend review` cannot show."""
     of_source = {field: value for field, value in options.items() if field not in _OF_THE_WHOLE}
+    sources = of_source["sources"] if options["adapter"] == "sources" else {name: of_source}
     lines = [
         f"# Written by `attend init`. Settings that are not here are the preset's (`attend presets {preset}`) or have",
         "# their defaults; `attend settings` lists them all.",
@@ -234,7 +260,11 @@ def _yaml(
         f"name: {_scalar(name)}",
         f"about: captions of the pictures in {name}",
         "data:",
-        *(_sources(name, of_source, reviewed) if reviewed is not None else _settings(of_source, "  ")),
+        *(
+            _sources(sources, reviewed)
+            if reviewed is not None or options["adapter"] == "sources"
+            else _settings(of_source, "  ")
+        ),
         *_settings({field: value for field, value in options.items() if field in _OF_THE_WHOLE}, "  "),
     ]
     if found.faults:
@@ -262,20 +292,20 @@ def _settings(options: Mapping[str, Any], indent: str) -> list[str]:
     return [f"{indent}{field}: {_scalar(value)}" for field, value in options.items()]
 
 
-def _sources(name: str, options: Mapping[str, Any], reviewed: Reviewed) -> list[str]:
-    """Return the settings of a data set, and of the answers about its pictures, as the two sources of the data."""
+def _sources(sources: Mapping[str, Mapping[str, Any]], reviewed: Reviewed | None) -> list[str]:
+    """Return the settings of data sets, and of the answers about their pictures, as the sources of the data."""
     from tasks.datasets.corrections import ANSWERS
 
-    source = re.sub(r"[^A-Za-z0-9_-]", "-", name)
-    return [
-        "  adapter: sources",
-        "  sources:",
-        f"    {_scalar(source)}:",
-        *_settings(options, "      "),
-        f"    {'people' if source == 'answers' else 'answers'}:"
-        f"  # of `attend review serve {reviewed.images}`: the next run learns from them",
-        *_settings({"adapter": ANSWERS, "path": reviewed.answers, "images": reviewed.images}, "      "),
-    ]
+    lines = ["  adapter: sources", "  sources:"]
+    for name, options in sources.items():
+        lines += [f"    {_scalar(re.sub(r'[^A-Za-z0-9_-]', '-', name))}:", *_settings(options, "      ")]
+    if reviewed is not None:
+        lines += [
+            f"    {'people' if 'answers' in sources else 'answers'}:"
+            f"  # of `attend review serve {reviewed.images}`: the next run learns from them",
+            *_settings({"adapter": ANSWERS, "path": reviewed.answers, "images": reviewed.images}, "      "),
+        ]
+    return lines
 
 
 def _settings_by_size(found: Survey) -> list[str]:
@@ -358,6 +388,8 @@ def _training(captions: int, pictures: int) -> list[str]:
 
 def _scalar(value: object) -> str:
     """Return a value as YAML on one line, in JSON's quotes where it needs any: YAML takes a plain `no` for false."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_scalar, value))}]"
     text = str(value)
     is_plain = re.fullmatch(r"[A-Za-z/][\w/.@:-]*(?<!:)", text) and yaml.safe_load(text) == text
     return text if is_plain else json.dumps(value if isinstance(value, float) else text, ensure_ascii=False)

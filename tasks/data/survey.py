@@ -87,6 +87,18 @@ class Survey:
         return [row for row, own in zip(self.rows, self.splits, strict=True) if own == split]
 
 
+def uncaptioned(found: Survey, data: DatasetOptions) -> list[str]:
+    """Return the names of the picture files that no row of any source names; sources may share a folder."""
+    parts = data.parts()
+    names = [item.name for item in found.pictures if parts[data.prefix_of(item.name)].expects_captions]
+    if data.unpacks:  # into folders of their own
+        return [name for name in names if name not in found.paths]
+    captioned = {path.absolute() for path in found.paths.values()}
+    paths = dict(zip(names, paths_of(data, names, Path()), strict=True))
+    left = {path.absolute(): name for name, path in paths.items() if path.absolute() not in captioned}
+    return sorted(left.values())
+
+
 def rough_words(text: str) -> list[str]:
     """Return the words of a caption about as the tokenisers cut them, without the seconds that NLTK takes to load.
 

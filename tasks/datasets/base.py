@@ -6,6 +6,7 @@ An adapter is registered by its name in `Format`, in this folder's `formats.py`.
 from __future__ import annotations
 
 import os
+import re
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -34,6 +35,8 @@ SPLIT_NAMES = {
     "val": "dev",
     "valid": "dev",
     "validation": "dev",
+    "eval": "dev",
+    "evaluation": "dev",
     "test": "test",
     "testing": "test",
 }
@@ -206,6 +209,19 @@ def parse_split(value: str, where: str) -> str:
         raise AttendError(f"{where}: split: {value!r} is none of {', '.join(sorted(SPLIT_NAMES))}") from None
 
 
+def folder_split(folders: Iterable[str]) -> str | None:
+    """Return the split that the first of these folders, or of these names without ending, is named by; None without.
+
+    `train`, `val2017`, `test_images` are named by one; `test train` is not.
+    """
+    for folder in folders:
+        words = [word for word in re.split(r"[^a-z]+", folder.lower()) if word]
+        found = {SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES}
+        if len(found) == 1:
+            return found.pop()
+    return None
+
+
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the number (from 1) and text of each non-blank line of a file; raise AttendError if one is not UTF-8."""
     with path.open("rb") as file:
@@ -309,6 +325,24 @@ def first_folder(candidates: list[Path], field: str) -> Path:
         if folder.is_dir():
             return folder
     raise AttendError(f"{field}: no image folder: looked for {', '.join(map(str, candidates))}; set data.images=FOLDER")
+
+
+class NamedOptions(DatasetOptions):
+    """The base class of adapters whose records name the files of pictures, which may be in a folder for each split."""
+
+    splits: Literal["folders"] | None = Field(
+        None,
+        description="`folders`: a picture is in the split that a folder of its path is named by: train/, val_images/",
+    )
+
+    def split_in(self, name: str, where: str) -> str | None:
+        """Return the split that a folder of a picture's path is named by, where `splits` asks for that."""
+        if self.splits is None:
+            return None
+        split = folder_split(PurePosixPath(name).parts[:-1])
+        if split is None:
+            raise AttendError(f"{where}: {name}: no folder of its path is named as a split, as data.splits asks for")
+        return split
 
 
 class UnpackedOptions(DatasetOptions):

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.common.errors import AttendError
-from tasks.datasets.base import DatasetOptions, Row, needs_text, parse_split, require_folder
+from tasks.datasets.base import NamedOptions, Row, needs_text, parse_split, require_folder
 from tasks.datasets.documents import read_json, require_field, require_objects
 from tasks.datasets.faults import REFUSE, Faults
 
 _FILE_NAME = re.compile(r"captions_(?P<images>(?P<split>train|val|test)\w*)\.json")
 
 
-class Coco(DatasetOptions):
+class Coco(NamedOptions):
     """A COCO folder, `annotations/captions_train2017.json`, `train2017/` and so on (val becomes dev), or one JSON file.
 
     The pictures of one file are in the folder `images/` beside it, or beside the file itself, and come without splits.
@@ -68,4 +68,6 @@ class Coco(DatasetOptions):
         for identifier, (name, index) in images.items():
             texts = tuple(text for _, text in sorted(captions.get(identifier, [])))
             with faults.of_row():
-                yield Row(f"{match['images']}/{name}" if match else name, texts, split, f"{path}: images[{index}]")
+                where = f"{path}: images[{index}]"
+                full = f"{match['images']}/{name}" if match else name
+                yield Row(full, texts, split or self.split_in(name, where), where)

@@ -1,116 +1,236 @@
-"""What a folder or a file of captions holds: the adapter that reads it, and the settings that it needs."""
+"""What a folder or a file of captions holds: the adapter that reads it, and the settings that it needs.
+
+All files that may hold captions are looked into, and the one that looks most like captions is taken.
+"""
 
 from __future__ import annotations
 
-import codecs
-import csv
 import itertools
 import json
 import os
-import unicodedata
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tasks.common.errors import AttendError
-from tasks.common.files import check_name
-from tasks.common.log import log
-from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, SPLIT_NAMES, picture_name, refuse_address
+from tasks.common.wording import counted, shortened
+from tasks.datasets import ADAPTERS
+from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, folder_split, refuse_address
 from tasks.datasets.coco import Coco
 from tasks.datasets.coco_tensor_file import is_coco_tensors
 from tasks.datasets.documents import parse_json
 from tasks.datasets.faults import Faults
 from tasks.datasets.image_folder import METADATA, ImageFolder, metadata_files
 from tasks.datasets.object_array import array_header
-from tasks.datasets.table import (
-    DELIMITERS,
-    IMAGE_FOLDERS,
-    TABLE_SUFFIXES,
-    RecordOptions,
-    Table,
-    is_table,
-    split_tables,
-    usual_delimiter,
-)
+from tasks.datasets.table import IMAGE_FOLDERS, TABLE_SUFFIXES, RecordOptions, Table, is_table, split_tables
+from tasks.datasets.table_columns import CAPTION_NAMES, Columns, Options, examine, folder_of, folders, text_form
 
-Options = dict[str, Any]  # the config's section `data`
-_FEWEST_WORDS = 3  # of a column's texts, in the mean, that could be captions
 _SAMPLE = 200  # records that are looked at
 _MOST_SUBFOLDERS = 20  # below a folder without captions, that are looked into
-_MOST_FOLDERS = 1000  # folders that are searched for pictures
-_CAPTION_NAMES = ("caption", "captions", "text", "description", "sentence", "sentences", "comment", "title")
+_NO_CAPTIONS = ("readme", "license", "requirements")  # names of files that are not looked into
+_WORDS = 8  # of a caption: with as many, more do not make it likelier that it is one
+_CLOSE = 0.75  # share of the best score from which two files look alike
 
 
-class _Columns(NamedTuple):
-    """The columns of a table, the folder of its pictures, and the ending that their names lack, if any."""
+@dataclass(frozen=True)
+class Candidate:
+    """A way to read captions. options: the settings of `data`. found: what a table holds; None for other forms."""
 
-    image: str
-    caption: str
-    split: str | None
-    images: Path
-    suffix: str | None
+    file: Path
+    options: Options
+    found: Columns
+
+    @property
+    def score(self) -> float:
+        """Return how much this looks like captions: texts of several words, many of them different, of its pictures."""
+        named = 1.3 if str(self.found.caption).lower() in CAPTION_NAMES else 1.0
+        titled = 1.2 if "caption" in self.file.stem.lower() else 1.0
+        words = min(self.found.words, _WORDS) / _WORDS
+        return self.found.share * words * (0.5 + 0.5 * self.found.variety) * named * titled
+
+    def has_form_of(self, other: Candidate) -> bool:
+        """Return whether both are parts of one data set: tables of the same columns that name other pictures."""
+        same = self.found.columns == other.found.columns and self.file.suffix == other.file.suffix
+        return same and not self.found.pictures & other.found.pictures
+
+    def __str__(self) -> str:
+        words = "one word" if self.found.words < 1.5 else f"{self.found.words:.0f} words"
+        return f"{counted(len(self.found.pictures), 'picture')} in the first rows, {words} each"
 
 
-def detect(path: Path) -> Options:
+class Detection(NamedTuple):
+    """The settings of `data` that read a folder or file, and a line for each file of captions that they do not read."""
+
+    options: Options
+    unread: list[str]
+
+
+def detect(path: Path, captions: Path | None = None) -> Detection:
     """Return the settings of `data` that read a folder or file.
 
-    Raises AttendError where it holds no captions of pictures in any known form.
+    captions: the file of captions to read of a folder; None for the one that looks most like captions. Raises
+    AttendError where there are no captions of pictures in any known form, or where two files look alike.
     """
     given, path = path, path.expanduser().absolute()
+    if captions is not None:
+        return Detection(_of_file(_checked(captions)), [])
     if path.is_dir():
         return _of_folder(path)
     if path.is_file():
-        return _of_file(path)
+        return Detection(_of_file(path), [])
     refuse_address(given, "FOLDER|FILE")
     raise AttendError(f"{path}: no such file or folder")
 
 
-def _of_folder(folder: Path) -> Options:
+def _checked(captions: Path) -> Path:
+    file = captions.expanduser().absolute()
+    if not file.is_file():
+        raise AttendError(f"--captions: {file}: no such file")
+    return file
+
+
+def _of_folder(folder: Path) -> Detection:
     published = _published(folder)
     if published is not None:
-        return published
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+        return Detection(published, _others(folder, published, [], {}))
     if len(split_tables(folder)) > 1:  # a single train.csv need not be divided
-        return _of_table(folder)
-    errors = []
+        options = _of_table(folder)
+        return Detection(options, _others(folder, options, split_tables(folder), {}))
+    candidates, errors = _candidates(folder)
+    if candidates:
+        return _best(folder, candidates, errors)
+    tensors = _of_tensors(folder)
+    if tensors is not None:
+        return Detection(tensors, _others(folder, tensors, [], errors))
+    try:
+        ImageFolder(path=folder).annotation_files()
+    except AttendError:
+        raise _without_captions(folder, errors) from None
+    options = {"adapter": "imagefolder", "path": folder}
+    return Detection(options, _others(folder, options, [], errors))
+
+
+def _candidates(folder: Path) -> tuple[list[Candidate], dict[Path, str]]:
+    """Return the tables and documents of a folder that hold captions, and why each of the others does not.
+
+    Where the folder has none itself, those of the folders below it that are named alike, such as one for each split.
+    """
+    candidates, errors = _in_folder(folder)
+    if not candidates:
+        below = list(itertools.islice(folders(folder), 1, _MOST_SUBFOLDERS))
+        splits = [part for part in below if folder_split(part.relative_to(folder).parts) is not None]
+        for part in splits:
+            found, why = _in_folder(part)
+            candidates += found
+            errors |= why
+    return candidates, errors
+
+
+def _in_folder(folder: Path) -> tuple[list[Candidate], dict[Path, str]]:
+    candidates, errors = [], {}
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     for path in (*files, *sorted(folder.glob("annotations/*.json"))):
-        if not is_table(path) or path.with_suffix("").name.lower() in (
-            "readme",
-            "license",
-            "requirements",
-        ):
+        if not is_table(path) or path.with_suffix("").name.lower() in _NO_CAPTIONS:
             continue
         if path.suffix.lower() == ".txt" and any(path.with_suffix(suffix).is_file() for suffix in PICTURE_SUFFIXES):
             continue  # the caption of one picture
         try:
-            return _of_file(path)
+            candidates.append(_candidate(path))
         except AttendError as error:
-            errors.append(str(error))
-    tensors = _of_tensors(folder)
-    if tensors is not None:
-        return tensors
-    try:
-        ImageFolder(path=folder).annotation_files()
-    except AttendError:
-        pictures, others = _pictures_by_suffix(folder)
-        below = next(filter(_holds_captions, itertools.islice(_folders(folder), 1, _MOST_SUBFOLDERS)), None)
-        if below is not None:
-            raise AttendError(f"{folder}: holds no captions itself, but {below} does: give that folder") from None
-        if errors:
-            raise AttendError(errors[0]) from None
-        if not pictures and not others:
-            raise AttendError(f"{folder}: holds neither pictures nor captions: give the folder that does") from None
-        if not pictures:
-            raise AttendError(
-                f"{folder}: its {others.total():,} pictures are {', '.join(sorted(others))}, which are not read: "
-                "convert them to JPEG or PNG"
-            ) from None
-        raise AttendError(
-            f"{folder}: has {pictures.total():,} pictures and no captions: add a metadata.jsonl with a line a picture, "
-            '{"file_name": "a.jpg", "text": "a dog runs"}, or a .txt beside each picture'
-        ) from None
-    return {"adapter": "imagefolder", "path": folder}
+            errors[path] = str(error)
+    return candidates, errors
+
+
+def _candidate(path: Path) -> Candidate:
+    """Return how a file is read; AttendError where it holds no captions of pictures."""
+    document = _of_json(path) if path.suffix.lower() == ".json" else None
+    if document is not None:
+        return Candidate(path, document, _of_document(document))
+    options: Options = {"adapter": "table", "path": path, **text_form(path)}
+    found = examine(Table, options, path)
+    return Candidate(path, {**options, **found.options, **_images(found, Table, path.parent)}, found)
+
+
+def _of_document(options: Options) -> Columns:
+    """Return what a document in COCO's or Karpathy's form holds, by its first pictures."""
+    data = ADAPTERS[options["adapter"]].model_validate(options)
+    rows = list(itertools.islice(data.rows(Path(), Faults(gather=True)), _SAMPLE))
+    texts = tuple(text for row in rows for text in row.captions)
+    names = frozenset(row.name for row in rows if row.captions)
+    if not texts:
+        raise AttendError(f"{options['path']}: none of its first pictures has a caption")
+    return Columns({}, Path(), names, (options["adapter"],), "caption", texts, 1.0)
+
+
+def _best(folder: Path, candidates: list[Candidate], errors: dict[Path, str]) -> Detection:
+    """Return the candidate that looks most like captions, with those that are further parts of the same data set."""
+    ranked = sorted(candidates, key=lambda item: item.score, reverse=True)
+    parts = [ranked[0]]
+    for item in ranked[1:]:
+        if all(item.has_form_of(part) for part in parts) and item.score > _CLOSE * ranked[0].score:
+            parts.append(item)
+    others = [item for item in ranked if item not in parts]
+    close = [item for item in others if item.score > _CLOSE * ranked[0].score]
+    if close:
+        shown = "; ".join(f"{item.file.relative_to(folder)} ({item})" for item in (*parts, *close))
+        raise AttendError(f"{folder}: several files look like captions: {shown}: name one with --captions FILE")
+    options = parts[0].options if len(parts) == 1 else _joined(folder, sorted(parts, key=lambda part: part.file))
+    reasons = errors | {item.file: str(item) for item in others}
+    return Detection(options, _others(folder, options, [part.file for part in parts], reasons))
+
+
+def _joined(folder: Path, parts: list[Candidate]) -> Options:
+    """Return the settings of several files as one data set, each with the split that its name or folder says."""
+    sources: dict[str, Options] = {}
+    for part in parts:
+        place = part.file.relative_to(folder)
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", "-".join(place.with_suffix("").parts))
+        split = folder_split((part.file.stem, *place.parts[:-1]))
+        own = part.options.get("split_column") or part.options.get("splits")
+        sources[name] = part.options if split is None or own else {**part.options, "split": split}
+    return {"adapter": "sources", "sources": sources}
+
+
+def _others(folder: Path, options: Options, read: Sequence[Path], reasons: dict[Path, str]) -> list[str]:
+    """Return a line for each file of a folder that is neither a picture nor read, with the reason."""
+    sources = options.get("sources", {"": options})
+    known = {*read, *(source["path"] for source in sources.values() if "path" in source)}
+    is_whole = any(source.get("path") == folder and source["adapter"] != "table" for source in sources.values())
+    lines = []
+    for path in sorted({*(path for path in folder.iterdir() if path.is_file()), *reasons}):
+        is_picture = path.suffix.lower() in (*PICTURE_SUFFIXES, *OTHER_PICTURES)
+        skipped = path.name.startswith(".") or is_picture or path in known
+        if skipped or (is_whole and path not in reasons and not is_table(path)):
+            continue
+        if is_whole and (path.name in METADATA or any(path.with_suffix(end).is_file() for end in PICTURE_SUFFIXES)):
+            continue
+        reason = reasons.get(path, "no captions were looked for in it").removeprefix(f"{path}: ")
+        lines.append(f"{path.relative_to(folder)}: {shortened(reason, 120)}")
+    return lines
+
+
+def _without_captions(folder: Path, errors: dict[Path, str]) -> AttendError:
+    """Return the error for a folder without captions: what it has instead."""
+    pictures, others = _pictures_by_suffix(folder)
+    below = next(filter(_holds_captions, itertools.islice(folders(folder), 1, _MOST_SUBFOLDERS)), None)
+    if below is not None:
+        return AttendError(f"{folder}: holds no captions itself, but {below} does: give that folder")
+    if errors:
+        return AttendError(next(iter(errors.values())))
+    if not pictures and not others:
+        return AttendError(f"{folder}: holds neither pictures nor captions: give the folder that does")
+    if not pictures:
+        return AttendError(
+            f"{folder}: its {others.total():,} pictures are {', '.join(sorted(others))}, which are not read: "
+            "convert them to JPEG or PNG"
+        )
+    return AttendError(
+        f"{folder}: has {pictures.total():,} pictures and no captions: add a metadata.jsonl with a line a picture, "
+        '{"file_name": "a.jpg", "text": "a dog runs"}, or a .txt beside each picture'
+    )
 
 
 def _holds_captions(folder: Path) -> bool:
@@ -205,16 +325,14 @@ def _of_file(path: Path) -> Options:
 
 
 def _of_json(path: Path) -> Options | None:
-    """Return the settings of a JSON document in COCO's or Karpathy's form; None for a list, which is a table."""
+    """Return the settings of a JSON document in COCO's or Karpathy's form; None for another, which may be a table."""
     document = parse_json(path)
-    if isinstance(document, list):
-        return None
     if not isinstance(document, dict) or not isinstance(document.get("images"), list):
-        raise AttendError(f"{path}: is neither COCO's JSON nor Karpathy's, nor a list of objects")
+        return None
     if "annotations" not in document:
         return {"adapter": "karpathy", "path": path}
     names = [str(image.get("file_name")) for image in document["images"][:_SAMPLE] if isinstance(image, dict)]
-    place = _folder_of(names, path.parent)
+    place = folder_of(names, path.parent)
     expected = path.parent / "images" if (path.parent / "images").is_dir() else path.parent
     options: Options = {"adapter": "coco", "path": path}
     return options if place is None or place.images == expected else {**options, "images": place.images}
@@ -222,184 +340,24 @@ def _of_json(path: Path) -> Options | None:
 
 def _of_table(path: Path) -> Options:
     """Return the settings of a table, or of a folder with one for each split."""
-    files = split_tables(path) if path.is_dir() else [path]
-    options = {"adapter": "table", "path": path, **_text_form(files[0])}
-    columns = _columns(Table(**options), files[0])
-    return {**options, **_settings(columns, Table, files[0].parent)}
+    file = split_tables(path)[0] if path.is_dir() else path
+    options = {"adapter": "table", "path": path, **text_form(file)}
+    found = examine(Table, options, file)
+    return {**options, **found.options, **_images(found, Table, file.parent)}
 
 
 def _of_metadata(folder: Path, file: Path) -> Options:
     """Return the settings of a folder of pictures with metadata."""
-    options: Options = {"adapter": "imagefolder", "path": folder, **_text_form(file)}
-    columns = _columns(ImageFolder(**options), file)
-    return {**options, **_settings(columns, ImageFolder, file.parent)}
+    options: Options = {"adapter": "imagefolder", "path": folder, **text_form(file)}
+    found = examine(ImageFolder, options, file)
+    return {**options, **found.options, **_images(found, ImageFolder, file.parent)}
 
 
-def _settings(columns: _Columns, kind: type[RecordOptions], folder: Path) -> Options:
-    """Return the settings that differ from the adapter's own. folder: of the file."""
-    settings: Options = {}
-    if columns.image != kind.model_fields["image_column"].default:
-        settings["image_column"] = columns.image
-    if columns.caption != kind.model_fields["caption_column"].default:
-        settings["caption_column"] = columns.caption
-    if columns.split is not None:
-        settings["split_column"] = columns.split
+def _images(found: Columns, kind: type[RecordOptions], folder: Path) -> Options:
+    """Return the setting of the folder of pictures where it is not the adapter's own. folder: of the file."""
     expected = [folder] if kind is ImageFolder else [folder / name for name in IMAGE_FOLDERS] + [folder]
-    if columns.images != next((path for path in expected if path.is_dir()), None):
-        settings["images"] = columns.images
-    if columns.suffix is not None:
-        settings["suffix"] = columns.suffix
-    return settings
-
-
-def _text_form(path: Path) -> Options:
-    """Return the encoding and the delimiter of a table of text, where they are not UTF-8 and the usual one."""
-    if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
-        return {}
-    with path.open("rb") as file:
-        start = file.read(1 << 20)
-    encoding = _encoding(start, path)
-    text = start.decode(encoding or "utf-8-sig", errors="replace")
-    usual = usual_delimiter(path)
-    delimiter = max((usual, *DELIMITERS), key=lambda sign: _regularity(text, sign))
-    form: Options = {} if encoding is None else {"encoding": encoding}
-    return form if delimiter == usual else {**form, "delimiter": DELIMITERS[delimiter]}
-
-
-def _encoding(start: bytes, path: Path) -> str | None:
-    """Return a file's encoding by its first bytes; None for UTF-8."""
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    try:
-        codecs.getincrementaldecoder("utf-8-sig")().decode(start)  # incremental: the last character may be cut
-    except UnicodeDecodeError:
-        if 0 in start:
-            raise AttendError(f"{path}: is neither text nor Parquet") from None
-        return "cp1252"
-    return None
-
-
-def _regularity(text: str, delimiter: str) -> float:
-    """Return how much a text looks like a table whose columns this character separates: 0 where it has one column."""
-    try:
-        rows = [
-            row
-            for row in itertools.islice(csv.reader(text.splitlines()[:-1] or [text], delimiter=delimiter), 100)
-            if row
-        ]
-    except csv.Error:
-        return 0.0
-    if not rows or len(rows[0]) < 2:
-        return 0.0
-    return sum(len(row) == len(rows[0]) for row in rows) / len(rows) + 0.01 * (len(rows) > 1)
-
-
-def _columns(options: RecordOptions, file: Path) -> _Columns:
-    """Return the columns of a table by what they hold. Raises AttendError where it has no pictures or no captions."""
-    faults = Faults(gather=True)
-    records = [record for _, record in itertools.islice(options.records_of(file, faults), _SAMPLE)]
-    if not records:
-        raise AttendError(faults.found[0] if faults.found else f"{file}: has no row")
-    names = list(dict.fromkeys(itertools.chain.from_iterable(records)))
-    if any(str(name).lower().endswith(PICTURE_SUFFIXES) for name in names):
-        raise AttendError(f"{file}:1: names a picture: put a line with the columns' names first: image,caption")
-    values = {name: [record.get(name) for record in records if record.get(name) not in (None, "")] for name in names}
-    found: dict[str, _Place] = {}
-    for name in names:
-        place = _folder_of([str(value) for value in values[name]], file.parent) if _is_plain(values[name]) else None
-        if place is not None:
-            found[name] = place
-    image = max(found, key=lambda name: found[name].share, default="")
-    if not image:
-        shown = _row(records[0])
-        raise AttendError(
-            f"{file}: none of its columns ({', '.join(map(str, names))}) names pictures in {file.parent}; its first "
-            f"row: {shown}: put the pictures there, or run `attend init` on the folder that holds both"
-        )
-    place = found[image]
-    split = next((name for name in names if name != image and _is_split(values[name])), None)
-    texts = [name for name in names if name not in (image, split) and _words(values[name]) > 0]
-    if not texts:
-        raise AttendError(f"{file}: no column of texts beside the pictures' ({image}); there are: {', '.join(names)}")
-    caption = min(texts, key=lambda name: (name.lower() not in _CAPTION_NAMES, -_words(values[name])))
-    unread = [name for name in texts if name != caption and _words(values[name]) >= _FEWEST_WORDS]
-    if unread:
-        log.warning(
-            f"{file}: captions are read from its column {caption}, none from {', '.join(unread)}: for another, set "
-            "data.caption_column"
-        )
-    return _Columns(image, caption, split, place.images, place.suffix)
-
-
-class _Place(NamedTuple):
-    """Name the folder of pictures. share: of the names, those that are in it."""
-
-    images: Path
-    suffix: str | None
-    share: float
-
-
-def _folder_of(names: list[str], folder: Path) -> _Place | None:
-    """Return the folder, at or below `folder`, in which most of these names are pictures; None where none has any."""
-    sample = names[:_SAMPLE]
-    absolute = [Path(name) for name in names if name.startswith("/")]
-    if absolute and any(path.is_file() for path in absolute[:_SAMPLE]):
-        common = Path(os.path.commonpath([path.parent for path in absolute]))
-        return _Place(common, None, 1.0)
-    best: _Place | None = None
-    for candidate in itertools.islice(_folders(folder), _MOST_FOLDERS):
-        for suffix in (None, *PICTURE_SUFFIXES):
-            hits = sum(_is_picture(candidate, f"{name}{suffix or ''}") for name in sample)
-            if hits and (best is None or hits / len(sample) > best.share):
-                best = _Place(candidate, suffix, hits / len(sample))
-            if hits:
-                break
-        if best is not None and best.share > 0.99:
-            break
-    return best
-
-
-def _is_picture(folder: Path, name: str) -> bool:
-    """Return whether a folder has a picture of this name, whichever way its accents are written."""
-    if not name.lower().endswith((*PICTURE_SUFFIXES, *OTHER_PICTURES)):
-        return False
-    try:
-        name = picture_name(folder, name)
-        check_name(name)
-        return any((folder / unicodedata.normalize(form, name)).is_file() for form in ("NFC", "NFD"))
-    except (OSError, ValueError):  # a text that no file can have as its name
-        return False
-
-
-def _folders(folder: Path) -> Iterator[Path]:
-    """Yield a folder and those below it that are not hidden, the higher ones first."""
-    pending = [folder]
-    while pending:
-        yield from pending
-        pending = [
-            Path(entry.path)
-            for path in pending
-            for entry in sorted(os.scandir(path), key=lambda entry: entry.name)
-            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
-        ]
-
-
-def _is_plain(values: list[Any]) -> bool:
-    return all(isinstance(value, str | int) for value in values)
-
-
-def _is_split(values: list[Any]) -> bool:
-    return bool(values) and all(isinstance(value, str) and value.strip().lower() in SPLIT_NAMES for value in values)
-
-
-def _words(values: list[Any]) -> float:
-    """Return the mean number of words of a column's texts; 0 where it holds none."""
-    texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
-    if not texts or not all(isinstance(text, str) for text in texts):
-        return 0.0
-    if all(text.replace(".", "", 1).replace("-", "").isdigit() for text in texts):
-        return 0.0
-    return sum(len(text.split()) for text in texts) / len(texts)
+    is_usual = found.images == next((path for path in expected if path.is_dir()), None)
+    return {} if is_usual else {"images": found.images}
 
 
 def _of_hugging_face(folder: Path) -> Options:
@@ -415,7 +373,7 @@ def _of_hugging_face(folder: Path) -> Options:
     if images and "image" not in images:
         options["image_column"] = images[0]
     if texts and "caption" not in texts:
-        options["caption_column"] = min(texts, key=lambda name: name.lower() not in _CAPTION_NAMES)
+        options["caption_column"] = min(texts, key=lambda name: name.lower() not in CAPTION_NAMES)
     return options
 
 
@@ -432,7 +390,7 @@ def _of_tars(folder: Path) -> Options:
             fields = json_fields(members, f"{tar}: {key}")
         except AttendError:  # a row that is not valid, which is reported when the rows are read
             continue
-        texts = [name for name, value in fields.items() if isinstance(value, str) and name.lower() in _CAPTION_NAMES]
+        texts = [name for name, value in fields.items() if isinstance(value, str) and name.lower() in CAPTION_NAMES]
         return {**options, "caption_field": texts[0]} if texts else options
     return options
 
@@ -445,8 +403,3 @@ def _pictures_by_suffix(folder: Path) -> tuple[Counter[str], Counter[str]]:
         for kinds in (PICTURE_SUFFIXES, OTHER_PICTURES)
     )
     return read, others
-
-
-def _row(record: dict[str, Any]) -> str:
-    """Return a row in one line, its values shortened."""
-    return ", ".join(f"{name}: {str(value)[:40]!r}" for name, value in record.items())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import codecs
 import csv
+import json
+import reprlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +17,7 @@ from pydantic import Field, field_validator
 from tasks.common.errors import AttendError
 from tasks.datasets.base import (
     SPLIT_NAMES,
-    DatasetOptions,
+    NamedOptions,
     Row,
     needs_text,
     numbered_lines,
@@ -32,7 +35,7 @@ TABLE_SUFFIXES = (".csv", ".txt", ".tsv", ".parquet", ".jsonl", ".json")
 IMAGE_FOLDERS = ("Images", "images")
 
 
-class RecordOptions(DatasetOptions):
+class RecordOptions(NamedOptions):
     """The base class of adapters of records with an image column, a caption column and an optional split column."""
 
     image_column: str
@@ -41,6 +44,15 @@ class RecordOptions(DatasetOptions):
     suffix: str | None = Field(None, description="ending of the picture files, such as .jpg, if the names lack it")
     delimiter: str | None = Field(
         None, description="character between the columns, or `tab`; default: a tab in .tsv, else a comma"
+    )
+    columns: tuple[str, ...] | None = Field(
+        None, description="names of the columns of a text table whose first line is no header, such as [image, caption]"
+    )
+    lists: str | None = Field(
+        None,
+        min_length=1,
+        description="several captions in a cell: `json` for a list as JSON or Python writes it, or what stands between "
+        "them, such as `||`",
     )
     encoding: str = Field("utf-8", description="encoding of a text file, such as cp1252 or utf-16")
 
@@ -85,13 +97,15 @@ class RecordOptions(DatasetOptions):
                 self._check_columns(where, record)
                 name = self._name_in(folder, needs_text(record[self.image_column], where, self.image_column), where)
                 value = record.get(self.split_column)
-                split = parse_split(str(value), where) if value not in (None, "") else None
+                split = parse_split(str(value), where) if value not in (None, "") else self.split_in(name, where)
                 if name in first and first[name][1] != split:
                     raise AttendError(
                         f"{where}: {self.split_column}: {name} is in {split} here and in {first[name][1]} at "
                         f"{first[name][0]}: a picture is in one split, with all its captions"
                     )
                 texts = record[self.caption_column]
+                if self.lists is not None and isinstance(texts, str):
+                    texts = listed_texts(texts, self.lists, f"{where}: {self.caption_column}")
                 texts = [
                     needs_text(text, where, self.caption_column)
                     for text in (texts if isinstance(texts, list) else [texts])
@@ -152,7 +166,7 @@ class RecordOptions(DatasetOptions):
             return _json_records(path)
         # A byte order mark is no part of the first column's name.
         encoding = "utf-8-sig" if self.encoding == "utf-8" else self.encoding
-        return _text_records(path, self.delimiter or usual_delimiter(path), encoding, faults)
+        return _text_records(path, self.delimiter or usual_delimiter(path), encoding, faults, self.columns)
 
 
 class Table(RecordOptions):
@@ -208,11 +222,29 @@ def usual_delimiter(path: Path) -> str:
     return "\t" if path.suffix.lower() == ".tsv" else ","
 
 
-def _text_records(path: Path, delimiter: str, encoding: str, faults: Faults) -> Iterator[Record]:
+def listed_texts(text: str, form: str, where: str) -> list[Any]:
+    """Return the texts in a cell. form: see `RecordOptions.lists`. Raise AttendError where it holds no list."""
+    if form != "json":
+        return [part.strip() for part in text.split(form) if part.strip()]
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if isinstance(found, list):
+            return found
+    raise AttendError(f"{where}: is {reprlib.repr(text)}; a list of captions is needed, because data.lists is set")
+
+
+def _text_records(
+    path: Path, delimiter: str, encoding: str, faults: Faults, columns: Sequence[str] | None
+) -> Iterator[Record]:
+    """Yield the records of a table of text. columns: their names, where its first line is a record; else None."""
+    namer = "the first line names" if columns is None else "data.columns names"
     with path.open(encoding=encoding, newline="") as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         try:
-            header = next(reader, None)
+            header = next(reader, None) if columns is None else list(columns)
             if header is None:
                 raise AttendError(f"{path}: is empty: its first line must name the columns")
             _check_names(path, header)
@@ -226,7 +258,7 @@ def _text_records(path: Path, delimiter: str, encoding: str, faults: Faults) -> 
                 if len(values) != len(header):
                     faults.add(
                         AttendError(
-                            f"{path}:{start}: has {len(values)} fields, the first line names {len(header)} "
+                            f"{path}:{start}: has {len(values)} fields, {namer} {len(header)} "
                             f"({', '.join(header)}): quote a field that holds {delimiter!r}"
                         )
                     )
@@ -261,10 +293,23 @@ def _json_line_records(path: Path, faults: Faults) -> Iterator[Record]:
 
 
 def _json_records(path: Path) -> Iterator[Record]:
-    """Yield the objects of a JSON list."""
+    """Yield the objects of a JSON list, also of one that is the only value of an object.
+
+    An object whose values are texts, or lists of texts, has a record `image` and `caption` for each of its names.
+    """
     document = parse_json(path)
+    if isinstance(document, dict) and document and all(map(_are_captions, document.values())):
+        for name, texts in document.items():
+            yield f"{path}: {name}", {"image": name, "caption": texts}
+        return
+    if isinstance(document, dict) and len(document) == 1:
+        document = next(iter(document.values()))
     for number, record in enumerate(require_objects({"the document": document}, "the document", str(path))):
         yield f"{path}: [{number}]", record
+
+
+def _are_captions(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(text, str) for text in value))
 
 
 def _parquet_records(path: Path) -> Iterator[Record]:
