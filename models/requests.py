@@ -5,6 +5,8 @@ This file needs no torch, and neither MLflow nor pandas: models of every runtime
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -29,6 +31,19 @@ TYPES: dict[str, type] = {
     "otherwise": str,
     "return_attention": bool,
 }
+
+
+_DATA_URI = re.compile(r"data:[\w.+-]*/?[\w.+-]*(;[\w=.+-]+)*;base64,", re.IGNORECASE)
+
+
+def from_base64(text: str) -> bytes:
+    """Return the bytes of base64 text; ValueError where it is none.
+
+    It may be a data URI, be wrapped into lines, lack its padding, or be the URL-safe form (RFC 4648, section 5).
+    """
+    uri = _DATA_URI.match(text[:200].lstrip())
+    plain = "".join(text.lstrip()[uri.end() if uri else 0 :].split()).rstrip("=").replace("-", "+").replace("_", "/")
+    return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
 
 
 Params = dict[str, int | float | bool | str]

@@ -146,6 +146,9 @@ def test_inputs_in_every_form_and_a_bad_picture_among_good_ones(workspace: Path)
         {"image": [photograph]},
         [photograph],
         [base64.b64encode(photograph).decode()],
+        [f"data:image/png;base64,{base64.b64encode(photograph).decode()}"],
+        [base64.urlsafe_b64encode(photograph).decode().rstrip("=")],
+        [base64.encodebytes(photograph).decode()],
         [{"image": photograph}],
     ):
         assert inner.predict(None, form)[0]["caption"] == expected["caption"]

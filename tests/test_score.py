@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.common.errors import AttendError
 from tasks.data.manifest import read_pictures
 from tasks.evaluation.caption_and_score import PREDICTIONS, captions_in
 from tasks.evaluation.caption_statistics import caption_statistics
 from tasks.evaluation.coco_files import corpus_of, export, image_ids, read_references, read_results
-from tasks.metrics import ScoredCaption
+from tasks.metrics import ScoredCaption, measure
 from tests.support import artifacts, small
 from tests.test_cli import Capture, attend, refused
 
@@ -57,7 +59,7 @@ def test_results_are_scored_against_annotations(
         ({"a": 1}, ANNOTATIONS, 'results.json: must be a JSON list of {"image_id", "caption"}'),
         ([], ANNOTATIONS, "results.json: has no caption"),
         ([{"image_id": 7}], ANNOTATIONS, "results.json: [0].caption: is missing"),
-        ([{"caption": "a"}], ANNOTATIONS, "results.json: [0].image_id: must be a number or a string"),
+        ([{"caption": "a"}], ANNOTATIONS, "results.json: [0].image_id: must be a whole number or a string"),
         ([*RESULTS, RESULTS[0]], ANNOTATIONS, "results.json: [2].image_id: 7 has a caption already"),
         ([{"image_id": 8, "caption": "a"}], ANNOTATIONS, "image 8 is not among the images of"),
         (RESULTS, {"images": []}, "annotations: is missing"),
@@ -135,3 +137,33 @@ def test_what_captions_are_like() -> None:
     assert told["distinct_2"] == pytest.approx(3 / 5) and told["vocabulary"] == 3
     assert told["novel"] == pytest.approx(1 / 3) and told["unknown"] == pytest.approx(4 / 8)
     assert "novel" not in caption_statistics(corpus) and "unknown" not in caption_statistics(corpus)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        str,
+        lambda number: f"{number:012d}",
+        float,
+        lambda number: f"COCO_val2014_{number:012d}.jpg",
+        lambda number: f"COCO_val2014_{number:012d}",
+    ],
+    ids=["text", "zeros", "float", "file", "stem"],
+)
+def test_images_are_found_by_other_forms_of_their_ids(tmp_path: Path, written: Callable[[int], Any]) -> None:
+    numbers = range(7, 12)
+    references = {
+        "images": [{"id": number, "file_name": f"COCO_val2014_{number:012d}.jpg"} for number in numbers],
+        "annotations": [
+            {"image_id": number, "id": number, "caption": f"a dog runs by wall {number}"} for number in numbers
+        ],
+    }
+    results = [{"image_id": written(number), "caption": f"a dog runs by wall {number}"} for number in numbers]
+    for name, content in (("results.json", results), ("annotations.json", references)):
+        (tmp_path / name).write_text(json.dumps(content))
+    corpus = corpus_of(tmp_path / "results.json", tmp_path / "annotations.json")
+    assert measure("bleu", corpus)["bleu4"] == pytest.approx(100.0)
+    results.append({"image_id": 7, "caption": "again"})
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(AttendError, match=r"captioned already|a caption already"):
+        corpus_of(tmp_path / "results.json", tmp_path / "annotations.json")

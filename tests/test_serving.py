@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,24 @@ def test_requests_refused(client: TestClient, body: bytes, status: int, line: st
     response = client.post("/invocations", content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == status and line in response.json()["error"], response.text
     assert "Traceback" not in response.text and len(response.text) < 400
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda text: f"data:image/png;base64,{text}",
+        lambda text: "\n".join(text[start : start + 76] for start in range(0, len(text), 76)),
+        lambda text: text.replace("+", "-").replace("/", "_"),
+        lambda text: text.rstrip("="),
+    ],
+    ids=["data URI", "wrapped", "URL-safe", "unpadded"],
+)
+def test_every_form_of_base64_is_taken(
+    client: TestClient, photographs: list[bytes], expected: list[str], form: Callable[[str], str]
+) -> None:
+    body = json.dumps({"inputs": [form(base64.b64encode(data).decode()) for data in photographs[:3]]})
+    rows = client.post("/invocations", content=body, headers={"Content-Type": "application/json"}).json()
+    assert [row["caption"] for row in rows["predictions"]] == expected[:3]
 
 
 def test_tables_that_are_too_long(client: TestClient) -> None:

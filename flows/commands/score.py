@@ -26,6 +26,7 @@ def score(
 ) -> None:
     """Score captions against references with BLEU, METEOR, ROUGE-L and CIDEr; print intervals and a signature too."""
     from tasks.common.errors import suggestion
+    from tasks.common.log import log
     from tasks.evaluation.caption_and_score import score_corpus, score_lines
     from tasks.evaluation.coco_files import corpus_of
     from tasks.metrics import METRICS
@@ -36,6 +37,8 @@ def score(
         if name not in known:
             raise AttendError(f"--metrics: unknown metric {name!r}{suggestion(name, known)}")
     corpus = corpus_of(predictions, references)
+    if len(corpus) == 1 and "cider" in names:
+        log.warning("cider: of a single picture it is 0 by definition: its words are those of all pictures")
     scores = score_corpus(corpus, names)
     if as_json:
         print_json(scores)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import csv
 import io
 import itertools
@@ -12,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from flows.serving.limits import Limits, RefusedError
-from models.requests import Params, decoding_of
+from models.requests import Params, decoding_of, from_base64
 from tasks.common.errors import suggestion
 
 _COLUMN = "image"
@@ -168,8 +166,8 @@ def _decoded(value: Any, row: int) -> bytes:
     if not isinstance(value, str):
         raise RefusedError(400, f"row {row}: {_COLUMN}: is {_kind(value)}: give the picture's bytes as base64 text")
     try:
-        return base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
+        return from_base64(value)
+    except ValueError:
         raise RefusedError(400, f"row {row}: {_COLUMN}: is not base64 text") from None
 
 

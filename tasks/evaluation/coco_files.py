@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.errors import AttendError
+from tasks.common.log import log
+from tasks.common.wording import counted
 from tasks.data.manifest import Picture
 from tasks.datasets.documents import parse_json, read_json, require_field, require_objects
 from tasks.evaluation.caption_and_score import read_predictions
@@ -84,13 +86,27 @@ def corpus_of(predictions: Path, references: Path | None) -> list[ScoredCaption]
     captions, annotated = read_results(predictions), read_references(references)
     if not captions:
         raise AttendError(f"{predictions}: has no caption")
-    for image in captions:
-        if image not in annotated:
+    names = {} if captions.keys() <= annotated.keys() else _names_of(references)
+    found: list[ScoredCaption] = []
+    renamed: dict[ImageId, ImageId] = {}
+    scored: set[ImageId] = set()
+    for image, caption in captions.items():
+        known = image if image in annotated else names.get(_plain(image), names.get(str(image)))
+        if known is None:
             raise AttendError(f"{predictions}: image {image} is not among the images of {references}")
-    return [
-        ScoredCaption(tokenize(caption), [tokenize(text) for text in annotated[image]])
-        for image, caption in captions.items()
-    ]
+        if known in scored:
+            raise AttendError(f"{predictions}: image {image} is the image {known} of {references}, captioned already")
+        scored.add(known)
+        if known != image:
+            renamed[image] = known
+        found.append(ScoredCaption(tokenize(caption), [tokenize(text) for text in annotated[known]]))
+    if renamed:
+        image, known = next(iter(renamed.items()))
+        log.info(
+            f"{predictions}: {counted(len(renamed), 'image')} found by another form of the id or by the file's name, "
+            f"such as {image!r} for {known!r}"
+        )
+    return found
 
 
 def export(captions: Mapping[str, str], pictures: Sequence[Picture], folder: Path) -> None:
@@ -132,6 +148,29 @@ def image_ids(names: Mapping[str, str]) -> dict[str, ImageId]:
 def _image_id(entry: Any, where: str, name: str = "image_id") -> ImageId:
     """Return the image id in the entry's field `name`; raise AttendError, which begins with `where`, if it has none."""
     value = entry.get(name) if isinstance(entry, dict) else None
+    if isinstance(value, float) and value.is_integer():  # as pandas writes a column with a gap
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise AttendError(f"{where}.{name}: must be a number or a string")
+        raise AttendError(f"{where}.{name}: must be a whole number or a string")
     return value
+
+
+def _names_of(path: Path) -> dict[str, ImageId]:
+    """Return the images of an annotations file by other names that results may have for them.
+
+    These are the id as text without leading zeros, and the file's name, with and without its ending. A name of two
+    images is left out.
+    """
+    names: dict[str, set[ImageId]] = {}
+    for image in require_objects(read_json(path), "images", str(path)):
+        file = image.get("file_name")
+        others = [] if not isinstance(file, str) else [Path(file).name, Path(file).stem]
+        for name in (_plain(image["id"]), *others):
+            names.setdefault(name, set()).add(image["id"])
+    return {name: next(iter(images)) for name, images in names.items() if len(images) == 1}
+
+
+def _plain(image: ImageId) -> str:
+    """Return an id as text, a number without leading zeros."""
+    text = str(image).strip()
+    return str(int(text)) if text.isdecimal() else text

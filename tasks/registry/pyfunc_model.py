@@ -4,8 +4,6 @@ It imports nothing from this project. The bundles beside it, one for each runtim
 code, and load.py, which loads it.
 """
 
-import base64
-import binascii
 import importlib.util
 import runpy
 from pathlib import Path
@@ -17,11 +15,12 @@ import pandas as pd
 _PACKAGES = {"torch": "torch", "onnx": "onnxruntime", "onnx-float16": "onnxruntime", "onnx-int8": "onnxruntime"}
 
 
-def photographs_of(model_input):
+def photographs_of(model_input, from_base64):
     """Return the encoded photographs, or .npy files of grids, a list of bytes, from any input that MLflow passes on.
 
     The input is a data frame, a dict or a list; each photograph in it is bytes or base64 text. From a dict of base64
-    texts, MLflow makes a data frame with a list in its only cell.
+    texts, MLflow makes a data frame with a list in its only cell. from_base64: the bytes of a text; ValueError where it
+    is no base64.
     """
     if isinstance(model_input, pd.DataFrame):
         values = list(model_input["image"] if "image" in model_input else model_input.iloc[:, 0])
@@ -32,10 +31,10 @@ def photographs_of(model_input):
     if isinstance(values, (bytes, bytearray, memoryview, str)):
         values = [values]
     cells = [value if isinstance(value, list) else [value] for value in values]
-    return [_photograph(value) for cell in cells for value in cell]
+    return [_photograph(value, from_base64) for cell in cells for value in cell]
 
 
-def _photograph(value):
+def _photograph(value, from_base64):
     """Return one encoded photograph, bytes, from bytes or base64 text; empty for a value of another type."""
     if isinstance(value, dict):
         value = value.get("image")
@@ -51,8 +50,8 @@ def _photograph(value):
     ):
         return value
     try:
-        return base64.b64decode(value, validate=True)
-    except binascii.Error:
+        return from_base64(value.decode())
+    except ValueError:
         return value
 
 
@@ -104,7 +103,9 @@ class RegisteredCaptioner(mlflow.pyfunc.PythonModel):
         Raise MlflowException for parameters that are invalid or do not go together.
         """
         try:
-            return self._requests.answer(self._captioner, photographs_of(model_input), params)
+            return self._requests.answer(
+                self._captioner, photographs_of(model_input, self._requests.from_base64), params
+            )
         except ValueError as error:
             raise _invalid(str(error)) from None
 
