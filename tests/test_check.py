@@ -265,3 +265,17 @@ def test_rows_that_are_skipped_are_no_errors(folder: Path, monkeypatch: pytest.M
     config(folder.parent, data=data)
     (found,) = [item for item in checked(monkeypatch, capsys)["findings"] if "metadata" in item["message"]]
     assert found["kind"] == "warning" and "metadata.jsonl:6" in found["message"]
+
+
+def test_many_findings_of_one_kind_are_three_examples_and_a_number(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    for number in range(20):
+        (folder / f"{number:03}.png").unlink()
+    (folder / "100.png").write_bytes(b"")
+    code, out, _ = attend(monkeypatch, capsys, "check", "mine.yaml")
+    errors = [line for line in out.splitlines() if line.startswith("error")]
+    missing = [line for line in errors if "there is no such picture" in line]
+    assert code == 1 and len(missing) == 3 and "and 17 more like these: --json lists all" in out
+    assert "100.png" in out and " 20 errors" in out
+    assert len(checked(monkeypatch, capsys)["findings"]) >= 21

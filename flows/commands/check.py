@@ -15,7 +15,9 @@ from tasks.common.wording import counted, counted_by_split
 if TYPE_CHECKING:
     from flows.preflight import Finding, Verdict
 
-_SHOWN = 100  # findings of a kind that are printed
+_SHOWN = 100  # kinds of findings that are printed
+_EXAMPLES = 3  # findings of one kind that are printed
+_OWN = re.compile(r"""'[^']*'|"[^"]*"|\S*[/\\.\d]\S*""")  # what differs between findings of one kind
 
 
 def check(
@@ -53,12 +55,18 @@ def check(
 def _print(verdict: Verdict, preset: str, overrides: list[str]) -> None:
     """Print the findings, the errors first, and what was looked at."""
     for kind, colour in (("error", "red"), ("warning", "yellow")):
-        findings = [finding for finding in verdict.findings if finding.kind == kind]
-        for finding in findings[:_SHOWN]:
-            typer.secho(f"{kind:<8}", fg=colour, nl=False)
-            typer.echo(f"{finding.about}: {finding.message}" if not _names(finding) else finding.message)
-        if len(findings) > _SHOWN:
-            typer.echo(f"{'':<8}and {counted(len(findings) - _SHOWN, f'more {kind}')}: --json lists all")
+        groups: dict[tuple[str, str], list[Finding]] = {}
+        for finding in verdict.findings:
+            if finding.kind == kind:
+                groups.setdefault((finding.about, _OWN.sub("", finding.message)), []).append(finding)
+        for findings in list(groups.values())[:_SHOWN]:
+            for finding in findings[:_EXAMPLES]:
+                typer.secho(f"{kind:<8}", fg=colour, nl=False)
+                typer.echo(f"{finding.about}: {finding.message}" if not _names(finding) else finding.message)
+            if len(findings) > _EXAMPLES:
+                typer.echo(f"{'':<8}and {len(findings) - _EXAMPLES:,} more like these: --json lists all")
+        if len(groups) > _SHOWN:
+            typer.echo(f"{'':<8}and {counted(len(groups) - _SHOWN, f'more kind of {kind}', f'more kinds of {kind}')}")
     sizes = counted_by_split(verdict.splits)
     typer.echo(
         f"{preset}: {counted(verdict.pictures, 'picture')}{f' ({sizes})' if sizes else ''}, "

@@ -229,7 +229,8 @@ class TrainingLoop:
         except NotFiniteError as error:
             raise AttendError(
                 f"{self.name}: the loss is not finite at step {error.step}: "
-                f"lower {self.section}.learning_rate or {self.section}.clip_norm"
+                f"lower {self.section}.learning_rate, or "
+                + (f"{self.section}.clip_norm" if self.training.clip_norm else f"set {self.section}.clip_norm=5")
             ) from None
 
     def ahead(self, batches: Iterable[Batch]) -> Iterator[Step]:
