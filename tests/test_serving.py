@@ -133,6 +133,7 @@ def test_parameters(client: TestClient, photographs: list[bytes]) -> None:
         (b'{"inputs": ["AAAA"], "params": [1]}', 400, "params: is a list"),
         (b'{"inputs": ["AAAA"], "\\ud800": 1}', 400, "?: no such field"),
         (b'{"inputs": ["AAAA"], "params": {"\\ud800": 1}}', 400, "?: no such parameter"),
+        (b'{"dataframe_records": ["AAAA"]}', 400, "dataframe_records: row 0 is a text: give an object with 'image'"),
         (b'{"dataframe_split": {"columns": ["picture"], "data": []}}', 400, "needs \"columns\" with 'image'"),
         (b'{"dataframe_split": {"columns": ["image"], "data": [[]]}}', 400, "row 0 needs 1 values"),
         (b'{"inputs": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", 400, "nested too deeply"),

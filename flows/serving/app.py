@@ -106,7 +106,8 @@ class Server:
         """Caption the one picture whose bytes are the body, with parameters from the query."""
         # A page of another site cannot send these types without a CORS preflight, which this server refuses.
         if not request.headers.get("content-type", "").startswith(("image/", "application/octet-stream")):
-            raise RefusedError(415, "send the bytes of one picture, with Content-Type image/jpeg or the like")
+            how = f"curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg {request.url.replace(query='')}"
+            raise RefusedError(415, f"send the bytes of one picture, with Content-Type image/jpeg or the like: {how}")
         params: Params = parameters(request.query_params, self._served.current.params, as_text=True)
         rows = await self._caption_body(request, lambda body: CaptionRequest([body], params))
         return JSONResponse(rows[0])

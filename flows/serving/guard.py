@@ -29,6 +29,10 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 
+_ONLY_LOCALHOST = (
+    "this server answers requests to localhost only: start it with --host and an address that other machines reach"
+)
+
 
 class Guard:
     """The middleware of a server.
@@ -51,7 +55,7 @@ class Guard:
         started = time.perf_counter()
         response: Response
         if self._hosts is not None and _host(request) not in self._hosts:
-            response = _refusal(RefusedError(403, "this server answers requests to localhost only"))
+            response = _refusal(RefusedError(403, _ONLY_LOCALHOST))
         else:
             try:
                 response = await call_next(request)

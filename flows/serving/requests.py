@@ -117,7 +117,7 @@ def _from_json(body: bytes, known: Mapping[str, type]) -> CaptionRequest:
     params = {} if value.get("params") is None else value["params"]
     if not isinstance(params, dict):
         raise RefusedError(400, f"params: is {_kind(params)}: give an object")
-    images = _from_frame(value[forms[0]]) if forms[0] == "dataframe_split" else _from_list(value[forms[0]])
+    images = _from_frame(value[forms[0]]) if forms[0] == "dataframe_split" else _from_list(value[forms[0]], forms[0])
     return CaptionRequest([_decoded(image, row) for row, image in enumerate(images)], parameters(params, known))
 
 
@@ -141,11 +141,18 @@ def _from_frame(value: Any) -> list[Any]:
     return [row[index] for row in rows]
 
 
-def _from_list(value: Any) -> list[Any]:
-    """Return the images of `inputs`, `instances` or `dataframe_records`: one value, a list, or a list of records."""
+def _from_list(value: Any, form: str) -> list[Any]:
+    """Return the images of `inputs`, `instances` or `dataframe_records`: one value, a list, or a list of records.
+
+    Raises RefusedError where a row of `dataframe_records` is no record.
+    """
     if isinstance(value, dict):
         value = value.get(_COLUMN)
     rows = value if isinstance(value, list) else [value]
+    if form == "dataframe_records":
+        for number, row in enumerate(rows):
+            if not isinstance(row, dict):
+                raise RefusedError(400, f"{form}: row {number} is {_kind(row)}: give an object with {_COLUMN!r}")
     return [row.get(_COLUMN) if isinstance(row, dict) else row for row in rows]
 
 
