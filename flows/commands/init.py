@@ -47,7 +47,6 @@ _ABOUT = {
 _WHY_CIDER = "the score by which a new version becomes champion; with few pictures BLEU-4 is often 0"
 _WHY_RUNTIMES = "the first is used where it is installed; onnx needs no torch, and starts faster, but takes no GPU"
 _UNTOLD = ("adapter", "path", "near_duplicates")  # settings of `data` that are not printed as its form
-_OF_THE_WHOLE = ("near_duplicates", "dev_share", "test_share")  # settings of all sources of `data` together
 _LINES = 3  # sample rows
 _LISTED = 10  # files that are not read
 _SAMPLE = 200  # rows by whose captions their script is told
@@ -251,7 +250,9 @@ def _yaml(
     name: str, preset: str, options: dict[str, Any], reviewed: Reviewed | None, weights: str, found: Survey
 ) -> str:
     """Return the config as commented YAML. reviewed: None for data whose pictures `attend review` cannot show."""
-    of_source = {field: value for field, value in options.items() if field not in _OF_THE_WHOLE}
+    from tasks.datasets.sources import OF_THE_WHOLE
+
+    of_source = {field: value for field, value in options.items() if field not in OF_THE_WHOLE}
     sources = of_source["sources"] if options["adapter"] == "sources" else {name: of_source}
     lines = [
         f"# Written by `attend init`. Settings that are not here are the preset's (`attend presets {preset}`) or have",
@@ -265,7 +266,7 @@ def _yaml(
             if reviewed is not None or options["adapter"] == "sources"
             else _settings(of_source, "  ")
         ),
-        *_settings({field: value for field, value in options.items() if field in _OF_THE_WHOLE}, "  "),
+        *_settings({field: value for field, value in options.items() if field in OF_THE_WHOLE}, "  "),
     ]
     if found.faults:
         lines.append(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted, shortened
 from tasks.datasets import ADAPTERS
-from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, folder_split, refuse_address
+from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, folder_split, refuse_address, require_file
 from tasks.datasets.coco import Coco
 from tasks.datasets.coco_tensor_file import is_coco_tensors
 from tasks.datasets.documents import parse_json
@@ -26,9 +26,8 @@ from tasks.datasets.faults import Faults
 from tasks.datasets.image_folder import METADATA, ImageFolder, metadata_files
 from tasks.datasets.object_array import array_header
 from tasks.datasets.table import IMAGE_FOLDERS, TABLE_SUFFIXES, RecordOptions, Table, is_table, split_tables
-from tasks.datasets.table_columns import CAPTION_NAMES, Columns, Options, examine, folder_of, folders, text_form
+from tasks.datasets.table_columns import CAPTION_NAMES, SAMPLE, Columns, Options, examine, folder_of, folders, text_form
 
-_SAMPLE = 200  # records that are looked at
 _MOST_SUBFOLDERS = 20  # below a folder without captions, that are looked into
 _NO_CAPTIONS = ("readme", "license", "requirements")  # names of files that are not looked into
 _WORDS = 8  # of a caption: with as many, more do not make it likelier that it is one
@@ -37,7 +36,7 @@ _CLOSE = 0.75  # share of the best score from which two files look alike
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to read captions. options: the settings of `data`. found: what a table holds; None for other forms."""
+    """A way to read captions. options: the settings of `data`. found: a sample of what they read."""
 
     file: Path
     options: Options
@@ -76,20 +75,13 @@ def detect(path: Path, captions: Path | None = None) -> Detection:
     """
     given, path = path, path.expanduser().absolute()
     if captions is not None:
-        return Detection(_of_file(_checked(captions)), [])
+        return Detection(_of_file(require_file(captions, "--captions").absolute()), [])
     if path.is_dir():
         return _of_folder(path)
     if path.is_file():
         return Detection(_of_file(path), [])
     refuse_address(given, "FOLDER|FILE")
     raise AttendError(f"{path}: no such file or folder")
-
-
-def _checked(captions: Path) -> Path:
-    file = captions.expanduser().absolute()
-    if not file.is_file():
-        raise AttendError(f"--captions: {file}: no such file")
-    return file
 
 
 def _of_folder(folder: Path) -> Detection:
@@ -149,15 +141,20 @@ def _candidate(path: Path) -> Candidate:
     document = _of_json(path) if path.suffix.lower() == ".json" else None
     if document is not None:
         return Candidate(path, document, _of_document(document))
-    options: Options = {"adapter": "table", "path": path, **text_form(path)}
-    found = examine(Table, options, path)
-    return Candidate(path, {**options, **found.options, **_images(found, Table, path.parent)}, found)
+    return _examined(Table, path, path)
+
+
+def _examined(kind: type[RecordOptions], path: Path, file: Path) -> Candidate:
+    """Return how the adapter `kind` reads the data set at `path`, by one of its tables, `file`."""
+    options: Options = {"adapter": kind.model_fields["adapter"].default, "path": path, **text_form(file)}
+    found = examine(kind, options, file)
+    return Candidate(file, {**options, **found.options, **_images(found, kind, file.parent)}, found)
 
 
 def _of_document(options: Options) -> Columns:
     """Return what a document in COCO's or Karpathy's form holds, by its first pictures."""
     data = ADAPTERS[options["adapter"]].model_validate(options)
-    rows = list(itertools.islice(data.rows(Path(), Faults(gather=True)), _SAMPLE))
+    rows = list(itertools.islice(data.rows(Path(), Faults(gather=True)), SAMPLE))
     texts = tuple(text for row in rows for text in row.captions)
     names = frozenset(row.name for row in rows if row.captions)
     if not texts:
@@ -331,7 +328,7 @@ def _of_json(path: Path) -> Options | None:
         return None
     if "annotations" not in document:
         return {"adapter": "karpathy", "path": path}
-    names = [str(image.get("file_name")) for image in document["images"][:_SAMPLE] if isinstance(image, dict)]
+    names = [str(image.get("file_name")) for image in document["images"][:SAMPLE] if isinstance(image, dict)]
     place = folder_of(names, path.parent)
     expected = path.parent / "images" if (path.parent / "images").is_dir() else path.parent
     options: Options = {"adapter": "coco", "path": path}
@@ -340,17 +337,12 @@ def _of_json(path: Path) -> Options | None:
 
 def _of_table(path: Path) -> Options:
     """Return the settings of a table, or of a folder with one for each split."""
-    file = split_tables(path)[0] if path.is_dir() else path
-    options = {"adapter": "table", "path": path, **text_form(file)}
-    found = examine(Table, options, file)
-    return {**options, **found.options, **_images(found, Table, file.parent)}
+    return _examined(Table, path, split_tables(path)[0] if path.is_dir() else path).options
 
 
 def _of_metadata(folder: Path, file: Path) -> Options:
     """Return the settings of a folder of pictures with metadata."""
-    options: Options = {"adapter": "imagefolder", "path": folder, **text_form(file)}
-    found = examine(ImageFolder, options, file)
-    return {**options, **found.options, **_images(found, ImageFolder, file.parent)}
+    return _examined(ImageFolder, folder, file).options
 
 
 def _images(found: Columns, kind: type[RecordOptions], folder: Path) -> Options:
@@ -383,7 +375,7 @@ def _of_tars(folder: Path) -> Options:
 
     options: Options = {"adapter": "webdataset", "path": folder}
     tar = min(folder.glob("*.tar"))
-    for key, members in itertools.islice(samples(tar), _SAMPLE):
+    for key, members in itertools.islice(samples(tar), SAMPLE):
         if "txt" in members or "json" not in members:
             break
         try:

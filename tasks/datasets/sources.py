@@ -18,11 +18,11 @@ from tasks.datasets.base import DatasetOptions, Row
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.formats import Format
 
-_OF_THE_WHOLE = ("dev_share", "test_share", "on_error", "near_duplicates")
+OF_THE_WHOLE = ("dev_share", "test_share", "on_error", "near_duplicates")  # settings of all sources together
 # A setting of one source in a message; not a file such as /photos/data.images.
 _OWN_FIELD = re.compile(
     r"(?<![\w./])data\.("
-    + "|".join(sorted({name for kind in get_args(Format) for name in kind.model_fields} - {*_OF_THE_WHOLE, "adapter"}))
+    + "|".join(sorted({name for kind in get_args(Format) for name in kind.model_fields} - {*OF_THE_WHOLE, "adapter"}))
     + r")\b"
 )
 
@@ -56,7 +56,7 @@ class Sources(DatasetOptions):
                 raise ValueError(f"{name!r} is no name of a source: use letters, digits, - and _")
             if source.has_grids:
                 raise ValueError(f"{name}: has grids and no photographs, which cannot be joined with others")
-            for field in _OF_THE_WHOLE:
+            for field in OF_THE_WHOLE:
                 if getattr(source, field) != type(source).model_fields[field].default:
                     raise ValueError(f"{name}.{field}: is for all sources together: set data.{field}")
         return sources

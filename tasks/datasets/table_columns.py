@@ -23,14 +23,14 @@ Options = dict[str, Any]  # settings of `data`
 FEWEST_WORDS = 3  # of a column's texts, in the mean, that could be captions
 CAPTION_NAMES = ("caption", "captions", "text", "description", "sentence", "sentences", "comment", "title")
 _SPLIT_COLUMNS = ("split", "partition", "subset", "set", "fold", "phase")
-_SAMPLE = 200  # records that are looked at
+SAMPLE = 200  # records that are looked at
 _MOST_FOLDERS = 1000  # folders that are searched for pictures
 _BETWEEN = "||"  # what some tables have between the captions of a cell
 _NEARLY_ALL = 0.9
 
 
 class Columns(NamedTuple):
-    """What a table holds, by a sample of its records.
+    """Hold what a sample of a table's records says of it.
 
     options: the settings of `data` that read it, but for adapter and path. images: the folder of its pictures.
     pictures: the names of those in the sample. columns: the names of all. caption: the column of the captions.
@@ -143,7 +143,7 @@ class _Found(NamedTuple):
 
 def _sample(options: RecordOptions, file: Path) -> list[dict[str, Any]]:
     faults = Faults(gather=True)
-    records = [record for _, record in itertools.islice(options.records_of(file, faults), _SAMPLE)]
+    records = [record for _, record in itertools.islice(options.records_of(file, faults), SAMPLE)]
     if not records:
         raise AttendError(faults.found[0] if faults.found else f"{file}: has no row")
     return records
@@ -255,9 +255,9 @@ class Place(NamedTuple):
 
 def folder_of(names: list[str], folder: Path) -> Place | None:
     """Return the folder, at or below `folder`, in which most of these names are pictures; None where none has any."""
-    sample = names[:_SAMPLE]
+    sample = names[:SAMPLE]
     absolute = [Path(name) for name in names if name.startswith("/")]
-    if absolute and any(path.is_file() for path in absolute[:_SAMPLE]):
+    if absolute and any(path.is_file() for path in absolute[:SAMPLE]):
         common = Path(os.path.commonpath([path.parent for path in absolute]))
         return Place(common, None, 1.0)
     best: Place | None = None
