@@ -142,10 +142,10 @@ def _check_data(
 
 
 def _check_pictures(verdict: Verdict, found: Survey, sample: int, allowed: float) -> None:
-    """Add the unreadable pictures: as errors where a run would not leave so many out. allowed: grids.max_failed."""
-    from tasks.data.picture_files import unreadable
+    """Add the faulty pictures; unreadable ones as errors where a run would not leave so many out (grids.max_failed)."""
+    from tasks.data.picture_files import picture_faults
 
-    headers, pixels = unreadable([found.paths[row.name] for row in found.rows], sample)
+    headers, pixels, one_colour = picture_faults([found.paths[row.name] for row in found.rows], sample)
     rows = len(found.rows)
     share = len(headers) / max(rows, 1) + len(pixels) / max(min(sample, rows), 1)
     kind: Kind = "warning" if share <= allowed else "error"
@@ -154,6 +154,7 @@ def _check_pictures(verdict: Verdict, found: Survey, sample: int, allowed: float
     if faults and share <= allowed:
         told = f"{counted(len(faults), 'unreadable picture')}: left out by a run (grids.max_failed={allowed:g})"
         verdict.add("warning", "pictures", [told])
+    verdict.add("warning", "pictures", (f"{path}: {reason}" for path, reason in one_colour.items()))
 
 
 def _duplicates(found: Survey, data: DatasetOptions) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Encoded pictures: the bytes of a file -> the upright RGB picture that a person sees, by Pillow alone.
+"""Encoded pictures: the bytes of a file -> the upright RGB picture that a person sees.
 
 This file needs no torch: the captioner on onnxruntime and the server share it with photographs.py.
 """
@@ -6,22 +6,33 @@ This file needs no torch: the captioner on onnxruntime and the server share it w
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+import simplejpeg
+from PIL import Image, UnidentifiedImageError
 
+from .deep_pixels import deep_values, to_8_bits
 from .memory import is_out_of_memory
 from .picture_formats import FORMATS, MAX_PIXELS
 
 # What `admit` takes.
-ADMITTED = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 ADMITTED_BYTES, ADMITTED_PIXELS, ADMITTED_SIDE, _ADMITTED_MARKERS = 32 * 2**20, 50_000_000, 65_535, 200
 _ADMITTED_READS = 10_000  # of a header: they take some milliseconds
 _ORIENTATION = 0x0112  # the EXIF tag
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_JPEG = ("JPEG", "MPO")  # MPO: several JPEG pictures in a file, of which the first is read
 
 
 @contextmanager
@@ -47,16 +58,46 @@ def opened(data: bytes) -> Iterator[Image.Image]:
 
 
 def decode(data: bytes) -> npt.NDArray[np.uint8]:
-    """Return the upright RGB picture of an encoded photograph, uint8 (H, W, 3): see `photographs.decode`."""
+    """Return the upright RGB picture of an encoded photograph, uint8 (H, W, 3).
+
+    Grey, palette and CMYK pictures become RGB; values of more than 8 bits are scaled by the range that the picture uses
+    (see `deep_pixels.to_8_bits`); transparent pixels are blended with white; EXIF orientation is applied. Raises
+    ValueError, with the reason, for data that is not such a picture, is truncated or damaged, or has over 100 million
+    pixels, and MemoryError where this machine has no memory for it, which is no fault of the data.
+    """
     with opened(data) as image:
-        return upright_pixels(image)
+        if image.format not in _JPEG:
+            return upright_pixels(image, data)
+        pixels = _decode_jpeg(data, "CMYK" if image.mode == "CMYK" else "RGB")
+        if image.mode == "CMYK":  # its colours are Pillow's
+            return upright_pixels(image, data)
+        turn = _TURNS.get(_orientation(image))
+        return pixels if turn is None else np.array(Image.fromarray(pixels).transpose(turn))
 
 
-def upright_pixels(image: Image.Image) -> npt.NDArray[np.uint8]:
-    """Return the upright RGB picture of an opened file, uint8 (H, W, 3)."""
+def _decode_jpeg(data: bytes, colours: str) -> npt.NDArray[np.uint8]:
+    """Return the pixels of a JPEG file (H, W, C); ValueError where any part of it is missing or damaged.
+
+    Pillow and libjpeg decode a truncated file that has an end marker without an error: what is missing becomes grey.
+    """
+    try:
+        pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colours, strict=True)
+    except ValueError as error:
+        # Unused bytes after the last pixel do no harm: some cameras write them.
+        if not re.search("extraneous bytes before marker 0xd9", str(error)):
+            raise
+        pixels = simplejpeg.decode_jpeg(data, colours, strict=False)
+    return pixels
+
+
+def upright_pixels(image: Image.Image, data: bytes) -> npt.NDArray[np.uint8]:
+    """Return the upright RGB picture of a file that is opened and not loaded, uint8 (H, W, 3). data: its content."""
+    values = deep_values(image, data)
     image.load()
-    upright = image if _is_upright(image) else ImageOps.exif_transpose(image)
-    return np.array(_to_rgb(upright))
+    if values is not None:
+        image = Image.fromarray(to_8_bits(values))
+    turn = _TURNS.get(_orientation(image))
+    return np.array(_to_rgb(image if turn is None else image.transpose(turn)))
 
 
 def is_plain_jpeg(data: bytes) -> bool:
@@ -67,14 +108,10 @@ def is_plain_jpeg(data: bytes) -> bool:
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
             has_end = data.rstrip(b"\0")[-2:] == b"\xff\xd9"
-            return has_end and image.width * image.height <= MAX_PIXELS and is_plain(image)
+            is_plain = image.format == "JPEG" and image.mode in ("L", "RGB") and _orientation(image) not in _TURNS
+            return has_end and image.width * image.height <= MAX_PIXELS and is_plain
     except Exception:  # Pillow's plugins raise OSError, SyntaxError, struct.error, ...
         return False
-
-
-def is_plain(image: Image.Image) -> bool:
-    """Return whether an opened file is a JPEG of RGB or grey pixels that are stored upright."""
-    return image.format == "JPEG" and image.mode in ("L", "RGB") and _is_upright(image)
 
 
 class _LongHeaderError(Exception):
@@ -97,18 +134,18 @@ class _HeaderReader(io.BytesIO):
         return super().read(size)
 
 
-def _is_upright(image: Image.Image) -> bool:
-    """Return whether the pixels are stored upright, by EXIF; True if the EXIF data is missing or broken."""
+def _orientation(image: Image.Image) -> int:
+    """Return how the pixels are stored, by EXIF; 1, which is upright, if the EXIF data is missing or broken."""
     try:
-        return bool(image.getexif().get(_ORIENTATION, 1) == 1)
+        return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # SyntaxError, struct.error, ...: the pixels are sound even where the EXIF data is broken
-        return True
+        return 1
 
 
 def admit(data: bytes) -> int:
     """Return the number of pixels of an untrusted photograph, by its header alone; ValueError if it is refused.
 
-    It takes fewer formats, bytes and pixels than `decode`, and refuses pictures crafted to be slow: a JPEG of thousands
+    It takes fewer bytes and pixels than `decode`, and refuses pictures crafted to be slow: a JPEG of thousands
     of scans, or a header of so many parts or so much junk that reading it takes long.
     """
     if len(data) > ADMITTED_BYTES:
@@ -118,14 +155,14 @@ def admit(data: bytes) -> int:
     if data[:2] == b"\xff\xd8" and max(data.count(b"\xff\xda"), data.count(b"\xff\xe1")) > _ADMITTED_MARKERS:
         raise ValueError("has more scans or segments than any photograph")
     try:
-        with Image.open(_HeaderReader(data), formats=ADMITTED) as image:
+        with Image.open(_HeaderReader(data), formats=FORMATS) as image:
             pixels, side = image.width * image.height, max(image.size)
     except _LongHeaderError:
         raise ValueError("has a longer header than any photograph") from None
     except MemoryError:
         raise
     except Exception:  # Pillow's plugins raise OSError, SyntaxError, struct.error, ...
-        raise ValueError(f"is no picture of a known format ({', '.join(ADMITTED)})") from None
+        raise ValueError(f"is no picture of a known format ({', '.join(FORMATS)})") from None
     if pixels > ADMITTED_PIXELS:
         raise ValueError(f"has {pixels:,} pixels, over the limit of {ADMITTED_PIXELS:,}")
     if side > ADMITTED_SIDE:  # a JPEG's own limit; few bytes of a PNG make a line of millions, which is slow to resize
@@ -133,22 +170,8 @@ def admit(data: bytes) -> int:
     return pixels
 
 
-def _parts(values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    """Return views of an array's values, a million at most in each."""
-    flat = values.reshape(-1)
-    return [flat[first : first + 2**20] for first in range(0, len(flat), 2**20)]
-
-
 def _to_rgb(image: Image.Image) -> Image.Image:
     """Return the picture as 8-bit RGB, its transparent pixels blended with white."""
-    if image.mode.startswith("I") or image.mode == "F":
-        # Pillow's conversion clips 16-bit grey values at 255; scale them from their true range instead.
-        values = np.asarray(image)
-        white = 65535.0 if image.mode.startswith("I") else max(float(values.max()), 1.0)
-        grey = np.empty(values.shape, np.uint8)
-        for part, into in zip(_parts(values), _parts(grey), strict=True):  # all at once would take GiBs
-            into[:] = np.clip(part.astype(np.float64) / white * 255.0 + 0.5, 0, 255)
-        return Image.fromarray(grey).convert("RGB")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         background = Image.new("RGBA", image.size, (255, 255, 255, 255))

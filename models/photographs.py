@@ -10,10 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torchcodec import decoders
 
-from .encoded_pictures import is_plain, opened, upright_pixels
-from .memory import is_out_of_memory
+from . import encoded_pictures
 from .picture_formats import Fit, Interpolation
 
 # Mean and standard deviation of RGB values in [0, 1], by which a network's training photographs were normalised.
@@ -25,28 +23,9 @@ HALVES: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 def decode(data: bytes) -> Tensor:
     """Return the upright RGB picture of an encoded photograph, uint8 (3, H, W), channels last in memory.
 
-    Grey, palette, CMYK and 16-bit pictures become 8-bit RGB; transparent pixels are blended with white; EXIF
-    orientation is applied. Raises ValueError, with the reason, for data that is not such a picture, is truncated, or
-    has over 100 million pixels, and MemoryError where this machine has no memory for it, which is no fault of the data.
+    See `encoded_pictures.decode`.
     """
-    with opened(data) as image:
-        if is_plain(image):
-            # The pixels are the same as Pillow's, but threads can decode in parallel: Pillow holds the GIL.
-            return _decode_jpeg(data)
-        return torch.from_numpy(upright_pixels(image)).permute(2, 0, 1)
-
-
-def _decode_jpeg(data: bytes) -> Tensor:
-    """Return the RGB picture of a JPEG as `decode` does; ValueError if it cannot be decoded."""
-    try:
-        # As a bytearray: for `bytes`, torchcodec changes the process's warning filters, for other threads too.
-        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        pixels: Tensor = decoders.decode_jpeg(encoded)  # type: ignore[attr-defined, assignment]
-        return pixels
-    except RuntimeError as error:  # its message begins with a position in torchcodec's source
-        if is_out_of_memory(error):
-            raise
-        raise ValueError(f"cannot be decoded: {str(error).rpartition(', ')[2]}") from None
+    return torch.from_numpy(encoded_pictures.decode(data)).permute(2, 0, 1)
 
 
 def seen(photograph: Tensor, fit: Fit) -> Tensor:

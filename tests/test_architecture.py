@@ -92,9 +92,9 @@ def test_models_need_torch_alone() -> None:
     for module, path in FILES.items():
         if not module.startswith("models"):
             continue
-        known = {"torch", "torchvision", "torchcodec", "safetensors", "numpy", "PIL", "timm"}
+        known = {"torch", "torchvision", "simplejpeg", "safetensors", "numpy", "PIL", "timm"}
         if module.startswith("models.onnx") or path.name in TORCH_FREE:
-            known = {"onnxruntime", "numpy", "PIL"}
+            known = {"onnxruntime", "numpy", "PIL", "simplejpeg"}
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [item.name for item in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 from tasks.config.stages import GridsConfig
-from tasks.data.picture_files import unreadable
+from tasks.data.picture_files import picture_faults
 from tasks.grids.weights import backbone_fault
 from tests.test_cli import attend
 from tests.test_init import picture
@@ -244,7 +244,7 @@ def test_the_pixels_of_as_many_pictures_are_read_as_it_says(folder: Path, sample
     paths = sorted(folder.glob("*.png"))
     for path in paths:
         path.write_bytes(path.read_bytes()[:-400])
-    found = unreadable(paths, sample)
+    found = picture_faults(paths, sample)
     assert not found.headers and len(found.pixels) == min(sample, len(paths))
 
 

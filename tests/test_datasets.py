@@ -84,6 +84,8 @@ def karpathy(folder: Path) -> Path:
         image("d.jpg", "test"),
     ]
     (folder / "dataset_coco.json").write_text(json.dumps({"images": images, "dataset": "coco"}))
+    for name in ("train2014/a.jpg", "val2014/b.jpg", "val2014/c.jpg", "d.jpg"):
+        picture(folder / name)
     return folder
 
 
@@ -139,6 +141,8 @@ def test_table(tmp_path: Path, suffix: str) -> None:
             writer = csv.DictWriter(file, list(RECORDS[0]), delimiter="\t" if suffix == ".tsv" else ",")
             writer.writeheader()
             writer.writerows(RECORDS)
+    for name in ("a.jpg", "b.jpg"):
+        picture(tmp_path / name)
     rows = rows_of("table", path)
     assert [(row.name, row.captions, row.split) for row in rows] == [
         ("a.jpg", ("one, two", "three"), "train"),
@@ -148,6 +152,7 @@ def test_table(tmp_path: Path, suffix: str) -> None:
 
 def test_kaggles_captions_txt(tmp_path: Path) -> None:
     (tmp_path / "captions.txt").write_text('image,caption\n1.jpg,A child .\n1.jpg,"A girl , running ."\n')
+    picture(tmp_path / "1.jpg")
     (row,) = rows_of("table", tmp_path / "captions.txt")
     assert (row.captions, row.split) == (("A child .", "A girl , running ."), None)
 
@@ -155,6 +160,8 @@ def test_kaggles_captions_txt(tmp_path: Path) -> None:
 def test_metadata_jsonl(tmp_path: Path) -> None:
     lines = [{"file_name": "x.png", "text": "one"}, {"file_name": "y.png", "text": ["two", "three"], "split": "test"}]
     (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for line in lines:
+        picture(tmp_path / str(line["file_name"]))
     rows = rows_of("imagefolder", tmp_path)
     assert [(row.name, row.captions, row.split) for row in rows] == [
         ("x.png", ("one",), None),
@@ -419,9 +426,10 @@ def test_the_workspace_is_no_part_of_the_pictures_whichever_way_it_is_named(tmp_
     folder = tmp_path / "photos"
     picture(folder / "a.png")
     picture(folder / "workspace" / "b.png")
+    (folder / "workspace" / "digests.sqlite").touch()
     (tmp_path / "link").symlink_to(folder)
-    for workspace in (folder / "workspace", tmp_path / "link" / "workspace", folder / ".." / "photos" / "workspace"):
-        assert [found.name for found in find_pictures(folder, without=workspace)] == ["a.png"]
+    for named in (folder, tmp_path / "link", folder / ".." / "photos"):
+        assert [found.name for found in find_pictures(named)] == ["a.png"]
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "link to a device"])

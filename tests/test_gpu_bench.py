@@ -42,10 +42,10 @@ def test_packages_that_are_missing_are_named(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\n"
         "found = u.find_spec\n"
-        "u.find_spec = lambda name, *more: None if name in ('pydantic', 'torchcodec') else found(name, *more)\n"
+        "u.find_spec = lambda name, *more: None if name in ('pydantic', 'torchvision') else found(name, *more)\n"
     )
     ended = run("--device", "cpu", "--out", str(tmp_path / "out"), "laws", "epoch", PYTHONPATH=f"{tmp_path}:{HERE}")
     assert ended.returncode == 0
-    assert "| laws | not run: this machine lacks pydantic, torchcodec | 0 |" in ended.stdout
+    assert "| laws | not run: this machine lacks pydantic, torchvision | 0 |" in ended.stdout
     assert "| epoch | not run: this machine lacks pydantic | 0 |" in ended.stdout
     assert not (tmp_path / "out").exists()

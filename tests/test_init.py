@@ -232,7 +232,7 @@ def nothing(folder: Path) -> None:
     [
         (pictures_alone, r"has 24 pictures and no captions: add a metadata.jsonl"),
         (three_pictures, r"3 captioned pictures: too few"),
-        (heic, r"its 3 pictures are \.heic, which are not read: convert them to JPEG or PNG"),
+        (heic, r"IMG_0\.HEIC: is not read \(and 2 more such files\): convert it to JPEG: heif-convert"),
         (addresses, r"none of its columns \(url, caption\) names pictures in .*https://a/b.jpg"),
         (one_level_up, r"holds no captions itself, but .*My project does: give that folder"),
         (nothing, r"holds neither pictures nor captions"),
@@ -457,7 +457,8 @@ def test_files_that_only_look_like_a_known_form_are_no_traceback(tmp_path: Path)
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "state.json").write_text("{}")
     (tmp_path / "saved" / "dataset_info.json").write_text("[]")
-    assert detect(tmp_path / "saved").options == {"adapter": "huggingface", "path": tmp_path / "saved"}
+    with pytest.raises(AttendError, match=r"state\.json: _data_files: names no files of this folder"):
+        detect(tmp_path / "saved")
 
 
 def test_a_photograph_that_disappears_while_it_is_read_is_named(

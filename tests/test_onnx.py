@@ -521,7 +521,7 @@ def test_a_version_whose_graphs_are_damaged_is_registered_again(workspace: Path)
     # MLflow installs what the preferred runtime needs, and not torch's gigabytes.
     requirements = bundles(workspace).parent / "requirements.txt"
     assert {line.split("==")[0] for line in requirements.read_text().splitlines()} == {
-        *("mlflow", "safetensors", "pillow", "numpy", "pandas", "onnxruntime")
+        *("mlflow", "safetensors", "pillow", "simplejpeg", "numpy", "pandas", "onnxruntime")
     }
     (bundles(workspace) / "onnx" / "step.onnx").unlink()
     with pytest.raises(AttendError, match="damaged"):

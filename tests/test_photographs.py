@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
-from models.encoded_pictures import ADMITTED, admit
+from models.encoded_pictures import admit
 from models.photographs import decode, normalise, resize
-from models.picture_formats import MAX_PIXELS, Fit, Interpolation
+from models.picture_formats import FORMATS, MAX_PIXELS, Fit, Interpolation
 
 
 def encoded(image: Image.Image, form: str, **options: object) -> bytes:
@@ -96,6 +96,70 @@ def test_sixteen_bit_grey_keeps_its_range() -> None:
     values = np.array([[0, 16384], [32768, 65535]], dtype=np.uint16)
     image = decoded(encoded(Image.fromarray(values), "PNG"))
     assert [image.getpixel((x, y))[0] for y in (0, 1) for x in (0, 1)] == [0, 64, 128, 255]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_grey_of_any_depth_is_scaled_by_the_bits_that_it_uses(bits: int, form: str) -> None:
+    eight = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    values = np.round(eight / 255 * (2**bits - 1)).astype(np.uint16)
+    assert np.array_equal(decode(encoded(Image.fromarray(values), form))[0].numpy(), eight)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.linspace(0, 1, 256, dtype=np.float32),
+        np.linspace(0, 255, 256, dtype=np.float32),
+        np.linspace(0, 4095, 256, dtype=np.float32),
+        np.linspace(0, 1e6, 256).astype(np.int32),
+        np.linspace(-1024, 3071, 256).astype(np.int32),
+        np.linspace(-1, 1, 256, dtype=np.float32),
+    ],
+)
+def test_whole_numbers_and_floats_keep_all_levels(values: np.ndarray) -> None:
+    pixels = decode(encoded(Image.fromarray(values.reshape(16, 16)), "TIFF"))[0].numpy().reshape(-1).astype(int)
+    assert np.abs(pixels - np.arange(256)).max() <= 1
+
+
+def test_values_that_are_no_numbers_are_black() -> None:
+    values = np.full((16, 16), 0.5, np.float32)
+    values[0, 0], values[0, 1] = np.nan, 1.0
+    pixels = decode(encoded(Image.fromarray(values), "TIFF"))[0].numpy()
+    assert pixels[0, :3].tolist() == [0, 255, 128]
+    assert decode(encoded(Image.fromarray(np.full((16, 16), np.nan, np.float32)), "TIFF")).max() == 0
+
+
+def sixteen_bit_png(values: np.ndarray) -> bytes:
+    """Return colours (H, W, 3 or 4) uint16 as a PNG of 16 bits, which Pillow cannot write."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width, channels = values.shape
+    header = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[channels], 0, 0, 0)
+    lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in values)
+    data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + data
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("bits", [10, 12, 14, 16])
+def test_colours_of_any_depth_are_scaled_by_the_bits_that_they_use(bits: int, channels: int) -> None:
+    eight = np.arange(256 * channels, dtype=np.int64).reshape(16, 16, channels) % 256
+    eight[..., 3:] = 255
+    values = np.round(eight / 255 * (2**bits - 1)).astype(np.uint16)
+    assert np.array_equal(decode(sixteen_bit_png(values)).permute(1, 2, 0).numpy(), eight[..., :3])
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_truncated_jpeg_with_an_end_marker_is_refused(mode: str, progressive: bool) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 96, 3), dtype=np.uint8))
+    data = encoded(noise.convert(mode), "JPEG", progressive=progressive)
+    with pytest.raises(ValueError, match="premature end"):
+        decode(data[: len(data) // 2] + b"\xff\xd9")
+    assert torch.equal(decode(data[:-2] + bytes(9) + b"\xff\xd9"), decode(data))  # unused bytes do no harm
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -185,6 +249,6 @@ def test_headers_made_to_be_slow_are_not_admitted(slow: bytes) -> None:
         admit(slow)
 
 
-@pytest.mark.parametrize("form", ADMITTED)
+@pytest.mark.parametrize("form", FORMATS)
 def test_photographs_are_admitted(form: str) -> None:
     assert admit(encoded(scene(), form)) == scene().width * scene().height

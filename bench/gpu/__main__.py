@@ -22,8 +22,8 @@ from bench.run import RESULTS, result_of
 
 # Part -> the packages that it needs, beside torch.
 PARTS = {
-    "laws": ("pydantic", "torchcodec", "torchvision", "h5py", "pyarrow", "filelock", "safetensors", "rich"),
-    "extraction": ("pydantic", "torchcodec", "torchvision", "h5py", "pyarrow", "filelock", "PIL"),
+    "laws": ("pydantic", "simplejpeg", "torchvision", "h5py", "pyarrow", "filelock", "safetensors", "rich"),
+    "extraction": ("pydantic", "simplejpeg", "torchvision", "h5py", "pyarrow", "filelock", "PIL"),
     "steps": ("pydantic", "pyarrow", "h5py", "safetensors", "rich"),
     "epoch": ("pydantic", "pyarrow", "h5py", "safetensors", "rich"),
     "search": (),

@@ -27,7 +27,7 @@ def describe_changes(manifest: Path, data: DatasetOptions, machine: MachineConfi
     old = {row["name"]: row for row in pq.read_table(manifest / MANIFEST).to_pylist()}
     try:
         faults = Faults(gather=True)
-        pictures = pictures_of(data, Path(), machine.folder)
+        pictures = pictures_of(data, Path())
         rows = valid_rows(list(data.rows(Path(), faults)), data, Path(), pictures, faults)
         paths = paths_of(data, [row.name for row in rows], Path())
     except AttendError as error:

@@ -21,11 +21,11 @@ def digests_of(data: DatasetOptions, machine: MachineConfig) -> dict[str, str]:
     digests: dict[str, str] = {}
     for prefix, part in data.parts().items():
         with in_source(prefix):
-            digests |= {f"{prefix}{name}": digest for name, digest in _of_part(part, store, machine.folder).items()}
+            digests |= {f"{prefix}{name}": digest for name, digest in _of_part(part, store).items()}
     return digests
 
 
-def _of_part(data: DatasetOptions, store: Digests, workspace: Path) -> dict[str, str]:
+def _of_part(data: DatasetOptions, store: Digests) -> dict[str, str]:
     """Return what `digests_of` returns for a data set of one format."""
     files = data.annotation_files()
     if not files:
@@ -35,7 +35,7 @@ def _of_part(data: DatasetOptions, store: Digests, workspace: Path) -> dict[str,
     if data.unpacks:
         return {"annotations": annotations}
     folder = data.image_folder(Path())
-    pictures = [picture for picture in find_pictures(folder, without=workspace) if _is_utf8(picture.name)]
+    pictures = [picture for picture in find_pictures(folder) if _is_utf8(picture.name)]
     return {"annotations": annotations, "photographs": store.of_pictures(folder, pictures)}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -26,8 +26,6 @@ from tasks.data.joined_sources import joined
 from tasks.data.near_duplicates import near_duplicates
 from tasks.data.splits import divide, divides
 from tasks.datasets.base import (
-    OTHER_PICTURES,
-    PICTURE_SUFFIXES,
     SPLITS,
     DatasetOptions,
     PictureFile,
@@ -36,6 +34,7 @@ from tasks.datasets.base import (
     pictures_of,
 )
 from tasks.datasets.faults import Faults
+from tasks.datasets.picture_finder import PictureFinder
 from tasks.pipeline.file_digests import Digests
 from tasks.pipeline.ledger import Outcome, digest_of
 
@@ -83,7 +82,7 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
     faults = Faults(gather=data.on_error == "skip")
     rows = list(data.rows(out / GENERATED_FOLDER, faults))
     workspace = machine.folder
-    rows = valid_rows(rows, data, out / GENERATED_FOLDER, pictures_of(data, out / GENERATED_FOLDER, workspace), faults)
+    rows = valid_rows(rows, data, out / GENERATED_FOLDER, pictures_of(data, out / GENERATED_FOLDER), faults)
     paths = paths_of(data, [row.name for row in rows], out / GENERATED_FOLDER)
     digests = _digests(paths, out, workspace / "digests.sqlite")
     alike: list[list[str]] = []
@@ -171,7 +170,6 @@ def valid_rows(
     # macOS writes the letters of file names apart from their accents, as most programs do not.
     composed = {unicodedata.normalize("NFC", name): name for name in known}
     where_by_name: dict[str, str] = {}
-    folders: dict[str, _PictureFolder] = {}  # by the prefix of their names
     valid = []
     for row in rows:
         name = row.name if row.name in known else composed.get(unicodedata.normalize("NFC", row.name), row.name)
@@ -185,59 +183,14 @@ def valid_rows(
                 raise AttendError(f"{row.where}: {name} has no caption: add one, or remove its entry")
             if name not in known:
                 prefix = data.prefix_of(name)
-                if prefix not in folders:
-                    folders[prefix] = _PictureFolder.of(prefix, data, generated, known)
-                raise AttendError(f"{row.where}: {folders[prefix].why_without(name.removeprefix(prefix))}")
+                folder = data.parts()[prefix].image_folder(generated / prefix)
+                finder = PictureFinder(folder, (own.removeprefix(prefix) for own in known if own.startswith(prefix)))
+                finder.one(name.removeprefix(prefix), [], row.where)
             valid.append(row if name == row.name else replace(row, name=name))
     if not valid:
         first = f": the first fault: {faults.found[0]}" if faults.found else ": add one, or correct data.path"
         raise AttendError(f"{data.place}: the data set has no captioned picture{first}")
     return valid
-
-
-@dataclass(frozen=True)
-class _PictureFolder:
-    """A folder of pictures, for advice on names that it lacks.
-
-    settings: the section with the data set's settings. names: of its pictures. by_lower, by_end: a picture's name by
-    the name in lower case, and by the end of its path.
-    """
-
-    folder: Path
-    settings: str
-    names: set[str]
-    by_lower: dict[str, str]
-    by_end: dict[str, str]
-
-    @classmethod
-    def of(cls, prefix: str, data: DatasetOptions, generated: Path, known: Collection[str]) -> _PictureFolder:
-        """Return the folder of the source whose names begin with `prefix`. known: the names of all pictures."""
-        folder = data.parts()[prefix].image_folder(generated / prefix)
-        names = sorted(name.removeprefix(prefix) for name in known if name.startswith(prefix))
-        settings = f"data.sources.{prefix[:-1]}" if prefix else "data"
-        by_end = {name[slash + 1 :]: name for name in names for slash, sign in enumerate(name) if sign == "/"}
-        return cls(folder, settings, set(names), {name.lower(): name for name in names}, by_end)
-
-    def why_without(self, name: str) -> str:
-        """Return why a captioned name is not one of the pictures, and what to do."""
-        path = self.folder / name
-        if path.suffix.lower() in OTHER_PICTURES:
-            return f"{name} is a {path.suffix} file, which is not read: convert it to JPEG or PNG"
-        if path.is_file():
-            return (
-                f"{name} is not a picture file that is read in {self.folder}: convert it to JPEG or PNG, or give its "
-                f"path in that folder; files that are read end in {', '.join(sorted(PICTURE_SUFFIXES))}"
-            )
-        advice = "add it or remove its captions"
-        suffix = next((suffix for suffix in PICTURE_SUFFIXES if f"{name}{suffix}" in self.names), None)
-        elsewhere = self.by_lower.get(name.lower(), self.by_end.get(name))
-        if not self.names:
-            advice = f"no picture is in {self.folder}: set {self.settings}.images to the folder of the pictures"
-        elif path.suffix == "" and suffix is not None:
-            advice = f"{name}{suffix} is there: set {self.settings}.suffix={suffix}"
-        elif elsewhere is not None:
-            advice = f"{elsewhere} is there: correct the name"
-        return f"{name} is captioned, but there is no such picture in {self.folder}: {advice}"
 
 
 def _duplicate_notes(records: list[ManifestRow]) -> list[str]:

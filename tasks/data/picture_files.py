@@ -5,62 +5,90 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
+from models.encoded_pictures import decode
 from models.memory import is_out_of_memory
 from models.picture_formats import FORMATS, MAX_PIXELS
 from tasks.common.threads import map_in_threads
 
 _SMALLEST = 16  # pixels of a side, below which there is nothing to describe
+_ONE_COLOUR = 4.0  # standard deviation of all values, of 255, below which a picture shows nothing
+
+Kind = Literal["header", "pixels", "one colour"]
 
 
-class Unreadable(NamedTuple):
-    """Why each unreadable picture is, by path: by its header, of all pictures, and by its pixels, of a sample."""
+class PictureFaults(NamedTuple):
+    """Hold what is wrong with pictures, by path.
+
+    headers: why those are unreadable whose header says so, of all pictures. pixels: why those are unreadable whose
+    pixels cannot be decoded, and one_colour: those of nearly one colour, both of a sample.
+    """
 
     headers: dict[Path, str]
     pixels: dict[Path, str]
+    one_colour: dict[Path, str]
 
 
-def unreadable(paths: Sequence[Path], sample: int) -> Unreadable:
-    """Return why pictures are unreadable: the headers of all are read, and the pixels of some, drawn at random.
+def picture_faults(paths: Sequence[Path], sample: int) -> PictureFaults:
+    """Return what is wrong with pictures: the headers of all are read, and the pixels of some, drawn at random.
 
     sample: how many have their pixels read; all where there are fewer. What is not readable here, extraction cannot
     read either.
     """
     drawn = set(random.Random(0).sample(range(len(paths)), min(sample, len(paths))))
     numbered = [(path, number in drawn) for number, path in enumerate(paths)]
-    found = Unreadable({}, {})
-    for path, (reason, is_header) in zip(paths, map_in_threads(_reason, numbered), strict=True):
-        if reason:
-            (found.headers if is_header else found.pixels)[path] = reason
-    return found
+    found: dict[Kind, dict[Path, str]] = {"header": {}, "pixels": {}, "one colour": {}}
+    for path, fault in zip(paths, map_in_threads(_fault, numbered), strict=True):
+        if fault is not None:
+            found[fault[0]][path] = fault[1]
+    return PictureFaults(*found.values())
 
 
-def _reason(picture: tuple[Path, bool]) -> tuple[str, bool]:
-    """Return why a picture cannot be read, as part of a sentence, and whether its header says so; empty where it can.
+def _fault(picture: tuple[Path, bool]) -> tuple[Kind, str] | None:
+    """Return the kind of fault of a picture, and what is wrong, as part of a sentence; None for a sound picture.
 
     picture: its path, and whether to read its pixels too.
     """
     path, whole = picture
-    is_header = True
+    kind: Kind = "header"
     try:
-        with Image.open(path, formats=FORMATS) as image:
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                return f"has {width} x {height} pixels, over the limit of {MAX_PIXELS:,}: make it smaller", True
-            if min(width, height) < _SMALLEST:
-                return f"has {width} x {height} pixels: too small to describe: remove it", True
-            is_header = False
-            if whole:
-                image.load()
-            return "", False
+        reason = _fault_of_header(path)
+        if reason is None and whole:
+            kind = "pixels"
+            reason = _colour_alone(decode(path.read_bytes()))
+            kind = "one colour"
     except UnidentifiedImageError:
-        return f"is no picture of a known format ({', '.join(FORMATS)}): convert it, or remove it", is_header
+        reason = f"is no picture of a known format ({', '.join(FORMATS)}): convert it, or remove it"
     except PermissionError as error:
-        return f"cannot be read: {error.strerror}: change its permissions", is_header
+        reason = f"cannot be read: {error.strerror}: change its permissions"
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError, ...
         if is_out_of_memory(error):
             raise
-        return f"cannot be decoded: {error or type(error).__name__}: replace it, or remove it", is_header
+        text = str(error) or type(error).__name__
+        reason = f"cannot be decoded: {text.removeprefix('cannot be decoded: ')}: replace it, or remove it"
+    return None if reason is None else (kind, reason)
+
+
+def _fault_of_header(path: Path) -> str | None:
+    """Return what is wrong with a picture by its header; None for a sound one. Raises what Pillow raises."""
+    with Image.open(path, formats=FORMATS) as image:
+        width, height = image.size
+    if width * height > MAX_PIXELS:
+        return f"has {width} x {height} pixels, over the limit of {MAX_PIXELS:,}: make it smaller"
+    if min(width, height) < _SMALLEST:
+        return f"has {width} x {height} pixels: too small to describe: remove it"
+    return None
+
+
+def _colour_alone(pixels: npt.NDArray[np.uint8]) -> str | None:
+    """Return that a picture (H, W, 3) is nearly of one colour; None for others."""
+    some = pixels[:: max(1, len(pixels) // 128), :: max(1, pixels.shape[1] // 128)].reshape(-1, 3).astype(np.float32)
+    colour = some.mean(axis=0)
+    if float(np.sqrt(np.mean((some - colour) ** 2))) >= _ONE_COLOUR:
+        return None
+    return f"is nearly one colour, RGB ({', '.join(f'{value:.0f}' for value in colour)}): look at it"

@@ -114,15 +114,14 @@ def survey(data: DatasetOptions, generated: Path, digests: Path, compare: Compar
     """Return what a data set holds; its pictures are decoded only to find near-duplicates.
 
     generated: an empty folder for pictures that the adapter unpacks or generates. digests: the workspace's database of
-    digests, or one of another folder, in which they are kept; fingerprints are kept beside it, and no picture of that
-    folder is one of the data set. compare: when
+    digests, or one of another folder, in which they are kept; fingerprints are kept in the same folder. compare: when
     near-duplicates are looked for; with `all` however many pictures there are. Raises AttendError where no row can be
     read.
     """
     faults = Faults(gather=True)
     rows = list(islice(data.rows(generated, faults), _MOST_UNPACKED + 1 if data.unpacks else None))
     whole = not data.unpacks or len(rows) <= _MOST_UNPACKED
-    pictures = pictures_of(data, generated, digests.parent)
+    pictures = pictures_of(data, generated)
     rows = valid_rows(rows, data, generated, pictures, faults)
     paths = dict(zip((row.name for row in rows), paths_of(data, [row.name for row in rows], generated), strict=True))
     size = sum(picture.size for picture in pictures if picture.name in paths)

@@ -11,7 +11,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from stat import S_ISREG
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -26,6 +26,7 @@ LONGEST_CAPTION = 10_000  # characters: learning byte pairs takes the square of 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 # Pictures that are not read.
 OTHER_PICTURES = (".heic", ".heif", ".svg", ".avif", ".raw", ".cr2", ".nef", ".dng", ".psd", ".jxl")
+WORKSPACE_FILE = "digests.sqlite"  # the folder that has it is a workspace
 SPLITS = ("train", "dev", "test")
 SPLIT_NAMES = {
     "train": "train",
@@ -234,40 +235,58 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line
 
 
-def find_pictures(
-    folder: Path, without: Path | None = None, suffixes: tuple[str, ...] = PICTURE_SUFFIXES
-) -> list[PictureFile]:
-    """Return all pictures below a folder, sorted by name: the files that end in `suffixes`.
+def find_pictures(folder: Path, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) -> list[PictureFile]:
+    """Return all pictures below a folder, sorted by name: the files that end in `suffixes`, or hold a picture.
 
-    Follow links; skip hidden files and folders, and the folder `without`. Raise AttendError for a broken link, or for
-    a link to a folder that contains the link.
+    Follow links; skip hidden files and folders, and workspaces. Raise AttendError for a broken link, or for a link to a
+    folder that contains the link.
     """
     pictures: list[PictureFile] = []
-    left_out = _identity(without.stat()) if without is not None and without.is_dir() else None
     # Folders that are still to be read: the prefix of their files' names, their path, and the folders around them.
     pending = [("", str(folder), [_identity(folder.stat())])]
     while pending:
         prefix, path, ancestors = pending.pop()
-        with os.scandir(path) as entries:
-            for entry in entries:
-                name = entry.name
-                if name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    identity = _identity(entry.stat())
-                    if identity in ancestors:
-                        raise AttendError(f"{entry.path}: is a link to a folder that contains it: remove the link")
-                    if identity != left_out:
-                        pending.append((f"{prefix}{name}/", entry.path, [*ancestors, identity]))
-                elif name.lower().endswith(suffixes):
-                    try:
-                        stat = entry.stat()
-                    except FileNotFoundError:
-                        raise AttendError(f"{entry.path}: is a broken link: remove it") from None
-                    if not S_ISREG(stat.st_mode):  # reading a FIFO would wait for ever
-                        raise AttendError(f"{entry.path}: is no regular file: move it out of the folder of pictures")
-                    pictures.append(PictureFile(f"{prefix}{name}", stat.st_size, stat.st_mtime_ns))
+        with os.scandir(path) as found:
+            entries = [entry for entry in found if not entry.name.startswith(".")]
+        if prefix and any(entry.name == WORKSPACE_FILE for entry in entries):
+            continue
+        for entry in entries:
+            name = entry.name
+            if entry.is_dir():
+                identity = _identity(entry.stat())
+                if identity in ancestors:
+                    raise AttendError(f"{entry.path}: is a link to a folder that contains it: remove the link")
+                pending.append((f"{prefix}{name}/", entry.path, [*ancestors, identity]))
+            elif name.lower().endswith(suffixes) or (suffixes == PICTURE_SUFFIXES and _holds_picture(entry)):
+                try:
+                    stat = entry.stat()
+                except FileNotFoundError:
+                    raise AttendError(f"{entry.path}: is a broken link: remove it") from None
+                if not S_ISREG(stat.st_mode):  # reading a FIFO would wait for ever
+                    raise AttendError(f"{entry.path}: is no regular file: move it out of the folder of pictures")
+                pictures.append(PictureFile(f"{prefix}{name}", stat.st_size, stat.st_mtime_ns))
     return sorted(pictures)
+
+
+def _holds_picture(entry: os.DirEntry[str]) -> bool:
+    """Return whether a file whose name does not say so holds a picture, by its first bytes.
+
+    Phones and converters leave JPEG files named .HEIC or .jfif, and downloads have no ending.
+    """
+    suffix = Path(entry.name).suffix.lower()
+    if (suffix and suffix not in OTHER_PICTURES and not _is_odd(suffix)) or not entry.is_file():
+        return False
+    try:
+        with Path(entry.path).open("rb") as file:
+            start = file.read(12)
+    except OSError:
+        return False
+    return start.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8")) or start[:4] + start[8:] == b"RIFFWEBP"
+
+
+def _is_odd(suffix: str) -> bool:
+    """Return whether an ending is none that files usually have: part of a name with dots, or a form of .jpg."""
+    return suffix.startswith((".jp", ".jf")) or not suffix[1:].isalpha()
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:
@@ -275,25 +294,15 @@ def _identity(stat: os.stat_result) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
 
 
-def picture_name(folder: Path, name: str) -> str:
-    """Return a picture's relative path as `find_pictures` names it: without `./`, and with / for Windows' backslashes.
-
-    A backslash stays where a file of the folder has it in its name.
-    """
-    if "\\" in name and not (folder / name).is_file():
-        name = name.replace("\\", "/")
-    return PurePosixPath(name).as_posix()
-
-
-def pictures_of(data: DatasetOptions, generated: Path, without: Path | None = None) -> list[PictureFile]:
+def pictures_of(data: DatasetOptions, generated: Path) -> list[PictureFile]:
     """Return all picture files of a data set, captioned or not, by their names in its rows.
 
-    generated: the folder of pictures that an adapter writes. without: a folder that is left out, as the workspace is.
+    generated: the folder of pictures that an adapter writes.
     """
     found: list[PictureFile] = []
     for prefix, part in data.parts().items():
         folder = part.image_folder(generated / prefix)
-        pictures = find_pictures(folder, None if part.unpacks else without, part.suffixes)
+        pictures = find_pictures(folder, part.suffixes)
         found += [picture._replace(name=f"{prefix}{picture.name}") for picture in pictures] if prefix else pictures
     return found
 
@@ -335,13 +344,16 @@ class NamedOptions(DatasetOptions):
         description="`folders`: a picture is in the split that a folder of its path is named by: train/, val_images/",
     )
 
-    def split_in(self, name: str, where: str) -> str | None:
-        """Return the split that a folder of a picture's path is named by, where `splits` asks for that."""
+    def split_in(self, name: str, picture: str, where: str) -> str | None:
+        """Return the split that a folder of a picture's path is named by, where `splits` asks for that.
+
+        name: as the data set gives it. picture: the path of its file.
+        """
         if self.splits is None:
             return None
-        split = folder_split(PurePosixPath(name).parts[:-1])
+        split = folder_split(name.replace("\\", "/").split("/")[:-1]) or folder_split(picture.split("/")[:-1])
         if split is None:
-            raise AttendError(f"{where}: {name}: no folder of its path is named as a split, as data.splits asks for")
+            raise AttendError(f"{where}: {picture}: no folder of its path is named as a split, as data.splits asks for")
         return split
 
 

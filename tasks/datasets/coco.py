@@ -11,6 +11,11 @@ from tasks.common.errors import AttendError
 from tasks.datasets.base import NamedOptions, Row, needs_text, parse_split, require_folder
 from tasks.datasets.documents import read_json, require_field, require_objects
 from tasks.datasets.faults import REFUSE, Faults
+from tasks.datasets.picture_finder import PictureFinder
+from tasks.datasets.table import usual_images
+
+_Images = dict[int | str, tuple[str, str]]  # id -> (file name, position in the document)
+_Captions = dict[int | str, list[tuple[int, str]]]  # image id -> (caption id, caption)
 
 _FILE_NAME = re.compile(r"captions_(?P<images>(?P<split>train|val|test)\w*)\.json")
 
@@ -36,38 +41,57 @@ class Coco(NamedOptions):
         if self.images is not None:
             return require_folder(self.images, "data.images")
         path = self.path.expanduser()
-        folder = path.parent if path.is_file() else require_folder(path, "data.path")
-        return folder / "images" if (folder / "images").is_dir() else folder
+        return usual_images(path.parent if path.is_file() else require_folder(path, "data.path"))
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
+        finder = PictureFinder.of(self.image_folder(generated))
         for path in self.annotation_files():
-            yield from self._file_rows(path, faults)
+            yield from self._file_rows(path, finder, faults)
 
-    def _file_rows(self, path: Path, faults: Faults) -> Iterator[Row]:
+    def _file_rows(self, path: Path, finder: PictureFinder, faults: Faults) -> Iterator[Row]:
         match = None if self.path.expanduser().is_file() else _FILE_NAME.fullmatch(path.name)
+        split = None if match is None else parse_split(match["split"], str(path))
+        images, captions = self._document(path, faults)
+        # In the folder that is named as the file is, or in another of the same split.
+        inside = {name: f"{match['images']}/{name}" if match else name for name, _ in images.values()}
+        found = finder.find(inside.values())
+        if match is not None and not any(found.values()):
+            inside = {name: f"{match['split']}/{name}" for name in inside}
+            found = finder.find(inside.values())
+        for identifier, (name, where) in images.items():
+            texts = tuple(text for _, text in sorted(captions.get(identifier, [])))
+            with faults.of_row():
+                picture = finder.one(name, found[inside[name]], where)
+                yield Row(picture, texts, split or self.split_in(name, picture, where), where)
+
+    def _document(self, path: Path, faults: Faults) -> tuple[_Images, _Captions]:
+        """Return the pictures and the captions of a document, by the pictures' ids."""
         document = read_json(path)
-        images: dict[int, tuple[str, int]] = {}  # id -> (file name, index in the document)
-        captions: dict[int, list[tuple[int, str]]] = {}  # image id -> (caption id, caption)
+        images: _Images = {}
+        captions: _Captions = {}
         for index, image in enumerate(require_objects(document, "images", str(path))):
             where = f"{path}: images[{index}]"
             with faults.of_row():
                 name = require_field(image, "file_name", str, where)
-                identifier = require_field(image, "id", int, where)
+                identifier = _id(image, "id", where)
                 if identifier in images:
-                    raise AttendError(f"{where}.id: {identifier} is already the id of images[{images[identifier][1]}]")
-                images[identifier] = (name, index)
+                    raise AttendError(f"{where}.id: {identifier} is already the id of {images[identifier][1]}")
+                images[identifier] = (name, where)
         for index, annotation in enumerate(require_objects(document, "annotations", str(path))):
             where = f"{path}: annotations[{index}]"
             with faults.of_row():
-                image_id = require_field(annotation, "image_id", int, where)
+                image_id = _id(annotation, "image_id", where)
                 if image_id not in images:
                     raise AttendError(f"{where}.image_id: {image_id} is not the id of any image in images")
                 text = needs_text(annotation.get("caption"), where, "caption")
-                captions.setdefault(image_id, []).append((require_field(annotation, "id", int, where), text))
-        split = None if match is None else parse_split(match["split"], str(path))
-        for identifier, (name, index) in images.items():
-            texts = tuple(text for _, text in sorted(captions.get(identifier, [])))
-            with faults.of_row():
-                where = f"{path}: images[{index}]"
-                full = f"{match['images']}/{name}" if match else name
-                yield Row(full, texts, split or self.split_in(name, where), where)
+                number = annotation.get("id")
+                captions.setdefault(image_id, []).append((number if isinstance(number, int) else index, text))
+        return images, captions
+
+
+def _id(item: dict[str, object], field: str, where: str) -> int | str:
+    """Return the id in a field; AttendError where it is neither a whole number nor a text."""
+    value = item.get(field)
+    if isinstance(value, str):
+        return value
+    return int(require_field(item, field, int, where))

@@ -6,58 +6,51 @@ All files that may hold captions are looked into, and the one that looks most li
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from tasks.common.errors import AttendError
-from tasks.common.wording import counted, shortened
-from tasks.datasets import ADAPTERS
-from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, folder_split, refuse_address, require_file
-from tasks.datasets.coco import Coco
+from tasks.common.log import log
+from tasks.common.wording import shortened
+from tasks.datasets.base import (
+    OTHER_PICTURES,
+    PICTURE_SUFFIXES,
+    WORKSPACE_FILE,
+    folder_split,
+    refuse_address,
+    require_file,
+)
+from tasks.datasets.candidates import Candidate, Folder, of_rows, of_tars
 from tasks.datasets.coco_tensor_file import is_coco_tensors
-from tasks.datasets.documents import parse_json
-from tasks.datasets.faults import Faults
-from tasks.datasets.image_folder import METADATA, ImageFolder, metadata_files
+from tasks.datasets.huggingface import table_files
+from tasks.datasets.image_folder import METADATA
 from tasks.datasets.object_array import array_header
-from tasks.datasets.table import IMAGE_FOLDERS, TABLE_SUFFIXES, RecordOptions, Table, is_table, split_tables
-from tasks.datasets.table_columns import CAPTION_NAMES, SAMPLE, Columns, Options, examine, folder_of, folders, text_form
+from tasks.datasets.table import TABLE_SUFFIXES, is_table
+from tasks.datasets.table_columns import Options
+from tasks.datasets.texts import TEXT_SUFFIXES
+from tasks.datasets.webdataset import is_tar
 
 _MOST_SUBFOLDERS = 20  # below a folder without captions, that are looked into
-_NO_CAPTIONS = ("readme", "license", "requirements")  # names of files that are not looked into
-_WORDS = 8  # of a caption: with as many, more do not make it likelier that it is one
 _CLOSE = 0.75  # share of the best score from which two files look alike
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A way to read captions. options: the settings of `data`. found: a sample of what they read."""
-
-    file: Path
-    options: Options
-    found: Columns
-
-    @property
-    def score(self) -> float:
-        """Return how much this looks like captions: texts of several words, many of them different, of its pictures."""
-        named = 1.3 if str(self.found.caption).lower() in CAPTION_NAMES else 1.0
-        titled = 1.2 if "caption" in self.file.stem.lower() else 1.0
-        words = min(self.found.words, _WORDS) / _WORDS
-        return self.found.share * words * (0.5 + 0.5 * self.found.variety) * named * titled
-
-    def has_form_of(self, other: Candidate) -> bool:
-        """Return whether both are parts of one data set: tables of the same columns that name other pictures."""
-        same = self.found.columns == other.found.columns and self.file.suffix == other.file.suffix
-        return same and not self.found.pictures & other.found.pictures
-
-    def __str__(self) -> str:
-        words = "one word" if self.found.words < 1.5 else f"{self.found.words:.0f} words"
-        return f"{counted(len(self.found.pictures), 'picture')} in the first rows, {words} each"
+_LISTED = 3  # files of one kind in one folder that are listed by name
+_BESIDE = re.compile("annotation|caption|metadata|label|text|split", re.IGNORECASE)  # a folder with pictures beside it
+# What to do with files that may hold captions or pictures, and are not read.
+_CONVERT = {
+    ".zip": "unpack it first: unzip {name} -d FOLDER",
+    ".7z": "unpack it first",
+    ".rar": "unpack it first",
+    ".gz": "unpack it first: gunzip {name}",
+    ".xlsx": 'save it as CSV: uv pip install openpyxl; python -c "import pandas; '
+    "pandas.read_excel('{name}').to_csv('captions.csv', index=False)\"",
+    ".xls": "save it as CSV",
+    ".ods": "save it as CSV",
+    ".heic": "convert it to JPEG: heif-convert {name} {stem}.jpg",
+    ".heif": "convert it to JPEG: heif-convert {name} {stem}.jpg",
+}
 
 
 class Detection(NamedTuple):
@@ -74,109 +67,76 @@ def detect(path: Path, captions: Path | None = None) -> Detection:
     AttendError where there are no captions of pictures in any known form, or where two files look alike.
     """
     given, path = path, path.expanduser().absolute()
-    if captions is not None:
-        return Detection(_of_file(require_file(captions, "--captions").absolute()), [])
-    if path.is_dir():
+    if path.is_dir() and captions is None:
         return _of_folder(path)
-    if path.is_file():
-        return Detection(_of_file(path), [])
-    refuse_address(given, "FOLDER|FILE")
-    raise AttendError(f"{path}: no such file or folder")
+    if not path.exists():
+        refuse_address(given, "FOLDER|FILE")
+        raise AttendError(f"{path}: no such file or folder")
+    file = path if captions is None else require_file(captions, "--captions").absolute()
+    found = _of_file(file, path if path.is_dir() else file.parent)
+    for note in found.notes:
+        log.warning(note)
+    return Detection(found.options, _unread(Folder(path), {file, *found.read}, {}) if path.is_dir() else [])
 
 
-def _of_folder(folder: Path) -> Detection:
-    published = _published(folder)
+class _Known(NamedTuple):
+    """How files of a known form are read, and which they are. notes: what a person should look at."""
+
+    options: Options
+    read: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _of_folder(path: Path) -> Detection:
+    folder = Folder(path)
+    published = _published(path)
     if published is not None:
-        return Detection(published, _others(folder, published, [], {}))
-    if len(split_tables(folder)) > 1:  # a single train.csv need not be divided
-        options = _of_table(folder)
-        return Detection(options, _others(folder, options, split_tables(folder), {}))
-    candidates, errors = _candidates(folder)
+        return Detection(published.options, _unread(folder, set(published.read), {}))
+    candidates, errors = folder.candidates()
     if candidates:
         return _best(folder, candidates, errors)
-    tensors = _of_tensors(folder)
+    tensors = _of_tensors(path)
     if tensors is not None:
-        return Detection(tensors, _others(folder, tensors, [], errors))
-    try:
-        ImageFolder(path=folder).annotation_files()
-    except AttendError:
-        raise _without_captions(folder, errors) from None
-    options = {"adapter": "imagefolder", "path": folder}
-    return Detection(options, _others(folder, options, [], errors))
+        return Detection(tensors.options, _unread(folder, set(tensors.read), errors))
+    raise _without_captions(folder, errors)
 
 
-def _candidates(folder: Path) -> tuple[list[Candidate], dict[Path, str]]:
-    """Return the tables and documents of a folder that hold captions, and why each of the others does not.
-
-    Where the folder has none itself, those of the folders below it that are named alike, such as one for each split.
-    """
-    candidates, errors = _in_folder(folder)
-    if not candidates:
-        below = list(itertools.islice(folders(folder), 1, _MOST_SUBFOLDERS))
-        splits = [part for part in below if folder_split(part.relative_to(folder).parts) is not None]
-        for part in splits:
-            found, why = _in_folder(part)
-            candidates += found
-            errors |= why
-    return candidates, errors
-
-
-def _in_folder(folder: Path) -> tuple[list[Candidate], dict[Path, str]]:
-    candidates, errors = [], {}
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    for path in (*files, *sorted(folder.glob("annotations/*.json"))):
-        if not is_table(path) or path.with_suffix("").name.lower() in _NO_CAPTIONS:
-            continue
-        if path.suffix.lower() == ".txt" and any(path.with_suffix(suffix).is_file() for suffix in PICTURE_SUFFIXES):
-            continue  # the caption of one picture
-        try:
-            candidates.append(_candidate(path))
-        except AttendError as error:
-            errors[path] = str(error)
-    return candidates, errors
-
-
-def _candidate(path: Path) -> Candidate:
-    """Return how a file is read; AttendError where it holds no captions of pictures."""
-    document = _of_json(path) if path.suffix.lower() == ".json" else None
-    if document is not None:
-        return Candidate(path, document, _of_document(document))
-    return _examined(Table, path, path)
-
-
-def _examined(kind: type[RecordOptions], path: Path, file: Path) -> Candidate:
-    """Return how the adapter `kind` reads the data set at `path`, by one of its tables, `file`."""
-    options: Options = {"adapter": kind.model_fields["adapter"].default, "path": path, **text_form(file)}
-    found = examine(kind, options, file)
-    return Candidate(file, {**options, **found.options, **_images(found, kind, file.parent)}, found)
-
-
-def _of_document(options: Options) -> Columns:
-    """Return what a document in COCO's or Karpathy's form holds, by its first pictures."""
-    data = ADAPTERS[options["adapter"]].model_validate(options)
-    rows = list(itertools.islice(data.rows(Path(), Faults(gather=True)), SAMPLE))
-    texts = tuple(text for row in rows for text in row.captions)
-    names = frozenset(row.name for row in rows if row.captions)
-    if not texts:
-        raise AttendError(f"{options['path']}: none of its first pictures has a caption")
-    return Columns({}, Path(), names, (options["adapter"],), "caption", texts, 1.0)
-
-
-def _best(folder: Path, candidates: list[Candidate], errors: dict[Path, str]) -> Detection:
+def _best(folder: Folder, candidates: list[Candidate], errors: dict[Path, str]) -> Detection:
     """Return the candidate that looks most like captions, with those that are further parts of the same data set."""
-    ranked = sorted(candidates, key=lambda item: item.score, reverse=True)
-    parts = [ranked[0]]
-    for item in ranked[1:]:
-        if all(item.has_form_of(part) for part in parts) and item.score > _CLOSE * ranked[0].score:
-            parts.append(item)
-    others = [item for item in ranked if item not in parts]
-    close = [item for item in others if item.score > _CLOSE * ranked[0].score]
+    pictures = max(len(folder.finder.names), 1)
+    groups = _groups(candidates)
+
+    def score(group: list[Candidate]) -> float:
+        named = len(frozenset().union(*(item.found.pictures for item in group)))
+        return group[0].score * (0.5 + 0.5 * min(named / pictures, 1.0))
+
+    groups.sort(key=score, reverse=True)
+    parts, others = groups[0], [item for group in groups[1:] for item in group]
+    texts = {text for part in parts for text in part.found.texts}
+    copies = [item for item in others if set(item.found.texts) <= texts]
+    close = [group[0] for group in groups[1:] if score(group) > _CLOSE * score(parts) and group[0] not in copies]
     if close:
-        shown = "; ".join(f"{item.file.relative_to(folder)} ({item})" for item in (*parts, *close))
-        raise AttendError(f"{folder}: several files look like captions: {shown}: name one with --captions FILE")
-    options = parts[0].options if len(parts) == 1 else _joined(folder, sorted(parts, key=lambda part: part.file))
-    reasons = errors | {item.file: str(item) for item in others}
-    return Detection(options, _others(folder, options, [part.file for part in parts], reasons))
+        shown = "; ".join(f"{item.file.relative_to(folder.path)} ({item})" for item in (parts[0], *close))
+        raise AttendError(f"{folder.path}: several files look like captions: {shown}: name one with --captions FILE")
+    options = parts[0].options if len(parts) == 1 else _joined(folder.path, sorted(parts, key=lambda part: part.file))
+    for note in (note for part in parts for note in part.found.notes):
+        log.warning(note)
+    reasons = errors | {file: str(item) for item in others for file in (item.file, *item.read)}
+    reasons |= {item.file: f"{item}: the same captions as {parts[0].file.name}" for item in copies}
+    return Detection(options, _unread(folder, {file for part in parts for file in (part.file, *part.read)}, reasons))
+
+
+def _groups(candidates: list[Candidate]) -> list[list[Candidate]]:
+    """Return candidates by data set: those of one form that look alike and name other pictures are parts of one."""
+    groups: list[list[Candidate]] = []
+    for item in sorted(candidates, key=lambda item: (-item.score, len(item.file.name))):
+        for group in groups:
+            if item.score > _CLOSE * group[0].score and all(item.has_form_of(part) for part in group):
+                group.append(item)
+                break
+        else:
+            groups.append([item])
+    return groups
 
 
 def _joined(folder: Path, parts: list[Candidate]) -> Options:
@@ -191,82 +151,139 @@ def _joined(folder: Path, parts: list[Candidate]) -> Options:
     return {"adapter": "sources", "sources": sources}
 
 
-def _others(folder: Path, options: Options, read: Sequence[Path], reasons: dict[Path, str]) -> list[str]:
-    """Return a line for each file of a folder that is neither a picture nor read, with the reason."""
-    sources = options.get("sources", {"": options})
-    known = {*read, *(source["path"] for source in sources.values() if "path" in source)}
-    is_whole = any(source.get("path") == folder and source["adapter"] != "table" for source in sources.values())
+def _unread(folder: Folder, read: Collection[Path], reasons: dict[Path, str]) -> list[str]:
+    """Return a line for each file of a folder that is neither a picture nor read, with the reason.
+
+    Of many files of one kind in one folder there is one line.
+    """
+    groups: dict[tuple[Path, str, str], list[Path]] = {}
+    for path in _files(folder.path):
+        if path in read or path.relative_to(folder.path).as_posix() in folder.finder.names:
+            continue
+        reason = reasons.get(path, _why_unread(path, folder)).removeprefix(f"{path}: ")
+        kind = reason if path not in reasons else ""
+        groups.setdefault((path.parent, path.suffix.lower(), kind), []).append(path)
     lines = []
-    for path in sorted({*(path for path in folder.iterdir() if path.is_file()), *reasons}):
-        is_picture = path.suffix.lower() in (*PICTURE_SUFFIXES, *OTHER_PICTURES)
-        skipped = path.name.startswith(".") or is_picture or path in known
-        if skipped or (is_whole and path not in reasons and not is_table(path)):
+    for (place, suffix, reason), paths in groups.items():
+        if len(paths) > _LISTED:
+            shown = (place.relative_to(folder.path) / f"*{suffix}").as_posix()
+            why = reason or reasons[paths[0]].removeprefix(f"{paths[0]}: ")
+            lines.append(f"{shown}: {len(paths):,} files: {shortened(why, 160)}")
             continue
-        if is_whole and (path.name in METADATA or any(path.with_suffix(end).is_file() for end in PICTURE_SUFFIXES)):
-            continue
-        reason = reasons.get(path, "no captions were looked for in it").removeprefix(f"{path}: ")
-        lines.append(f"{path.relative_to(folder)}: {shortened(reason, 120)}")
+        for path in paths:
+            why = reason or reasons[path].removeprefix(f"{path}: ")
+            lines.append(f"{path.relative_to(folder.path)}: {shortened(why, 160)}")
     return lines
 
 
-def _without_captions(folder: Path, errors: dict[Path, str]) -> AttendError:
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder that are not hidden, and none of a workspace."""
+    for path, subfolders, files in os.walk(folder):
+        if path != str(folder) and WORKSPACE_FILE in files:
+            subfolders.clear()
+            continue
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        yield from (Path(path) / name for name in sorted(files) if not name.startswith("."))
+
+
+def _why_unread(path: Path, folder: Folder) -> str:
+    """Return why a file that no captions were found in is not read."""
+    suffix = path.suffix.lower()
+    if suffix in _CONVERT:
+        return _CONVERT[suffix].format(name=path.name, stem=path.stem)
+    if suffix in OTHER_PICTURES:
+        return f"{suffix} pictures are not read: convert them to JPEG"
+    if suffix in TEXT_SUFFIXES and not any(item.text == path and item.pictures for item in folder.texts[suffix]):
+        return "no picture has this name" if len(folder.texts[suffix]) > _LISTED else "no captions were found in it"
+    if path.parent != folder.path and is_table(path):
+        return f"is in a folder of its own, which may be a data set: attend init {path.parent.relative_to(folder.path)}"
+    return "no captions were looked for in it"
+
+
+def _without_captions(folder: Folder, errors: dict[Path, str]) -> AttendError:
     """Return the error for a folder without captions: what it has instead."""
-    pictures, others = _pictures_by_suffix(folder)
-    below = next(filter(_holds_captions, itertools.islice(folders(folder), 1, _MOST_SUBFOLDERS)), None)
+    path = folder.path
+    below = next(filter(_holds_captions, itertools.islice(_subfolders(path), _MOST_SUBFOLDERS)), None)
     if below is not None:
-        return AttendError(f"{folder}: holds no captions itself, but {below} does: give that folder")
+        return AttendError(f"{path}: holds no captions itself, but {below} does: give that folder")
     if errors:
         return AttendError(next(iter(errors.values())))
-    if not pictures and not others:
-        return AttendError(f"{folder}: holds neither pictures nor captions: give the folder that does")
-    if not pictures:
+    suffixes = Counter(file.suffix.lower() for file in _files(path))
+    convertible = next((file for file in _files(path) if file.suffix.lower() in _CONVERT), None)
+    pictures = len(folder.finder.names)
+    if convertible is not None:
+        number = suffixes[convertible.suffix.lower()]
+        more = f" (and {number - 1:,} more such files)" if number > 1 else ""
+        return AttendError(f"{convertible}: is not read{more}: {_why_unread(convertible, folder)}")
+    others = {suffix: suffixes[suffix] for suffix in OTHER_PICTURES if suffixes[suffix]}
+    if not pictures and others:
         return AttendError(
-            f"{folder}: its {others.total():,} pictures are {', '.join(sorted(others))}, which are not read: "
+            f"{path}: its {sum(others.values()):,} pictures are {', '.join(sorted(others))}, which are not read: "
             "convert them to JPEG or PNG"
         )
+    if not pictures:
+        return AttendError(f"{path}: holds neither pictures nor captions: give the folder that does")
+    unknown = [f"{number:,} {suffix}" for suffix, number in suffixes.most_common() if suffix not in PICTURE_SUFFIXES]
+    seen = f" (beside them: {', '.join(unknown[:5])})" if unknown else ""
     return AttendError(
-        f"{folder}: has {pictures.total():,} pictures and no captions: add a metadata.jsonl with a line a picture, "
+        f"{path}: has {pictures:,} pictures and no captions{seen}: add a metadata.jsonl with a line a picture, "
         '{"file_name": "a.jpg", "text": "a dog runs"}, or a .txt beside each picture'
     )
 
 
+def _subfolders(folder: Path) -> Iterator[Path]:
+    """Yield the folders directly below a folder, and below those, that are not hidden."""
+    children = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    yield from children
+    for child in children:
+        yield from sorted(path for path in child.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
 def _holds_captions(folder: Path) -> bool:
     """Return whether a folder's own files are captions of pictures."""
-    files = [path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in (*TABLE_SUFFIXES, ".tar")]
     try:
-        return bool(_published(folder)) or any(_of_file(path) for path in files[:_MOST_SUBFOLDERS])
+        return bool(_published(folder)) or bool(Folder(folder).candidates()[0])
     except (AttendError, OSError):
         return False
 
 
-def _published(folder: Path) -> Options | None:
-    """Return the settings of a folder that is laid out as a known data set is; None where it is not."""
-    names = {path.name for path in folder.iterdir()}
-    metadata = metadata_files(folder)
-    options: Options | None = None
-    if "Flickr8k.token.txt" in names:
-        options = {"adapter": "flickr8k", "path": folder}
-    elif "results_20130124.token" in names:
-        options = {"adapter": "flickr30k", "path": folder}
-    elif names & {"dataset_dict.json", "state.json"}:
-        options = _of_hugging_face(folder)
-    elif any(name.endswith(".tar") for name in names):
-        options = _of_tars(folder)
-    elif metadata:
-        options = _of_metadata(folder, min(metadata))
-    elif len(list(folder.glob("dataset_*.json"))) == 1:
-        options = {"adapter": "karpathy", "path": folder}
-    elif _has_coco_files(folder):
-        options = {"adapter": "coco", "path": folder}
-    return options
+def _published(folder: Path) -> _Known | None:
+    """Return how a folder that is laid out as a known data set is read; None where it is not."""
+    tokens = next(iter(sorted(folder.glob("**/Flickr8k.token.txt"))), None)
+    if tokens is not None:
+        options: Options = {"adapter": "flickr8k", "path": tokens.parent}
+        lists = tuple(tokens.parent.glob("Flickr_8k.*Images.txt"))
+        return _Known({**options, **_flickr_images(folder, tokens.parent)}, (tokens, *lists))
+    tokens = next(iter(sorted(folder.glob("**/results_20130124.token"))), None)
+    if tokens is not None:
+        return _Known({"adapter": "flickr30k", "path": tokens, **_flickr_images(folder, tokens.parent)}, (tokens,))
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        files = tuple(file.path for file in table_files(folder))
+        saved = [
+            path
+            for path in folder.rglob("*.json")
+            if path.name in ("dataset_dict.json", "state.json", "dataset_info.json")
+        ]
+        return _Known(of_rows(folder, files[0]).options, (*files, *saved))
+    return None
 
 
-def _of_tensors(folder: Path) -> Options | None:
-    """Return the settings of a folder that holds a coco.pt, or arrays of grids and captions; None for another."""
+def _flickr_images(folder: Path, own: Path) -> Options:
+    """Return the setting of the pictures' folder of Flickr8k or 30k where it is not in the folder of the captions."""
+    names = ("Flicker8k_Dataset", "Flickr8k_Dataset", "flickr30k-images", "flickr30k_images", "images", "Images")
+    if own == folder or any((own / name).is_dir() for name in names):
+        return {}
+    found = next((folder / name for name in names if (folder / name).is_dir()), None)
+    return {} if found is None else {"images": found}
+
+
+def _of_tensors(folder: Path) -> _Known | None:
+    """Return how a folder with a coco.pt, or with arrays of grids and captions, is read; None for another."""
     tensors = [path for path in sorted(folder.glob("*.pt")) if is_coco_tensors(path)]
     if len(tensors) == 1:
-        return {"adapter": "coco_pt", "path": tensors[0]}
-    return _of_arrays(folder)
+        return _Known({"adapter": "coco_pt", "path": tensors[0]}, (tensors[0],))
+    arrays = _of_arrays(folder)
+    return None if arrays is None else _Known(arrays, (arrays["path"], arrays["captions"]))
 
 
 def _of_arrays(folder: Path) -> Options | None:
@@ -287,111 +304,34 @@ def _of_arrays(folder: Path) -> Options | None:
     return {"adapter": "arrays", "path": pairs[0][0], "captions": pairs[0][1]} if pairs else None
 
 
-def _has_coco_files(folder: Path) -> bool:
-    try:
-        return bool(Coco(path=folder).annotation_files())
-    except AttendError:
-        return False
-
-
-def _of_file(path: Path) -> Options:
-    if path.suffix == ".tar":
-        return _of_tars(path.parent)
-    if path.suffix == ".npy":
+def _of_file(path: Path, root: Path) -> _Known:
+    """Return how a file of captions is read. root: the folder of its pictures and itself."""
+    suffix = path.suffix.lower()
+    if suffix in _CONVERT and not is_tar(path):
+        raise AttendError(f"{path}: is not read: {_CONVERT[suffix].format(name=path.name, stem=path.stem)}")
+    if is_tar(path):
+        return _Known(of_tars(path.parent).options, (path,))
+    if suffix == ".npy":
         arrays = _of_arrays(path.parent)
         if arrays is None or path not in (arrays["path"], arrays["captions"]):
             raise AttendError(
                 f"{path}: an array of grids (N, C, h, w) and an array of N lists of captions are needed, in one folder"
             )
-        return arrays
+        return _Known(arrays, (arrays["path"], arrays["captions"]))
     known: dict[str, Options] = {
         ".pt": {"adapter": "coco_pt", "path": path},
         ".token": {"adapter": "flickr30k", "path": path},
     }
-    if path.suffix in known:
-        return known[path.suffix]
+    if suffix in known:
+        return _Known(known[suffix])
     if path.name == "Flickr8k.token.txt":
-        return {"adapter": "flickr8k", "path": path.parent}
-    if path.name in METADATA:
-        return _of_metadata(path.parent, path)
-    if not is_table(path):
+        return _Known({"adapter": "flickr8k", "path": path.parent})
+    if not is_table(path) and suffix not in TEXT_SUFFIXES:
         raise AttendError(
             f"{path}: is not a kind of caption file that is known: a table ends in {', '.join(TABLE_SUFFIXES)}"
         )
-    return (_of_json(path) if path.suffix.lower() == ".json" else None) or _of_table(path)
-
-
-def _of_json(path: Path) -> Options | None:
-    """Return the settings of a JSON document in COCO's or Karpathy's form; None for another, which may be a table."""
-    document = parse_json(path)
-    if not isinstance(document, dict) or not isinstance(document.get("images"), list):
-        return None
-    if "annotations" not in document:
-        return {"adapter": "karpathy", "path": path}
-    names = [str(image.get("file_name")) for image in document["images"][:SAMPLE] if isinstance(image, dict)]
-    place = folder_of(names, path.parent)
-    expected = path.parent / "images" if (path.parent / "images").is_dir() else path.parent
-    options: Options = {"adapter": "coco", "path": path}
-    return options if place is None or place.images == expected else {**options, "images": place.images}
-
-
-def _of_table(path: Path) -> Options:
-    """Return the settings of a table, or of a folder with one for each split."""
-    return _examined(Table, path, split_tables(path)[0] if path.is_dir() else path).options
-
-
-def _of_metadata(folder: Path, file: Path) -> Options:
-    """Return the settings of a folder of pictures with metadata."""
-    return _examined(ImageFolder, folder, file).options
-
-
-def _images(found: Columns, kind: type[RecordOptions], folder: Path) -> Options:
-    """Return the setting of the folder of pictures where it is not the adapter's own. folder: of the file."""
-    expected = [folder] if kind is ImageFolder else [folder / name for name in IMAGE_FOLDERS] + [folder]
-    is_usual = found.images == next((path for path in expected if path.is_dir()), None)
-    return {} if is_usual else {"images": found.images}
-
-
-def _of_hugging_face(folder: Path) -> Options:
-    """Return the settings of a folder that Hugging Face's `save_to_disk` wrote, by the types of its columns."""
-    options: Options = {"adapter": "huggingface", "path": folder}
-    described = next(iter(sorted(folder.rglob("dataset_info.json"))), None)
-    info = parse_json(described) if described is not None else None
-    features = info.get("features") if isinstance(info, dict) else None
-    if not isinstance(features, dict):
-        return options
-    images = [name for name, kind in features.items() if isinstance(kind, dict) and kind.get("_type") == "Image"]
-    texts = [name for name, kind in features.items() if name not in images and '"string"' in json.dumps(kind)]
-    if images and "image" not in images:
-        options["image_column"] = images[0]
-    if texts and "caption" not in texts:
-        options["caption_column"] = min(texts, key=lambda name: name.lower() not in CAPTION_NAMES)
-    return options
-
-
-def _of_tars(folder: Path) -> Options:
-    """Return the settings of a folder of tar files, by the first samples of the first whose .json can be read."""
-    from tasks.datasets.webdataset import json_fields, samples
-
-    options: Options = {"adapter": "webdataset", "path": folder}
-    tar = min(folder.glob("*.tar"))
-    for key, members in itertools.islice(samples(tar), SAMPLE):
-        if "txt" in members or "json" not in members:
-            break
-        try:
-            fields = json_fields(members, f"{tar}: {key}")
-        except AttendError:  # a row that is not valid, which is reported when the rows are read
-            continue
-        texts = [name for name, value in fields.items() if isinstance(value, str) and name.lower() in CAPTION_NAMES]
-        return {**options, "caption_field": texts[0]} if texts else options
-    return options
-
-
-def _pictures_by_suffix(folder: Path) -> tuple[Counter[str], Counter[str]]:
-    """Return how many pictures a folder holds, with those below it, by their ending: such as are read, and others."""
-    suffixes = Counter(Path(name).suffix.lower() for _, _, files in os.walk(folder) for name in files)
-    read, others = (
-        Counter({suffix: suffixes[suffix] for suffix in kinds if suffixes[suffix]})
-        for kinds in (PICTURE_SUFFIXES, OTHER_PICTURES)
-    )
-    return read, others
+    folder = Folder(root)
+    if not folder.finder.names and root == path.parent and _BESIDE.search(root.name):
+        folder = Folder(root.parent)
+    found = (folder.of_text(path) or folder.of_file(path)) if path.name not in METADATA else folder.of_metadata(path)
+    return _Known(found.options, (found.file, *found.read), found.found.notes)

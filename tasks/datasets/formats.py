@@ -12,11 +12,13 @@ from tasks.datasets.image_folder import ImageFolder
 from tasks.datasets.karpathy import Karpathy
 from tasks.datasets.scenes import Scenes
 from tasks.datasets.table import Table
+from tasks.datasets.texts import Texts
 from tasks.datasets.webdataset import WebDataset
 
 Format = (
     ImageFolder
     | Table
+    | Texts
     | Coco
     | Karpathy
     | Flickr8k

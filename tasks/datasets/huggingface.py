@@ -1,85 +1,159 @@
-"""Adapter for Hugging Face data sets written by `save_to_disk`. It needs the optional extra `huggingface`."""
+"""Adapter for Hugging Face's data sets: Parquet files with pictures in them, or a folder that `save_to_disk` wrote."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from tasks.common.errors import AttendError
 from tasks.common.files import check_name
-from tasks.datasets.base import Row, UnpackedOptions, needs_text, parse_split, require_folder
+from tasks.datasets.base import SPLIT_NAMES, Row, UnpackedOptions, folder_split, parse_split
+from tasks.datasets.documents import read_json
 from tasks.datasets.faults import REFUSE, Faults
+from tasks.datasets.table import captions_in
 
 _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"RI": ".webp", b"GI": ".gif", b"BM": ".bmp"}
+_ROWS = 64  # that are read at once
+
+
+class TableFile(NamedTuple):
+    """A file of rows: its path, and the split that its name or its folder says, if any."""
+
+    path: Path
+    split: str | None
 
 
 class HuggingFace(UnpackedOptions):
-    """A folder written by Hugging Face's `save_to_disk`: one data set, or a dictionary of splits."""
+    """Parquet files with pictures in them, as a hub has them, or a folder that Hugging Face's `save_to_disk` wrote."""
 
     adapter: Literal["huggingface"] = "huggingface"
     image_column: str = Field("image", description="column of the pictures")
     caption_column: str = Field("caption", description="column of the captions: a text, or a list of texts")
+    split_column: str | None = Field(
+        None, description="column of the split; default: the split that the name or the folder of a file says"
+    )
+    lists: str | None = Field(
+        None,
+        min_length=1,
+        description="several captions in a text: `json` for a list as JSON or Python writes it, or what stands between "
+        "them, such as `||`",
+    )
 
     def annotation_files(self) -> list[Path]:
-        folder = require_folder(self.path, "data.path")
-        files = sorted(path for path in folder.rglob("*") if path.suffix in (".arrow", ".json") and path.is_file())
-        if not any(path.suffix == ".arrow" for path in files):
-            raise AttendError(f"data.path: {folder}: no .arrow file in it: give a folder that save_to_disk wrote")
-        return files
+        return [file.path for file in table_files(self.path)]
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         generated.mkdir(parents=True, exist_ok=True)
-        for split, rows in self._splits():
-            for column in (self.image_column, self.caption_column):
-                if column not in rows.column_names:
-                    raise AttendError(
-                        f"{self.path}: no column {column!r}; there are: {', '.join(rows.column_names)}: "
-                        "set data.image_column and data.caption_column"
-                    )
-            for number, record in enumerate(self._without_decoding(rows)):
+        numbers: dict[str, int] = {}  # of the rows of each split that were read
+        for file in table_files(self.path):
+            for number, record in enumerate(self._records(file.path)):
+                where = f"{file.path}: row {number}"
                 with faults.of_row():
-                    yield self._row(split, number, record, generated)
+                    split = self._split_of(record, file, where)
+                    numbers[split or "row"] = numbers.get(split or "row", -1) + 1
+                    yield self._row(f"{split or 'row'}-{numbers[split or 'row']:08d}", split, record, where, generated)
 
-    def _row(self, split: str | None, number: int, record: dict[str, Any], generated: Path) -> Row:
-        where = f"{self.path}: {split + ' ' if split else ''}row {number}"
-        image = record[self.image_column]
-        data = image.get("bytes") if isinstance(image, dict) else image
-        if data is None and isinstance(image, dict) and image.get("path"):
-            data = _read(self.path.expanduser(), str(image["path"]), where)
-        if not isinstance(data, bytes) or not data:
-            raise AttendError(f"{where}: {self.image_column}: has no encoded picture")
-        texts = record[self.caption_column]
-        texts = texts if isinstance(texts, list) else [texts]
-        captions = [needs_text(text, where, self.caption_column) for text in texts]
-        name = f"{split or 'row'}-{number:08d}{_SUFFIXES.get(data[:2], '.tif')}"
-        row = Row(name, tuple(captions), parse_split(split, where) if split else None, where)
+    def _records(self, path: Path) -> Iterator[dict[str, Any]]:
+        columns = [self.image_column, self.caption_column, *([self.split_column] if self.split_column else [])]
+        for batch in batches(path):
+            missing = [column for column in columns if column not in batch.schema.names]
+            if missing:
+                raise AttendError(
+                    f"{path}: no column {missing[0]!r}; there are: {', '.join(batch.schema.names)}: set "
+                    "data.image_column, data.caption_column and data.split_column"
+                )
+            yield from batch.select(columns).to_pylist()
+
+    def _split_of(self, record: dict[str, Any], file: TableFile, where: str) -> str | None:
+        if self.split_column is None:
+            return file.split
+        return parse_split(str(record[self.split_column]), where)
+
+    def _row(self, name: str, split: str | None, record: dict[str, Any], where: str, generated: Path) -> Row:
+        data = _encoded(record[self.image_column], self.path.expanduser(), f"{where}: {self.image_column}")
+        captions = captions_in(record[self.caption_column], self.lists, where, self.caption_column)
+        name = f"{name}{_SUFFIXES.get(data[:2], '.tif')}"
+        row = Row(name, tuple(captions), split, where)
         (generated / name).write_bytes(data)
         return row
 
-    def _splits(self) -> list[tuple[str | None, Any]]:
-        try:
-            import datasets
-        except ImportError:
-            raise AttendError("data.adapter: huggingface needs a package: run uv pip install datasets") from None
-        try:
-            loaded = datasets.load_from_disk(str(require_folder(self.path, "data.path")))
-            for rows in loaded.values() if isinstance(loaded, datasets.DatasetDict) else [loaded]:
-                rows.data.table.validate(full=True)  # Arrow reads a damaged file as it is, even beyond its end
-        except Exception as error:  # datasets, pyarrow and json raise various errors for a damaged folder
-            cause = " ".join(str(error).split())[:160]
-            raise AttendError(f"data.path: {self.path}: cannot be read as a data set: {cause}") from None
-        return list(loaded.items()) if isinstance(loaded, datasets.DatasetDict) else [(None, loaded)]
 
-    def _without_decoding(self, rows: Any) -> Any:
-        """Return the rows with each picture as its stored bytes: only the `extract` stage decodes pictures."""
-        import datasets
+def table_files(path: Path) -> list[TableFile]:
+    """Return the files of rows at a path: that file, the Parquet files of a folder, or what `save_to_disk` wrote there.
 
-        if isinstance(rows.features[self.image_column], datasets.Image):
-            return rows.cast_column(self.image_column, datasets.Image(decode=False))
-        return rows
+    Raises AttendError where there are none.
+    """
+    place = path.expanduser()
+    if place.is_file():
+        return [TableFile(place, folder_split([place.stem]))]
+    if (place / "dataset_dict.json").is_file():
+        splits = read_json(place / "dataset_dict.json").get("splits")
+        names = splits if isinstance(splits, list) else []
+        return [TableFile(file, _known(str(name))) for name in names for file in _saved(place / str(name))]
+    if (place / "state.json").is_file():
+        return [TableFile(file, None) for file in _saved(place)]
+    files = [file for file in sorted(place.rglob("*.parquet")) if not file.name.startswith(".")]
+    if not files:
+        raise AttendError(f"data.path: {place}: no Parquet file, and no folder that save_to_disk wrote")
+    return [TableFile(file, folder_split((file.stem, *file.relative_to(place).parts[:-1]))) for file in files]
+
+
+def _known(split: str) -> str | None:
+    """Return the split of this name; AttendError where it is none of ours."""
+    return parse_split(split, "dataset_dict.json") if split.lower() in SPLIT_NAMES else folder_split([split])
+
+
+def _saved(folder: Path) -> list[Path]:
+    """Return the files of rows in a folder that `save_to_disk` wrote for one data set."""
+    files = read_json(folder / "state.json").get("_data_files")
+    try:
+        paths = [folder / check_name(file["filename"]) for file in files]  # type: ignore[union-attr]
+    except (TypeError, KeyError, ValueError):
+        raise AttendError(f"{folder / 'state.json'}: _data_files: names no files of this folder") from None
+    gone = next((path for path in paths if not path.is_file()), None)
+    if gone is not None:
+        raise AttendError(f"{gone}: no such file, which {folder / 'state.json'} names")
+    return paths
+
+
+def batches(path: Path) -> Iterator[Any]:
+    """Yield the record batches of a Parquet file or of a stream of Arrow; AttendError where it is damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if path.suffix == ".parquet":
+            with pq.ParquetFile(path) as file:
+                yield from file.iter_batches(_ROWS)
+            return
+        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
+            for batch in stream:
+                batch.validate(full=True)  # Arrow reads a damaged file as it is, even beyond its end
+                yield from (batch.slice(start, _ROWS) for start in range(0, batch.num_rows, _ROWS))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise AttendError(f"{path}: cannot be read: {' '.join(str(error).split())[:160]}") from None
+
+
+def holds_pictures(kind: Any) -> bool:
+    """Return whether a column of this Arrow type may hold encoded pictures: bytes, or `{bytes, path}`."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return any(field.name == "bytes" and holds_pictures(field.type) for field in kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _encoded(image: Any, folder: Path, where: str) -> bytes:
+    """Return the encoded picture in a cell, or in the file that it names. folder: of the data set."""
+    data = image.get("bytes") if isinstance(image, dict) else image
+    if data is None and isinstance(image, dict) and image.get("path"):
+        data = _read(folder, str(image["path"]), where)
+    if not isinstance(data, bytes) or not data:
+        raise AttendError(f"{where}: has no encoded picture")
+    return data
 
 
 def _read(folder: Path, name: str, where: str) -> bytes:

@@ -10,6 +10,8 @@ from tasks.common.errors import AttendError
 from tasks.datasets.base import DatasetOptions, Row, needs_text, parse_split, require_file, require_folder
 from tasks.datasets.documents import read_json, require_field, require_objects
 from tasks.datasets.faults import REFUSE, Faults
+from tasks.datasets.picture_finder import PictureFinder
+from tasks.datasets.table import usual_images
 
 
 class Karpathy(DatasetOptions):
@@ -33,11 +35,11 @@ class Karpathy(DatasetOptions):
     def image_folder(self, generated: Path) -> Path:
         if self.images is not None:
             return require_folder(self.images, "data.images")
-        folder = self._document().parent
-        return folder / "images" if (folder / "images").is_dir() else folder
+        return usual_images(self._document().parent)
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         path = self._document()
+        found: dict[str, tuple[str, tuple[str, ...], str]] = {}  # name -> (position, captions, split)
         for index, image in enumerate(require_objects(read_json(path), "images", str(path))):
             where = f"{path}: images[{index}]"
             with faults.of_row():
@@ -48,4 +50,14 @@ class Karpathy(DatasetOptions):
                     for number, sentence in enumerate(sentences)
                 )
                 split = parse_split(require_field(image, "split", str, where), where)
-                yield Row(f"{image['filepath']}/{name}" if image.get("filepath") else name, captions, split, where)
+                name = f"{image['filepath']}/{name}" if image.get("filepath") else name
+                if name in found:
+                    raise AttendError(
+                        f"{where}: {name} has an entry already, at {found[name][0]}: remove one of the two"
+                    )
+                found[name] = where, captions, split
+        finder = PictureFinder.of(self.image_folder(generated))
+        for name, pictures in finder.find(found).items():
+            where, captions, split = found[name]
+            with faults.of_row():
+                yield Row(finder.one(name, pictures, where), captions, split, where)

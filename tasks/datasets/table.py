@@ -9,6 +9,7 @@ import json
 import reprlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,14 +23,34 @@ from tasks.datasets.base import (
     needs_text,
     numbered_lines,
     parse_split,
-    picture_name,
     require_file,
     require_folder,
 )
 from tasks.datasets.documents import parse_json, parse_text, require_objects
 from tasks.datasets.faults import REFUSE, Faults
+from tasks.datasets.picture_finder import PictureFinder
 
 Record = tuple[str, dict[str, Any]]  # (`file:line`, column -> value)
+
+
+@dataclass
+class _Named:
+    """A picture as records name it: where it is named first, its split, and its captions."""
+
+    where: str
+    split: str | None
+    texts: list[str]
+
+    def add(self, where: str, name: str, split: str | None, texts: list[str], column: str) -> None:
+        """Add captions; AttendError where another split is given than before. column: of the split, for the message."""
+        if split != self.split:
+            raise AttendError(
+                f"{where}: {column}: {name} is in {split} here and in {self.split} at {self.where}: a picture is in "
+                "one split, with all its captions"
+            )
+        self.texts += texts
+
+
 DELIMITERS = {"\t": "tab", ",": ",", ";": ";", "|": "|"}  # with their names in messages
 TABLE_SUFFIXES = (".csv", ".txt", ".tsv", ".parquet", ".jsonl", ".json")
 IMAGE_FOLDERS = ("Images", "images")
@@ -41,7 +62,6 @@ class RecordOptions(NamedOptions):
     image_column: str
     caption_column: str
     split_column: str = Field("split", description="column of the split; where no row has it, the pictures are divided")
-    suffix: str | None = Field(None, description="ending of the picture files, such as .jpg, if the names lack it")
     delimiter: str | None = Field(
         None, description="character between the columns, or `tab`; default: a tab in .tsv, else a comma"
     )
@@ -84,9 +104,7 @@ class RecordOptions(NamedOptions):
         """Return each record with its position as `file:line`."""
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
-        folder = self.image_folder(generated)
-        captions: dict[str, list[str]] = {}
-        first: dict[str, tuple[str, str | None]] = {}  # picture -> (position of its first record, its split)
+        named: dict[str, _Named] = {}  # by the picture's name in the records
         # Random splits in place of those that were named would put test pictures into training.
         missing_split = "split_column" in self.model_fields_set
         for number, (where, record) in enumerate(self.records(faults)):
@@ -95,31 +113,31 @@ class RecordOptions(NamedOptions):
                 self._check_columns(where, record)  # of a table, all rows have those of the first
             with faults.of_row():
                 self._check_columns(where, record)
-                name = self._name_in(folder, needs_text(record[self.image_column], where, self.image_column), where)
+                name = self._name_of(record[self.image_column], where)
                 value = record.get(self.split_column)
-                split = parse_split(str(value), where) if value not in (None, "") else self.split_in(name, where)
-                if name in first and first[name][1] != split:
-                    raise AttendError(
-                        f"{where}: {self.split_column}: {name} is in {split} here and in {first[name][1]} at "
-                        f"{first[name][0]}: a picture is in one split, with all its captions"
-                    )
-                texts = record[self.caption_column]
-                if self.lists is not None and isinstance(texts, str):
-                    texts = listed_texts(texts, self.lists, f"{where}: {self.caption_column}")
-                texts = [
-                    needs_text(text, where, self.caption_column)
-                    for text in (texts if isinstance(texts, list) else [texts])
-                ]
-                first.setdefault(name, (where, split))
-                captions.setdefault(name, []).extend(texts)
-        if first and missing_split:
+                split = None if value in (None, "") else parse_split(str(value), where)
+                texts = captions_in(record[self.caption_column], self.lists, where, self.caption_column)
+                named.setdefault(name, _Named(where, split, [])).add(where, name, split, texts, self.split_column)
+        if named and missing_split:
             raise AttendError(
                 f"data.split_column: {self.path} has no column {self.split_column!r}: correct it, or leave it out: the "
                 "pictures are then divided by data.dev_share and data.test_share"
             )
-        for name, (where, split) in first.items():
+        yield from self._found_rows(named, PictureFinder.of(self.image_folder(generated)), faults)
+
+    def _found_rows(self, named: dict[str, _Named], finder: PictureFinder, faults: Faults) -> Iterator[Row]:
+        """Yield a row for each picture that records name, those of two spellings of its name together."""
+        rows: dict[str, _Named] = {}
+        for name, meant in finder.find(named).items():
+            item = named[name]
             with faults.of_row():
-                yield Row(name, tuple(captions[name]), split, where)
+                picture = finder.one(name, meant, item.where)
+                split = item.split or self.split_in(name, picture, item.where)
+                first = rows.setdefault(picture, _Named(item.where, split, []))
+                first.add(item.where, picture, split, item.texts, self.split_column)
+        for picture, item in rows.items():
+            with faults.of_row():
+                yield Row(picture, tuple(item.texts), item.split, item.where)
 
     def _check_columns(self, where: str, record: dict[str, Any]) -> None:
         """Raise AttendError where a record lacks a column."""
@@ -134,26 +152,16 @@ class RecordOptions(NamedOptions):
                 advice = f"the columns seem to be separated by {name!r}: set data.delimiter={name}"
             raise AttendError(f"{where}: no column {column!r}; there are: {', '.join(columns)}: {advice}")
 
-    def _name_in(self, folder: Path, name: str, where: str) -> str:
-        """Return a picture's path relative to the image folder, with its ending.
-
-        Raise AttendError for an absolute path that lies elsewhere, and for an address.
-        """
+    def _name_of(self, value: object, where: str) -> str:
+        """Return the name of a record's picture; AttendError for an address, which is not downloaded."""
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        name = needs_text(str(value) if isinstance(value, int) else value, where, self.image_column)
         if name.startswith(("http://", "https://")):
             raise AttendError(
                 f"{where}: {self.image_column}: is an address: download the pictures, and give their files"
             )
-        if self.suffix is not None and not name.lower().endswith(self.suffix.lower()):
-            name += self.suffix
-        path = Path(name)
-        if not path.is_absolute():
-            return picture_name(folder, name)
-        for base in (folder.absolute(), folder.resolve()):
-            if path.is_relative_to(base):
-                return path.relative_to(base).as_posix()
-        raise AttendError(
-            f"{where}: {self.image_column}: {name} is not in the folder {folder}: set data.images to one it is in"
-        )
+        return name
 
     def records_of(self, path: Path, faults: Faults) -> Iterable[Record]:
         """Return the records of one file, which is read as the ending of its name says."""
@@ -195,8 +203,7 @@ class Table(RecordOptions):
     def image_folder(self, generated: Path) -> Path:
         if self.images is not None:
             return require_folder(self.images, "data.images")
-        folder = self.annotation_files()[0].parent
-        return next((folder / name for name in IMAGE_FOLDERS if (folder / name).is_dir()), folder)
+        return usual_images(self.annotation_files()[0].parent)
 
     def records(self, faults: Faults) -> Iterable[Record]:
         for path in self.annotation_files():
@@ -204,6 +211,11 @@ class Table(RecordOptions):
                 if self.path.expanduser().is_dir():
                     record.setdefault(self.split_column, path.stem)
                 yield where, record
+
+
+def usual_images(folder: Path) -> Path:
+    """Return the folder of the pictures of a file of captions in `folder`: `images/` there, or the folder itself."""
+    return next((folder / name for name in IMAGE_FOLDERS if (folder / name).is_dir()), folder)
 
 
 def is_table(path: Path) -> bool:
@@ -234,6 +246,13 @@ def listed_texts(text: str, form: str, where: str) -> list[Any]:
         if isinstance(found, list):
             return found
     raise AttendError(f"{where}: is {reprlib.repr(text)}; a list of captions is needed, because data.lists is set")
+
+
+def captions_in(value: object, lists: str | None, where: str, field: str) -> list[str]:
+    """Return the captions in a cell: a text, a list of texts, or a text that is a list (see `RecordOptions.lists`)."""
+    if lists is not None and isinstance(value, str):
+        value = listed_texts(value, lists, f"{where}: {field}")
+    return [needs_text(text, where, field) for text in (value if isinstance(value, list) else [value])]
 
 
 def _text_records(
@@ -289,7 +308,7 @@ def _json_line_records(path: Path, faults: Faults) -> Iterator[Record]:
             record = parse_text(line, path, number)
             if not isinstance(record, dict):
                 raise AttendError(f"{path}:{number}: is not an object")
-            yield f"{path}:{number}", record
+            yield f"{path}:{number}", _with_answer(record)
 
 
 def _json_records(path: Path) -> Iterator[Record]:
@@ -305,7 +324,21 @@ def _json_records(path: Path) -> Iterator[Record]:
     if isinstance(document, dict) and len(document) == 1:
         document = next(iter(document.values()))
     for number, record in enumerate(require_objects({"the document": document}, "the document", str(path))):
-        yield f"{path}: [{number}]", record
+        yield f"{path}: [{number}]", _with_answer(record)
+
+
+def _with_answer(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record with the first answer in place of a conversation, as LLaVA and chat models are tuned on.
+
+    That is `conversations: [{from: human, value: ...}, {from: gpt, value: ...}]`, or `messages` with `role` and
+    `content`.
+    """
+    for field, who, said in (("conversations", "from", "value"), ("messages", "role", "content")):
+        turns = record.get(field)
+        if isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns):
+            answers = [turn.get(said) for turn in turns if turn.get(who) in ("gpt", "assistant")]
+            return {**record, field: answers[0] if answers else None}
+    return record
 
 
 def _are_captions(value: object) -> bool:

@@ -7,26 +7,43 @@ import csv
 import itertools
 import os
 import re
-import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.common.errors import AttendError
-from tasks.common.files import check_name
-from tasks.common.log import log
-from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, SPLIT_NAMES, folder_split, picture_name
+from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES, folder_split
 from tasks.datasets.faults import Faults
-from tasks.datasets.table import DELIMITERS, RecordOptions, listed_texts, usual_delimiter
+from tasks.datasets.picture_finder import PictureFinder
+from tasks.datasets.table import DELIMITERS, RecordOptions, listed_texts, usual_delimiter, usual_images
 
 Options = dict[str, Any]  # settings of `data`
 FEWEST_WORDS = 3  # of a column's texts, in the mean, that could be captions
-CAPTION_NAMES = ("caption", "captions", "text", "description", "sentence", "sentences", "comment", "title")
+# Names of columns of captions, the likelier first.
+CAPTION_NAMES = (
+    *(
+        "caption",
+        "captions",
+        "sentence",
+        "sentences",
+        "description",
+        "raw",
+        "alt_text",
+        "text",
+        "texts",
+        "conversations",
+    ),
+    *("messages", "beschriftung", "bildunterschrift", "beschreibung", "l\u00e9gende", "legende", "descripci\u00f3n"),
+    *("descripcion", "didascalia", "comment", "title"),
+)
+IMAGE_NAMES = ("image", "file_name", "filename", "image_name", "image_path", "path", "file", "img", "picture", "photo")
 _SPLIT_COLUMNS = ("split", "partition", "subset", "set", "fold", "phase")
-SAMPLE = 200  # records that are looked at
-_MOST_FOLDERS = 1000  # folders that are searched for pictures
+SAMPLE = 200  # records that are looked at, from all parts of a table
+_MOST_RECORDS = 200_000  # of a table that are read
 _BETWEEN = "||"  # what some tables have between the captions of a cell
 _NEARLY_ALL = 0.9
+_ABOUT = 0.1  # difference of regularity that may be chance
+_LETTER = re.compile(r"[^\W\d_]")
 
 
 class Columns(NamedTuple):
@@ -34,16 +51,17 @@ class Columns(NamedTuple):
 
     options: the settings of `data` that read it, but for adapter and path. images: the folder of its pictures.
     pictures: the names of those in the sample. columns: the names of all. caption: the column of the captions.
-    texts: the captions. share: of the pictures, those that are there.
+    texts: the captions. share: of the pictures, those that are there. notes: what a person should look at.
     """
 
     options: Options
     images: Path
-    pictures: frozenset[str]
+    pictures: frozenset[Path]
     columns: tuple[str, ...]
     caption: str
     texts: tuple[str, ...]
     share: float
+    notes: tuple[str, ...] = ()
 
     @property
     def words(self) -> float:
@@ -56,21 +74,23 @@ class Columns(NamedTuple):
         return len(set(self.texts)) / max(len(self.texts), 1)
 
 
-def text_form(path: Path) -> Options:
-    """Return the encoding and the delimiter of a table of text, where they are not UTF-8 and the usual one."""
+def text_forms(path: Path) -> list[Options]:
+    """Return encodings and delimiters of a table of text, where they are not UTF-8 and the usual one.
+
+    The likeliest is the first; the others separate the columns as regularly, as a comma in captions may.
+    """
     if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
-        return {}
+        return [{}]
     with path.open("rb") as file:
         start = file.read(1 << 20)
     encoding = _encoding(start, path)
     text = start.decode(encoding or "utf-8-sig", errors="replace")
     usual = usual_delimiter(path)
-    # A comma is also in captions: of two that separate as regularly, it is not it.
-    delimiter = max(("\t", usual, *DELIMITERS), key=lambda sign: _regularity(text, sign))
-    if _regularity(text, delimiter) == 0:
-        delimiter = usual
+    regular = {sign: _regularity(text, sign) for sign in dict.fromkeys(("\t", usual, *DELIMITERS))}
+    best = max(regular.values())
+    signs = [sign for sign, value in regular.items() if value >= best - _ABOUT] if best else [usual]
     form: Options = {} if encoding is None else {"encoding": encoding}
-    return form if delimiter == usual else {**form, "delimiter": DELIMITERS[delimiter]}
+    return [form if sign == usual else {**form, "delimiter": DELIMITERS[sign]} for sign in signs]
 
 
 def _encoding(start: bytes, path: Path) -> str | None:
@@ -101,92 +121,199 @@ def _regularity(text: str, delimiter: str) -> float:
     return sum(len(row) == len(rows[0]) for row in rows) / len(rows) + 0.01 * (len(rows) > 1)
 
 
-def examine(kind: type[RecordOptions], options: Options, file: Path) -> Columns:
+def examine(kind: type[RecordOptions], options: Options, file: Path, finder: PictureFinder) -> Columns:
     """Return what a table holds, and how it is read. Raises AttendError where it has no pictures or no captions.
 
-    kind: the adapter. options: adapter, path, encoding and delimiter.
+    kind: the adapter. options: adapter, path, encoding and delimiter. finder: of the pictures.
     """
-    records = _sample(kind(**options), file)
-    found = _read_columns(records, file)
-    header = _as_header(found, records, file)
+    records = _records(kind(**options), file)
+    found = _read_columns(_sample(records), file, finder)
+    header = _as_header(found, _sample(records), file)
     if header is not None:
         options = {**options, "columns": header}
-        records = _sample(kind(**options), file)
-        found = _read_columns(records, file)
-    image, caption, split, place, names = found
+        records = _records(kind(**options), file)
+        found = _read_columns(_sample(records), file, finder)
+    image, caption, split, names = found.image, found.caption, found.split, found.names
     if any(str(name).lower().endswith(PICTURE_SUFFIXES) for name in names):
         raise AttendError(f"{file}:1: names a picture: put a line with the columns' names first: image,caption")
-    values = [str(record[image]) for record in records if record.get(image) not in (None, "")]
-    cells = [record[caption] for record in records if record.get(caption) not in (None, "")]
+    values = dict.fromkeys(str(_alone(record[image])) for record in records if record.get(image) not in (None, ""))
+    place = place_of(values, file, finder)
+    assert place is not None  # the sample has pictures
+    if not place.found:
+        name, meant = next(iter(place.unclear.items()))
+        finder.one(name, meant, str(file))
+    cells = [record[caption] for record in _sample(records) if record.get(caption) not in (None, "")]
     settings: Options = {} if header is None else {"columns": header}
+    notes = [found.note] if found.note else []
     settings |= {} if image == kind.model_fields["image_column"].default else {"image_column": image}
     settings |= {} if caption == kind.model_fields["caption_column"].default else {"caption_column": caption}
     if split is not None:
         settings |= {} if split == kind.model_fields["split_column"].default else {"split_column": split}
     else:
-        settings |= _splits_of(values, names, file)
-    lists = _lists_of(cells)
+        found_splits, note = _splits_of(place, names, file)
+        settings |= found_splits
+        notes += [note] if note else []
+    lists = lists_of(cells)
     settings |= {} if lists is None else {"lists": lists}
-    settings |= {} if place.suffix is None else {"suffix": place.suffix}
-    return Columns(
-        settings, place.images, frozenset(values), tuple(names), caption, tuple(_texts(cells, lists)), place.share
-    )
+    pictures = frozenset(place.path_of(picture) for picture in place.found.values())
+    texts = tuple(_texts(cells, lists))
+    return Columns(settings, place.images, pictures, tuple(names), caption, texts, place.share, tuple(notes))
+
+
+class Place(NamedTuple):
+    """The pictures that names mean.
+
+    base: the folder that `found` is relative to. found: picture by name. unclear: names that may mean several. total:
+    how many names there are.
+    """
+
+    base: Path
+    found: dict[str, str]
+    unclear: dict[str, list[str]]
+    total: int
+
+    @property
+    def share(self) -> float:
+        """Return the share of names that mean a picture."""
+        return len(self.found) / max(self.total, 1)
+
+    @property
+    def images(self) -> Path:
+        """Return the folder that all pictures are in."""
+        parents = {picture.rpartition("/")[0] for picture in self.found.values()}
+        return self.base if "" in parents or not parents else self.base / os.path.commonpath(parents)
+
+    def path_of(self, picture: str) -> Path:
+        return self.base / picture
+
+
+def place_of(names: Collection[str], file: Path, finder: PictureFinder) -> Place | None:
+    """Return the pictures that names mean: in the usual folder of a file's pictures, or anywhere; None without one."""
+    best: Place | None = None
+    for base in dict.fromkeys((usual_images(file.parent), finder.folder)):
+        if not base.is_relative_to(finder.folder):
+            continue
+        meant = finder.below(base).find(names)
+        found = {name: pictures[0] for name, pictures in meant.items() if len(pictures) == 1}
+        unclear = {name: pictures for name, pictures in meant.items() if len(pictures) > 1}
+        if (found or unclear) and (best is None or len(found) > len(best.found)):
+            best = Place(base, found, unclear, len(names))
+    if best is None and any(name.startswith("/") and Path(name).is_file() for name in itertools.islice(names, SAMPLE)):
+        folder = Path(os.path.commonpath([Path(name).parent for name in names if name.startswith("/")]))
+        outside = PictureFinder.of(folder).find(names)
+        found = {name: pictures[0] for name, pictures in outside.items() if len(pictures) == 1}
+        return Place(folder, found, {}, len(names)) if found else None
+    return best
 
 
 class _Found(NamedTuple):
     image: str
     caption: str
     split: str | None
-    place: Place
+    note: str
     names: list[str]
+    place: Place
+    finder: PictureFinder
+
+    def in_folder(self, name: str) -> bool:
+        """Return whether a picture has this name."""
+        return bool(self.finder.below(self.place.base).find([name])[name])
 
 
-def _sample(options: RecordOptions, file: Path) -> list[dict[str, Any]]:
+def _records(options: RecordOptions, file: Path) -> list[dict[str, Any]]:
     faults = Faults(gather=True)
-    records = [record for _, record in itertools.islice(options.records_of(file, faults), SAMPLE)]
+    records = [record for _, record in itertools.islice(options.records_of(file, faults), _MOST_RECORDS)]
     if not records:
         raise AttendError(faults.found[0] if faults.found else f"{file}: has no row")
     return records
 
 
-def _read_columns(records: list[dict[str, Any]], file: Path) -> _Found:
+def _sample(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return records from all parts of a table: its splits may be one after the other."""
+    return records[:: max(1, len(records) // SAMPLE)]
+
+
+def _alone(value: Any) -> Any:
+    """Return the value of a list of one, as some tables name their pictures."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFinder) -> _Found:
     """Return the columns of records by what they hold; AttendError where none names pictures, or none is a text."""
     names = list(dict.fromkeys(itertools.chain.from_iterable(records)))
     values = {name: [record.get(name) for record in records if record.get(name) not in (None, "")] for name in names}
     places: dict[str, Place] = {}
     for name in names:
-        place = folder_of([str(value) for value in values[name]], file.parent) if _is_plain(values[name]) else None
+        alone = [_alone(value) for value in values[name]]
+        place = place_of(dict.fromkeys(map(str, alone)), file, finder) if alone and _is_plain(alone) else None
         if place is not None:
             places[name] = place
-    image = max(places, key=lambda name: places[name].share, default="")
+    image = max(places, key=lambda name: _likeness(name, places[name]), default="")
     if not image:
         raise AttendError(
-            f"{file}: none of its columns ({', '.join(map(str, names))}) names pictures in {file.parent}; its first "
+            f"{file}: none of its columns ({', '.join(map(str, names))}) names pictures in {finder.folder}; its first "
             f"row: {_row(records[0])}: put the pictures there, or run `attend init` on the folder that holds both"
         )
-    split = next((name for name in names if name != image and _is_split(values[name])), None)
-    texts = [name for name in names if name not in (image, split) and _words(values[name]) > 0]
+    split = next((name for name in names if name != image and is_split(values[name])), None)
+    rest = {name: values[name] for name in names if name not in (image, split)}
+    caption, note = caption_column(rest, str(file), image)
+    return _Found(image, caption, split, note, names, places[image], finder)
+
+
+def _likeness(name: str, place: Place) -> float:
+    """Return how likely a column names the pictures: an index may happen to be the names of other pictures."""
+    names = [*place.found, *place.unclear]
+    spelled = sum(value.lower().endswith(PICTURE_SUFFIXES) for value in names) / max(len(names), 1)
+    return len(names) / place.total * (0.6 + 0.4 * spelled) + 0.1 * (str(name).lower() in IMAGE_NAMES)
+
+
+def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tuple[str, str]:
+    """Return the column of the captions, and a note on the others that could be. values: of each, without blanks.
+
+    Raises AttendError where no column has texts. image: the column of the pictures, for the message.
+    """
+    words = {name: _words(own) for name, own in values.items()}
+    texts = [name for name in values if words[name] > 0]
     if not texts:
-        raise AttendError(f"{file}: no column of texts beside the pictures' ({image}); there are: {', '.join(names)}")
-    caption = min(texts, key=lambda name: (str(name).lower() not in CAPTION_NAMES, -_words(values[name])))
-    unread = [name for name in texts if name != caption and _words(values[name]) >= FEWEST_WORDS]
-    if unread:
-        shown = "; ".join(f"{name} ({str(values[name][0])[:60]!r})" for name in unread)
-        log.warning(
-            f"{file}: captions are read from its column {caption} ({str(values[caption][0])[:60]!r}), none from "
+        raise AttendError(f"{where}: no column of texts beside the pictures' ({image}); there are: {', '.join(values)}")
+    known = {name: index for index, name in enumerate(CAPTION_NAMES)}
+
+    def rank(name: str) -> tuple[bool, int, float]:
+        return _are_questions(values[name]), known.get(str(name).lower(), len(known)), -words[name]
+
+    caption = min(texts, key=rank)
+    is_known = str(caption).lower() in known
+    others = [name for name in texts if name != caption and words[name] >= (FEWEST_WORDS if is_known else 1)]
+    others = [name for name in others if not _are_codes(values[name])]
+    if others or _are_questions(values[caption]):
+        shown = "; ".join(f"{name} ({str(values[name][0])[:60]!r})" for name in others) or "another"
+        return caption, (
+            f"{where}: captions are read from its column {caption} ({str(values[caption][0])[:60]!r}), none from "
             f"{shown}: for another, set data.caption_column"
         )
-    return _Found(image, caption, split, places[image], names)
+    return caption, ""
+
+
+def _are_questions(values: list[Any]) -> bool:
+    texts = [text for text in values if isinstance(text, str)]
+    return bool(texts) and sum(text.rstrip().endswith("?") for text in texts) >= _NEARLY_ALL * len(texts)
+
+
+def _are_codes(values: list[Any]) -> bool:
+    """Return whether a column's texts are no language: file names, addresses, dates, or a few classes."""
+    texts = [str(text) for text in values]
+    single = sum(" " not in text.strip() for text in texts) >= _NEARLY_ALL * len(texts)
+    return single and (len(set(texts)) <= max(3, len(texts) // 4) or any(re.search(r"[\d/_.:-]", t) for t in texts[:5]))
 
 
 def _as_header(found: _Found, records: list[dict[str, Any]], file: Path) -> tuple[str, ...] | None:
     """Return names for the columns of a table of text whose first line is a record too; None for one with a header."""
     if file.suffix.lower() not in (".csv", ".tsv", ".txt"):
         return None
-    name, place = str(found.image), found.place
+    name = str(found.image)
     shapes = [_shape(str(record[name])) for record in records if record.get(name)]
     like_others = any(map(str.isdigit, name)) and shapes.count(_shape(name)) >= _NEARLY_ALL * len(shapes)
-    if not like_others and not _is_picture(place.images, f"{name}{place.suffix or ''}"):
+    if not like_others and not found.in_folder(name):
         return None
     known = {found.image: "image", found.caption: "caption"} | ({found.split: "split"} if found.split else {})
     return tuple(known.get(column, f"column{number}") for number, column in enumerate(found.names, 1))
@@ -197,23 +324,26 @@ def _shape(text: str) -> str:
     return re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "0", text))
 
 
-def _splits_of(pictures: list[str], columns: list[str], file: Path) -> Options:
-    """Return the setting that takes splits from the folders of the pictures' names; none where they say none."""
-    splits = [folder_split(name.replace("\\", "/").split("/")[:-1]) for name in pictures]
+def _splits_of(place: Place, columns: list[str], file: Path) -> tuple[Options, str]:
+    """Return the setting that takes splits from the folders of the pictures, and a note on splits that are not used."""
+    splits = [
+        folder_split(name.replace("\\", "/").split("/")[:-1]) or folder_split(picture.split("/")[:-1])
+        for name, picture in place.found.items()
+    ]
     if all(splits) and {"train"} < set(splits):
-        return {"splits": "folders"}
+        return {"splits": "folders"}, ""
     named = [column for column in columns if str(column).lower() in _SPLIT_COLUMNS]
     if named:
-        log.warning(f"{file}: its column {named[0]} has values that are no splits (train, dev, test): it is not used")
-    elif any(splits) and set(splits) - {None} != {"train"}:
-        log.warning(
-            f"{file}: {sum(split is not None for split in splits):,} of {len(splits):,} names go through folders that "
-            "are named as splits: these are not used; data.splits=folders uses them where all do"
+        return {}, f"{file}: its column {named[0]} has values that are no splits (train, dev, test): it is not used"
+    if any(splits) and set(splits) - {None} != {"train"}:
+        return {}, (
+            f"{file}: {sum(split is not None for split in splits):,} of {len(splits):,} pictures are in folders that "
+            "are named as splits: these are not used; data.splits=folders uses them where all are"
         )
-    return {}
+    return {}, ""
 
 
-def _lists_of(cells: list[Any]) -> str | None:
+def lists_of(cells: list[Any]) -> str | None:
     """Return the setting `lists` for the cells of a caption column; None for one caption in a cell."""
     texts = [cell for cell in cells if isinstance(cell, str)]
     if not texts:
@@ -245,80 +375,12 @@ def _texts(cells: list[Any], lists: str | None) -> Iterator[str]:
             yield from map(str, cell if isinstance(cell, list) else [cell])
 
 
-class Place(NamedTuple):
-    """Name the folder of pictures. share: of the names, those that are in it."""
-
-    images: Path
-    suffix: str | None
-    share: float
-
-
-def folder_of(names: list[str], folder: Path) -> Place | None:
-    """Return the folder, at or below `folder`, in which most of these names are pictures; None where none has any."""
-    sample = names[:SAMPLE]
-    absolute = [Path(name) for name in names if name.startswith("/")]
-    if absolute and any(path.is_file() for path in absolute[:SAMPLE]):
-        common = Path(os.path.commonpath([path.parent for path in absolute]))
-        return Place(common, None, 1.0)
-    best: Place | None = None
-    for candidate in itertools.islice(folders(folder), _MOST_FOLDERS):
-        for suffix in (None, *PICTURE_SUFFIXES):
-            hits = sum(_is_picture(candidate, f"{name}{suffix or ''}") for name in sample)
-            if hits and (best is None or hits / len(sample) > best.share):
-                best = Place(candidate, suffix, hits / len(sample))
-            if hits:
-                break
-        if best is not None and best.share > 0.99:
-            break
-    if best is not None:
-        _refuse_same_names(sample, best, folder)
-    return best
-
-
-def _refuse_same_names(names: list[str], place: Place, folder: Path) -> None:
-    """Raise AttendError where a name is that of two pictures: of one in the place, and of one in another folder."""
-    if place.images == folder:
-        return
-    others = (other for other in itertools.islice(folders(folder), _MOST_FOLDERS) if other != place.images)
-    for other in others:
-        same = next((name for name in names if _is_picture(other, f"{name}{place.suffix or ''}")), None)
-        if same is not None and _is_picture(place.images, f"{same}{place.suffix or ''}"):
-            raise AttendError(
-                f"{folder}: {same} is in {place.images.relative_to(folder)}/ and in {other.relative_to(folder)}/: name "
-                "the pictures with their folder, or give the folder of one of them with data.images"
-            )
-
-
-def _is_picture(folder: Path, name: str) -> bool:
-    """Return whether a folder has a picture of this name, whichever way its accents are written."""
-    if not name.lower().endswith((*PICTURE_SUFFIXES, *OTHER_PICTURES)):
-        return False
-    try:
-        name = picture_name(folder, name)
-        check_name(name)
-        return any((folder / unicodedata.normalize(form, name)).is_file() for form in ("NFC", "NFD"))
-    except (OSError, ValueError):  # a text that no file can have as its name
-        return False
-
-
-def folders(folder: Path) -> Iterator[Path]:
-    """Yield a folder and those below it that are not hidden, the higher ones first."""
-    pending = [folder]
-    while pending:
-        yield from pending
-        pending = [
-            Path(entry.path)
-            for path in pending
-            for entry in sorted(os.scandir(path), key=lambda entry: entry.name)
-            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
-        ]
-
-
 def _is_plain(values: list[Any]) -> bool:
     return all(isinstance(value, str | int) for value in values)
 
 
-def _is_split(values: list[Any]) -> bool:
+def is_split(values: list[Any]) -> bool:
+    """Return whether all values of a column are names of splits."""
     return bool(values) and all(isinstance(value, str) and value.strip().lower() in SPLIT_NAMES for value in values)
 
 
@@ -327,7 +389,7 @@ def _words(values: list[Any]) -> float:
     texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
     if not texts or not all(isinstance(text, str) for text in texts):
         return 0.0
-    if all(text.replace(".", "", 1).replace("-", "").isdigit() for text in texts):
+    if not any(map(_LETTER.search, texts)):
         return 0.0
     return sum(len(text.split()) for text in texts) / len(texts)
 

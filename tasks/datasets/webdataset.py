@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -14,88 +15,146 @@ from tasks.datasets.base import (
     PICTURE_SUFFIXES,
     Row,
     UnpackedOptions,
+    folder_split,
     needs_text,
     parse_split,
     require_folder,
 )
 from tasks.datasets.documents import parse_text
 from tasks.datasets.faults import REFUSE, Faults
+from tasks.datasets.texts import Lines, captions_of
 
+TEXTS = ("txt", "caption", "caption.txt")  # suffixes of a sample's text, the first that is there is read
+_LARGEST = 1 << 30  # bytes of a file in a compressed tar
 _TRAILER = 1024  # number of zero bytes at the end of a tar file
 
 
 class WebDataset(UnpackedOptions):
-    """A folder of .tar files, in which a picture and its caption share a name up to the first dot."""
+    """A folder of .tar files (also .tar.gz), in which a picture and its caption have the same name without ending."""
 
     adapter: Literal["webdataset"] = "webdataset"
-    caption_field: str = Field("", description="field of the sample's .json with the caption; empty for the .txt")
+    caption_field: str = Field(
+        "", description="field of the sample's .json with the caption; empty for the .txt or .caption"
+    )
     split_field: str = Field("", description="field of the sample's .json with the split; empty if it has none")
+    lines: Lines = Field(
+        "captions", description="each line of a text is one of the `captions`, or all are a `paragraph`"
+    )
 
     def annotation_files(self) -> list[Path]:
         folder = require_folder(self.path, "data.path")
-        paths = sorted(folder.glob("*.tar"))
+        paths = tar_files(folder)
         if not paths:
             raise AttendError(f"data.path: {folder}: no .tar file in it")
         return paths
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         generated.mkdir(parents=True, exist_ok=True)
-        for path in self.annotation_files():
+        files = self.annotation_files()
+        splits = [folder_split([path.name.partition(".")[0]]) for path in files]
+        for path, split in zip(files, splits if all(splits) else [None] * len(files), strict=True):
             for key, members in samples(path):
                 with faults.of_row():
-                    yield self._row(path, key, members, generated)
+                    yield self._row(path, key, members, split, generated)
 
-    def _row(self, path: Path, key: str, members: dict[str, bytes], generated: Path) -> Row:
+    def _row(self, path: Path, key: str, members: dict[str, bytes], split: str | None, generated: Path) -> Row:
         where = f"{path}: {key}"
         picture_suffix = next((suffix for suffix in members if f".{suffix}" in PICTURE_SUFFIXES), None)
         if picture_suffix is None:
             raise AttendError(f"{where}: has no picture among its files ({', '.join(sorted(members))})")
         fields = json_fields(members, where) if self.caption_field or self.split_field else {}
+        text = next((suffix for suffix in TEXTS if suffix in members), None)
         if self.caption_field:
-            text = needs_text(fields.get(self.caption_field), f"{where}.json", self.caption_field)
-        elif "txt" in members:
-            try:
-                text = needs_text(members["txt"].decode("utf-8-sig"), f"{where}.txt", "caption")
-            except UnicodeDecodeError:
-                raise AttendError(f"{where}.txt: is not UTF-8 text: save it as UTF-8") from None
+            value = fields.get(self.caption_field)
+            texts = [
+                needs_text(item, f"{where}.json", self.caption_field)
+                for item in (value if isinstance(value, list) and value else [value])
+            ]
+        elif text is not None:
+            texts = captions_of(_decoded(members[text], f"{where}.{text}"), self.lines)
         else:
             raise AttendError(f"{where}: has no .txt with its caption; set data.caption_field to a field of its .json")
-        split = parse_split(str(fields.get(self.split_field)), f"{where}.json") if self.split_field else None
-        name = f"{path.stem}-{key.replace('/', '-')}.{picture_suffix}"
-        row = Row(name, (text,), split, where)
+        if self.split_field:
+            split = parse_split(str(fields.get(self.split_field)), f"{where}.json")
+        name = f"{path.name.partition('.')[0]}-{key.replace('/', '-')}.{picture_suffix}"
+        row = Row(name, tuple(texts), split, where)
         (generated / name).write_bytes(members[picture_suffix])
         return row
 
 
+def tar_files(folder: Path) -> list[Path]:
+    """Return the tar files of a folder, compressed ones too."""
+    return sorted(path for path in folder.iterdir() if is_tar(path))
+
+
+def is_tar(path: Path) -> bool:
+    """Return whether a file is a tar file by its name."""
+    return path.name.lower().endswith((".tar", ".tar.gz", ".tgz")) and not path.name.startswith(".")
+
+
+def _decoded(data: bytes, where: str) -> str:
+    try:
+        return needs_text(data.decode("utf-8-sig"), where, "caption")
+    except UnicodeDecodeError:
+        raise AttendError(f"{where}: is not UTF-8 text: save it as UTF-8") from None
+
+
 def samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield each sample of a tar file in order: its key, and the bytes of its files by lower-case suffix."""
-    key, members = "", dict[str, bytes]()
+    """Yield each sample of a tar file in order: its key, and the bytes of its files by lower-case suffix.
+
+    A sample's files have the same name up to the first dot, as WebDataset has it; or up to the last, in a tar whose
+    names have dots.
+    """
+    is_plain = path.name.lower().endswith(".tar")
     size = path.stat().st_size
-    with path.open("rb") as stream:
-        stream.seek(max(size - _TRAILER, 0))
-        if stream.read() != bytes(_TRAILER):  # tarfile reports no error for a file cut off between two members
-            raise AttendError(f"{path}: is not a valid tar file: it does not end like one: was it cut short?")
+    if is_plain:
+        with path.open("rb") as stream:
+            stream.seek(max(size - _TRAILER, 0))
+            if stream.read() != bytes(_TRAILER):  # tarfile reports no error for a file cut off between two members
+                raise AttendError(f"{path}: is not a valid tar file: it does not end like one: was it cut short?")
+    key, members = "", dict[str, bytes]()
     try:
         with tarfile.open(path) as tar:
+            names = [member.name for member in tar if _is_part(member)]
+        has_dots = _has_dots(names)
+        with tarfile.open(path) as tar:
             for member in tar:
-                if not member.isfile():
+                if not _is_part(member):
                     continue
-                if member.offset_data + member.size > size:  # more than a file that is not compressed can hold
+                if member.size > (size - member.offset_data if is_plain else _LARGEST):
                     raise AttendError(f"{path}: {member.name}: is said to have {member.size:,} bytes: was it damaged?")
-                member_path = PurePosixPath(member.name)
-                stem, _, suffix = member_path.name.partition(".")
-                member_key = (member_path.parent / stem).as_posix()
+                member_key, suffix = _split_name(member.name, has_dots)
                 if member_key != key and members:
                     yield key, members
                     members = {}
                 key = member_key
                 file = tar.extractfile(member)
                 assert file is not None
-                members[suffix.lower()] = file.read()
-    except (tarfile.TarError, EOFError, ValueError, MemoryError) as error:
+                members[suffix] = file.read()
+    except (tarfile.TarError, EOFError, OSError, ValueError, MemoryError, zlib.error) as error:
         raise AttendError(f"{path}: is not a valid tar file: {error or 'a part has no end'}") from None
     if members:
         yield key, members
+
+
+def _is_part(member: tarfile.TarInfo) -> bool:
+    """Return whether a member is a file of a sample, and none that macOS or a person hides."""
+    return member.isfile() and not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(member.name).parts)
+
+
+def _split_name(name: str, has_dots: bool) -> tuple[str, str]:
+    """Return the key and the lower-case suffix of a member. has_dots: whether keys have dots in them."""
+    path = PurePosixPath(name)
+    stem, _, suffix = path.name.rpartition(".") if has_dots else path.name.partition(".")
+    return (path.parent / stem).as_posix(), suffix.lower()
+
+
+def _has_dots(names: list[str]) -> bool:
+    """Return whether keys have dots in them: of some, cut at the first dot, no picture has a plain ending."""
+    found = [_split_name(name, has_dots=False) for name in names]
+    pictures = [(key, suffix) for key, suffix in found if f".{suffix.rpartition('.')[2]}" in PICTURE_SUFFIXES]
+    plain = {key for key, suffix in pictures if "." not in suffix}
+    return any(key not in plain for key, _ in pictures)
 
 
 def json_fields(members: dict[str, bytes], where: str) -> dict[str, object]:

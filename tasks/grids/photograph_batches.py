@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 from torch import Tensor
-from torchcodec import decoders as codecs
+from torchvision.io import ImageReadMode, decode_jpeg
 
 from models.encoded_pictures import is_plain_jpeg
 from models.memory import is_out_of_memory
@@ -142,7 +142,7 @@ def _check_decodes(device: torch.device) -> None:
     file = io.BytesIO()
     Image.new("RGB", (64, 64)).save(file, "JPEG")
     try:
-        codecs.decode_jpeg(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8), device=device)  # type: ignore[attr-defined]
+        decode_jpeg(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8), device=device)
     except RuntimeError as error:
         raise AttendError(
             f"grids.decode_on: {device} cannot decode JPEG files ({' '.join(str(error).split())[:160]}): "
@@ -155,7 +155,7 @@ def _decode_together(encoded: list[Tensor], device: torch.device) -> list[Tensor
     if not encoded:
         return []
     try:
-        pictures: list[Tensor] = codecs.decode_jpeg(encoded, device=device)  # type: ignore[attr-defined, assignment]
+        pictures: list[Tensor] = decode_jpeg(encoded, ImageReadMode.RGB, device)
         return pictures
     except RuntimeError as error:
         if is_out_of_memory(error):

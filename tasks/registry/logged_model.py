@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 BUNDLE = "artifacts/bundle"  # the folder of the bundle for torch in a logged model's files
 LOADER = "load.py"  # in a bundle: the code that loads it
-_REQUIREMENTS = ("mlflow", "safetensors", "pillow", "numpy", "pandas")
-_OF_TORCH, _OF_ONNX = ("torch", "torchvision", "torchcodec"), ("onnxruntime",)
+_REQUIREMENTS = ("mlflow", "safetensors", "pillow", "simplejpeg", "numpy", "pandas")
+_OF_TORCH, _OF_ONNX = ("torch", "torchvision"), ("onnxruntime",)
 
 
 def bundle_of(runtime: str) -> str:

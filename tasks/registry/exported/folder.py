@@ -26,7 +26,7 @@ TORCH_FREE = (
     "requests.py",
     "vocabulary.py",
 )
-REQUIREMENTS = ("onnxruntime", "numpy", "pillow")
+REQUIREMENTS = ("onnxruntime", "numpy", "pillow", "simplejpeg")
 _PAGE = Path(__file__).with_name("page.md")
 
 

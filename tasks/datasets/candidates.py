@@ -1,0 +1,352 @@
+"""The ways in which the files of a folder may be read as captions of its pictures, each with a sample of what it reads.
+
+A way is a table, a document, a folder's metadata, texts of one picture each, tar files or Parquet files with pictures.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from tasks.common.errors import AttendError
+from tasks.common.wording import counted
+from tasks.datasets import ADAPTERS
+from tasks.datasets.base import folder_split
+from tasks.datasets.coco import Coco
+from tasks.datasets.documents import parse_json, read_json
+from tasks.datasets.faults import Faults
+from tasks.datasets.huggingface import batches, holds_pictures, table_files
+from tasks.datasets.image_folder import ImageFolder, metadata_files
+from tasks.datasets.picture_finder import PictureFinder
+from tasks.datasets.table import RecordOptions, Table, is_table, split_tables, usual_images
+from tasks.datasets.table_columns import (
+    CAPTION_NAMES,
+    SAMPLE,
+    Columns,
+    Options,
+    caption_column,
+    examine,
+    is_split,
+    lists_of,
+    text_forms,
+)
+from tasks.datasets.texts import TEXT_SUFFIXES, captions_of, lines_of, read_text, texts_of
+from tasks.datasets.webdataset import TEXTS, json_fields, samples, tar_files
+
+_NO_CAPTIONS = ("readme", "license", "licence", "requirements")  # names of files that are not looked into
+_WORDS = 8  # of a caption: with as many, more do not make it likelier that it is one
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to read captions.
+
+    file: that it is named by. options: the settings of `data`. found: a sample of what they read. read: its files.
+    """
+
+    file: Path
+    options: Options
+    found: Columns
+    read: tuple[Path, ...] = field(default=())
+
+    @property
+    def score(self) -> float:
+        """Return how much this looks like captions: texts of several words, many of them different, of its pictures."""
+        named = 1.3 if str(self.found.caption).lower() in CAPTION_NAMES else 1.0
+        titled = 1.2 if re.search("caption|metadata", self.file.stem.lower()) else 1.0
+        words = min(self.found.words, _WORDS) / _WORDS
+        return self.found.share * words * (0.5 + 0.5 * self.found.variety) * named * titled
+
+    def has_form_of(self, other: Candidate) -> bool:
+        """Return whether both are parts of one data set: files of the same columns that name other pictures."""
+        same = self.found.columns == other.found.columns and self.file.suffix == other.file.suffix
+        return same and not self.found.pictures & other.found.pictures
+
+    def __str__(self) -> str:
+        words = "one word" if self.found.words < 1.5 else f"{self.found.words:.0f} words"
+        return f"{counted(len(self.found.pictures), 'picture')}, {words} each"
+
+
+class Folder:
+    """A folder of captions, whose pictures are looked up once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.finder = PictureFinder.of(path)
+        self.texts = {suffix: texts_of(path, suffix, self.finder) for suffix in TEXT_SUFFIXES}
+
+    def candidates(self) -> tuple[list[Candidate], dict[Path, str]]:
+        """Return all ways to read captions, and why each of the other files is none.
+
+        Tables and documents are those of the folder itself, of annotations/ in it, and of folders of splits.
+        """
+        candidates: list[Candidate] = []
+        errors: dict[Path, str] = {}
+        texts = (partial(self._of_texts, suffix) for suffix in TEXT_SUFFIXES)
+        reads: list[Callable[[], Candidate | None]] = [self._metadata, self._coco, self._split_tables, *texts]
+        for read in (*reads, self._tars, self._hub):
+            try:
+                found = read()
+            except AttendError as error:
+                errors[self.path / str(error).partition(":")[0]] = str(error)
+                continue
+            candidates += [found] if found is not None else []
+        known = {file for item in candidates for file in (item.file, *item.read)}
+        for path in self._tables():
+            if path not in known:
+                try:
+                    candidates.append(self.of_file(path))
+                except AttendError as error:
+                    errors[path] = str(error)
+        return candidates, errors
+
+    def of_file(self, path: Path) -> Candidate:
+        """Return how a table or a document is read; AttendError where it holds no captions of pictures."""
+        if path.suffix.lower() == ".parquet" and picture_column(path):
+            return of_rows(path, path)
+        document = self._document(path) if path.suffix.lower() == ".json" else None
+        return document if document is not None else self._examined(Table, path, path)
+
+    def of_text(self, path: Path) -> Candidate | None:
+        """Return how the texts of one picture each are read, of which this file is one; None where it is none."""
+        for suffix in TEXT_SUFFIXES:
+            if any(item.text == path and item.pictures for item in self.texts[suffix]):
+                return self._of_texts(suffix)
+        return None
+
+    def of_metadata(self, path: Path) -> Candidate:
+        """Return how a file of metadata is read, with its folder."""
+        return self._examined(ImageFolder, path.parent, path)
+
+    def _tables(self) -> Iterator[Path]:
+        """Yield the tables and documents, those named after a picture left out."""
+        texts = {item.text for items in self.texts.values() for item in items if item.pictures}
+        for folder in (self.path, *self._inner_folders()):
+            for path in sorted(folder.iterdir()):
+                is_shown = path.is_file() and not path.name.startswith(".") and is_table(path)
+                if is_shown and path not in texts and path.stem.lower() not in _NO_CAPTIONS:
+                    yield path
+
+    def _inner_folders(self) -> list[Path]:
+        """Return the folders in which captions of this one may be: annotations/, and those of splits, at any depth."""
+        found = []
+        for path, subfolders, _ in os.walk(self.path):
+            subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+            parts = Path(path).relative_to(self.path).parts
+            if parts and ("annotations" in parts[-1].lower() or folder_split(parts) is not None):
+                found.append(Path(path))
+        return found
+
+    def _metadata(self) -> Candidate | None:
+        files = metadata_files(self.path)
+        if not files:
+            return None
+        found = self._examined(ImageFolder, self.path, files[0])
+        return Candidate(files[0], found.options, found.found, tuple(files))
+
+    def _split_tables(self) -> Candidate | None:
+        files = split_tables(self.path)
+        if len(files) < 2:  # a single train.csv need not be divided
+            return None
+        tables = [self.of_file(path) for path in files]
+        if any(item.options["adapter"] != "table" for item in tables):
+            return None
+        common = [{**item.options, "path": self.path} for item in tables]
+        if any(options != common[0] for options in common):  # of other columns or folders: sources of their own
+            return None
+        return Candidate(files[0], common[0], _together([item.found for item in tables]), tuple(files))
+
+    def _coco(self) -> Candidate | None:
+        try:
+            files = Coco(path=self.path).annotation_files()
+        except AttendError:
+            return None
+        options: Options = {"adapter": "coco", "path": self.path}
+        return Candidate(files[0], options, self._read(options), tuple(files))
+
+    def _document(self, path: Path) -> Candidate | None:
+        """Return how a JSON document in COCO's or Karpathy's form is read; None for another, which may be a table."""
+        document = parse_json(path)
+        if not isinstance(document, dict) or not isinstance(document.get("images"), list):
+            return None
+        images = [image for image in document["images"] if isinstance(image, dict)]
+        if "annotations" not in document and not any("sentences" in image for image in images):
+            raise AttendError(f"{path}: lists {counted(len(images), 'picture')} without captions")
+        adapter = "coco" if "annotations" in document else "karpathy"
+        options: Options = {"adapter": adapter, "path": path}
+        if usual_images(path.parent) != self.path and self.finder.names:
+            name = "file_name" if adapter == "coco" else "filename"
+            names = dict.fromkeys(str(image.get(name)) for image in images)
+            usual = self.finder.below(usual_images(path.parent)) if path.is_relative_to(self.path) else self.finder
+            if not any(usual.find(names).values()):
+                options["images"] = self.path
+        return Candidate(path, options, self._read(options))
+
+    def _read(self, options: Options) -> Columns:
+        """Return what the pictures of a document are, and their captions."""
+        data = ADAPTERS[options["adapter"]].model_validate(options)
+        faults = Faults(gather=True)
+        rows = list(data.rows(Path(), faults))
+        texts = tuple(text for row in rows[:: max(1, len(rows) // SAMPLE)] for text in row.captions)
+        if not texts:
+            raise AttendError(faults.found[0] if faults.found else f"{options['path']}: has no captions")
+        base = data.image_folder(Path())
+        share = len(rows) / max(len(rows) + len(faults.found), 1)
+        pictures = frozenset(base / row.name for row in rows)
+        return Columns({}, base, pictures, (options["adapter"],), "caption", texts, share)
+
+    def _examined(self, kind: type[RecordOptions], path: Path, file: Path) -> Candidate:
+        """Return how the adapter `kind` reads the data set at `path`, by one of its tables, `file`."""
+        forms = [{"adapter": kind.model_fields["adapter"].default, "path": path, **form} for form in text_forms(file)]
+        options, found = _first_that_reads(kind, forms, file, self.finder)
+        usual = path if kind is ImageFolder else usual_images(file.parent)
+        images = {} if found.images.is_relative_to(usual) else {"images": found.images}
+        return Candidate(file, {**options, **found.options, **images}, found)
+
+    def _of_texts(self, suffix: str) -> Candidate | None:
+        """Return how the text files of this ending are read; None where none is named after a picture."""
+        items = [item for item in self.texts[suffix] if item.pictures]
+        if not items:
+            return None
+        options: Options = {"adapter": "texts", "path": self.path}
+        options |= {} if suffix == ".txt" else {"suffix": suffix}
+        sample = items[:: max(1, len(items) // SAMPLE)]
+        if suffix == ".json":
+            documents = [read_json(item.text) for item in sample]
+            options["caption_field"] = _caption_field(documents, sample[0].text)
+            values = (document.get(options["caption_field"]) for document in documents)
+            texts = tuple(str(text) for value in values for text in (value if isinstance(value, list) else [value]))
+        else:
+            contents = [read_text(item.text) for item in sample]
+            options |= lines_of(contents)
+            texts = tuple(
+                text for content in contents for text in captions_of(content, options.get("lines", "captions"))
+            )
+        splits = {folder_split(item.name.split("/")[:-1]) for item in items}
+        if None not in splits and len(splits) > 1:
+            options["splits"] = "folders"
+        if not texts:
+            raise AttendError(f"{items[0].text}: is empty, as others of its kind are")
+        pictures = frozenset(self.path / item.pictures[0] for item in items)
+        found = Columns({}, self.path, pictures, ("texts", suffix), "caption", texts, 1.0)
+        return Candidate(items[0].text, options, found, tuple(item.text for item in items))
+
+    def _tars(self) -> Candidate | None:
+        tars = tar_files(self.path)
+        return of_tars(self.path) if tars else None
+
+    def _hub(self) -> Candidate | None:
+        """Return how the Parquet files with pictures in them are read; None where there are none."""
+        for path, subfolders, files in os.walk(self.path):
+            subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+            first = next((Path(path) / name for name in sorted(files) if name.endswith(".parquet")), None)
+            if first is not None and picture_column(first):
+                return of_rows(self.path, first)
+            if len(Path(path).relative_to(self.path).parts) > 1:
+                subfolders.clear()
+        return None
+
+
+def _first_that_reads(
+    kind: type[RecordOptions], forms: list[Options], file: Path, finder: PictureFinder
+) -> tuple[Options, Columns]:
+    """Return the first of the possible forms of a table in which it holds captions, and what it holds so."""
+    first: AttendError | None = None
+    for options in forms:
+        try:
+            return options, examine(kind, options, file, finder)
+        except AttendError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _caption_field(documents: list[dict[str, object]], file: Path) -> str:
+    """Return the field of documents, one for each picture, that has the captions; AttendError where none has."""
+    for name in CAPTION_NAMES:
+        if sum(isinstance(document.get(name), str | list) for document in documents) * 2 > len(documents):
+            return name
+    raise AttendError(f"{file}: no field of captions; there are: {', '.join(documents[0])}: set data.caption_field")
+
+
+def picture_column(file: Path) -> str | None:
+    """Return the first column of a Parquet file that may hold encoded pictures; None without one."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(file)
+    except (pa.ArrowException, OSError, ValueError):
+        return None
+    return next((column.name for column in schema if holds_pictures(column.type)), None)
+
+
+def _together(parts: list[Columns]) -> Columns:
+    """Return what several tables of one form hold."""
+    first = parts[0]
+    pictures = frozenset(picture for part in parts for picture in part.pictures)
+    share = sum(part.share for part in parts) / len(parts)
+    texts = tuple(text for part in parts for text in part.texts)
+    notes = tuple(note for part in parts for note in part.notes)
+    return first._replace(pictures=pictures, texts=texts, share=share, notes=notes)
+
+
+def of_rows(path: Path, file: Path) -> Candidate:
+    """Return how files of rows with pictures in them are read. path: of the data set. file: the first of them."""
+    options: Options = {"adapter": "huggingface", "path": path}
+    first = list(itertools.islice(batches(file), 4))
+    records = [record for batch in first for record in batch.to_pylist()]
+    if not records:
+        raise AttendError(f"{file}: has no row")
+    image = next((column.name for column in first[0].schema if holds_pictures(column.type)), None)
+    if image is None:
+        raise AttendError(f"{file}: no column holds encoded pictures; there are: {', '.join(records[0])}")
+    values = {name: [record[name] for record in records if record[name] not in (None, "")] for name in records[0]}
+    values = {name: own for name, own in values.items() if name != image and own}
+    split = next((name for name, own in values.items() if is_split(own)), None)
+    caption, note = caption_column({name: own for name, own in values.items() if name != split}, str(file), image)
+    lists = lists_of(values[caption])
+    options |= {} if image == "image" else {"image_column": image}
+    options |= {} if caption == "caption" else {"caption_column": caption}
+    options |= {} if split is None else {"split_column": split}
+    options |= {} if lists is None else {"lists": lists}
+    texts = tuple(str(text) for value in values[caption] for text in (value if isinstance(value, list) else [value]))
+    files = tuple(item.path for item in table_files(path))
+    names = frozenset(file / str(number) for number in range(len(records)))
+    return Candidate(
+        file, options, Columns({}, path, names, tuple(values), caption, texts, 1.0, (note,) if note else ()), files
+    )
+
+
+def of_tars(folder: Path) -> Candidate:
+    """Return how the tar files of a folder are read, by the first samples of the first."""
+    tars = tar_files(folder)
+    options: Options = {"adapter": "webdataset", "path": folder}
+    texts: list[str] = []
+    contents: list[str] = []
+    keys = []
+    for key, members in itertools.islice(samples(tars[0]), SAMPLE):
+        keys.append(key)
+        text = next((suffix for suffix in TEXTS if suffix in members), None)
+        if text is not None:
+            contents.append(members[text].decode("utf-8", "replace"))
+        elif "json" in members:
+            try:
+                fields = json_fields(members, f"{tars[0]}: {key}")
+            except AttendError:  # a row that is not valid, which is reported when the rows are read
+                continue
+            names = [name for name in CAPTION_NAMES if isinstance(fields.get(name), str | list)]
+            if names:
+                options["caption_field"] = names[0]
+                texts.append(str(fields[names[0]]))
+    if contents:
+        options.pop("caption_field", None)
+        options |= lines_of(contents)
+        texts = [text for content in contents for text in captions_of(content, options.get("lines", "captions"))]
+    found = Columns({}, folder, frozenset(folder / key for key in keys), ("tar",), "caption", tuple(texts), 1.0)
+    return Candidate(tars[0], options, found, tuple(tars))

@@ -1,0 +1,144 @@
+"""Find the file of a picture by the name that a table or a document gives it.
+
+Names were often written on another machine: with other folders before them, Windows' backslashes, `%20` for a space,
+other letter case, or no ending. All adapters that read names find their pictures here.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Collection, Iterable
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
+
+from tasks.common.errors import AttendError
+from tasks.datasets.base import PICTURE_SUFFIXES, find_pictures, folder_split
+
+_SHOWN = 3  # of the files that a name may mean
+
+
+class PictureFinder:
+    """The pictures below a folder, by the end of their path.
+
+    A name means the file whose path ends as it does, folders included. Letter case and the way accents are written do
+    not matter, and a name without ending means the picture that has one. Folders that all names begin with may be
+    missing here; others may not: `b/1.jpg` is never `a/1.jpg`.
+    """
+
+    def __init__(self, folder: Path, names: Iterable[str]) -> None:
+        """Initialize. names: the pictures' paths relative to `folder`, with `/`."""
+        self.folder = folder
+        self._below: dict[Path, PictureFinder] = {}
+        self.names = frozenset(names)
+        self._by_end: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+        self._by_stem: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+        for name in sorted(self.names):
+            parts = tuple(_folded(name).split("/"))
+            stem = PurePosixPath(parts[-1]).stem
+            self._by_end.setdefault(parts[-1], []).append((name, parts))
+            self._by_stem.setdefault(stem, []).append((name, (*parts[:-1], stem)))
+
+    @classmethod
+    def of(cls, folder: Path, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) -> PictureFinder:
+        """Return the finder of all pictures below a folder."""
+        return cls(folder, (picture.name for picture in find_pictures(folder, suffixes)))
+
+    def below(self, folder: Path) -> PictureFinder:
+        """Return the finder of the pictures of a folder below this one."""
+        if folder == self.folder:
+            return self
+        if folder not in self._below:
+            prefix = f"{folder.relative_to(self.folder).as_posix()}/"
+            names = (name.removeprefix(prefix) for name in self.names if name.startswith(prefix))
+            self._below[folder] = PictureFinder(folder, names)
+        return self._below[folder]
+
+    def find(self, names: Collection[str]) -> dict[str, list[str]]:
+        """Return, for each of the names of a data set, the pictures that it may mean: one, none, or several."""
+        parts = {name: _parts(name) for name in names}
+        common = _common(folders[:-1] for folders in parts.values())
+        return {name: [name] if name in self.names else self._meant(name, parts[name], common) for name in names}
+
+    def named(self, name: str) -> list[str]:
+        """Return the pictures of this name in any folder. name: without folders; with its ending or without."""
+        last = _folded(name)
+        return [found for found, _ in self._by_end.get(last) or self._by_stem.get(last, [])]
+
+    def _meant(self, name: str, parts: tuple[str, ...], common: int) -> list[str]:
+        """Return the pictures that a name may mean. common: how many folders all names begin with."""
+        found = self._candidates(parts)
+        if not found and "%" in name:
+            parts = _parts(unquote(name))
+            found = self._candidates(parts)
+        best: list[str] = []
+        best_rank = (max(len(parts) - common, 1), False, False)
+        split = folder_split(parts[:-1])
+        for candidate, own in found:
+            same = _common_end(parts, own)
+            other_split = split is not None and folder_split(own[:-1]) not in (None, split)
+            rank = (same, same == len(own), candidate.endswith(name.rpartition("/")[2]))
+            if other_split or rank < best_rank:
+                continue
+            best = [candidate] if rank > best_rank else [*best, candidate]
+            best_rank = rank
+        return best
+
+    def _candidates(self, parts: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
+        last = parts[-1]
+        found = self._by_end.get(last, [])
+        return found if found or last.endswith(PICTURE_SUFFIXES) else self._by_stem.get(last, [])
+
+    def one(self, name: str, meant: list[str], where: str) -> str:
+        """Return the picture that a name means; AttendError where it is none or several. meant: as `find` returns."""
+        if len(meant) == 1:
+            return meant[0]
+        if meant:
+            shown = ", ".join(meant[:_SHOWN]) + (", ..." if len(meant) > _SHOWN else "")
+            raise AttendError(
+                f"{where}: {name} may be any of {len(meant)} pictures in {self.folder}: {shown}: name it with its "
+                "folder, or set data.images to the folder of one of them"
+            )
+        raise AttendError(
+            f"{where}: {name} is captioned, but there is no such picture in {self.folder}: {self._advice(name)}"
+        )
+
+    def _advice(self, name: str) -> str:
+        """Return what to do about a name that no picture has."""
+        if not self.names:
+            return "no picture is in this folder: set data.images to the folder of the pictures"
+        last = _parts(name)[-1]
+        stem = PurePosixPath(last).stem
+        near = [found for found, _ in (self._by_end.get(last) or self._by_stem.get(stem, []))]
+        if near:
+            return f"{near[0]} is there: correct the name"
+        return "add it or remove its captions"
+
+
+def _folded(name: str) -> str:
+    """Return a name without differences of letter case and of the way accents are written."""
+    return name.casefold() if name.isascii() else unicodedata.normalize("NFC", name).casefold()
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """Return the parts of a name as it may be written anywhere, folded."""
+    parts = tuple(part for part in _folded(name.strip()).replace("\\", "/").split("/") if part not in ("", "."))
+    return parts or ("",)
+
+
+def _common(folders: Iterable[tuple[str, ...]]) -> int:
+    """Return how many folders all paths begin with."""
+    first, *rest = set(folders) or {()}
+    number = len(first)
+    for other in rest:
+        number = min(
+            number, next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), len(other))
+        )
+    return number
+
+
+def _common_end(parts: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """Return how many parts two paths have in common at their end."""
+    number = 0
+    while number < min(len(parts), len(other)) and parts[-1 - number] == other[-1 - number]:
+        number += 1
+    return number

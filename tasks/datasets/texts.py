@@ -1,0 +1,157 @@
+"""Adapter for pictures with a text file each: `a.jpg` and `a.txt`, as trainers of image generators have them.
+
+FOLDER/a.jpg, FOLDER/a.txt                  also a.caption, a.jpg.txt, or a.json with a field such as `caption`
+FOLDER/images/a.jpg, FOLDER/captions/a.txt  also in two folders of one form
+FOLDER/train/a.jpg, FOLDER/train/a.txt      also in a folder for each split
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+
+from tasks.common.errors import AttendError
+from tasks.datasets.base import NamedOptions, Row, folder_split, require_folder
+from tasks.datasets.documents import read_json
+from tasks.datasets.faults import REFUSE, Faults
+from tasks.datasets.picture_finder import PictureFinder
+
+Lines = Literal["captions", "paragraph"]
+_MOST = 0.6  # share of texts
+_WIDE = (55, 85)  # characters of a line that was broken at the edge of a page
+TEXT_SUFFIXES = (".txt", ".caption", ".json")
+
+
+class Texts(NamedOptions):
+    """A folder of pictures, each with a text file of its name: .txt, .caption, or .json with a caption in it."""
+
+    adapter: Literal["texts"] = "texts"
+    suffix: str = Field(".txt", pattern=r"^\.\w+$", description="ending of the text files: .txt, .caption or .json")
+    lines: Lines = Field(
+        "captions", description="each line of a text is one of the `captions`, or all are a `paragraph`"
+    )
+    caption_field: str = Field("caption", description="field of a .json with the caption, or with a list of captions")
+
+    def annotation_files(self) -> list[Path]:
+        folder = require_folder(self.path, "data.path")
+        files = [item.text for item in texts_of(folder, self.suffix, self._finder(folder)) if item.pictures]
+        if not files:
+            raise AttendError(f"data.path: {folder}: no {self.suffix} file in it has the name of a picture")
+        return files
+
+    def image_folder(self, generated: Path) -> Path:
+        if self.images is not None:
+            return require_folder(self.images, "data.images")
+        return require_folder(self.path, "data.path")
+
+    def _finder(self, folder: Path) -> PictureFinder:
+        return PictureFinder.of(self.image_folder(folder))
+
+    def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
+        folder = require_folder(self.path, "data.path")
+        finder = self._finder(folder)
+        for text, name, pictures in texts_of(folder, self.suffix, finder):
+            if not pictures:
+                continue
+            with faults.of_row():
+                picture = finder.one(name, pictures, str(text))
+                split = folder_split(PurePosixPath(name).parts[:-1]) if self.splits is not None else None
+                yield Row(
+                    picture, tuple(self._captions(text)), split or self.split_in(name, picture, str(text)), str(text)
+                )
+
+    def _captions(self, path: Path) -> list[str]:
+        """Return the captions in a text file; AttendError where there are none."""
+        if self.suffix == ".json":
+            value = read_json(path).get(self.caption_field)
+            texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+        else:
+            texts = captions_of(read_text(path), self.lines)
+        texts = [text.strip() for text in texts if text.strip()]
+        if not texts:
+            field = f"{self.caption_field}: " if self.suffix == ".json" else ""
+            raise AttendError(f"{path}: {field}is empty; a text is needed")
+        return texts
+
+
+class TextFile(NamedTuple):
+    """A text file, its name in the folder without ending, and the pictures that it may be of."""
+
+    text: Path
+    name: str
+    pictures: list[str]
+
+
+def texts_of(folder: Path, suffix: str, finder: PictureFinder) -> list[TextFile]:
+    """Return the files below a folder that end in `suffix`, with the pictures that are named as they are."""
+    with_pictures = {name.rpartition("/")[0] for name in finder.names}
+    found = []
+    for path, subfolders, files in os.walk(folder, followlinks=True):
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        place = Path(path).relative_to(folder).as_posix().removeprefix(".")
+        for file in sorted(files):
+            if file.lower().endswith(suffix) and not file.startswith("."):
+                name = file[: -len(suffix)]
+                pictures = finder.named(name)
+                if place in with_pictures:
+                    pictures = [picture for picture in pictures if picture.rpartition("/")[0] == place]
+                else:
+                    pictures = [picture for picture in pictures if _is_parallel(place, picture.rpartition("/")[0])]
+                found.append(TextFile(Path(path) / file, f"{place}/{name}" if place else name, pictures))
+    return found
+
+
+def _is_parallel(place: str, other: str) -> bool:
+    """Return whether two folders differ in one part of their paths alone, as captions/train and images/train do."""
+    parts, others = place.split("/"), other.split("/")
+    if folder_split(parts) != folder_split(others) and None not in (folder_split(parts), folder_split(others)):
+        return False
+    if len(parts) == len(others):
+        return sum(part != own for part, own in zip(parts, others, strict=True)) == 1
+    longer, shorter = sorted((parts, others), key=len, reverse=True)
+    return shorter in ([""], longer[:-1], longer[1:]) and len(longer) - len(shorter) <= 1
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a text file; AttendError where it is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise AttendError(f"{path}: is not UTF-8 text: save it as UTF-8") from None
+
+
+def lines_of(texts: list[str]) -> dict[str, Lines]:
+    """Return the setting `lines` that suits these texts; none where each has one line.
+
+    Lines are those of a paragraph where they break sentences: they go on in lower case after a capital, end without a
+    full stop before a last one that has one, or are all about as wide as a page but the last.
+    """
+    several = [lines for text in texts if len(lines := captions_of(text, "captions")) > 1]
+    if not several:
+        return {}
+    firsts, later = [lines[0] for lines in several], [line for lines in several for line in lines[1:]]
+    inner, lasts = [line for lines in several for line in lines[:-1]], [lines[-1] for lines in several]
+    goes_on = _share(firsts, lambda line: line[0].isupper()) > _MOST and _share(later, lambda line: line[0].islower())
+    open_ended = _share(lasts, _is_ended) > _MOST and 1 - _share(inner, _is_ended)
+    wide = _share(inner, lambda line: _WIDE[0] <= len(line) <= _WIDE[1])
+    is_short_at_end = sum(map(len, lasts)) / len(lasts) < 0.75 * sum(map(len, inner)) / len(inner)
+    is_paragraph = goes_on > 0.4 or open_ended > 0.5 or (wide > 0.9 and is_short_at_end)
+    return {"lines": "paragraph" if is_paragraph else "captions"}
+
+
+def _share(lines: list[str], holds: Callable[[str], bool]) -> float:
+    return sum(map(holds, lines)) / len(lines)
+
+
+def _is_ended(line: str) -> bool:
+    return line.rstrip("\"'\u201d\u2019)] ").endswith((".", "!", "?", "\u2026", "\u3002"))
+
+
+def captions_of(text: str, lines: Lines) -> list[str]:
+    """Return the captions in a text: each line that is not blank, or all lines as one."""
+    found = [line.strip() for line in text.splitlines() if line.strip()]
+    return found if lines == "captions" else [" ".join(found)] if found else []
