@@ -23,7 +23,7 @@ from tasks.config.schema import Config, data_section, refusals
 from tasks.config.stages import CaptionsConfig, EvaluationConfig, GridsConfig
 from tasks.data.inputs import digests_of
 from tasks.data.splits import divides
-from tasks.datasets.base import DatasetOptions
+from tasks.datasets.base import SPLITS, DatasetOptions
 from tasks.grids.weights import backbone_fault, check_needs_torch
 from tasks.metrics import METRICS, is_latin
 from tasks.pipeline.ledger import digest_of
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 VERDICTS = "checks"  # a workspace's folder of the last verdicts
 _UNKNOWN = 0.1  # share of the words of captions that are not in the vocabulary, above which it is told
 _CUT = 0.1  # share of the captions that are cut, above which it is told
+_LOST = 0.05  # words that lose their symbols, for each caption, above which it is told
+_SAME, _LONG = 0.3, 5  # share of held-out pictures whose captions train has, and words of such a caption
 _WORDY = 100  # words of a caption that is none
 _COMMON = 0.02  # share of the pictures that have the same caption, above which it is told
 _FREE = 1 << 30  # bytes
@@ -58,7 +60,7 @@ class Verdict:
     """Hold the findings of a check, and how much it looked at.
 
     pixels: pictures whose pixels were read. compared: those among which near-duplicates were looked for, None where
-    there is nothing to compare.
+    there is nothing to compare. listed: the file that lists all findings; None where there is no workspace yet.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -68,6 +70,7 @@ class Verdict:
     pixels: int = 0
     compared: int | None = None
     seconds: float = 0.0
+    listed: str | None = None
 
     def add(self, kind: Kind, about: str, messages: Iterable[str]) -> None:
         """Add findings of a kind."""
@@ -136,6 +139,9 @@ def _check_data(
     verdict.add("warning", "pictures", _duplicates(found, data))
     verdict.add("warning", "pictures", _near_duplicates(found, data))
     verdict.add("warning", "captions", _caption_faults(found, captions))
+    verdict.add("warning", "captions", _lost_text(found, captions))
+    if found.splits is not None and not data.has_facts:
+        verdict.add("warning", "splits", _same_captions(found))
     verdict.add("warning", "captions", _metric_faults(found, evaluation))
     for kind, message in _split_faults(found, evaluation, config):
         verdict.add(kind, "splits", [message])
@@ -238,9 +244,10 @@ def _ends(members: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def _caption_faults(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
     """Yield captions that are no captions or the same, and settings that lose much of them."""
+    from tasks.data.caption_text import unknown_share
     from tasks.data.survey import rough_words
 
-    words_of = functools.cache(rough_words)
+    words_of = functools.cache(str.split if captions.tokeniser == "whitespace" else rough_words)
     pictures_by_caption: Counter[str] = Counter()
     lengths: list[int] = []
     for row in found.rows:
@@ -261,14 +268,47 @@ def _caption_faults(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
         cut = sum(length > captions.max_tokens for length in lengths) / len(lengths)
         if cut > _CUT:
             yield f"captions.max_tokens={captions.max_tokens} cuts about {cut:.0%} of the captions: raise it"
-        texts = [text for row in found.of_split("train") for text in row.captions]
-        counts = Counter(word for text in texts for word in words_of(text))
-        unknown = sum(count for count in counts.values() if count < captions.min_count) / max(counts.total(), 1)
-        if unknown > _UNKNOWN:
-            yield (
-                f"captions.min_count={captions.min_count} leaves about {unknown:.0%} of the captions' words out of the "
-                "vocabulary: lower it"
-            )
+        texts = {split: [text for row in found.of_split(split) for text in row.captions] for split in SPLITS}
+        for split in SPLITS if found.splits is not None else ("train",):
+            unknown = unknown_share(texts["train"], texts[split], captions.min_count, words_of)
+            if unknown > _UNKNOWN:
+                advice = "lower it" if captions.min_count > 1 else "these words are in no caption of train"
+                yield (
+                    f"captions.min_count={captions.min_count} leaves about {unknown:.0%} of the words of the captions "
+                    f"of {split} out of the vocabulary: {advice}"
+                )
+
+
+def _lost_text(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
+    """Yield what a tokeniser drops of captions, and what in them is no language."""
+    from tasks.data.caption_text import KEEPS_ALL, lost_words, markup
+
+    texts = [text for row in found.rows for text in row.captions]
+    lost, tags = lost_words(texts, captions.tokeniser), markup(texts)
+    if lost.total() > _LOST * len(texts):
+        yield (
+            f"the tokeniser {captions.tokeniser} drops {counted(lost.total(), 'word')} of the captions with all "
+            f"symbols: {_most(lost)}: captions.tokeniser={KEEPS_ALL} keeps them"
+        )
+    if tags:
+        yield f"{counted(tags.total(), 'piece')} of markup in captions: {_most(tags)}: remove them"
+
+
+def _most(counts: Counter[str]) -> str:
+    """Return the three most frequent items."""
+    return ", ".join(f"{shortened(item, 20)!r} ({times:,} times)" for item, times in counts.most_common(3))
+
+
+def _same_captions(found: Survey) -> Iterator[str]:
+    """Yield that held-out pictures have captions of train, as those of one thing in several views have."""
+    trained = {text for row in found.of_split("train") for text in row.captions}
+    held_out = [row for split in ("dev", "test") for row in found.of_split(split)]
+    same = [row for row in held_out if all(text in trained and len(text.split()) >= _LONG for text in row.captions)]
+    if len(same) > _SAME * len(held_out):
+        yield (
+            f"{len(same):,} of {counted(len(held_out), 'held-out picture')} have the very captions of pictures in "
+            f"train, such as {same[0].name}: if these show the same thing, keep it in one split, by a column or folders"
+        )
 
 
 def _metric_faults(found: Survey, evaluation: EvaluationConfig) -> Iterator[str]:
@@ -345,6 +385,9 @@ def _keep(verdict: Verdict, config: Config) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(record))
+        lines = [f"{finding.kind}: {finding.about}: {finding.message}\n" for finding in verdict.findings]
+        write_atomically(path.with_suffix(".txt"), "".join(lines))
+        verdict.listed = str(path.with_suffix(".txt"))
     except OSError:
         return  # the verdict says so itself
 

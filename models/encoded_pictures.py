@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 
 from .deep_pixels import deep_values, to_8_bits
 from .memory import is_out_of_memory
-from .picture_formats import FORMATS, MAX_PIXELS
+from .picture_formats import FORMATS, MAX_PIXELS, not_a_picture
 
 # What `admit` takes.
 ADMITTED_BYTES, ADMITTED_PIXELS, ADMITTED_SIDE, _ADMITTED_MARKERS = 32 * 2**20, 50_000_000, 65_535, 200
@@ -50,7 +50,7 @@ def opened(data: bytes) -> Iterator[Image.Image]:
     except ValueError:
         raise
     except UnidentifiedImageError:
-        raise ValueError(f"is no picture of a known format ({', '.join(FORMATS)})") from None
+        raise ValueError(not_a_picture(data)) from None
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError, ...
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from None
@@ -162,7 +162,7 @@ def admit(data: bytes) -> int:
     except MemoryError:
         raise
     except Exception:  # Pillow's plugins raise OSError, SyntaxError, struct.error, ...
-        raise ValueError(f"is no picture of a known format ({', '.join(FORMATS)})") from None
+        raise ValueError(not_a_picture(data)) from None
     if pixels > ADMITTED_PIXELS:
         raise ValueError(f"has {pixels:,} pixels, over the limit of {ADMITTED_PIXELS:,}")
     if side > ADMITTED_SIDE:  # a JPEG's own limit; few bytes of a PNG make a line of millions, which is slow to resize

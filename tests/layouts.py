@@ -26,7 +26,7 @@ from tasks.datasets.detection import detect
 from tasks.datasets.faults import Faults
 
 Outcome = Literal["right", "right, with a warning", "wrong, with a warning", "refused", "wrong"]
-_THINGS = ("dog", "cat", "boat", "kite", "horse", "bike", "lamp", "tree")
+THINGS = ("dog", "cat", "boat", "kite", "horse", "bike", "lamp", "tree")
 _COLOURS = ("red", "green", "blue", "grey", "brown", "white")
 _PLACES = ("on the beach", "near a house", "in a field", "under a bridge", "beside the road", "at night")
 _NUMBER = 24
@@ -39,7 +39,7 @@ def _encoded(number: int, form: str) -> bytes:
     return file.getvalue()
 
 
-_PICTURES = {form: [_encoded(number, form) for number in range(3 * _NUMBER)] for form in ("JPEG", "PNG")}
+PICTURES = {form: [_encoded(number, form) for number in range(3 * _NUMBER)] for form in ("JPEG", "PNG")}
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Layout:
 
 
 def _sentence(draw: Callable[..., Any], number: int, style: str) -> str:
-    thing, colour = _THINGS[number % 8], _COLOURS[number % 6]
+    thing, colour = THINGS[number % 8], _COLOURS[number % 6]
     place = _PLACES[(number // 3) % 6]
     text = f"a {colour} {thing} {place}"
     if style == "commas":
@@ -113,9 +113,9 @@ def _splits(draw: Callable[..., Any], layout: Layout) -> dict[int, str] | None:
     return {number: words[kind] for number, kind in enumerate(kinds)}
 
 
-def _save(path: Path, number: int) -> None:
+def save(path: Path, number: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(_PICTURES["PNG" if path.suffix.lower() == ".png" else "JPEG"][number])
+    path.write_bytes(PICTURES["PNG" if path.suffix.lower() == ".png" else "JPEG"][number])
 
 
 def _place_pictures(draw: Callable[..., Any], folder: Path, layout: Layout, names: list[str]) -> list[str]:
@@ -131,7 +131,7 @@ def _place_pictures(draw: Callable[..., Any], folder: Path, layout: Layout, name
     paths = []
     for number, name in enumerate(names):
         path = f"{splits[number] if splits else place}/{name}".lstrip("/")
-        _save(folder / path, number)
+        save(folder / path, number)
         paths.append(path)
     return paths
 
@@ -167,7 +167,7 @@ def _records(draw: Callable[..., Any], folder: Path, layout: Layout, names: list
     values: dict[str, Callable[[int], Any]] = {
         "id": lambda number: number + 1,
         "width": lambda number: 20 + 0 * number,
-        "class": lambda number: _THINGS[number % 8],
+        "class": lambda number: THINGS[number % 8],
         "url": lambda number: f"https://example.org/{number}",
         "date": lambda number: f"2026-05-{1 + number % 28:02d}",
         "source": lambda number: ("camera", "phone")[number % 2],
@@ -286,7 +286,7 @@ def _metadata(draw: Callable[..., Any], folder: Path, layout: Layout, names: lis
         members = [number for number in range(_NUMBER) if splits[number] == word]
         lines = [json.dumps({"file_name": names[number], "text": layout.captions[number]}) for number in members]
         for number in members:
-            _save(folder / word / names[number], number)
+            save(folder / word / names[number], number)
         (folder / word / "metadata.jsonl").write_text("\n".join(lines))
 
 
@@ -310,7 +310,7 @@ def _texts(draw: Callable[..., Any], folder: Path, layout: Layout, names: list[s
         if way == "folders":
             picture = folder / "images" / inside / name
             text = folder / "captions" / inside / f"{name.rpartition('.')[0]}.txt"
-        _save(picture, number)
+        save(picture, number)
         text.parent.mkdir(parents=True, exist_ok=True)
         if way == ".json":
             text.write_text(json.dumps({"caption": texts if len(texts) > 1 else texts[0], "score": 3}))
@@ -335,7 +335,7 @@ def _coco(draw: Callable[..., Any], folder: Path, layout: Layout, names: list[st
     if way == "one file":
         place = draw(st.sampled_from(["", "images", "pics"]))
         for number, name in enumerate(names):
-            _save(folder / place / name, number)
+            save(folder / place / name, number)
         (folder / "coco_captions.json").write_text(document(list(range(_NUMBER))))
         return
     layout.splits = {number: "dev" if number % 4 == 3 else "train" for number in range(_NUMBER)}
@@ -346,7 +346,7 @@ def _coco(draw: Callable[..., Any], folder: Path, layout: Layout, names: list[st
         file = f"captions_{word}2017.json" if way == "official" else f"{word}.json"
         (folder / "annotations" / file).write_text(document(members))
         for number in members:
-            _save(folder / place / names[number], number)
+            save(folder / place / names[number], number)
 
 
 def _karpathy(draw: Callable[..., Any], folder: Path, layout: Layout, names: list[str]) -> None:
@@ -355,7 +355,7 @@ def _karpathy(draw: Callable[..., Any], folder: Path, layout: Layout, names: lis
     words = {"train": "train", "dev": "val", "test": "test"}
     images = []
     for number, name in enumerate(names):
-        _save(folder / place / name, number)
+        save(folder / place / name, number)
         sentences = [{"raw": text, "sentid": 0} for text in layout.captions[number]]
         images.append({"filename": name, "split": words[layout.splits[number]], "sentences": sentences})
     (folder / "dataset_own.json").write_text(json.dumps({"images": images, "dataset": "own"}))
@@ -372,7 +372,7 @@ def _tars(draw: Callable[..., Any], folder: Path, layout: Layout, names: list[st
             key = f"cam1.v2.{number:06d}" if dots else f"{number:06d}"
             own = layout.captions[number]
             content = json.dumps({"caption": own[0] if len(own) == 1 else own}) if text == "json" else "\n".join(own)
-            for ending, data in (("jpg", _PICTURES["JPEG"][number]), (text, content.encode())):
+            for ending, data in (("jpg", PICTURES["JPEG"][number]), (text, content.encode())):
                 if way == "mac":
                     _add(tar, f"./._{key}.{ending}", bytes(40))
                 _add(tar, f"{'./' if way == 'mac' else ''}{key}.{ending}", data)
@@ -398,7 +398,7 @@ def _hub(draw: Callable[..., Any], folder: Path, layout: Layout, names: list[str
         members = [number for number, own in layout.splits.items() if own == split]
         rows = [
             {
-                "image": {"bytes": _PICTURES["JPEG"][number], "path": names[number]},
+                "image": {"bytes": PICTURES["JPEG"][number], "path": names[number]},
                 caption: layout.captions[number] if as_lists else layout.captions[number][0],
             }
             for number in members
@@ -416,7 +416,7 @@ def _split_tables(draw: Callable[..., Any], folder: Path, layout: Layout, names:
     kinds = [0 if number % 6 < 4 else number % 6 - 3 for number in range(_NUMBER)]
     layout.splits = {number: ("train", "dev", "test")[kind] for number, kind in enumerate(kinds)}
     for number, name in enumerate(names):
-        _save(folder / place / name, number)
+        save(folder / place / name, number)
     for kind, word in enumerate(words):
         members = [number for number in range(_NUMBER) if kinds[number] == kind]
         records = [{"image": names[number], "caption": text} for number in members for text in layout.captions[number]]
@@ -438,7 +438,7 @@ def _two_folders(draw: Callable[..., Any], folder: Path, layout: Layout, names: 
     suffix = draw(st.sampled_from([".csv", ".jsonl"]))
     paths = [f"{'ab'[number >= half]}/{names[number % half]}" for number in range(_NUMBER)]
     for number, path in enumerate(paths):
-        _save(folder / path, number)
+        save(folder / path, number)
     gone = draw(st.booleans())  # some pictures of b/ were not copied: those of a/ are not theirs
     layout.steps["gone"] = gone
     if gone:
@@ -480,7 +480,7 @@ def _keywords(folder: Path, names: list[str]) -> None:
 
 
 def _classes(folder: Path, names: list[str]) -> None:
-    rows = [f"{name},{_THINGS[number % 8]}" for number, name in enumerate(names)]
+    rows = [f"{name},{THINGS[number % 8]}" for number, name in enumerate(names)]
     (folder / "a_classes.csv").write_text("\n".join(["image,class", *rows]), encoding="utf-8")
 
 
@@ -511,7 +511,7 @@ def _script(folder: Path, names: list[str]) -> None:
 
 def _unused(folder: Path, names: list[str]) -> None:
     for number in range(5):
-        _save(folder / "extra" / f"unused {number}.jpg", 2 * _NUMBER + number)
+        save(folder / "extra" / f"unused {number}.jpg", 2 * _NUMBER + number)
 
 
 def _masks(folder: Path, names: list[str]) -> None:
@@ -566,7 +566,7 @@ def outcome(layout: Layout, folder: Path, out: Path) -> tuple[Outcome, str]:
     finally:
         log.removeHandler(heard)
     said = "; ".join([*heard.lines, *faults.found])
-    known = {content: number for contents in _PICTURES.values() for number, content in enumerate(contents)}
+    known = {content: number for contents in PICTURES.values() for number, content in enumerate(contents)}
     captions = {known[path.read_bytes()]: row.captions for row, path in zip(rows, paths, strict=True)}
     splits = {known[path.read_bytes()]: row.split for row, path in zip(rows, paths, strict=True)}
     is_right = {number: sorted(own) for number, own in captions.items()} == {

@@ -276,6 +276,6 @@ def test_many_findings_of_one_kind_are_three_examples_and_a_number(
     code, out, _ = attend(monkeypatch, capsys, "check", "mine.yaml")
     errors = [line for line in out.splitlines() if line.startswith("error")]
     missing = [line for line in errors if "there is no such picture" in line]
-    assert code == 1 and len(missing) == 3 and "and 17 more like these: --json lists all" in out
+    assert code == 1 and len(missing) == 3 and "and 17 more like these: " in out
     assert "100.png" in out and " 20 errors" in out
     assert len(checked(monkeypatch, capsys)["findings"]) >= 21

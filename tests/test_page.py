@@ -141,7 +141,9 @@ def test_what_is_no_picture_is_told(page: Any, address: str, tmp_path: Path) -> 
     page.goto(address)
     page.set_input_files("#file", tmp_path / "notes.jpg")
     page.wait_for_selector("#state.error")
-    assert page.inner_text("#state") == "This picture is no picture of a known format (JPEG, PNG, WEBP, GIF, BMP)."
+    assert (
+        page.inner_text("#state") == "This picture is no picture of a known format (JPEG, PNG, WEBP, BMP, GIF, TIFF)."
+    )
 
 
 def test_the_report_of_an_evaluation(page: Any, registered: Path) -> None:

@@ -64,7 +64,8 @@ def _print(verdict: Verdict, preset: str, overrides: list[str]) -> None:
                 typer.secho(f"{kind:<8}", fg=colour, nl=False)
                 typer.echo(f"{finding.about}: {finding.message}" if not _names(finding) else finding.message)
             if len(findings) > _EXAMPLES:
-                typer.echo(f"{'':<8}and {len(findings) - _EXAMPLES:,} more like these: --json lists all")
+                rest = f"listed in {verdict.listed}" if verdict.listed else "--json lists all"
+                typer.echo(f"{'':<8}and {len(findings) - _EXAMPLES:,} more like these: {rest}")
         if len(groups) > _SHOWN:
             typer.echo(f"{'':<8}and {counted(len(groups) - _SHOWN, f'more kind of {kind}', f'more kinds of {kind}')}")
     sizes = counted_by_split(verdict.splits)

@@ -6,7 +6,7 @@ import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _FEWEST = 20  # pictures, below which one of three splits may be empty, and no score means anything
 _FEW = 1_000  # pictures, below which a person is told not to expect much
 _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the vocabulary
+_NEW = 0.2  # share of the words of held-out captions that train does not have, above which it is told
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
 _HELD_OUT = 40  # pictures that a test split should have at least, for scores that mean something
 _STEPS = 3_000  # of training, about, in all epochs
@@ -49,6 +50,7 @@ _WHY_RUNTIMES = "the first is used where it is installed; onnx needs no torch, a
 _UNTOLD = ("adapter", "path", "near_duplicates")  # settings of `data` that are not printed as its form
 _LINES = 3  # sample rows
 _LISTED = 10  # files that are not read
+_SYMBOLS, _PUNCTUATION = 0.2, (".", ",", "-", "!", "?", "&")  # share of words that are symbols, and what is none
 _SAMPLE = 200  # rows by whose captions their script is told
 
 
@@ -77,7 +79,7 @@ def init(
     """Look at what a folder or file holds, and write a config that reads it, with settings that suit its size."""
     from tasks.config.presets import resolve_preset, values_of
     from tasks.data.splits import divides
-    from tasks.data.survey import survey, uncaptioned
+    from tasks.data.survey import survey
     from tasks.datasets import ADAPTERS
     from tasks.datasets.detection import detect
 
@@ -119,7 +121,7 @@ def init(
             "or folders that say the split of each (train, validation, test)"
         )
     _tell_how(options, unread, shares)
-    _tell(found, shares, len(uncaptioned(found, read)))
+    _tell(found, shares, _unused(data, found))
     if alike:
         typer.echo(f"  {alike:,} of them are nearly the same as others: too many to keep these in one split")
     path.write_text(
@@ -131,6 +133,17 @@ def init(
             "FILE (.safetensors or .pth)"
         )
     typer.echo(f"{path}: written; look at it, and then:\n  attend check {path}\n  attend run {path}")
+
+
+def _unused(data: Path, found: Survey) -> list[str]:
+    """Return the pictures below a folder that no row names; none where a file is given."""
+    from tasks.datasets.base import find_pictures
+
+    folder = data.expanduser().absolute()
+    if not folder.is_dir():
+        return []
+    used = {path.absolute() for path in found.paths.values()}
+    return [picture.name for picture in find_pictures(folder) if folder / picture.name not in used]
 
 
 def _reviewed(data: DatasetOptions, config: Path) -> Reviewed | None:
@@ -215,10 +228,10 @@ def _tell_how(options: dict[str, Any], unread: list[str], shares: dict[str, floa
         typer.echo(f"not read: {len(unread) - _LISTED:,} more files")
 
 
-def _tell(found: Survey, shares: dict[str, float], without: int) -> None:
+def _tell(found: Survey, shares: dict[str, float], without: list[str]) -> None:
     """Print what a data set holds.
 
-    shares: of dev and test, where they are not the usual tenth. without: pictures that are there without a caption.
+    shares: of dev and test, where they are not the usual tenth. without: pictures that have no caption.
     """
     rows = found.rows
     each = found.captions / len(rows)
@@ -237,13 +250,42 @@ def _tell(found: Survey, shares: dict[str, float], without: int) -> None:
         others = f" (and {len(row.captions) - 1} more)" if len(row.captions) > 1 else ""
         typer.echo(f"    {row.name}: {shortened(row.captions[0], 70)!r}{others}")
     if without:
-        typer.echo(f"  {counted(without, 'other picture')} there without a caption: not used")
+        folders = Counter(Path(name).parent.as_posix() for name in without)
+        shown = ", ".join(f"{number:,} in {folder}/" for folder, number in folders.most_common(_LISTED))
+        typer.echo(
+            f"  {counted(len(without), 'other picture')} there without a caption, not used: {shown}, as {without[0]}"
+        )
     if len(rows) < _FEW:
         typer.echo(
             "  expect rough captions: 300 photographs of Flickr8k gave BLEU-4 8, its 6,000 give 20 (100 is best)"
         )
+    for line in _of_captions(found):
+        typer.echo(f"  {line}")
     if found.faults:
         typer.echo(f"  {counted(len(found.faults), 'invalid row')} left out; the first: {found.faults[0]}")
+
+
+def _of_captions(found: Survey) -> Iterator[str]:
+    """Yield what a person should know of the captions: words that training does not know, and markup."""
+    from tasks.data.caption_text import markup, unknown_share
+    from tasks.data.survey import rough_words
+
+    texts = {
+        split: [text for row in found.of_split(split) for text in row.captions] for split in ("train", "dev", "test")
+    }
+    for split in ("dev", "test") if found.splits is not None else ():
+        unknown = unknown_share(texts["train"], texts[split], 1, rough_words)
+        if unknown > _NEW:
+            yield (
+                f"{unknown:.0%} of the words of the captions of {split} are in no caption of train: a model cannot say "
+                "them"
+            )
+    if _are_symbols(" ".join(texts["train"][:_SAMPLE]).split()):
+        yield "many words are symbols: the tokeniser whitespace keeps them (captions.tokeniser)"
+    tags = markup(text for row in found.rows for text in row.captions)
+    if tags:
+        shown = ", ".join(f"{tag!r} ({times:,} times)" for tag, times in tags.most_common(3))
+        yield f"markup in captions, which a model learns to say: {shown}: remove it"
 
 
 def _yaml(
@@ -315,14 +357,16 @@ def _settings_by_size(found: Survey) -> list[str]:
     from tasks.data.survey import rough_words
 
     captions = [rough_words(caption) for row in found.of_split("train") for caption in row.captions]
-    texts = "".join(caption for row in found.rows[:_SAMPLE] for caption in row.captions)
+    texts = " ".join(caption for row in found.rows[:_SAMPLE] for caption in row.captions)
     is_spaceless = len(SPACELESS.findall(texts)) * 2 > sum(map(str.isalpha, texts))
     min_count, words, unknown = _vocabulary(captions)
+    is_of_symbols = _are_symbols(texts.split())
     max_tokens, longer = _length(captions)
     evaluated = "test" if found.splits is None or "test" in found.sizes else "dev"
     return [
         "captions:",
         *(["  tokeniser: characters  # words are written without spaces between them"] if is_spaceless else []),
+        *(["  tokeniser: whitespace  # many words are symbols, which other tokenisers drop"] if is_of_symbols else []),
         f"  min_count: {min_count}  # about {words:,} words; {unknown:.1%} of what captions say is rarer, and unknown",
         f"  max_tokens: {max_tokens}  # about {longer:.0%} of the captions are longer, and cut",
         *_training(len(captions), len(found.of_split("train"))),
@@ -330,6 +374,12 @@ def _settings_by_size(found: Survey) -> list[str]:
         f"  split: {evaluated}" + ("" if evaluated == "test" else "  # there is no test split"),
         f"  max_length: {max_tokens + 1}",
     ]
+
+
+def _are_symbols(words: list[str]) -> bool:
+    """Return whether many words have no letter and no digit, as in codes."""
+    marks = [word for word in words if not any(map(str.isalnum, word)) and word not in _PUNCTUATION]
+    return len(marks) > _SYMBOLS * len(words)
 
 
 def _gates(found: Survey) -> list[str]:

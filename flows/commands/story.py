@@ -22,6 +22,7 @@ from tasks.pipeline.ledger import Artifact
 from tasks.registry.registration_record import RegistrationRecord, read_registration
 from tasks.registry.versions import aliases_of
 
+_CHANCE = 12.0  # nats a token, more than words drawn at random have
 _POOR = 5.0  # BLEU-4, in percent: of captions that hardly share a phrase with what people wrote
 _SCORES = {"bleu4": "BLEU-4", "meteor": "METEOR", "rouge_l": "ROUGE-L", "cider": "CIDEr", "truth": "truth"}
 
@@ -73,7 +74,10 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
         )
         pictures = f"{counted(record['pictures'], 'picture')} of {config.evaluation.split}"
         yield f"scores:  {scores}; {pictures}, 95 % intervals"
-        if record["scores"].get("bleu4", _POOR) < _POOR:
+        loss = made["train"].ledger.counts.get("dev_loss", 0.0) if "train" in made else 0.0
+        if loss > _CHANCE:
+            yield f"note:    training diverged, its dev loss is {loss:.3g}: lower training.learning_rate"
+        elif record["scores"].get("bleu4", _POOR) < _POOR:
             yield (
                 "note:    these captions are poor: look at some in the report. More pictures with captions help most, "
                 "then more epochs"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError
-from tasks.datasets.base import picture_files
+from tasks.common.log import log
+from tasks.datasets.base import OTHER_PICTURES, picture_files
 from tasks.pipeline.file_digests import Digests
 
 _NAME_COLUMNS = ("file_name", "url", "key", "name", "path", "id")  # the first that exists names the pictures
@@ -193,6 +195,13 @@ def _files(path: Path) -> list[Path]:
     """Return the pictures of a folder or a pattern, or the one file; raise AttendError if there are none."""
     if path.is_dir():
         files = picture_files(path)
+        others = Counter(file.suffix.lower() for file in path.rglob("*") if file.suffix.lower() in OTHER_PICTURES)
+        others -= Counter(
+            file.suffix.lower() for file in files
+        )  # some hold a picture that is read, whatever their name
+        if others:
+            kinds = ", ".join(f"{number:,} {suffix}" for suffix, number in others.items())
+            log.warning(f"{path}: pictures that are not read are left out: {kinds}: convert them to JPEG")
     elif path.is_file():
         return [path]
     elif any(wildcard in str(path) for wildcard in "*?["):

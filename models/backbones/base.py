@@ -192,7 +192,9 @@ def make(name: str, grid: int | None = None, seed: int | None = None) -> Backbon
     library, colon, model = name.partition(":")
     member = LIBRARIES.get(library) if colon else BACKBONES.get(name)
     if member is None:
-        raise ValueError(f"unknown backbone {name!r}; known: {', '.join(sorted(BACKBONES))}")
+        raise ValueError(
+            f"unknown backbone {name!r}; known: {', '.join(sorted(BACKBONES))}, `timm:NAME` and `torchvision:NAME`"
+        )
     module = member.module if "." in member.module else f"{__package__}.{member.module}"
     import_torchvision()
     with torch.random.fork_rng(devices=[]):

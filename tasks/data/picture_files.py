@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 
 from models.encoded_pictures import decode
 from models.memory import is_out_of_memory
-from models.picture_formats import FORMATS, MAX_PIXELS
+from models.picture_formats import FORMATS, MAX_PIXELS, not_a_picture
 from tasks.common.threads import map_in_threads
 
 _SMALLEST = 16  # pixels of a side, below which there is nothing to describe
@@ -63,7 +63,8 @@ def _fault(picture: tuple[Path, bool]) -> tuple[Kind, str] | None:
             reason = _colour_alone(decode(path.read_bytes()))
             kind = "one colour"
     except UnidentifiedImageError:
-        reason = f"is no picture of a known format ({', '.join(FORMATS)}): convert it, or remove it"
+        with path.open("rb") as file:
+            reason = f"{not_a_picture(file.read(200))}: convert it, or remove it"
     except PermissionError as error:
         reason = f"cannot be read: {error.strerror}: change its permissions"
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError, ...

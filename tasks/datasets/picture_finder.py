@@ -6,6 +6,7 @@ other letter case, or no ending. All adapters that read names find their picture
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
@@ -14,6 +15,7 @@ from urllib.parse import unquote
 from tasks.common.errors import AttendError
 from tasks.datasets.base import PICTURE_SUFFIXES, find_pictures, folder_split
 
+_ADDRESS = re.compile("(https?|s3|gs)://")
 _SHOWN = 3  # of the files that a name may mean
 
 
@@ -66,7 +68,7 @@ class PictureFinder:
 
     def _meant(self, name: str, parts: tuple[str, ...], common: int) -> list[str]:
         """Return the pictures that a name may mean. common: how many folders all names begin with."""
-        found = self._candidates(parts)
+        found = [] if _ADDRESS.match(name) else self._candidates(parts)
         if not found and "%" in name:
             parts = _parts(unquote(name))
             found = self._candidates(parts)

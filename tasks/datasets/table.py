@@ -312,7 +312,7 @@ def _json_line_records(path: Path, faults: Faults) -> Iterator[Record]:
 
 
 def _json_records(path: Path) -> Iterator[Record]:
-    """Yield the objects of a JSON list, also of one that is the only value of an object.
+    """Yield the objects of a JSON list, also of the only list in an object.
 
     An object whose values are texts, or lists of texts, has a record `image` and `caption` for each of its names.
     """
@@ -321,8 +321,9 @@ def _json_records(path: Path) -> Iterator[Record]:
         for name, texts in document.items():
             yield f"{path}: {name}", {"image": name, "caption": texts}
         return
-    if isinstance(document, dict) and len(document) == 1:
-        document = next(iter(document.values()))
+    if isinstance(document, dict):
+        lists = [value for value in document.values() if isinstance(value, list) and value]
+        document = lists[0] if len(lists) == 1 else document
     for number, record in enumerate(require_objects({"the document": document}, "the document", str(path))):
         yield f"{path}: [{number}]", _with_answer(record)
 

@@ -165,7 +165,7 @@ def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path, start: Candidate | 
         best = start.scores
         notes.append("no epoch is better on dev than the decoder that training began with, which is kept")
     counts: dict[str, int | float] = {"epochs": len(fit.history)}
-    counts |= {name: round(best[name], 3) for name in DEV_SCORES if name in best}
+    counts |= {name: round(best[name], 3) for name in (*DEV_SCORES, "dev_loss") if name in best}
     return Outcome({"weights": decoder_digest(out)}, counts, notes)
 
 
