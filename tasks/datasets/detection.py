@@ -154,25 +154,25 @@ def _joined(folder: Path, parts: list[Candidate]) -> Options:
 def _unread(folder: Folder, read: Collection[Path], reasons: dict[Path, str]) -> list[str]:
     """Return a line for each file of a folder that is neither a picture nor read, with the reason.
 
-    Of many files of one kind in one folder there is one line.
+    Of many files of one kind in one folder there is one line. reasons: why files that were looked into are not read.
     """
-    groups: dict[tuple[Path, str, str], list[Path]] = {}
+    texts = {item.text: item for items in folder.texts.values() for item in items}
+    named = {item.text.suffix.lower() for item in texts.values() if item.pictures}
+    groups: dict[tuple[Path, str], list[tuple[Path, str]]] = {}
     for path in _files(folder.path):
         if path in read or path.relative_to(folder.path).as_posix() in folder.finder.names:
             continue
-        reason = reasons.get(path, _why_unread(path, folder)).removeprefix(f"{path}: ")
-        kind = reason if path not in reasons else ""
-        groups.setdefault((path.parent, path.suffix.lower(), kind), []).append(path)
+        is_orphan = path in texts and not texts[path].pictures and path.suffix.lower() in named
+        why = "no picture has this name" if is_orphan else reasons.get(path, _why_unread(path, folder))
+        groups.setdefault((path.parent, path.suffix.lower()), []).append((path, why.removeprefix(f"{path}: ")))
     lines = []
-    for (place, suffix, reason), paths in groups.items():
-        if len(paths) > _LISTED:
+    for (place, suffix), files in groups.items():
+        if len(files) > _LISTED:
             shown = (place.relative_to(folder.path) / f"*{suffix}").as_posix()
-            why = reason or reasons[paths[0]].removeprefix(f"{paths[0]}: ")
-            lines.append(f"{shown}: {len(paths):,} files: {shortened(why, 160)}")
-            continue
-        for path in paths:
-            why = reason or reasons[path].removeprefix(f"{path}: ")
-            lines.append(f"{path.relative_to(folder.path)}: {shortened(why, 160)}")
+            first, why = files[0]
+            lines.append(f"{shown}: {len(files):,} files, such as {first.name}: {shortened(why, 160)}")
+        else:
+            lines += [f"{path.relative_to(folder.path)}: {shortened(why, 160)}" for path, why in files]
     return lines
 
 
@@ -193,8 +193,6 @@ def _why_unread(path: Path, folder: Folder) -> str:
         return _CONVERT[suffix].format(name=path.name, stem=path.stem)
     if suffix in OTHER_PICTURES:
         return f"{suffix} pictures are not read: convert them to JPEG"
-    if suffix in TEXT_SUFFIXES and not any(item.text == path and item.pictures for item in folder.texts[suffix]):
-        return "no picture has this name" if len(folder.texts[suffix]) > _LISTED else "no captions were found in it"
     if path.parent != folder.path and is_table(path):
         return f"is in a folder of its own, which may be a data set: attend init {path.parent.relative_to(folder.path)}"
     return "no captions were looked for in it"

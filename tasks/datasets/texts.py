@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from tasks.common.errors import AttendError
+from tasks.common.log import log
+from tasks.common.wording import counted
 from tasks.datasets.base import NamedOptions, Row, folder_split, require_folder
 from tasks.datasets.documents import read_json
 from tasks.datasets.faults import REFUSE, Faults
@@ -54,7 +56,12 @@ class Texts(NamedOptions):
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         folder = require_folder(self.path, "data.path")
         finder = self._finder(folder)
-        for text, name, pictures in texts_of(folder, self.suffix, finder):
+        texts = texts_of(folder, self.suffix, finder)
+        without = [item.text.name for item in texts if not item.pictures]
+        if without:
+            number = counted(len(without), f"{self.suffix} file")
+            log.info(f"{folder}: {number} with no picture of this name, not read, such as {without[0]}")
+        for text, name, pictures in texts:
             if not pictures:
                 continue
             with faults.of_row():
