@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import logging
 import tarfile
 import unicodedata
 from collections.abc import Callable
@@ -541,31 +540,17 @@ _DISTRACTIONS = {
 }
 
 
-class _Warnings(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def outcome(layout: Layout, folder: Path, out: Path) -> tuple[Outcome, str]:
     """Return how a layout is read, and what was said of it. out: an empty folder for unpacked pictures."""
-    from tasks.common.log import log
-
-    heard = _Warnings()
-    log.addHandler(heard)
     try:
-        data = ADAPTERS[(options := detect(folder).options)["adapter"]].model_validate(options)
+        options, _, notes = detect(folder)
+        data = ADAPTERS[options["adapter"]].model_validate(options)
         faults = Faults(gather=True)
         rows = list(data.rows(out, faults))
         paths = paths_of(data, [row.name for row in rows], out)
     except AttendError as error:
         return "refused", str(error)
-    finally:
-        log.removeHandler(heard)
-    said = "; ".join([*heard.lines, *faults.found])
+    said = "; ".join([*notes, *faults.found])
     known = {content: number for contents in PICTURES.values() for number, content in enumerate(contents)}
     captions = {known[path.read_bytes()]: row.captions for row, path in zip(rows, paths, strict=True)}
     splits = {known[path.read_bytes()]: row.split for row, path in zip(rows, paths, strict=True)}

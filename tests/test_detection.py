@@ -162,14 +162,15 @@ def test_folders_in_the_names_are_splits(tmp_path: Path, name: str) -> None:
     assert [sum(row.split == split for row in found) for split in ("train", "test")] == [16, 8]
 
 
-def test_a_column_is_one_of_splits_by_its_values(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_column_is_one_of_splits_by_its_values(tmp_path: Path) -> None:
     names = pictures(tmp_path)
     rows = [[name, caption(at), "eval" if at % 4 == 0 else "train"] for at, name in enumerate(names)]
     table(tmp_path / "captions.csv", ["image", "caption", "partition"], *rows)
     assert [sum(row.split == split for row in read(tmp_path)) for split in ("train", "dev")] == [18, 6]
     table(tmp_path / "captions.csv", ["image", "caption", "fold"], *([*row[:2], at % 5] for at, row in enumerate(rows)))
     assert {row.split for row in read(tmp_path)} == {None}
-    assert "its column fold has values that are no splits (train, dev, test): it is not used" in caplog.text
+    (note,) = detect(tmp_path).notes
+    assert "its column fold has values that are no splits (train, dev, test): it is not used" in note
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands.options import ConfigWorkspace, Json, Overrides, Preset, again, print_json, with_workspace
-from tasks.common.wording import counted, counted_by_split
+from tasks.common.wording import counted, counted_by_split, kind_of
 
 if TYPE_CHECKING:
     from flows.preflight import Finding, Verdict
 
 _SHOWN = 100  # kinds of findings that are printed
 _EXAMPLES = 3  # findings of one kind that are printed
-_OWN = re.compile(r"""'[^']*'|"[^"]*"|\S*[/\\.\d]\S*""")  # what differs between findings of one kind
 
 
 def check(
@@ -58,7 +57,7 @@ def _print(verdict: Verdict, preset: str, overrides: list[str]) -> None:
         groups: dict[tuple[str, str], list[Finding]] = {}
         for finding in verdict.findings:
             if finding.kind == kind:
-                groups.setdefault((finding.about, _OWN.sub("", finding.message)), []).append(finding)
+                groups.setdefault((finding.about, kind_of(finding.message)), []).append(finding)
         for findings in list(groups.values())[:_SHOWN]:
             for finding in findings[:_EXAMPLES]:
                 typer.secho(f"{kind:<8}", fg=colour, nl=False)

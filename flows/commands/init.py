@@ -6,7 +6,8 @@ import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -15,7 +16,7 @@ import yaml
 
 from flows.commands.options import workspace_folder
 from tasks.common.errors import AttendError
-from tasks.common.wording import counted, counted_by_split, listed, shortened
+from tasks.common.wording import counted, counted_by_split, kind_of, listed, shortened
 
 if TYPE_CHECKING:
     from tasks.data.survey import Survey
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _FEWEST = 20  # pictures, below which one of three splits may be empty, and no score means anything
 _FEW = 1_000  # pictures, below which a person is told not to expect much
 _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the vocabulary
-_NEW = 0.2  # share of the words of held-out captions that train does not have, above which it is told
+_NEW = 0.5  # share of the words of held-out captions that train does not have, above which it is told
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
 _HELD_OUT = 40  # pictures that a test split should have at least, for scores that mean something
 _STEPS = 3_000  # of training, about, in all epochs
@@ -49,6 +50,7 @@ _WHY_CIDER = "the score by which a new version becomes champion; with few pictur
 _WHY_RUNTIMES = "the first is used where it is installed; onnx needs no torch, and starts faster, but takes no GPU"
 _UNTOLD = ("adapter", "path", "near_duplicates")  # settings of `data` that are not printed as its form
 _LINES = 3  # sample rows
+_KINDS = 3  # of invalid rows that are printed
 _LISTED = 10  # files that are not read
 _SYMBOLS, _PUNCTUATION = 0.2, (".", ",", "-", "!", "?", "&")  # share of words that are symbols, and what is none
 _SAMPLE = 200  # rows by whose captions their script is told
@@ -82,6 +84,7 @@ def init(
     from tasks.data.survey import survey
     from tasks.datasets import ADAPTERS
     from tasks.datasets.detection import detect
+    from tasks.datasets.sources import with_source
 
     name = _name_of(data)
     path = out or Path(f"{name}.yaml")
@@ -89,8 +92,10 @@ def init(
         raise AttendError(f"--out: {path}: there is no folder {path.parent}: make it first")
     if path.exists() and not force:
         raise AttendError(f"{path}: already exists: give another name with --out, or replace it with --force")
-    options, unread = detect(data, captions)
+    options, unread, notes = detect(data, captions)
     adapter = ADAPTERS[options["adapter"]]
+    # In the config, what is read is a source beside the answers of people.
+    named = partial(with_source, "" if "sources" in options else f"{_source_name(name)}/")
     preset = _preset_for(options["adapter"])
     if adapter.has_grids and weights is not None:
         raise AttendError(f"--weights: {data} holds grids, which need no backbone: leave it out")
@@ -104,6 +109,7 @@ def init(
             raise AttendError(
                 f"{data}: {counted(len(found.rows), 'captioned picture')}: too few to train, validate and test on: "
                 f"{_FEWEST} is the minimum, and captions that read well need some thousands"
+                + "".join(f"; {named(line)}" for line in _left_out(found.faults))
             )
     if not divides((row.split for row in found.rows), read):
         options.pop("near_duplicates", None)
@@ -120,8 +126,8 @@ def init(
             f"{data}: of its {len(found.rows)} pictures none is in the split {listed(empty)}: add some, or a column "
             "or folders that say the split of each (train, validation, test)"
         )
-    _tell_how(options, unread, shares)
-    _tell(found, shares, _unused(data, found))
+    _tell_how(options, unread, [named(note) for note in notes], shares)
+    _tell(found, shares, _unused(data, found), named)
     if alike:
         typer.echo(f"  {alike:,} of them are nearly the same as others: too many to keep these in one split")
     path.write_text(
@@ -167,6 +173,11 @@ def _name_of(data: Path) -> str:
     stem = data.expanduser().absolute()
     words = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem.name if stem.is_dir() else stem.stem).strip("-_.")
     return words or "captions"
+
+
+def _source_name(name: str) -> str:
+    """Return the name of a source in the config."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)
 
 
 def _preset_for(adapter: str) -> str:
@@ -217,8 +228,10 @@ def _shown(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _tell_how(options: dict[str, Any], unread: list[str], shares: dict[str, float]) -> None:
+def _tell_how(options: dict[str, Any], unread: list[str], notes: list[str], shares: dict[str, float]) -> None:
     """Print how the data are read, and which files are not. shares: of dev and test, which are printed elsewhere."""
+    for note in notes:
+        typer.secho(note, fg="yellow")
     for source in options.get("sources", {"": options}).values():
         form = [f"{field} {_shown(value)}" for field, value in source.items() if field not in (*_UNTOLD, *shares)]
         typer.echo(f"{source['path']}: read as {', '.join([source['adapter'], *form])}")
@@ -228,10 +241,11 @@ def _tell_how(options: dict[str, Any], unread: list[str], shares: dict[str, floa
         typer.echo(f"not read: {len(unread) - _LISTED:,} more files")
 
 
-def _tell(found: Survey, shares: dict[str, float], without: list[str]) -> None:
+def _tell(found: Survey, shares: dict[str, float], without: list[str], named: Callable[[str], str]) -> None:
     """Print what a data set holds.
 
-    shares: of dev and test, where they are not the usual tenth. without: pictures that have no caption.
+    shares: of dev and test, where they are not the usual tenth. without: pictures that have no caption. named: returns
+    a message with the settings as the config names them.
     """
     rows = found.rows
     each = found.captions / len(rows)
@@ -261,8 +275,19 @@ def _tell(found: Survey, shares: dict[str, float], without: list[str]) -> None:
         )
     for line in _of_captions(found):
         typer.echo(f"  {line}")
-    if found.faults:
-        typer.echo(f"  {counted(len(found.faults), 'invalid row')} left out; the first: {found.faults[0]}")
+    for line in _left_out(found.faults):
+        typer.echo(f"  {named(line)}")
+
+
+def _left_out(faults: list[str]) -> Iterator[str]:
+    """Yield a line for each kind of invalid rows, with the first of each."""
+    kinds: dict[str, list[str]] = {}
+    for fault in faults:
+        kinds.setdefault(kind_of(fault), []).append(fault)
+    for own in sorted(kinds.values(), key=len, reverse=True)[:_KINDS]:
+        yield f"{counted(len(own), 'invalid row')} left out, such as: {own[0]}"
+    if len(kinds) > _KINDS:
+        yield f"{len(kinds) - _KINDS} more kinds of invalid rows, which `attend check` lists"
 
 
 def _of_captions(found: Survey) -> Iterator[str]:
@@ -341,7 +366,7 @@ def _sources(sources: Mapping[str, Mapping[str, Any]], reviewed: Reviewed | None
 
     lines = ["  adapter: sources", "  sources:"]
     for name, options in sources.items():
-        lines += [f"    {_scalar(re.sub(r'[^A-Za-z0-9_-]', '-', name))}:", *_settings(options, "      ")]
+        lines += [f"    {_scalar(_source_name(name))}:", *_settings(options, "      ")]
     if reviewed is not None:
         lines += [
             f"    {'people' if 'answers' in sources else 'answers'}:"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
+
+# What differs between messages of one kind: quoted texts, and words with a path, a dot or a number.
+_OWN = re.compile(r"""'[^']*'|"[^"]*"|\S*[/\\.\d]\S*""")
 
 
 def listed(words: Sequence[str]) -> str:
@@ -20,6 +24,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 def counted_by_split(sizes: Mapping[str, float]) -> str:
     """Return `1,200 train, 150 dev, 150 test`: the splits that `sizes` has, in its order."""
     return ", ".join(f"{int(size):,} {split}" for split, size in sizes.items())
+
+
+def kind_of(message: str) -> str:
+    """Return a message without what differs between messages of one kind: names, numbers and quoted texts."""
+    return _OWN.sub("", message)
 
 
 def shortened(text: str, most: int) -> str:

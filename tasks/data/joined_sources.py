@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -35,7 +34,7 @@ def joined(
     divided = divide([(row.split, digest) for digest, row in first.items()], data, alike).splits
     split_of = {digest: row.split or split for (digest, row), split in zip(first.items(), divided, strict=True)}
     kept: list[Row] = []
-    left_out: Counter[tuple[str, str]] = Counter()
+    left_out: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         digest = digests[row.name]
         earlier = first[digest]
@@ -45,10 +44,11 @@ def joined(
         elif row.split in (None, split_of[digest]):
             kept.append(replace(row, split=earlier.split))
         else:
-            left_out[sources] += 1
+            left_out.setdefault(sources, []).append(row.name)
     notes = [
-        f"{counted(number, 'picture')} of {later[:-1]} left out there: in another split of {earlier[:-1]}"
-        for (earlier, later), number in left_out.items()
+        f"{counted(len(names), 'picture')} of {later[:-1]} left out there: in another split of {earlier[:-1]}, such as "
+        f"{names[0]}"
+        for (earlier, later), names in left_out.items()
     ]
     return kept, notes
 

@@ -5,6 +5,7 @@ An adapter is registered by its name in `Format`, in this folder's `formats.py`.
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import reprlib
@@ -334,6 +335,15 @@ def first_folder(candidates: list[Path], field: str) -> Path:
         if folder.is_dir():
             return folder
     raise AttendError(f"{field}: no image folder: looked for {', '.join(map(str, candidates))}; set data.images=FOLDER")
+
+
+def known_encoding(encoding: str) -> str:
+    """Return the usual name of an encoding; ValueError for one that Python does not know."""
+    try:
+        "".encode(encoding)
+        return codecs.lookup(encoding).name  # of `utf8` and `UTF-8` the same
+    except (LookupError, UnicodeError, ValueError):
+        raise ValueError("is no encoding that Python knows, such as cp1252 or utf-16") from None
 
 
 class NamedOptions(DatasetOptions):

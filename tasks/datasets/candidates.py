@@ -35,7 +35,7 @@ from tasks.datasets.table_columns import (
     lists_of,
     text_forms,
 )
-from tasks.datasets.texts import TEXT_SUFFIXES, captions_of, lines_of, read_text, texts_of
+from tasks.datasets.texts import TEXT_SUFFIXES, captions_of, encoding_of, lines_of, read_text, texts_of
 from tasks.datasets.webdataset import TEXTS, json_fields, samples, tar_files
 
 _NO_CAPTIONS = ("readme", "license", "licence", "requirements")  # names of files that are not looked into
@@ -63,9 +63,11 @@ class Candidate:
         return self.found.share * words * (0.5 + 0.5 * self.found.variety) * named * titled
 
     def has_form_of(self, other: Candidate) -> bool:
-        """Return whether both are parts of one data set: files of the same columns that name other pictures."""
+        """Return whether both are parts of one data set: of one form, or named as splits, and of other pictures."""
         same = self.found.columns == other.found.columns and self.file.suffix == other.file.suffix
-        return same and not self.found.pictures & other.found.pictures
+        splits = folder_split([self.file.stem]), folder_split([other.file.stem])
+        are_splits = None not in splits and splits[0] != splits[1]
+        return (same or are_splits) and not self.found.pictures & other.found.pictures
 
     def __str__(self) -> str:
         words = "one word" if self.found.words < 1.5 else f"{self.found.words:.0f} words"
@@ -205,7 +207,8 @@ class Folder:
         forms = [{"adapter": kind.model_fields["adapter"].default, "path": path, **form} for form in text_forms(file)]
         options, found = _first_that_reads(kind, forms, file, self.finder)
         usual = path if kind is ImageFolder else usual_images(file.parent)
-        images = {} if found.images.is_relative_to(usual) else {"images": found.images}
+        is_usual = found.images.is_relative_to(usual) and usual.is_relative_to(self.path)
+        images = {} if is_usual else {"images": found.images}
         return Candidate(file, {**options, **found.options, **images}, found)
 
     def _of_texts(self, suffix: str) -> Candidate | None:
@@ -222,7 +225,9 @@ class Folder:
             values = (document.get(options["caption_field"]) for document in documents)
             texts = tuple(str(text) for value in values for text in (value if isinstance(value, list) else [value]))
         else:
-            contents = [read_text(item.text) for item in sample]
+            encoding = next((own for item in items if (own := encoding_of(item.text)) != "utf-8"), "utf-8")
+            options |= {} if encoding == "utf-8" else {"encoding": encoding}
+            contents = [read_text(item.text, encoding) for item in sample]
             options |= lines_of(contents)
             texts = tuple(
                 text for content in contents for text in captions_of(content, options.get("lines", "captions"))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from tasks.common.errors import AttendError
-from tasks.common.log import log
 from tasks.common.wording import shortened
 from tasks.datasets.base import (
     OTHER_PICTURES,
@@ -29,6 +29,7 @@ from tasks.datasets.coco_tensor_file import is_coco_tensors
 from tasks.datasets.huggingface import table_files
 from tasks.datasets.image_folder import METADATA
 from tasks.datasets.object_array import array_header
+from tasks.datasets.sources import with_source
 from tasks.datasets.table import TABLE_SUFFIXES, is_table
 from tasks.datasets.table_columns import Options
 from tasks.datasets.texts import TEXT_SUFFIXES
@@ -45,7 +46,7 @@ _CONVERT = {
     ".rar": "unpack it first",
     ".gz": "unpack it first: gunzip {name}",
     ".xlsx": 'save it as CSV: uv pip install openpyxl; python -c "import pandas; '
-    "pandas.read_excel('{name}').to_csv('captions.csv', index=False)\"",
+    "pandas.read_excel({path!r}).to_csv('captions.csv', index=False)\"",
     ".xls": "save it as CSV",
     ".ods": "save it as CSV",
     ".heic": "convert it to JPEG: heif-convert {name} {stem}.jpg",
@@ -54,10 +55,14 @@ _CONVERT = {
 
 
 class Detection(NamedTuple):
-    """The settings of `data` that read a folder or file, and a line for each file of captions that they do not read."""
+    """How a folder or file is read: the settings of `data`.
+
+    unread: a line for each file that they do not read. notes: what a person should look at.
+    """
 
     options: Options
     unread: list[str]
+    notes: tuple[str, ...] = ()
 
 
 def detect(path: Path, captions: Path | None = None) -> Detection:
@@ -74,9 +79,8 @@ def detect(path: Path, captions: Path | None = None) -> Detection:
         raise AttendError(f"{path}: no such file or folder")
     file = path if captions is None else require_file(captions, "--captions").absolute()
     found = _of_file(file, path if path.is_dir() else file.parent)
-    for note in found.notes:
-        log.warning(note)
-    return Detection(found.options, _unread(Folder(path), {file, *found.read}, {}) if path.is_dir() else [])
+    unread = _unread(Folder(path), {file, *found.read}, None) if path.is_dir() else []
+    return Detection(found.options, unread, found.notes)
 
 
 class _Known(NamedTuple):
@@ -119,11 +123,16 @@ def _best(folder: Folder, candidates: list[Candidate], errors: dict[Path, str]) 
         shown = "; ".join(f"{item.file.relative_to(folder.path)} ({item})" for item in (parts[0], *close))
         raise AttendError(f"{folder.path}: several files look like captions: {shown}: name one with --captions FILE")
     options = parts[0].options if len(parts) == 1 else _joined(folder.path, sorted(parts, key=lambda part: part.file))
-    for note in (note for part in parts for note in part.found.notes):
-        log.warning(note)
     reasons = errors | {file: str(item) for item in others for file in (item.file, *item.read)}
     reasons |= {item.file: f"{item}: the same captions as {parts[0].file.name}" for item in copies}
-    return Detection(options, _unread(folder, {file for part in parts for file in (part.file, *part.read)}, reasons))
+    unread = _unread(folder, {file for part in parts for file in (part.file, *part.read)}, reasons)
+    names = list(options["sources"]) if len(parts) > 1 else [""]
+    notes = [
+        with_source(f"{name}/" if name else "", note)
+        for name, part in zip(names, sorted(parts, key=lambda part: part.file), strict=True)
+        for note in part.found.notes
+    ]
+    return Detection(options, unread, tuple(notes))
 
 
 def _groups(candidates: list[Candidate]) -> list[list[Candidate]]:
@@ -151,10 +160,11 @@ def _joined(folder: Path, parts: list[Candidate]) -> Options:
     return {"adapter": "sources", "sources": sources}
 
 
-def _unread(folder: Folder, read: Collection[Path], reasons: dict[Path, str]) -> list[str]:
+def _unread(folder: Folder, read: Collection[Path], reasons: dict[Path, str] | None) -> list[str]:
     """Return a line for each file of a folder that is neither a picture nor read, with the reason.
 
-    Of many files of one kind in one folder there is one line. reasons: why files that were looked into are not read.
+    Of many files of one kind in one folder there is one line. reasons: why files that were looked into are not read;
+    None where a person named the file to read.
     """
     texts = {item.text: item for items in folder.texts.values() for item in items}
     named = {item.text.suffix.lower() for item in texts.values() if item.pictures}
@@ -163,7 +173,10 @@ def _unread(folder: Folder, read: Collection[Path], reasons: dict[Path, str]) ->
         if path in read or path.relative_to(folder.path).as_posix() in folder.finder.names:
             continue
         is_orphan = path in texts and not texts[path].pictures and path.suffix.lower() in named
-        why = "no picture has this name" if is_orphan else reasons.get(path, _why_unread(path, folder))
+        if reasons is None:
+            why = "--captions names another file"
+        else:
+            why = "no picture has this name" if is_orphan else reasons.get(path, _why_unread(path, folder))
         groups.setdefault((path.parent, path.suffix.lower()), []).append((path, why.removeprefix(f"{path}: ")))
     lines = []
     for (place, suffix), files in groups.items():
@@ -186,11 +199,16 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from (Path(path) / name for name in sorted(files) if not name.startswith("."))
 
 
+def _how_to_convert(path: Path) -> str:
+    """Return the command that makes of a file what is read."""
+    return _CONVERT[path.suffix.lower()].format(name=shlex.quote(str(path)), stem=path.stem, path=str(path))
+
+
 def _why_unread(path: Path, folder: Folder) -> str:
     """Return why a file that no captions were found in is not read."""
     suffix = path.suffix.lower()
-    if suffix in _CONVERT:
-        return _CONVERT[suffix].format(name=path.name, stem=path.stem)
+    if suffix in _CONVERT and not path.name.startswith("~$"):
+        return _how_to_convert(path)
     if suffix in OTHER_PICTURES:
         return f"{suffix} pictures are not read: convert them to JPEG"
     if path.parent != folder.path and is_table(path):
@@ -306,7 +324,7 @@ def _of_file(path: Path, root: Path) -> _Known:
     """Return how a file of captions is read. root: the folder of its pictures and itself."""
     suffix = path.suffix.lower()
     if suffix in _CONVERT and not is_tar(path):
-        raise AttendError(f"{path}: is not read: {_CONVERT[suffix].format(name=path.name, stem=path.stem)}")
+        raise AttendError(f"{path}: is not read: {_how_to_convert(path)}")
     if is_tar(path):
         return _Known(of_tars(path.parent).options, (path,))
     if suffix == ".npy":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
@@ -16,6 +17,8 @@ from tasks.common.errors import AttendError
 from tasks.datasets.base import PICTURE_SUFFIXES, find_pictures, folder_split
 
 _ADDRESS = re.compile("(https?|s3|gs)://")
+# A part of a path that folders of small copies have.
+_COPIES = re.compile(r"(thumb|preview|vorschau|vignette|miniat|resized|lowres)[^/]*/", re.IGNORECASE)
 _SHOWN = 3  # of the files that a name may mean
 
 
@@ -59,7 +62,8 @@ class PictureFinder:
         """Return, for each of the names of a data set, the pictures that it may mean: one, none, or several."""
         parts = {name: _parts(name) for name in names}
         common = _common(folders[:-1] for folders in parts.values())
-        return {name: [name] if name in self.names else self._meant(name, parts[name], common) for name in names}
+        meant = {name: [name] if name in self.names else self._meant(name, parts[name], common) for name in names}
+        return _in_one_place(_without_copies(meant), parts)
 
     def named(self, name: str) -> list[str]:
         """Return the pictures of this name in any folder. name: without folders; with its ending or without."""
@@ -114,6 +118,23 @@ class PictureFinder:
         if near:
             return f"{near[0]} is there: correct the name"
         return "add it or remove its captions"
+
+
+def _without_copies(meant: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return what names mean without small copies, unless these are all that there is."""
+    originals = {name: [own for own in pictures if not _COPIES.search(own)] for name, pictures in meant.items()}
+    return originals if any(originals.values()) else meant
+
+
+def _in_one_place(meant: dict[str, list[str]], parts: dict[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    """Return what names mean, of those with folders only what is below the folder that most of them are below."""
+    below = {
+        name: pictures[0].lower().removesuffix("/".join(parts[name][-_common_end(parts[name], _parts(pictures[0])) :]))
+        for name, pictures in meant.items()
+        if len(pictures) == 1 and len(parts[name]) > 1
+    }
+    most = Counter(below.values()).most_common(1)
+    return {name: [] if name in below and below[name] != most[0][0] else own for name, own in meant.items()}
 
 
 def _folded(name: str) -> str:

@@ -100,7 +100,7 @@ class Sources(DatasetOptions):
             with in_source(prefix):
                 for row in source.rows(generated / name, faults):
                     yield replace(row, name=f"{prefix}{row.name}", split=row.split or source.split)
-            faults.found[before:] = [_with_source(prefix, fault) for fault in faults.found[before:]]
+            faults.found[before:] = [with_source(prefix, fault) for fault in faults.found[before:]]
 
 
 @contextlib.contextmanager
@@ -109,12 +109,12 @@ def in_source(prefix: str) -> Iterator[None]:
     try:
         yield
     except AttendError as error:
-        named = _with_source(prefix, str(error))
+        named = with_source(prefix, str(error))
         if named == str(error):
             raise
         raise type(error)(named) from None
 
 
-def _with_source(prefix: str, message: str) -> str:
-    """Return a message that names the settings of a source as those of `data.sources`."""
+def with_source(prefix: str, message: str) -> str:
+    """Return a message that names the settings of a source as those of `data.sources`. prefix: of its pictures."""
     return _OWN_FIELD.sub(rf"data.sources.{prefix[:-1]}.\1", message) if prefix else message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import codecs
 import csv
 import json
 import reprlib
@@ -20,6 +19,7 @@ from tasks.datasets.base import (
     SPLIT_NAMES,
     NamedOptions,
     Row,
+    known_encoding,
     needs_text,
     numbered_lines,
     parse_split,
@@ -84,14 +84,7 @@ class RecordOptions(NamedOptions):
             raise ValueError("is not one character, such as ;, or tab")
         return delimiter
 
-    @field_validator("encoding")
-    @classmethod
-    def _check_encoding(cls, encoding: str) -> str:
-        try:
-            "".encode(encoding)
-            return codecs.lookup(encoding).name  # of `utf8` and `UTF-8` the same
-        except (LookupError, UnicodeError, ValueError):
-            raise ValueError("is no encoding that Python knows, such as cp1252 or utf-16") from None
+    _check_encoding = field_validator("encoding")(known_encoding)
 
     def key_part(self) -> dict[str, Any]:
         part = super().key_part()
@@ -252,7 +245,9 @@ def captions_in(value: object, lists: str | None, where: str, field: str) -> lis
     """Return the captions in a cell: a text, a list of texts, or a text that is a list (see `RecordOptions.lists`)."""
     if lists is not None and isinstance(value, str):
         value = listed_texts(value, lists, f"{where}: {field}")
-    return [needs_text(text, where, field) for text in (value if isinstance(value, list) else [value])]
+    if not isinstance(value, list) or len(value) < 2:
+        return [needs_text(text, where, field) for text in (value if isinstance(value, list) and value else [value])]
+    return [needs_text(text, where, f"{field}[{number}]") for number, text in enumerate(value)]
 
 
 def _text_records(

@@ -139,7 +139,7 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     values = dict.fromkeys(str(_alone(record[image])) for record in records if record.get(image) not in (None, ""))
     place = place_of(values, file, finder)
     assert place is not None  # the sample has pictures
-    if not place.found:
+    if len(place.unclear) > len(place.found):
         name, meant = next(iter(place.unclear.items()))
         finder.one(name, meant, str(file))
     cells = [record[caption] for record in _sample(records) if record.get(caption) not in (None, "")]
@@ -330,15 +330,15 @@ def _splits_of(place: Place, columns: list[str], file: Path) -> tuple[Options, s
         folder_split(name.replace("\\", "/").split("/")[:-1]) or folder_split(picture.split("/")[:-1])
         for name, picture in place.found.items()
     ]
-    if all(splits) and {"train"} < set(splits):
+    if all(splits) and len(set(splits)) > 1 and "train" in splits:
         return {"splits": "folders"}, ""
     named = [column for column in columns if str(column).lower() in _SPLIT_COLUMNS]
     if named:
         return {}, f"{file}: its column {named[0]} has values that are no splits (train, dev, test): it is not used"
-    if any(splits) and set(splits) - {None} != {"train"}:
+    if any(splits) and set(splits) != {"train"} and set(splits) - {None} != {"train"}:
         return {}, (
             f"{file}: {sum(split is not None for split in splits):,} of {len(splits):,} pictures are in folders that "
-            "are named as splits: these are not used; data.splits=folders uses them where all are"
+            "are named as splits, and the pictures of train are not: these splits are not used"
         )
     return {}, ""
 
@@ -386,8 +386,9 @@ def is_split(values: list[Any]) -> bool:
 
 def _words(values: list[Any]) -> float:
     """Return the mean number of words of a column's texts; 0 where it holds none."""
-    texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
-    if not texts or not all(isinstance(text, str) for text in texts):
+    items = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    texts = [item for item in items if isinstance(item, str)]
+    if not texts or len(texts) < _NEARLY_ALL * sum(item is not None for item in items):
         return 0.0
     if not any(map(_LETTER.search, texts)):
         return 0.0

@@ -7,22 +7,24 @@ FOLDER/train/a.jpg, FOLDER/train/a.txt      also in a folder for each split
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.common.wording import counted
-from tasks.datasets.base import NamedOptions, Row, folder_split, require_folder
+from tasks.datasets.base import NamedOptions, Row, folder_split, known_encoding, require_folder
 from tasks.datasets.documents import read_json
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.picture_finder import PictureFinder
 
 Lines = Literal["captions", "paragraph"]
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MOST = 0.6  # share of texts
 _WIDE = (55, 85)  # characters of a line that was broken at the edge of a page
 TEXT_SUFFIXES = (".txt", ".caption", ".json")
@@ -36,7 +38,10 @@ class Texts(NamedOptions):
     lines: Lines = Field(
         "captions", description="each line of a text is one of the `captions`, or all are a `paragraph`"
     )
+    encoding: str = Field("utf-8", description="encoding of texts that are not UTF-8, such as cp1252")
     caption_field: str = Field("caption", description="field of a .json with the caption, or with a list of captions")
+
+    _check_encoding = field_validator("encoding")(known_encoding)
 
     def annotation_files(self) -> list[Path]:
         folder = require_folder(self.path, "data.path")
@@ -77,7 +82,7 @@ class Texts(NamedOptions):
             value = read_json(path).get(self.caption_field)
             texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
         else:
-            texts = captions_of(read_text(path), self.lines)
+            texts = captions_of(read_text(path, self.encoding), self.lines)
         texts = [text.strip() for text in texts if text.strip()]
         if not texts:
             field = f"{self.caption_field}: " if self.suffix == ".json" else ""
@@ -123,12 +128,27 @@ def _is_parallel(place: str, other: str) -> bool:
     return shorter in ([""], longer[:-1], longer[1:]) and len(longer) - len(shorter) <= 1
 
 
-def read_text(path: Path) -> str:
-    """Return the content of a text file; AttendError where it is not UTF-8."""
+def read_text(path: Path, encoding: str) -> str:
+    """Return the content of a text file in UTF-8, in UTF-16 with a mark, or else in `encoding`.
+
+    Raises AttendError where it is in none of these.
+    """
+    data = path.read_bytes()
+    for name in ("utf-16" if data.startswith(_UTF_16) else "utf-8-sig", encoding):
+        try:
+            return data.decode(name)
+        except UnicodeError:
+            continue
+    raise AttendError(f"{path}: is not {encoding.upper()} text: set data.encoding, for instance to cp1252")
+
+
+def encoding_of(path: Path) -> str:
+    """Return the setting `encoding` that reads a text file: cp1252 for one that is neither UTF-8 nor UTF-16."""
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise AttendError(f"{path}: is not UTF-8 text: save it as UTF-8") from None
+        read_text(path, "utf-8")
+    except AttendError:
+        return "cp1252"
+    return "utf-8"
 
 
 def lines_of(texts: list[str]) -> dict[str, Lines]:
