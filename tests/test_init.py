@@ -232,7 +232,7 @@ def nothing(folder: Path) -> None:
     [
         (pictures_alone, r"has 24 pictures and no captions: add a metadata.jsonl"),
         (three_pictures, r"3 captioned pictures: too few"),
-        (heic, r"IMG_0\.HEIC: is not read \(and 2 more such files\): convert it to JPEG: heif-convert"),
+        (heic, r"IMG_0\.HEIC is not read \(and 2 more such files\): convert it to JPEG: heif-convert"),
         (addresses, r"none of its columns \(url, caption\) names pictures in .*https://a/b.jpg"),
         (one_level_up, r"holds no captions itself, but .*My project does: give that folder"),
         (nothing, r"holds neither pictures nor captions"),

@@ -32,15 +32,22 @@ SPLITS = ("train", "dev", "test")
 SPLIT_NAMES = {
     "train": "train",
     "training": "train",
+    "trainset": "train",
+    "trn": "train",
     "restval": "train",
     "dev": "dev",
     "val": "dev",
     "valid": "dev",
     "validation": "dev",
+    "validate": "dev",
+    "valset": "dev",
+    "devset": "dev",
     "eval": "dev",
     "evaluation": "dev",
     "test": "test",
     "testing": "test",
+    "testset": "test",
+    "tst": "test",
 }
 
 
@@ -205,10 +212,10 @@ def require_file(path: Path, field: str) -> Path:
 
 def parse_split(value: str, where: str) -> str:
     """Return `train`, `dev` or `test` for any of the spellings in use; raise AttendError for other values."""
-    try:
-        return SPLIT_NAMES[value.strip().lower()]
-    except KeyError:
-        raise AttendError(f"{where}: split: {value!r} is none of {', '.join(sorted(SPLIT_NAMES))}") from None
+    split = SPLIT_NAMES.get(value.strip().lower()) or folder_split([value])
+    if split is None:
+        raise AttendError(f"{where}: split: {value!r} is none of {', '.join(sorted(SPLIT_NAMES))}")
+    return split
 
 
 def folder_split(folders: Iterable[str]) -> str | None:

@@ -177,6 +177,8 @@ class Folder:
         if not isinstance(document, dict) or not isinstance(document.get("images"), list):
             return None
         images = [image for image in document["images"] if isinstance(image, dict)]
+        if any(name in image for image in images[:SAMPLE] for name in CAPTION_NAMES if name != "sentences"):
+            return None
         if "annotations" not in document and not any("sentences" in image for image in images):
             raise AttendError(f"{path}: lists {counted(len(images), 'picture')} without captions")
         adapter = "coco" if "annotations" in document else "karpathy"
@@ -206,8 +208,12 @@ class Folder:
         """Return how the adapter `kind` reads the data set at `path`, by one of its tables, `file`."""
         forms = [{"adapter": kind.model_fields["adapter"].default, "path": path, **form} for form in text_forms(file)]
         options, found = _first_that_reads(kind, forms, file, self.finder)
+        encoding = options.get("encoding", "utf-8")
+        if encoding not in ("utf-8", "utf-16", "cp1252"):
+            note = f"{file}: is not UTF-8, and read as {encoding}: look at its captions, or set data.encoding"
+            found = found._replace(notes=(*found.notes, note))
         usual = path if kind is ImageFolder else usual_images(file.parent)
-        is_usual = found.images.is_relative_to(usual) and usual.is_relative_to(self.path)
+        is_usual = found.images.is_relative_to(usual) and usual.is_relative_to(self.path) and not found.is_own
         images = {} if is_usual else {"images": found.images}
         return Candidate(file, {**options, **found.options, **images}, found)
 
@@ -308,24 +314,31 @@ def of_rows(path: Path, file: Path) -> Candidate:
     records = [record for batch in first for record in batch.to_pylist()]
     if not records:
         raise AttendError(f"{file}: has no row")
-    image = next((column.name for column in first[0].schema if holds_pictures(column.type)), None)
-    if image is None:
+    images = [column.name for column in first[0].schema if holds_pictures(column.type)]
+    if not images:
         raise AttendError(f"{file}: no column holds encoded pictures; there are: {', '.join(records[0])}")
+    image = "image" if "image" in images else images[0]
+    notes = []
+    if len(images) > 1:
+        others = ", ".join(name for name in images if name != image)
+        notes.append(f"{file}: pictures are read from its column {image}, none from {others}: or set data.image_column")
     values = {name: [record[name] for record in records if record[name] not in (None, "")] for name in records[0]}
-    values = {name: own for name, own in values.items() if name != image and own}
+    values = {name: own for name, own in values.items() if name not in images and own}
     split = next((name for name, own in values.items() if is_split(own)), None)
     caption, note = caption_column({name: own for name, own in values.items() if name != split}, str(file), image)
-    lists = lists_of(values[caption])
+    notes += [note] if note else []
+    columns = (caption,) if isinstance(caption, str) else caption
+    cells = [cell for column in columns for cell in values[column]]
+    lists = lists_of(cells)
     options |= {} if image == "image" else {"image_column": image}
     options |= {} if caption == "caption" else {"caption_column": caption}
     options |= {} if split is None else {"split_column": split}
     options |= {} if lists is None else {"lists": lists}
-    texts = tuple(str(text) for value in values[caption] for text in (value if isinstance(value, list) else [value]))
+    texts = tuple(str(text) for value in cells for text in (value if isinstance(value, list) else [value]))
     files = tuple(item.path for item in table_files(path))
     names = frozenset(file / str(number) for number in range(len(records)))
-    return Candidate(
-        file, options, Columns({}, path, names, tuple(values), caption, texts, 1.0, (note,) if note else ()), files
-    )
+    found = Columns({}, path, names, tuple(values), columns[0], texts, 1.0, tuple(notes))
+    return Candidate(file, options, found, files)
 
 
 def of_tars(folder: Path) -> Candidate:

@@ -14,8 +14,8 @@ from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.picture_finder import PictureFinder
 from tasks.datasets.table import usual_images
 
-_Images = dict[int | str, tuple[str, str]]  # id -> (file name, position in the document)
-_Captions = dict[int | str, list[tuple[int, str]]]  # image id -> (caption id, caption)
+_Images = dict[str, tuple[str, str, object]]  # id -> (file name, position in the document, split)
+_Captions = dict[str, list[tuple[int, str]]]  # image id -> (caption id, caption)
 
 _FILE_NAME = re.compile(r"captions_(?P<images>(?P<split>train|val|test)\w*)\.json")
 
@@ -53,16 +53,17 @@ class Coco(NamedOptions):
         split = None if match is None else parse_split(match["split"], str(path))
         images, captions = self._document(path, faults)
         # In the folder that is named as the file is, or in another of the same split.
-        inside = {name: f"{match['images']}/{name}" if match else name for name, _ in images.values()}
+        inside = {name: f"{match['images']}/{name}" if match else name for name, *_ in images.values()}
         found = finder.find(inside.values())
         if match is not None and not any(found.values()):
             inside = {name: f"{match['split']}/{name}" for name in inside}
             found = finder.find(inside.values())
-        for identifier, (name, where) in images.items():
+        for identifier, (name, where, said) in images.items():
             texts = tuple(text for _, text in sorted(captions.get(identifier, [])))
             with faults.of_row():
                 picture = finder.one(name, found[inside[name]], where)
-                yield Row(picture, texts, split or self.split_in(name, picture, where), where)
+                own = parse_split(said, where) if isinstance(said, str) and said else None
+                yield Row(picture, texts, split or own or self.split_in(name, picture, where), where)
 
     def _document(self, path: Path, faults: Faults) -> tuple[_Images, _Captions]:
         """Return the pictures and the captions of a document, by the pictures' ids."""
@@ -76,7 +77,7 @@ class Coco(NamedOptions):
                 identifier = _id(image, "id", where)
                 if identifier in images:
                     raise AttendError(f"{where}.id: {identifier} is already the id of {images[identifier][1]}")
-                images[identifier] = (name, where)
+                images[identifier] = (name, where, image.get("split"))
         for index, annotation in enumerate(require_objects(document, "annotations", str(path))):
             where = f"{path}: annotations[{index}]"
             with faults.of_row():
@@ -89,9 +90,7 @@ class Coco(NamedOptions):
         return images, captions
 
 
-def _id(item: dict[str, object], field: str, where: str) -> int | str:
-    """Return the id in a field; AttendError where it is neither a whole number nor a text."""
+def _id(item: dict[str, object], field: str, where: str) -> str:
+    """Return the id in a field, as a text; AttendError where it is neither a whole number nor a text."""
     value = item.get(field)
-    if isinstance(value, str):
-        return value
-    return int(require_field(item, field, int, where))
+    return value if isinstance(value, str) else str(require_field(item, field, int, where))

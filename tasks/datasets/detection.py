@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasks.common.errors import AttendError
-from tasks.common.wording import shortened
+from tasks.common.wording import counted, listed, shortened
 from tasks.datasets.base import (
     OTHER_PICTURES,
     PICTURE_SUFFIXES,
@@ -31,12 +31,14 @@ from tasks.datasets.image_folder import METADATA
 from tasks.datasets.object_array import array_header
 from tasks.datasets.sources import with_source
 from tasks.datasets.table import TABLE_SUFFIXES, is_table
-from tasks.datasets.table_columns import Options
+from tasks.datasets.table_columns import NO_TEXTS, Options
 from tasks.datasets.texts import TEXT_SUFFIXES
 from tasks.datasets.webdataset import is_tar
 
 _MOST_SUBFOLDERS = 20  # below a folder without captions, that are looked into
 _CLOSE = 0.75  # share of the best score from which two files look alike
+_ONE_WORD, _KINDS = 1.5, 3  # words of texts that are classes, and how many kinds of them are shown
+_NEARLY_ALL = 0.9
 _LISTED = 3  # files of one kind in one folder that are listed by name
 _BESIDE = re.compile("annotation|caption|metadata|label|text|split", re.IGNORECASE)  # a folder with pictures beside it
 # What to do with files that may hold captions or pictures, and are not read.
@@ -115,6 +117,9 @@ def _best(folder: Folder, candidates: list[Candidate], errors: dict[Path, str]) 
         return group[0].score * (0.5 + 0.5 * min(named / pictures, 1.0))
 
     groups.sort(key=score, reverse=True)
+    whole = groups[0]
+    groups.sort(key=lambda group: not _divides(group, whole))  # the parts, before a table of all of them
+    _refuse_classes(groups[0][0], folder.path)
     parts, others = groups[0], [item for group in groups[1:] for item in group]
     texts = {text for part in parts for text in part.found.texts}
     copies = [item for item in others if set(item.found.texts) <= texts]
@@ -126,13 +131,51 @@ def _best(folder: Folder, candidates: list[Candidate], errors: dict[Path, str]) 
     reasons = errors | {file: str(item) for item in others for file in (item.file, *item.read)}
     reasons |= {item.file: f"{item}: the same captions as {parts[0].file.name}" for item in copies}
     unread = _unread(folder, {file for part in parts for file in (part.file, *part.read)}, reasons)
+    seen = _given_otherwise(parts, errors, folder.path)
     names = list(options["sources"]) if len(parts) > 1 else [""]
     notes = [
         with_source(f"{name}/" if name else "", note)
         for name, part in zip(names, sorted(parts, key=lambda part: part.file), strict=True)
         for note in part.found.notes
     ]
-    return Detection(options, unread, tuple(notes))
+    return Detection(options, unread, (*seen, *notes))
+
+
+def _divides(group: list[Candidate], whole: list[Candidate]) -> bool:
+    """Return whether a group of tables, one for each split, has the pictures of the table `whole`."""
+    names = {folder_split([file.stem]) for item in group for file in (item.file, *item.read)}
+    is_divided = len(names) > 1 and None not in names
+    if group is whole or not is_divided or len(whole) > 1:
+        return False
+    own = frozenset(picture for item in group for picture in item.found.pictures)
+    return len(own & whole[0].found.pictures) >= _NEARLY_ALL * len(whole[0].found.pictures)
+
+
+def _refuse_classes(item: Candidate, folder: Path) -> None:
+    """Raise AttendError where the likeliest captions are single words of a few kinds."""
+    kinds = sorted(set(item.found.texts))
+    if item.found.words < _ONE_WORD and len(kinds) <= max(_KINDS, len(item.found.texts) // 10):
+        shown = ", ".join(map(repr, kinds[:_KINDS]))
+        raise AttendError(
+            f"{folder}: no captions of several words: {item.file.relative_to(folder)} has "
+            f"{counted(len(kinds), 'word')}, such as {shown}: name the file of the captions with --captions FILE"
+        )
+
+
+def _given_otherwise(parts: list[Candidate], errors: dict[Path, str], folder: Path) -> Iterator[str]:
+    """Yield notes on files that name pictures, or their splits, in a way that is not read."""
+    tables = [path for path, error in errors.items() if NO_TEXTS in error]
+    lists = [path for path in tables if folder_split([path.stem]) is not None]
+    has_splits = len(parts) > 1 or {"split_column", "splits"} & parts[0].options.keys() or parts[0].found.has_splits
+    if len(lists) > 1 and not has_splits:
+        shown = ", ".join(path.relative_to(folder).as_posix() for path in lists)
+        yield f"{folder}: {shown} seem to list the pictures of splits, and are not used: add a column `split`"
+    others = [path for path in tables if path not in lists]
+    if others and parts[0].found.by_number:
+        yield (
+            f"{parts[0].file}: names pictures by numbers, and {others[0].relative_to(folder)} by names: if its rows "
+            "say which number is which picture, write the names into the table of captions"
+        )
 
 
 def _groups(candidates: list[Candidate]) -> list[list[Candidate]]:
@@ -219,30 +262,38 @@ def _why_unread(path: Path, folder: Folder) -> str:
 def _without_captions(folder: Folder, errors: dict[Path, str]) -> AttendError:
     """Return the error for a folder without captions: what it has instead."""
     path = folder.path
-    below = next(filter(_holds_captions, itertools.islice(_subfolders(path), _MOST_SUBFOLDERS)), None)
-    if below is not None:
-        return AttendError(f"{path}: holds no captions itself, but {below} does: give that folder")
+    below = [str(own) for own in itertools.islice(_subfolders(path), _MOST_SUBFOLDERS) if _holds_captions(own)]
+    if len(below) > 1:
+        return AttendError(
+            f"{path}: holds no captions itself, but {listed(below)} do: give one of them, or name each as one of "
+            "data.sources (docs/data-formats.md)"
+        )
+    if below:
+        return AttendError(f"{path}: holds no captions itself, but {below[0]} does: give that folder")
     if errors:
         return AttendError(next(iter(errors.values())))
-    suffixes = Counter(file.suffix.lower() for file in _files(path))
-    convertible = next((file for file in _files(path) if file.suffix.lower() in _CONVERT), None)
+    return AttendError(f"{path}: {_what_is_there(folder)}")
+
+
+def _what_is_there(folder: Folder) -> str:
+    """Return what a folder without captions holds, and what to do."""
+    suffixes = Counter(file.suffix.lower() for file in _files(folder.path))
+    convertible = next((file for file in _files(folder.path) if file.suffix.lower() in _CONVERT), None)
     pictures = len(folder.finder.names)
     if convertible is not None:
         number = suffixes[convertible.suffix.lower()]
         more = f" (and {number - 1:,} more such files)" if number > 1 else ""
-        return AttendError(f"{convertible}: is not read{more}: {_why_unread(convertible, folder)}")
+        return f"{convertible.name} is not read{more}: {_why_unread(convertible, folder)}"
     others = {suffix: suffixes[suffix] for suffix in OTHER_PICTURES if suffixes[suffix]}
     if not pictures and others:
-        return AttendError(
-            f"{path}: its {sum(others.values()):,} pictures are {', '.join(sorted(others))}, which are not read: "
-            "convert them to JPEG or PNG"
-        )
+        kinds = ", ".join(sorted(others))
+        return f"its {sum(others.values()):,} pictures are {kinds}, which are not read: convert them to JPEG or PNG"
     if not pictures:
-        return AttendError(f"{path}: holds neither pictures nor captions: give the folder that does")
+        return "holds neither pictures nor captions: give the folder that does"
     unknown = [f"{number:,} {suffix}" for suffix, number in suffixes.most_common() if suffix not in PICTURE_SUFFIXES]
-    seen = f" (beside them: {', '.join(unknown[:5])})" if unknown else ""
-    return AttendError(
-        f"{path}: has {pictures:,} pictures and no captions{seen}: add a metadata.jsonl with a line a picture, "
+    seen = f" (its other files: {', '.join(unknown[:5])})" if unknown else ""
+    return (
+        f"has {pictures:,} pictures and no captions{seen}: add a metadata.jsonl with a line a picture, "
         '{"file_name": "a.jpg", "text": "a dog runs"}, or a .txt beside each picture'
     )
 

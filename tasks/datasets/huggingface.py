@@ -31,7 +31,9 @@ class HuggingFace(UnpackedOptions):
 
     adapter: Literal["huggingface"] = "huggingface"
     image_column: str = Field("image", description="column of the pictures")
-    caption_column: str = Field("caption", description="column of the captions: a text, or a list of texts")
+    caption_column: str | tuple[str, ...] = Field(
+        "caption", description="column of the captions: a text, or a list of texts; or several columns"
+    )
     split_column: str | None = Field(
         None, description="column of the split; default: the split that the name or the folder of a file says"
     )
@@ -41,6 +43,10 @@ class HuggingFace(UnpackedOptions):
         description="several captions in a text: `json` for a list as JSON or Python writes it, or what stands between "
         "them, such as `||`",
     )
+
+    @property
+    def _captions(self) -> tuple[str, ...]:
+        return (self.caption_column,) if isinstance(self.caption_column, str) else self.caption_column
 
     def annotation_files(self) -> list[Path]:
         return [file.path for file in table_files(self.path)]
@@ -57,7 +63,7 @@ class HuggingFace(UnpackedOptions):
                     yield self._row(f"{split or 'row'}-{numbers[split or 'row']:08d}", split, record, where, generated)
 
     def _records(self, path: Path) -> Iterator[dict[str, Any]]:
-        columns = [self.image_column, self.caption_column, *([self.split_column] if self.split_column else [])]
+        columns = [self.image_column, *self._captions, *([self.split_column] if self.split_column else [])]
         for batch in batches(path):
             missing = [column for column in columns if column not in batch.schema.names]
             if missing:
@@ -74,7 +80,8 @@ class HuggingFace(UnpackedOptions):
 
     def _row(self, name: str, split: str | None, record: dict[str, Any], where: str, generated: Path) -> Row:
         data = _encoded(record[self.image_column], self.path.expanduser(), f"{where}: {self.image_column}")
-        captions = captions_in(record[self.caption_column], self.lists, where, self.caption_column)
+        columns = [name for name in self._captions if record[name] not in (None, "") or len(self._captions) == 1]
+        captions = [text for name in columns for text in captions_in(record[name], self.lists, where, name)]
         name = f"{name}{_SUFFIXES.get(data[:2], '.tif')}"
         row = Row(name, tuple(captions), split, where)
         (generated / name).write_bytes(data)

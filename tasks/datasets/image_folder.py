@@ -27,7 +27,9 @@ class ImageFolder(RecordOptions):
     image_column: str = Field(
         "file_name", description="column of the picture's file, relative to the metadata's folder"
     )
-    caption_column: str = Field("text", description="column of the caption: a text, or (not in CSV) a list of texts")
+    caption_column: str | tuple[str, ...] = Field(
+        "text", description="column of the caption: a text, or a list of texts; or several columns: [text_1, text_2]"
+    )
 
     def annotation_files(self) -> list[Path]:
         folder = require_folder(self.path, "data.path")
@@ -52,14 +54,15 @@ class ImageFolder(RecordOptions):
                 name = record.get(self.image_column)
                 if isinstance(name, str) and name.strip() and split is not None:
                     record = {**record, self.image_column: (prefix / name.strip()).as_posix()}  # noqa: PLW2901
-                    record.setdefault(self.split_column, split)
+                    record.setdefault(self.split_column or "split", split)
                 yield where, record
 
 
 def metadata_files(folder: Path) -> list[Path]:
     """Return the files of metadata in a folder, and in its subfolders that are named as splits."""
     splits = sorted(path for path in folder.iterdir() if path.name.lower() in SPLIT_NAMES and path.is_dir())
-    return [part / name for part in (folder, *splits) for name in METADATA if (part / name).is_file()]
+    found = (next((part / name for name in METADATA if (part / name).is_file()), None) for part in (folder, *splits))
+    return [file for file in found if file is not None]
 
 
 def split_folder_of(folder: Path, path: Path) -> str | None:

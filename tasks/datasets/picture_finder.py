@@ -19,6 +19,9 @@ from tasks.datasets.base import PICTURE_SUFFIXES, find_pictures, folder_split
 _ADDRESS = re.compile("(https?|s3|gs)://")
 # A part of a path that folders of small copies have.
 _COPIES = re.compile(r"(thumb|preview|vorschau|vignette|miniat|resized|lowres)[^/]*/", re.IGNORECASE)
+_NUMBER = re.compile(r"\d{1,15}(\.0)?")  # a picture's number, which a table may have written as a float
+_LAST_NUMBER = re.compile(r"(\d{1,15})$")
+_CAPTION_NUMBER = re.compile(r"#\d{1,3}$")  # after a name, as Flickr8k has it
 _SHOWN = 3  # of the files that a name may mean
 
 
@@ -36,12 +39,16 @@ class PictureFinder:
         self._below: dict[Path, PictureFinder] = {}
         self.names = frozenset(names)
         self._by_end: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+        self._by_number: dict[int, list[str]] = {}  # by the number that a name ends in, without zeros before it
         self._by_stem: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
         for name in sorted(self.names):
             parts = tuple(_folded(name).split("/"))
             stem = PurePosixPath(parts[-1]).stem
             self._by_end.setdefault(parts[-1], []).append((name, parts))
             self._by_stem.setdefault(stem, []).append((name, (*parts[:-1], stem)))
+            number = _LAST_NUMBER.search(stem)
+            if number is not None:
+                self._by_number.setdefault(int(number[1]), []).append(name)
 
     @classmethod
     def of(cls, folder: Path, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) -> PictureFinder:
@@ -63,6 +70,8 @@ class PictureFinder:
         parts = {name: _parts(name) for name in names}
         common = _common(folders[:-1] for folders in parts.values())
         meant = {name: [name] if name in self.names else self._meant(name, parts[name], common) for name in names}
+        if not any(meant.values()) and all(_NUMBER.fullmatch(name.strip()) for name in names):
+            meant = {name: self._by_number.get(int(float(name)), []) for name in names}
         return _in_one_place(_without_copies(meant), parts)
 
     def named(self, name: str) -> list[str]:
@@ -73,6 +82,9 @@ class PictureFinder:
     def _meant(self, name: str, parts: tuple[str, ...], common: int) -> list[str]:
         """Return the pictures that a name may mean. common: how many folders all names begin with."""
         found = [] if _ADDRESS.match(name) else self._candidates(parts)
+        if not found and _CAPTION_NUMBER.search(name):
+            parts = _parts(_CAPTION_NUMBER.sub("", name))
+            found = self._candidates(parts)
         if not found and "%" in name:
             parts = _parts(unquote(name))
             found = self._candidates(parts)
@@ -129,12 +141,17 @@ def _without_copies(meant: dict[str, list[str]]) -> dict[str, list[str]]:
 def _in_one_place(meant: dict[str, list[str]], parts: dict[str, tuple[str, ...]]) -> dict[str, list[str]]:
     """Return what names mean, of those with folders only what is below the folder that most of them are below."""
     below = {
-        name: pictures[0].lower().removesuffix("/".join(parts[name][-_common_end(parts[name], _parts(pictures[0])) :]))
+        name: _base(parts[name][:-1], _parts(pictures[0])[:-1])
         for name, pictures in meant.items()
         if len(pictures) == 1 and len(parts[name]) > 1
     }
     most = Counter(below.values()).most_common(1)
     return {name: [] if name in below and below[name] != most[0][0] else own for name, own in meant.items()}
+
+
+def _base(folders: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the folders of a picture that a name does not have. folders: of the name. own: of the picture."""
+    return own[: len(own) - _common_end(folders, own)]
 
 
 def _folded(name: str) -> str:

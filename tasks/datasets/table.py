@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import csv
 import json
+import re
 import reprlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TextIO
 
 from pydantic import Field, field_validator
 
@@ -41,17 +42,18 @@ class _Named:
     split: str | None
     texts: list[str]
 
-    def add(self, where: str, name: str, split: str | None, texts: list[str], column: str) -> None:
-        """Add captions; AttendError where another split is given than before. column: of the split, for the message."""
+    def add(self, where: str, name: str, split: str | None, texts: list[str]) -> None:
+        """Add captions; AttendError where another split is given than before."""
         if split != self.split:
             raise AttendError(
-                f"{where}: {column}: {name} is in {split} here and in {self.split} at {self.where}: a picture is in "
+                f"{where}: split: {name} is in {split} here and in {self.split} at {self.where}: a picture is in "
                 "one split, with all its captions"
             )
         self.texts += texts
 
 
 DELIMITERS = {"\t": "tab", ",": ",", ";": ";", "|": "|"}  # with their names in messages
+_APART = re.compile(r"""(["'])\s+(["'])""")
 TABLE_SUFFIXES = (".csv", ".txt", ".tsv", ".parquet", ".jsonl", ".json")
 IMAGE_FOLDERS = ("Images", "images")
 
@@ -60,8 +62,10 @@ class RecordOptions(NamedOptions):
     """The base class of adapters of records with an image column, a caption column and an optional split column."""
 
     image_column: str
-    caption_column: str
-    split_column: str = Field("split", description="column of the split; where no row has it, the pictures are divided")
+    caption_column: str | tuple[str, ...]
+    split_column: str | None = Field(
+        "split", description="column of the split; where no row has it, or with null, the pictures are divided"
+    )
     delimiter: str | None = Field(
         None, description="character between the columns, or `tab`; default: a tab in .tsv, else a comma"
     )
@@ -73,6 +77,9 @@ class RecordOptions(NamedOptions):
         min_length=1,
         description="several captions in a cell: `json` for a list as JSON or Python writes it, or what stands between "
         "them, such as `||`",
+    )
+    quotes: bool = Field(
+        True, description="whether a field of a text table may stand in double quotes; false: they are part of the text"
     )
     encoding: str = Field("utf-8", description="encoding of a text file, such as cp1252 or utf-16")
 
@@ -99,7 +106,7 @@ class RecordOptions(NamedOptions):
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         named: dict[str, _Named] = {}  # by the picture's name in the records
         # Random splits in place of those that were named would put test pictures into training.
-        missing_split = "split_column" in self.model_fields_set
+        missing_split = "split_column" in self.model_fields_set and self.split_column is not None
         for number, (where, record) in enumerate(self.records(faults)):
             missing_split = missing_split and self.split_column not in record
             if number == 0:
@@ -107,10 +114,9 @@ class RecordOptions(NamedOptions):
             with faults.of_row():
                 self._check_columns(where, record)
                 name = self._name_of(record[self.image_column], where)
-                value = record.get(self.split_column)
+                value = None if self.split_column is None else record.get(self.split_column)
                 split = None if value in (None, "") else parse_split(str(value), where)
-                texts = captions_in(record[self.caption_column], self.lists, where, self.caption_column)
-                named.setdefault(name, _Named(where, split, [])).add(where, name, split, texts, self.split_column)
+                named.setdefault(name, _Named(where, split, [])).add(where, name, split, self._texts(record, where))
         if named and missing_split:
             raise AttendError(
                 f"data.split_column: {self.path} has no column {self.split_column!r}: correct it, or leave it out: the "
@@ -127,14 +133,28 @@ class RecordOptions(NamedOptions):
                 picture = finder.one(name, meant, item.where)
                 split = item.split or self.split_in(name, picture, item.where)
                 first = rows.setdefault(picture, _Named(item.where, split, []))
-                first.add(item.where, picture, split, item.texts, self.split_column)
+                first.add(item.where, picture, split, item.texts)
         for picture, item in rows.items():
             with faults.of_row():
                 yield Row(picture, tuple(item.texts), item.split, item.where)
 
+    @property
+    def _caption_columns(self) -> tuple[str, ...]:
+        return (self.caption_column,) if isinstance(self.caption_column, str) else self.caption_column
+
+    def _texts(self, record: dict[str, Any], where: str) -> list[str]:
+        """Return the captions of a record; of several columns, those that are not blank."""
+        columns = self._caption_columns
+        filled = [column for column in columns if record[column] not in (None, "") or len(columns) == 1]
+        texts = [text for column in filled for text in captions_in(record[column], self.lists, where, column)]
+        if not texts:
+            raise AttendError(f"{where}: {', '.join(columns)}: are empty; a text is needed")
+        return texts
+
     def _check_columns(self, where: str, record: dict[str, Any]) -> None:
         """Raise AttendError where a record lacks a column."""
-        for column, setting in ((self.image_column, "image_column"), (self.caption_column, "caption_column")):
+        captions = [(column, "caption_column") for column in self._caption_columns]
+        for column, setting in ((self.image_column, "image_column"), *captions):
             if column in record:
                 continue
             columns = [str(name) for name in record]
@@ -167,7 +187,8 @@ class RecordOptions(NamedOptions):
             return _json_records(path)
         # A byte order mark is no part of the first column's name.
         encoding = "utf-8-sig" if self.encoding == "utf-8" else self.encoding
-        return _text_records(path, self.delimiter or usual_delimiter(path), encoding, faults, self.columns)
+        form = _Form(self.delimiter or usual_delimiter(path), encoding, self.quotes)
+        return _text_records(path, form, faults, self.columns)
 
 
 class Table(RecordOptions):
@@ -178,7 +199,10 @@ class Table(RecordOptions):
 
     adapter: Literal["table"] = "table"
     image_column: str = Field("image", description="column of the picture's file")
-    caption_column: str = Field("caption", description="column of the caption: a text, or (not in CSV) a list of texts")
+    caption_column: str | tuple[str, ...] = Field(
+        "caption",
+        description="column of the caption: a text, or a list of texts; or several columns: [caption_1, caption_2]",
+    )
 
     def annotation_files(self) -> list[Path]:
         if self.path.expanduser().is_dir():
@@ -202,7 +226,7 @@ class Table(RecordOptions):
         for path in self.annotation_files():
             for where, record in self.records_of(path, faults):
                 if self.path.expanduser().is_dir():
-                    record.setdefault(self.split_column, path.stem)
+                    record.setdefault(self.split_column or "split", path.stem)
                 yield where, record
 
 
@@ -231,6 +255,10 @@ def listed_texts(text: str, form: str, where: str) -> list[Any]:
     """Return the texts in a cell. form: see `RecordOptions.lists`. Raise AttendError where it holds no list."""
     if form != "json":
         return [part.strip() for part in text.split(form) if part.strip()]
+    if not text.strip().startswith("["):
+        return [text]
+    # NumPy and pandas write no commas between the texts of an array.
+    text = _APART.sub(r"\1, \2", text)
     for read in (json.loads, ast.literal_eval):
         try:
             found = read(text)
@@ -245,20 +273,44 @@ def captions_in(value: object, lists: str | None, where: str, field: str) -> lis
     """Return the captions in a cell: a text, a list of texts, or a text that is a list (see `RecordOptions.lists`)."""
     if lists is not None and isinstance(value, str):
         value = listed_texts(value, lists, f"{where}: {field}")
+    if isinstance(value, list):
+        value = [_text_of(item) for item in value]
     if not isinstance(value, list) or len(value) < 2:
         return [needs_text(text, where, field) for text in (value if isinstance(value, list) and value else [value])]
     return [needs_text(text, where, f"{field}[{number}]") for number, text in enumerate(value)]
 
 
-def _text_records(
-    path: Path, delimiter: str, encoding: str, faults: Faults, columns: Sequence[str] | None
-) -> Iterator[Record]:
+class _Form(NamedTuple):
+    """How a table of text is written."""
+
+    delimiter: str
+    encoding: str
+    quotes: bool
+
+    def reader(self, file: TextIO) -> Any:
+        """Return csv's reader of an opened file."""
+        if self.quotes:
+            return csv.reader(file, delimiter=self.delimiter, strict=True)
+        return csv.reader(file, delimiter=self.delimiter, strict=True, quoting=csv.QUOTE_NONE)
+
+
+def _text_of(item: object) -> object:
+    """Return the text of an object such as `{"raw": "a dog", "id": 3}` in a list of captions; others as they are."""
+    if isinstance(item, dict):
+        return next((item[field] for field in ("raw", "caption", "text", "sentence") if field in item), item)
+    return item
+
+
+def _text_records(path: Path, form: _Form, faults: Faults, columns: Sequence[str] | None) -> Iterator[Record]:
     """Yield the records of a table of text. columns: their names, where its first line is a record; else None."""
     namer = "the first line names" if columns is None else "data.columns names"
+    delimiter, encoding = form.delimiter, form.encoding
     with path.open(encoding=encoding, newline="") as file:
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        reader = form.reader(file)
         try:
             header = next(reader, None) if columns is None else list(columns)
+            if header is not None and columns is None and "".join(header).startswith("sep="):
+                header = next(reader, None)  # Excel's line on the delimiter
             if header is None:
                 raise AttendError(f"{path}: is empty: its first line must name the columns")
             _check_names(path, header)
@@ -311,10 +363,23 @@ def _json_records(path: Path) -> Iterator[Record]:
 
     An object whose values are texts, or lists of texts, has a record `image` and `caption` for each of its names.
     """
-    document = parse_json(path)
+    document = _lines_or_document(path)
     if isinstance(document, dict) and document and all(map(_are_captions, document.values())):
         for name, texts in document.items():
             yield f"{path}: {name}", {"image": name, "caption": texts}
+        return
+    if isinstance(document, dict) and document and all(isinstance(value, dict) for value in document.values()):
+        for name, record in document.items():
+            yield f"{path}: {name}", {"image": name, **record}
+        return
+    if (
+        isinstance(document, dict)
+        and document
+        and all(str(name).lower() in SPLIT_NAMES and isinstance(value, list) for name, value in document.items())
+    ):
+        for split in document:
+            for number, record in enumerate(require_objects(document, split, str(path))):
+                yield f"{path}: {split}[{number}]", {**_with_answer(record), "split": split}
         return
     if isinstance(document, dict):
         lists = [value for value in document.values() if isinstance(value, list) and value]
@@ -335,6 +400,17 @@ def _with_answer(record: dict[str, Any]) -> dict[str, Any]:
             answers = [turn.get(said) for turn in turns if turn.get(who) in ("gpt", "assistant")]
             return {**record, field: answers[0] if answers else None}
     return record
+
+
+def _lines_or_document(path: Path) -> Any:
+    """Return the content of a JSON file; of one with an object on each line, the list of them."""
+    try:
+        return parse_json(path)
+    except AttendError:
+        lines = list(numbered_lines(path))
+        if len(lines) < 2 or not all(line.lstrip().startswith("{") for _, line in lines):
+            raise
+        return [parse_text(line, path, number) for number, line in lines]
 
 
 def _are_captions(value: object) -> bool:

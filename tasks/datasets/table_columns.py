@@ -40,8 +40,20 @@ IMAGE_NAMES = ("image", "file_name", "filename", "image_name", "image_path", "pa
 _SPLIT_COLUMNS = ("split", "partition", "subset", "set", "fold", "phase")
 SAMPLE = 200  # records that are looked at, from all parts of a table
 _MOST_RECORDS = 200_000  # of a table that are read
-_BETWEEN = "||"  # what some tables have between the captions of a cell
+_BETWEEN = ("||", "###", "|", "\n")  # what some tables have between the captions of a cell
+NO_TEXTS = "no column of texts"  # in the message on a table that only names pictures
 _NEARLY_ALL = 0.9
+_SOME = 0.2
+_RIVAL = 0.75  # share of the best likeness from which another column may name the pictures
+_FEW_WORDS = 1.5  # of texts that are classes
+_OF_IMAGES = re.compile("image|img|photo|pic|file|bild|foto|path|jpg|png")
+_OF_OTHERS = re.compile("caption|sent|text|ann|row|index|unnamed|thumb|mask|cond|source|target")
+_MARKS_SPLIT = re.compile("(is_?)?(train|training|test|val|valid|validation|dev)", re.IGNORECASE)
+_MANY = 0.7
+# Between letters: a sign that is no letter of Western Europe, no apostrophe and no dash; or a capital with an accent.
+_ODD_WITHIN = re.compile(
+    "[a-z][^\\x00-\\x7f\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u00ff\u0152\u0153\u2018\u2019\u2013\u2014]|[a-z][\u00c0-\u00de]|\ufffd"
+)
 _ABOUT = 0.1  # difference of regularity that may be chance
 _LETTER = re.compile(r"[^\W\d_]")
 
@@ -51,7 +63,9 @@ class Columns(NamedTuple):
 
     options: the settings of `data` that read it, but for adapter and path. images: the folder of its pictures.
     pictures: the names of those in the sample. columns: the names of all. caption: the column of the captions.
-    texts: the captions. share: of the pictures, those that are there. notes: what a person should look at.
+    texts: the captions. share: of the pictures, those that are there. notes: what a person should look at. is_own:
+    whether the folder of the pictures is named as the table is. by_number: whether pictures are named by
+    numbers. has_splits: whether rows say their split.
     """
 
     options: Options
@@ -62,6 +76,9 @@ class Columns(NamedTuple):
     texts: tuple[str, ...]
     share: float
     notes: tuple[str, ...] = ()
+    is_own: bool = False
+    by_number: bool = False
+    has_splits: bool = False
 
     @property
     def words(self) -> float:
@@ -90,20 +107,62 @@ def text_forms(path: Path) -> list[Options]:
     best = max(regular.values())
     signs = [sign for sign, value in regular.items() if value >= best - _ABOUT] if best else [usual]
     form: Options = {} if encoding is None else {"encoding": encoding}
-    return [form if sign == usual else {**form, "delimiter": DELIMITERS[sign]} for sign in signs]
+    forms = [form if sign == usual else {**form, "delimiter": DELIMITERS[sign]} for sign in signs]
+    return [
+        own if _has_quotes(text, sign) else {**own, "quotes": False} for own, sign in zip(forms, signs, strict=True)
+    ]
+
+
+def _has_quotes(text: str, delimiter: str) -> bool:
+    """Return whether quotes stand around fields, and are not part of the texts: then they hold no whole rows."""
+    lines = text.splitlines()
+    plain = [len(line.split(delimiter)) for line in lines if line.strip()]
+    if '"' not in text or len(set(plain)) > 1:
+        return True
+    try:
+        rows = list(csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=True))
+    except csv.Error:
+        return False
+    return not any(delimiter in field and "\n" in field for row in rows for field in row) and len(rows) >= len(plain)
 
 
 def _encoding(start: bytes, path: Path) -> str | None:
-    """Return a file's encoding by its first bytes; None for UTF-8."""
+    """Return a file's encoding by its first bytes; None for UTF-8.
+
+    Raises AttendError where it is in none, or in UTF-8 but for some bytes.
+    """
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     try:
         codecs.getincrementaldecoder("utf-8-sig")().decode(start)  # incremental: the last character may be cut
-    except UnicodeDecodeError:
+    except UnicodeDecodeError as error:
         if 0 in start:
             raise AttendError(f"{path}: is neither text nor Parquet") from None
-        return "cp1252"
+        others = [sign for sign in start.decode("utf-8", "replace") if not sign.isascii()]
+        if others.count("\ufffd") <= len(others) / 2:  # in other encodings, hardly any bytes happen to be UTF-8
+            line = start.count(b"\n", 0, error.start) + 1
+            raise AttendError(f"{path}:{line}: is not UTF-8, as the rest of the file is: save it as UTF-8") from None
+        if _is_western(start.decode("cp1252", "replace")):
+            return "cp1252"
+        import charset_normalizer
+
+        best = charset_normalizer.from_bytes(start).best()
+        if best is None:
+            raise AttendError(f"{path}:1: is not UTF-8, nor in an encoding that is known: save it as UTF-8") from None
+        return best.encoding
     return None
+
+
+def _is_western(text: str) -> bool:
+    """Return whether a text in cp1252 looks like a language of Western Europe."""
+    words = [word for word in re.findall(r"[^\s,;|]+", text) if not word.isascii()]
+    return sum(map(_is_western_word, words)) >= _MANY * len(words)
+
+
+def _is_western_word(word: str) -> bool:
+    """Return whether few letters of a word have accents, and no sign stands within it that none has."""
+    accents = sum(not sign.isascii() and sign.isalpha() for sign in word)
+    return accents <= max(1, len(word) // 2) and not _ODD_WITHIN.search(word)
 
 
 def _regularity(text: str, delimiter: str) -> float:
@@ -142,9 +201,10 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     if len(place.unclear) > len(place.found):
         name, meant = next(iter(place.unclear.items()))
         finder.one(name, meant, str(file))
-    cells = [record[caption] for record in _sample(records) if record.get(caption) not in (None, "")]
+    columns = (caption,) if isinstance(caption, str) else caption
+    cells = [record[own] for record in _sample(records) for own in columns if record.get(own) not in (None, "")]
     settings: Options = {} if header is None else {"columns": header}
-    notes = [found.note] if found.note else []
+    notes = list(found.notes)
     settings |= {} if image == kind.model_fields["image_column"].default else {"image_column": image}
     settings |= {} if caption == kind.model_fields["caption_column"].default else {"caption_column": caption}
     if split is not None:
@@ -157,7 +217,19 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     settings |= {} if lists is None else {"lists": lists}
     pictures = frozenset(place.path_of(picture) for picture in place.found.values())
     texts = tuple(_texts(cells, lists))
-    return Columns(settings, place.images, pictures, tuple(names), caption, texts, place.share, tuple(notes))
+    return Columns(
+        settings,
+        place.images,
+        pictures,
+        tuple(names),
+        columns[0],
+        texts,
+        place.share,
+        tuple(notes),
+        place.base.name == file.stem,
+        all(name.isdecimal() for name in place.found),
+        split is not None,
+    )
 
 
 class Place(NamedTuple):
@@ -190,8 +262,9 @@ class Place(NamedTuple):
 def place_of(names: Collection[str], file: Path, finder: PictureFinder) -> Place | None:
     """Return the pictures that names mean: in the usual folder of a file's pictures, or anywhere; None without one."""
     best: Place | None = None
-    for base in dict.fromkeys((usual_images(file.parent), finder.folder)):
-        if not base.is_relative_to(finder.folder):
+    named = [file.parent / file.stem, usual_images(file.parent) / file.stem]  # a folder that is named as the file is
+    for base in dict.fromkeys((*named, usual_images(file.parent), finder.folder)):
+        if not base.is_relative_to(finder.folder) or (base in named and not base.is_dir()):
             continue
         meant = finder.below(base).find(names)
         found = {name: pictures[0] for name, pictures in meant.items() if len(pictures) == 1}
@@ -208,9 +281,9 @@ def place_of(names: Collection[str], file: Path, finder: PictureFinder) -> Place
 
 class _Found(NamedTuple):
     image: str
-    caption: str
+    caption: str | tuple[str, ...]
     split: str | None
-    note: str
+    notes: list[str]
     names: list[str]
     place: Place
     finder: PictureFinder
@@ -242,56 +315,130 @@ def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFind
     """Return the columns of records by what they hold; AttendError where none names pictures, or none is a text."""
     names = list(dict.fromkeys(itertools.chain.from_iterable(records)))
     values = {name: [record.get(name) for record in records if record.get(name) not in (None, "")] for name in names}
-    places: dict[str, Place] = {}
-    for name in names:
-        alone = [_alone(value) for value in values[name]]
-        place = place_of(dict.fromkeys(map(str, alone)), file, finder) if alone and _is_plain(alone) else None
-        if place is not None:
-            places[name] = place
-    image = max(places, key=lambda name: _likeness(name, places[name]), default="")
-    if not image:
+    image, place, notes = _image_column(values, file, finder)
+    if image is None or place is None:
         raise AttendError(
             f"{file}: none of its columns ({', '.join(map(str, names))}) names pictures in {finder.folder}; its first "
             f"row: {_row(records[0])}: put the pictures there, or run `attend init` on the folder that holds both"
         )
-    split = next((name for name in names if name != image and is_split(values[name])), None)
-    rest = {name: values[name] for name in names if name not in (image, split)}
+    splits = [name for name in names if name != image and is_split(values[name])]
+    splits.sort(key=lambda name: _index(str(name).lower(), _SPLIT_COLUMNS))
+    split = splits[0] if splits else None
+    if len(splits) > 1:
+        notes.append(f"{file}: its columns {' and '.join(splits)} hold splits: {split} is used (data.split_column)")
+    rest = {name: values[name] for name in names if name not in (image, *splits)}
+    notes += [f"{file}: its {note}" for note in _unused_marks(rest, has_split=split is not None)]
     caption, note = caption_column(rest, str(file), image)
-    return _Found(image, caption, split, note, names, places[image], finder)
+    return _Found(image, caption, split, [*notes, *([note] if note else [])], names, place, finder)
 
 
-def _likeness(name: str, place: Place) -> float:
-    """Return how likely a column names the pictures: an index may happen to be the names of other pictures."""
+def _image_column(
+    values: dict[str, list[Any]], file: Path, finder: PictureFinder
+) -> tuple[str | None, Place | None, list[str]]:
+    """Return the column that names the pictures, what it names, and a note on others that may. values: of each."""
+    places: dict[str, Place] = {}
+    for name, own in values.items():
+        alone = [_alone(value) for value in own]
+        place = place_of(dict.fromkeys(map(str, alone)), file, finder) if alone and _is_plain(alone) else None
+        if place is not None:
+            places[name] = place
+    if not places:
+        return None, None, []
+    most = max(len(place.found) + len(place.unclear) for place in places.values())
+    likeness = {name: _likeness(name, place, most) for name, place in places.items()}
+    image = max(likeness, key=lambda name: likeness[name])
+    rivals = [
+        name
+        for name in places
+        if name != image and likeness[name] > _RIVAL * likeness[image] and values[name] != values[image]
+    ]
+    shown = ", ".join(f"{name} ({values[name][0]})" for name in rivals)
+    note = (
+        f"{file}: its column {image} ({values[image][0]}) names the pictures; so may {shown}: for another, set "
+        "data.image_column"
+    )
+    return image, places[image], [note] if rivals else []
+
+
+def _likeness(name: str, place: Place, most: int) -> float:
+    """Return how likely a column names the pictures: an index may happen to be the names of other pictures.
+
+    most: of the pictures that a column names.
+    """
     names = [*place.found, *place.unclear]
     spelled = sum(value.lower().endswith(PICTURE_SUFFIXES) for value in names) / max(len(names), 1)
-    return len(names) / place.total * (0.6 + 0.4 * spelled) + 0.1 * (str(name).lower() in IMAGE_NAMES)
+    own = str(name).lower()
+    titled = 0.15 * (own in IMAGE_NAMES) + 0.1 * bool(_OF_IMAGES.search(own)) - 0.15 * bool(_OF_OTHERS.search(own))
+    return len(names) / place.total * len(names) / most * (0.6 + 0.4 * spelled) + titled
 
 
-def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tuple[str, str]:
+def _index(item: str, items: tuple[str, ...]) -> int:
+    """Return an item's place among items; behind all where it is none of them."""
+    return items.index(item) if item in items else len(items)
+
+
+def _unused_marks(values: dict[str, list[Any]], has_split: bool) -> Iterator[str]:
+    """Yield notes on columns that say splits or languages in a way that is not read. values: of each column."""
+    for name, own in values.items():
+        if not has_split and _MARKS_SPLIT.fullmatch(str(name)) and len(set(map(str, own))) > 1:
+            yield f"column {name} looks like a split and is not used: write the split's name into a column `split`"
+        if str(name).lower() in ("lang", "language", "locale") and len(set(map(str, own))) > 1:
+            shown = ", ".join(sorted(set(map(str, own)))[:5])
+            yield f"column {name} says that captions are in several languages ({shown}): all are read together"
+
+
+def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tuple[str | tuple[str, ...], str]:
     """Return the column of the captions, and a note on the others that could be. values: of each, without blanks.
 
-    Raises AttendError where no column has texts. image: the column of the pictures, for the message.
+    Columns that are numbered, such as caption_1 and caption_2, are returned together. Raises AttendError where no
+    column has texts. image: the column of the pictures, for the message.
     """
     words = {name: _words(own) for name, own in values.items()}
     texts = [name for name in values if words[name] > 0]
     if not texts:
-        raise AttendError(f"{where}: no column of texts beside the pictures' ({image}); there are: {', '.join(values)}")
-    known = {name: index for index, name in enumerate(CAPTION_NAMES)}
+        raise AttendError(f"{where}: {NO_TEXTS} beside the pictures' ({image}); there are: {', '.join(values)}")
 
-    def rank(name: str) -> tuple[bool, int, float]:
-        return _are_questions(values[name]), known.get(str(name).lower(), len(known)), -words[name]
+    def rank(name: str) -> tuple[bool, bool, int, float]:
+        known = _index(str(name).lower(), CAPTION_NAMES)
+        is_class = words[name] < _FEW_WORDS and max(words.values()) >= FEWEST_WORDS
+        return _are_questions(values[name]), is_class, known, -words[name]
 
     caption = min(texts, key=rank)
-    is_known = str(caption).lower() in known
+    numbered = [name for name in texts if _unnumbered(name) == _unnumbered(caption) and words[name] >= FEWEST_WORDS]
+    is_known = str(caption).lower() in CAPTION_NAMES
     others = [name for name in texts if name != caption and words[name] >= (FEWEST_WORDS if is_known else 1)]
-    others = [name for name in others if not _are_codes(values[name])]
-    if others or _are_questions(values[caption]):
+    others = [name for name in others if not _are_codes(values[name]) and not (len(numbered) > 1 and name in numbered)]
+    found = tuple(numbered) if len(numbered) > 1 else caption
+    odd = _odd_cells(values[caption])
+    if others or odd:
         shown = "; ".join(f"{name} ({str(values[name][0])[:60]!r})" for name in others) or "another"
-        return caption, (
-            f"{where}: captions are read from its column {caption} ({str(values[caption][0])[:60]!r}), none from "
+        columns = ", ".join(found) if isinstance(found, tuple) else found
+        return found, (
+            f"{where}: captions are read from its column {columns} ({str(values[caption][0])[:60]!r}){odd}, none from "
             f"{shown}: for another, set data.caption_column"
         )
-    return caption, ""
+    return found, ""
+
+
+def _unnumbered(name: str) -> str:
+    """Return a column's name without its number; the name as it is where it has none."""
+    return re.sub(r"[ _.-]?\d+$", "#", str(name))
+
+
+def _odd_cells(values: list[Any]) -> str:
+    """Return what is odd about cells of captions, as part of a note: questions, words, or several texts in one."""
+    texts = [text for text in values if isinstance(text, str)]
+    items = [item for value in values if isinstance(value, list) and len(value) > 2 for item in value]
+    if _are_questions(values):
+        return ", which are questions"
+    if items and sum(" " not in str(item).strip() for item in items) >= _NEARLY_ALL * len(items):
+        return ", which are lists of single words"
+    if sum(text.strip().startswith("{") and text.strip().endswith("}") for text in texts) > _SOME * len(values):
+        return ", of which some are in braces, and read as they are"
+    parts = [part.split() for text in texts for part in text.split(";")]
+    if len(parts) > 2.9 * len(texts) and sum(map(len, parts)) >= FEWEST_WORDS * len(parts):
+        return ", which may be several with semicolons between them (data.lists)"
+    return ""
 
 
 def _are_questions(values: list[Any]) -> bool:
@@ -334,7 +481,8 @@ def _splits_of(place: Place, columns: list[str], file: Path) -> tuple[Options, s
         return {"splits": "folders"}, ""
     named = [column for column in columns if str(column).lower() in _SPLIT_COLUMNS]
     if named:
-        return {}, f"{file}: its column {named[0]} has values that are no splits (train, dev, test): it is not used"
+        note = f"{file}: its column {named[0]} has values that are no splits (train, dev, test): it is not used"
+        return {"split_column": None} if "split" in columns else {}, note
     if any(splits) and set(splits) != {"train"} and set(splits) - {None} != {"train"}:
         return {}, (
             f"{file}: {sum(split is not None for split in splits):,} of {len(splits):,} pictures are in folders that "
@@ -348,11 +496,15 @@ def lists_of(cells: list[Any]) -> str | None:
     texts = [cell for cell in cells if isinstance(cell, str)]
     if not texts:
         return None
-    if sum(_is_list(text) for text in texts) >= _NEARLY_ALL * len(texts):
+    if sum(map(_is_list, texts)) > _SOME * len(texts):
         return "json"
-    parts = [part.split() for text in texts if _BETWEEN in text for part in text.split(_BETWEEN)]
-    is_between = sum(_BETWEEN in text for text in texts) >= _NEARLY_ALL * len(texts)
-    return _BETWEEN if is_between and sum(map(len, parts)) >= FEWEST_WORDS * len(parts) else None
+    for sign in _BETWEEN:
+        has_it = [text for text in texts if sign in text]
+        parts = [part.split() for text in has_it for part in text.split(sign)]
+        enough = _SOME if sign == _BETWEEN[0] else _NEARLY_ALL
+        if len(has_it) > enough * len(texts) and sum(map(len, parts)) >= FEWEST_WORDS * len(parts):
+            return sign
+    return None
 
 
 def _is_list(text: str) -> bool:
