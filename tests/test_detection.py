@@ -206,3 +206,210 @@ def test_a_comma_in_a_caption_is_no_delimiter(tmp_path: Path) -> None:
     path = tmp_path / "captions.txt"
     path.write_text("\n".join("\t".join(row).replace(", number", " number") for row in rows))
     assert all(text.endswith(", and more") for text in texts(read(tmp_path))) and len(read(tmp_path)) == 24
+
+
+def numbered(folder: Path) -> list[int]:
+    """Save pictures that are named by numbers, and return another order of these."""
+    pictures(folder, name="{}.png")
+    return [(7 * at + 5) % 24 for at in range(24)]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ("id", "image_id"),
+        ("caption_id", "photo"),
+        ("index", "img"),
+        ("Unnamed: 0", "filename"),
+        ("sentid", "Bildnummer"),
+    ],
+)
+def test_an_index_that_happens_to_name_pictures_is_not_their_column(tmp_path: Path, columns: tuple[str, str]) -> None:
+    order = numbered(tmp_path)
+    table(tmp_path / "captions.csv", [*columns, "caption"], *([at, order[at], caption(order[at])] for at in range(24)))
+    assert {row.name: row.captions for row in read(tmp_path)} == {f"{at}.png": (caption(at),) for at in range(24)}
+
+
+def test_two_columns_that_may_name_the_pictures_are_noted(tmp_path: Path) -> None:
+    order = numbered(tmp_path)
+    rows = [[f"{at}.png", f"{order[at]}.png", caption(at)] for at in range(24)]
+    table(tmp_path / "captions.csv", ["left", "right", "caption"], *rows)
+    (note,) = detect(tmp_path).notes
+    assert "its column left (0.png) names the pictures; so may right (5.png)" in note
+
+
+@pytest.mark.parametrize("form", ["{}", "{}.0", "{:06d}"])
+def test_numbers_may_have_lost_their_zeros(tmp_path: Path, form: str) -> None:
+    pictures(tmp_path, name="COCO_train2014_{:012d}.png")
+    table(tmp_path / "captions.csv", ["image_id", "caption"], *([form.format(at), caption(at)] for at in range(24)))
+    assert {row.name[-7:]: row.captions for row in read(tmp_path)} == {
+        f"{at:03d}.png": (caption(at),) for at in range(24)
+    }
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1252", "ein schöner Hund läuft über die Straße"),
+        ("cp1252", "une fille élégante près du château à vélo"),
+        ("cp1251", "девочка прыгает через лужу"),
+        ("gb18030", "一只狗在草地上奔跑 两只猫在沙发上睡觉"),
+        ("cp1250", "świnia w błocie, łąka pełna kwiatów, żółte"),
+        ("mac_roman", "ein schöner Hund fährt über die große Straße"),
+        ("utf-16", "девочка прыгает"),
+    ],
+)
+def test_the_encoding_of_a_table_is_found(tmp_path: Path, encoding: str, text: str) -> None:
+    lines = ["image;caption", *(f"{name};{text} {at}" for at, name in enumerate(pictures(tmp_path)))]
+    (tmp_path / "captions.csv").write_bytes("\n".join(lines).encode(encoding))
+    assert texts(read(tmp_path)) == {f"{text} {at}" for at in range(24)}
+    assert bool(detect(tmp_path).notes) == (encoding not in ("cp1252", "utf-16"))
+
+
+def test_some_bytes_that_are_not_utf_8_are_refused_with_their_line(tmp_path: Path) -> None:
+    lines = [f"{name},ein größerer Hund {at}".encode() for at, name in enumerate(pictures(tmp_path))]
+    lines[6] = lines[6].replace("ö".encode(), b"\xf6")
+    (tmp_path / "captions.csv").write_bytes(b"\n".join([b"image,caption", *lines]))
+    with pytest.raises(
+        AttendError, match=r"captions\.csv:8: is not UTF-8, as the rest of the file is: save it as UTF-8"
+    ):
+        detect(tmp_path)
+
+
+def test_the_column_named_split_is_the_split_and_another_is_noted(tmp_path: Path) -> None:
+    rows = [
+        [name, ("train", "val")[at % 2], ("train", "train", "test")[at % 3], caption(at)]
+        for at, name in enumerate(pictures(tmp_path))
+    ]
+    table(tmp_path / "captions.csv", ["image", "coco_split", "split", "caption"], *rows)
+    assert {row.split for row in read(tmp_path)} == {"train", "test"}
+    assert "its columns split and coco_split hold splits: split is used" in detect(tmp_path).notes[0]
+
+
+@pytest.mark.parametrize("column", ["is_train", "test", "isVal"])
+def test_a_column_of_yes_and_no_that_looks_like_a_split_is_noted(tmp_path: Path, column: str) -> None:
+    rows = [[name, at % 3 == 0, caption(at)] for at, name in enumerate(pictures(tmp_path))]
+    table(tmp_path / "captions.csv", ["image", column, "caption"], *rows)
+    assert f"its column {column} looks like a split and is not used" in detect(tmp_path).notes[0]
+
+
+def test_a_column_split_whose_values_are_no_splits_is_not_read(tmp_path: Path) -> None:
+    rows = [[name, at % 3, caption(at)] for at, name in enumerate(pictures(tmp_path))]
+    table(tmp_path / "captions.csv", ["image", "split", "caption"], *rows)
+    assert texts(read(tmp_path)) == ALL and {row.split for row in read(tmp_path)} == {None}
+    assert "its column split has values that are no splits" in detect(tmp_path).notes[0]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda first, second: f"[{first!r}\n {second!r}]",  # NumPy
+        lambda first, second: f"{first} | {second}",
+        lambda first, second: f"{first} ### {second}",
+        lambda first, second: f"{first}\n{second}",
+    ],
+)
+def test_captions_in_a_cell_are_told_apart(tmp_path: Path, write: Callable[[str, str], str]) -> None:
+    rows = [[name, write(caption(at), f"one more of number {at}")] for at, name in enumerate(pictures(tmp_path))]
+    table(tmp_path / "captions.csv", ["image", "caption"], *rows)
+    assert all(len(row.captions) == 2 for row in read(tmp_path)) and texts(read(tmp_path)) >= ALL
+
+
+def test_a_list_with_an_empty_caption_is_a_fault_of_its_row_alone(tmp_path: Path) -> None:
+    rows = [
+        {"image": name, "caption": [caption(at), None if at == 3 else "x y z"]}
+        for at, name in enumerate(pictures(tmp_path))
+    ]
+    (tmp_path / "captions.json").write_text(json.dumps([{"source": "web", **row} for row in rows]))
+    options = detect(tmp_path).options
+    faults = Faults(gather=True)
+    found = list(ADAPTERS[options["adapter"]].model_validate(options).rows(Path(), faults))
+    assert len(found) == 23 and faults.found[0].endswith("[3]: caption[1]: is empty; a text is needed")
+
+
+def test_numbered_columns_are_captions_of_one_picture(tmp_path: Path) -> None:
+    rows = [
+        [name, caption(at), "" if at == 2 else f"second of {at} here"] for at, name in enumerate(pictures(tmp_path))
+    ]
+    table(tmp_path / "captions.csv", ["image", "caption_1", "caption_2"], *rows)
+    assert sorted(len(row.captions) for row in read(tmp_path)) == [1] + [2] * 23
+
+
+def test_a_quotation_mark_in_a_table_without_quotes_swallows_no_rows(tmp_path: Path) -> None:
+    said = {3: '"hello" says a sign', 4: '"stop sign near', 9: 'a sign that says "go"'}
+    lines = [f"{name}\t{said.get(at, caption(at))}" for at, name in enumerate(pictures(tmp_path))]
+    (tmp_path / "captions.tsv").write_text("\n".join(["image\tcaption", *lines]))
+    assert texts(read(tmp_path)) == {said.get(at, caption(at)) for at in range(24)}
+
+
+def test_classes_are_no_captions(tmp_path: Path) -> None:
+    """As of X-rays: a table of projections names the pictures, and the reports name only the patients."""
+    names = pictures(tmp_path / "images", name="{:03d}_view.png")
+    table(
+        tmp_path / "projections.csv",
+        ["uid", "filename", "projection"],
+        *([at, name, ("Frontal", "Lateral")[at % 2]] for at, name in enumerate(names)),
+    )
+    table(tmp_path / "reports.csv", ["uid", "findings"], *([at, caption(at)] for at in range(24)))
+    with pytest.raises(
+        AttendError, match=r"projections\.csv has 2 words, such as 'Frontal', 'Lateral': name the file of"
+    ):
+        detect(tmp_path)
+
+
+def test_lists_of_the_pictures_of_splits_are_noted(tmp_path: Path) -> None:
+    names = captions_csv(tmp_path)
+    for split, part in (("train", names[:16]), ("val", names[16:20]), ("test", names[20:])):
+        (tmp_path / f"{split}.txt").write_text("\n".join(part))
+    assert "seem to list the pictures of splits, and are not used" in detect(tmp_path).notes[0]
+
+
+def test_tables_of_splits_come_before_a_table_of_all(tmp_path: Path) -> None:
+    names = captions_csv(tmp_path, "all.csv")
+    for split, numbers in (("train", range(16)), ("val", range(16, 20)), ("test", range(20, 24))):
+        table(tmp_path / f"{split}.csv", ["image", "caption"], *([names[at], caption(at)] for at in numbers))
+    assert [sum(row.split == split for row in read(tmp_path)) for split in ("train", "dev", "test")] == [16, 4, 4]
+
+
+def test_a_table_is_of_the_folder_that_is_named_as_it_is(tmp_path: Path) -> None:
+    for split, count in (("train", 12), ("val", 6), ("test", 6)):
+        names = pictures(tmp_path / split, range(count))
+        table(
+            tmp_path / f"{split}.csv",
+            ["image", "caption"],
+            *([name, f"{caption(at)} of {split}"] for at, name in enumerate(names)),
+        )
+    found = read(tmp_path)
+    assert len(found) == 24 and all(row.captions[0].endswith(row.name.split("/")[0].split("-")[0]) for row in found)
+    assert [sum(row.split == split for row in found) for split in ("train", "dev", "test")] == [12, 6, 6]
+
+
+@pytest.mark.parametrize("form", ["objects by name", "lists by split", "lines", "objects in lists"])
+def test_more_forms_of_json(tmp_path: Path, form: str) -> None:
+    names = pictures(tmp_path)
+    records = [{"image": name, "caption": caption(at)} for at, name in enumerate(names)]
+    content = {
+        "objects by name": json.dumps({name: {"caption": caption(at), "width": 8} for at, name in enumerate(names)}),
+        "lists by split": json.dumps({"train": records[:18], "val": records[18:]}),
+        "lines": "\n".join(map(json.dumps, records)),
+        "objects in lists": json.dumps([{**row, "caption": [{"raw": row["caption"], "id": 1}]} for row in records]),
+    }
+    (tmp_path / "captions.json").write_text(content[form])
+    assert texts(read(tmp_path)) == ALL
+    assert {row.split for row in read(tmp_path)} == ({"train", "dev"} if form == "lists by split" else {None})
+
+
+def test_excels_line_on_the_delimiter_is_no_header(tmp_path: Path) -> None:
+    lines = ["sep=;", "image;caption", *(f"{name};{caption(at)}" for at, name in enumerate(pictures(tmp_path)))]
+    (tmp_path / "captions.csv").write_text("\n".join(lines))
+    assert texts(read(tmp_path)) == ALL
+
+
+@pytest.mark.parametrize(("name", "advice"), [("a.xlsx", "save it as CSV: "), ("a.zip", "unpack it first: unzip ")])
+def test_what_needs_a_conversion_is_named_with_the_command(tmp_path: Path, name: str, advice: str) -> None:
+    pictures(tmp_path)
+    (tmp_path / name).write_bytes(b"PK\3\4")
+    with pytest.raises(AttendError, match=rf"{re.escape(name)} is not read: {advice}"):
+        detect(tmp_path)
+    captions_csv(tmp_path)
+    assert any(line.startswith(f"{name}: {advice}") for line in detect(tmp_path).unread)

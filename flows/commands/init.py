@@ -225,7 +225,9 @@ def _relative(options: dict[str, Any], config: Path) -> dict[str, Any]:
 
 def _shown(value: object) -> str:
     """Return a setting's value as it is printed."""
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return repr(value) if value is None or not str(value).isprintable() else str(value)
 
 
 def _tell_how(options: dict[str, Any], unread: list[str], notes: list[str], shares: dict[str, float]) -> None:
@@ -466,6 +468,8 @@ def _scalar(value: object) -> str:
     """Return a value as YAML on one line, in JSON's quotes where it needs any: YAML takes a plain `no` for false."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_scalar, value))}]"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     text = str(value)
     is_plain = re.fullmatch(r"[A-Za-z/][\w/.@:-]*(?<!:)", text) and yaml.safe_load(text) == text
     return text if is_plain else json.dumps(value if isinstance(value, float) else text, ensure_ascii=False)

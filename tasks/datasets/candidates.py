@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from tasks.common.wording import counted
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import folder_split
 from tasks.datasets.coco import Coco
-from tasks.datasets.documents import parse_json, read_json
+from tasks.datasets.documents import parse_json_or_lines, read_json
 from tasks.datasets.faults import Faults
 from tasks.datasets.huggingface import batches, holds_pictures, table_files
 from tasks.datasets.image_folder import ImageFolder, metadata_files
@@ -173,7 +173,7 @@ class Folder:
 
     def _document(self, path: Path) -> Candidate | None:
         """Return how a JSON document in COCO's or Karpathy's form is read; None for another, which may be a table."""
-        document = parse_json(path)
+        document = parse_json_or_lines(path)
         if not isinstance(document, dict) or not isinstance(document.get("images"), list):
             return None
         images = [image for image in document["images"] if isinstance(image, dict)]
@@ -244,7 +244,8 @@ class Folder:
         if not texts:
             raise AttendError(f"{items[0].text}: is empty, as others of its kind are")
         pictures = frozenset(self.path / item.pictures[0] for item in items)
-        found = Columns({}, self.path, pictures, ("texts", suffix), "caption", texts, 1.0)
+        notes = tuple(f"{items[0].text}: {note}" for note in _odd_lines(texts))
+        found = Columns({}, self.path, pictures, ("texts", suffix), "caption", texts, 1.0, notes)
         return Candidate(items[0].text, options, found, tuple(item.text for item in items))
 
     def _tars(self) -> Candidate | None:
@@ -275,6 +276,14 @@ def _first_that_reads(
             first = first or error
     assert first is not None
     raise first
+
+
+def _odd_lines(lines: Sequence[str]) -> Iterator[str]:
+    """Yield what is odd about the lines of texts."""
+    if sum(re.match(r"\d+[.)] ", line) is not None for line in lines) > 0.9 * len(lines):
+        yield "lines begin with numbers, as in others of its kind: they are part of the captions"
+    if sum(" " not in line.strip() for line in lines) > 0.9 * len(lines):
+        yield "lines have one word each, as in others of its kind: with data.lines=paragraph all are one caption"
 
 
 def _caption_field(documents: list[dict[str, object]], file: Path) -> str:

@@ -131,7 +131,7 @@ def _best(folder: Folder, candidates: list[Candidate], errors: dict[Path, str]) 
     reasons = errors | {file: str(item) for item in others for file in (item.file, *item.read)}
     reasons |= {item.file: f"{item}: the same captions as {parts[0].file.name}" for item in copies}
     unread = _unread(folder, {file for part in parts for file in (part.file, *part.read)}, reasons)
-    seen = _given_otherwise(parts, errors, folder.path)
+    seen = _given_otherwise(parts, others, errors, folder.path)
     names = list(options["sources"]) if len(parts) > 1 else [""]
     notes = [
         with_source(f"{name}/" if name else "", note)
@@ -162,7 +162,9 @@ def _refuse_classes(item: Candidate, folder: Path) -> None:
         )
 
 
-def _given_otherwise(parts: list[Candidate], errors: dict[Path, str], folder: Path) -> Iterator[str]:
+def _given_otherwise(
+    parts: list[Candidate], unread: list[Candidate], errors: dict[Path, str], folder: Path
+) -> Iterator[str]:
     """Yield notes on files that name pictures, or their splits, in a way that is not read."""
     tables = [path for path, error in errors.items() if NO_TEXTS in error]
     lists = [path for path in tables if folder_split([path.stem]) is not None]
@@ -171,6 +173,7 @@ def _given_otherwise(parts: list[Candidate], errors: dict[Path, str], folder: Pa
         shown = ", ".join(path.relative_to(folder).as_posix() for path in lists)
         yield f"{folder}: {shown} seem to list the pictures of splits, and are not used: add a column `split`"
     others = [path for path in tables if path not in lists]
+    others += [item.file for item in unread if not item.found.by_number]
     if others and parts[0].found.by_number:
         yield (
             f"{parts[0].file}: names pictures by numbers, and {others[0].relative_to(folder)} by names: if its rows "

@@ -24,6 +24,20 @@ def parse_json(path: Path) -> Any:
     return parse_text(text, path)
 
 
+def parse_json_or_lines(path: Path) -> Any:
+    """Return the content of a JSON file; of one with an object on each line, the list of them.
+
+    Raise AttendError as `parse_json` does.
+    """
+    try:
+        return parse_json(path)
+    except AttendError:
+        lines = path.read_text(encoding="utf-8-sig").splitlines() if path.is_file() else []
+        if len(lines) < 2 or not all(line.lstrip().startswith("{") for line in lines if line.strip()):
+            raise
+        return [parse_text(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
+
+
 def parse_text(text: str | bytes, source: Path | str, line: int = 1) -> Any:
     """Return the value of a JSON text; raise AttendError, with line and column, if it cannot be parsed.
 

@@ -27,7 +27,7 @@ from tasks.datasets.base import (
     require_file,
     require_folder,
 )
-from tasks.datasets.documents import parse_json, parse_text, require_objects
+from tasks.datasets.documents import parse_json_or_lines, parse_text, require_objects
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.picture_finder import PictureFinder
 
@@ -116,7 +116,8 @@ class RecordOptions(NamedOptions):
                 name = self._name_of(record[self.image_column], where)
                 value = None if self.split_column is None else record.get(self.split_column)
                 split = None if value in (None, "") else parse_split(str(value), where)
-                named.setdefault(name, _Named(where, split, [])).add(where, name, split, self._texts(record, where))
+                texts = self._texts(record, where)
+                named.setdefault(name, _Named(where, split, [])).add(where, name, split, texts)
         if named and missing_split:
             raise AttendError(
                 f"data.split_column: {self.path} has no column {self.split_column!r}: correct it, or leave it out: the "
@@ -274,7 +275,7 @@ def captions_in(value: object, lists: str | None, where: str, field: str) -> lis
     if lists is not None and isinstance(value, str):
         value = listed_texts(value, lists, f"{where}: {field}")
     if isinstance(value, list):
-        value = [_text_of(item) for item in value]
+        value = [text_of(item) for item in value]
     if not isinstance(value, list) or len(value) < 2:
         return [needs_text(text, where, field) for text in (value if isinstance(value, list) and value else [value])]
     return [needs_text(text, where, f"{field}[{number}]") for number, text in enumerate(value)]
@@ -294,7 +295,7 @@ class _Form(NamedTuple):
         return csv.reader(file, delimiter=self.delimiter, strict=True, quoting=csv.QUOTE_NONE)
 
 
-def _text_of(item: object) -> object:
+def text_of(item: object) -> object:
     """Return the text of an object such as `{"raw": "a dog", "id": 3}` in a list of captions; others as they are."""
     if isinstance(item, dict):
         return next((item[field] for field in ("raw", "caption", "text", "sentence") if field in item), item)
@@ -363,7 +364,7 @@ def _json_records(path: Path) -> Iterator[Record]:
 
     An object whose values are texts, or lists of texts, has a record `image` and `caption` for each of its names.
     """
-    document = _lines_or_document(path)
+    document = parse_json_or_lines(path)
     if isinstance(document, dict) and document and all(map(_are_captions, document.values())):
         for name, texts in document.items():
             yield f"{path}: {name}", {"image": name, "caption": texts}
@@ -400,17 +401,6 @@ def _with_answer(record: dict[str, Any]) -> dict[str, Any]:
             answers = [turn.get(said) for turn in turns if turn.get(who) in ("gpt", "assistant")]
             return {**record, field: answers[0] if answers else None}
     return record
-
-
-def _lines_or_document(path: Path) -> Any:
-    """Return the content of a JSON file; of one with an object on each line, the list of them."""
-    try:
-        return parse_json(path)
-    except AttendError:
-        lines = list(numbered_lines(path))
-        if len(lines) < 2 or not all(line.lstrip().startswith("{") for _, line in lines):
-            raise
-        return [parse_text(line, path, number) for number, line in lines]
 
 
 def _are_captions(value: object) -> bool:

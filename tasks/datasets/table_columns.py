@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import regex
+
 from tasks.common.errors import AttendError
 from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES, folder_split
 from tasks.datasets.faults import Faults
 from tasks.datasets.picture_finder import PictureFinder
-from tasks.datasets.table import DELIMITERS, RecordOptions, listed_texts, usual_delimiter, usual_images
+from tasks.datasets.table import DELIMITERS, RecordOptions, listed_texts, text_of, usual_delimiter, usual_images
 
 Options = dict[str, Any]  # settings of `data`
 FEWEST_WORDS = 3  # of a column's texts, in the mean, that could be captions
@@ -50,9 +52,14 @@ _OF_IMAGES = re.compile("image|img|photo|pic|file|bild|foto|path|jpg|png")
 _OF_OTHERS = re.compile("caption|sent|text|ann|row|index|unnamed|thumb|mask|cond|source|target")
 _MARKS_SPLIT = re.compile("(is_?)?(train|training|test|val|valid|validation|dev)", re.IGNORECASE)
 _MANY = 0.7
-# Between letters: a sign that is no letter of Western Europe, no apostrophe and no dash; or a capital with an accent.
+_SIGN_BEFORE_LETTER = regex.compile(r"[\p{S}\p{No}]\p{L}")
+_WESTERN = ("cp1258", "cp1252", "latin_1", "iso8859_15", "cp1254", "iso8859_9", "cp437", "cp850")
+_LETTERS = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u00ff\u0152\u0153"
+# Between letters a sign that is no letter of Western Europe, no apostrophe and no dash; before one a sign such as a
+# small 3; or within a word a capital with an accent.
 _ODD_WITHIN = re.compile(
-    "[a-z][^\\x00-\\x7f\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u00ff\u0152\u0153\u2018\u2019\u2013\u2014]|[a-z][\u00c0-\u00de]|\ufffd"
+    rf"[{_LETTERS}][^\x00-\x7f{_LETTERS}\u2018\u2019\u2013\u2014\u00b7][{_LETTERS}]"
+    rf"|[\u00a3-\u00a8\u00ac\u00af\u00b2-\u00b4\u00b8\u00b9\u00bc-\u00be][{_LETTERS}]|[a-z][\u00c0-\u00de]|\ufffd"
 )
 _ABOUT = 0.1  # difference of regularity that may be chance
 _LETTER = re.compile(r"[^\W\d_]")
@@ -146,10 +153,10 @@ def _encoding(start: bytes, path: Path) -> str | None:
             return "cp1252"
         import charset_normalizer
 
-        best = charset_normalizer.from_bytes(start).best()
-        if best is None:
+        found = list(charset_normalizer.from_bytes(start, cp_exclusion=list(_WESTERN)))
+        if not found:
             raise AttendError(f"{path}:1: is not UTF-8, nor in an encoding that is known: save it as UTF-8") from None
-        return best.encoding
+        return min(found, key=lambda match: len(_SIGN_BEFORE_LETTER.findall(str(match)))).encoding
     return None
 
 
@@ -215,6 +222,8 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
         notes += [note] if note else []
     lists = lists_of(cells)
     settings |= {} if lists is None else {"lists": lists}
+    if lists not in (None, "json", "||"):
+        notes.append(f"{file}: its cells are divided at {lists!r} into captions: for whole cells, remove data.lists")
     pictures = frozenset(place.path_of(picture) for picture in place.found.values())
     texts = tuple(_texts(cells, lists))
     return Columns(
@@ -411,11 +420,12 @@ def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tupl
     found = tuple(numbered) if len(numbered) > 1 else caption
     odd = _odd_cells(values[caption])
     if others or odd:
-        shown = "; ".join(f"{name} ({str(values[name][0])[:60]!r})" for name in others) or "another"
+        shown = "; ".join(f"{name} ({str(values[name][0])[:60]!r})" for name in others)
+        none = f", none from {shown}" if others else ""
         columns = ", ".join(found) if isinstance(found, tuple) else found
         return found, (
-            f"{where}: captions are read from its column {columns} ({str(values[caption][0])[:60]!r}){odd}, none from "
-            f"{shown}: for another, set data.caption_column"
+            f"{where}: captions are read from its column {columns} ({str(values[caption][0])[:60]!r}){odd}{none}"
+            ": for another, set data.caption_column"
         )
     return found, ""
 
@@ -436,7 +446,7 @@ def _odd_cells(values: list[Any]) -> str:
     if sum(text.strip().startswith("{") and text.strip().endswith("}") for text in texts) > _SOME * len(values):
         return ", of which some are in braces, and read as they are"
     parts = [part.split() for text in texts for part in text.split(";")]
-    if len(parts) > 2.9 * len(texts) and sum(map(len, parts)) >= FEWEST_WORDS * len(parts):
+    if len(parts) > 1.9 * len(texts) and sum(len(part) > FEWEST_WORDS for part in parts) >= _NEARLY_ALL * len(parts):
         return ", which may be several with semicolons between them (data.lists)"
     return ""
 
@@ -524,7 +534,7 @@ def _texts(cells: list[Any], lists: str | None) -> Iterator[str]:
             except AttendError:
                 yield cell
         else:
-            yield from map(str, cell if isinstance(cell, list) else [cell])
+            yield from (str(text_of(item)) for item in (cell if isinstance(cell, list) else [cell]))
 
 
 def _is_plain(values: list[Any]) -> bool:
@@ -538,7 +548,7 @@ def is_split(values: list[Any]) -> bool:
 
 def _words(values: list[Any]) -> float:
     """Return the mean number of words of a column's texts; 0 where it holds none."""
-    items = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    items = [text_of(item) for value in values for item in (value if isinstance(value, list) else [value])]
     texts = [item for item in items if isinstance(item, str)]
     if not texts or len(texts) < _NEARLY_ALL * sum(item is not None for item in items):
         return 0.0
