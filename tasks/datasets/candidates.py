@@ -33,8 +33,8 @@ from tasks.datasets.table_columns import (
     examine,
     is_split,
     lists_of,
-    text_forms,
 )
+from tasks.datasets.text_forms import text_forms
 from tasks.datasets.texts import TEXT_SUFFIXES, captions_of, encoding_of, lines_of, read_text, texts_of
 from tasks.datasets.webdataset import TEXTS, json_fields, samples, tar_files
 

@@ -13,7 +13,7 @@ from tasks.common.files import check_name
 from tasks.datasets.base import SPLIT_NAMES, Row, UnpackedOptions, folder_split, parse_split
 from tasks.datasets.documents import read_json
 from tasks.datasets.faults import REFUSE, Faults
-from tasks.datasets.table import captions_in
+from tasks.datasets.records import captions_in
 
 _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"RI": ".webp", b"GI": ".gif", b"BM": ".bmp"}
 _ROWS = 64  # that are read at once

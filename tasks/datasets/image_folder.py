@@ -15,7 +15,8 @@ from pydantic import Field
 from tasks.common.errors import AttendError
 from tasks.datasets.base import SPLIT_NAMES, require_folder
 from tasks.datasets.faults import Faults
-from tasks.datasets.table import Record, RecordOptions
+from tasks.datasets.records import Record
+from tasks.datasets.table import RecordOptions
 
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import csv
-import json
-import re
-import reprlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -22,16 +17,13 @@ from tasks.datasets.base import (
     Row,
     known_encoding,
     needs_text,
-    numbered_lines,
     parse_split,
     require_file,
     require_folder,
 )
-from tasks.datasets.documents import parse_json_or_lines, parse_text, require_objects
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.picture_finder import PictureFinder
-
-Record = tuple[str, dict[str, Any]]  # (`file:line`, column -> value)
+from tasks.datasets.records import DELIMITERS, Record, TextForm, captions_in, records_of, usual_delimiter
 
 
 @dataclass
@@ -52,8 +44,6 @@ class _Named:
         self.texts += texts
 
 
-DELIMITERS = {"\t": "tab", ",": ",", ";": ";", "|": "|"}  # with their names in messages
-_APART = re.compile(r"""(["'])\s+(["'])""")
 TABLE_SUFFIXES = (".csv", ".txt", ".tsv", ".parquet", ".jsonl", ".json")
 IMAGE_FOLDERS = ("Images", "images")
 
@@ -179,17 +169,8 @@ class RecordOptions(NamedOptions):
 
     def records_of(self, path: Path, faults: Faults) -> Iterable[Record]:
         """Return the records of one file, which is read as the ending of its name says."""
-        suffix = path.suffix.lower()
-        if suffix == ".parquet":
-            return _parquet_records(path)
-        if suffix == ".jsonl":
-            return _json_line_records(path, faults)
-        if suffix == ".json":
-            return _json_records(path)
-        # A byte order mark is no part of the first column's name.
-        encoding = "utf-8-sig" if self.encoding == "utf-8" else self.encoding
-        form = _Form(self.delimiter or usual_delimiter(path), encoding, self.quotes)
-        return _text_records(path, form, faults, self.columns)
+        form = TextForm(self.delimiter or usual_delimiter(path), self.encoding, self.quotes, self.columns)
+        return records_of(path, form, faults)
 
 
 class Table(RecordOptions):
@@ -245,177 +226,3 @@ def split_tables(folder: Path) -> list[Path]:
     """Return the tables of a folder that are named by their splits, such as train.csv."""
     files = sorted(path for path in folder.iterdir() if is_table(path) and path.is_file())
     return [path for path in files if path.stem.lower() in SPLIT_NAMES]
-
-
-def usual_delimiter(path: Path) -> str:
-    """Return the character between the columns of a table of text where no setting names it: a tab in .tsv."""
-    return "\t" if path.suffix.lower() == ".tsv" else ","
-
-
-def listed_texts(text: str, form: str, where: str) -> list[Any]:
-    """Return the texts in a cell. form: see `RecordOptions.lists`. Raise AttendError where it holds no list."""
-    if form != "json":
-        return [part.strip() for part in text.split(form) if part.strip()]
-    if not text.strip().startswith("["):
-        return [text]
-    # NumPy and pandas write no commas between the texts of an array.
-    text = _APART.sub(r"\1, \2", text)
-    for read in (json.loads, ast.literal_eval):
-        try:
-            found = read(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-        if isinstance(found, list):
-            return found
-    raise AttendError(f"{where}: is {reprlib.repr(text)}; a list of captions is needed, because data.lists is set")
-
-
-def captions_in(value: object, lists: str | None, where: str, field: str) -> list[str]:
-    """Return the captions in a cell: a text, a list of texts, or a text that is a list (see `RecordOptions.lists`)."""
-    if lists is not None and isinstance(value, str):
-        value = listed_texts(value, lists, f"{where}: {field}")
-    if isinstance(value, list):
-        value = [text_of(item) for item in value]
-    if not isinstance(value, list) or len(value) < 2:
-        return [needs_text(text, where, field) for text in (value if isinstance(value, list) and value else [value])]
-    return [needs_text(text, where, f"{field}[{number}]") for number, text in enumerate(value)]
-
-
-class _Form(NamedTuple):
-    """How a table of text is written."""
-
-    delimiter: str
-    encoding: str
-    quotes: bool
-
-    def reader(self, file: TextIO) -> Any:
-        """Return csv's reader of an opened file."""
-        if self.quotes:
-            return csv.reader(file, delimiter=self.delimiter, strict=True)
-        return csv.reader(file, delimiter=self.delimiter, strict=True, quoting=csv.QUOTE_NONE)
-
-
-def text_of(item: object) -> object:
-    """Return the text of an object such as `{"raw": "a dog", "id": 3}` in a list of captions; others as they are."""
-    if isinstance(item, dict):
-        return next((item[field] for field in ("raw", "caption", "text", "sentence") if field in item), item)
-    return item
-
-
-def _text_records(path: Path, form: _Form, faults: Faults, columns: Sequence[str] | None) -> Iterator[Record]:
-    """Yield the records of a table of text. columns: their names, where its first line is a record; else None."""
-    namer = "the first line names" if columns is None else "data.columns names"
-    delimiter, encoding = form.delimiter, form.encoding
-    with path.open(encoding=encoding, newline="") as file:
-        reader = form.reader(file)
-        try:
-            header = next(reader, None) if columns is None else list(columns)
-            if header is not None and columns is None and "".join(header).startswith("sep="):
-                header = next(reader, None)  # Excel's line on the delimiter
-            if header is None:
-                raise AttendError(f"{path}: is empty: its first line must name the columns")
-            _check_names(path, header)
-            while True:
-                start = reader.line_num + 1
-                values = next(reader, None)
-                if values is None:
-                    return
-                if not values:
-                    continue
-                if len(values) != len(header):
-                    faults.add(
-                        AttendError(
-                            f"{path}:{start}: has {len(values)} fields, {namer} {len(header)} "
-                            f"({', '.join(header)}): quote a field that holds {delimiter!r}"
-                        )
-                    )
-                    continue
-                yield f"{path}:{start}", dict(zip(header, values, strict=True))
-        except csv.Error as error:
-            raise AttendError(f"{path}:{reader.line_num}: is not well-formed: {error}") from None
-        except UnicodeError:
-            name = "UTF-8" if encoding == "utf-8-sig" else encoding
-            raise AttendError(
-                f"{path}:{reader.line_num + 1}: is not {name} text: set data.encoding, for instance to cp1252 or utf-16"
-            ) from None
-
-
-def _check_names(path: Path, columns: Sequence[str]) -> None:
-    """Raise AttendError where two columns have the same name: one would hide the other."""
-    twice = [name for name in columns if columns.count(name) > 1]
-    if twice:
-        raise AttendError(
-            f"{path}: the column {twice[0]!r} is there {columns.count(twice[0])} times: rename all but one, or give "
-            "each caption a row of its own"
-        )
-
-
-def _json_line_records(path: Path, faults: Faults) -> Iterator[Record]:
-    for number, line in numbered_lines(path):
-        with faults.of_row():
-            record = parse_text(line, path, number)
-            if not isinstance(record, dict):
-                raise AttendError(f"{path}:{number}: is not an object")
-            yield f"{path}:{number}", _with_answer(record)
-
-
-def _json_records(path: Path) -> Iterator[Record]:
-    """Yield the objects of a JSON list, also of the only list in an object.
-
-    An object whose values are texts, or lists of texts, has a record `image` and `caption` for each of its names.
-    """
-    document = parse_json_or_lines(path)
-    if isinstance(document, dict) and document and all(map(_are_captions, document.values())):
-        for name, texts in document.items():
-            yield f"{path}: {name}", {"image": name, "caption": texts}
-        return
-    if isinstance(document, dict) and document and all(isinstance(value, dict) for value in document.values()):
-        for name, record in document.items():
-            yield f"{path}: {name}", {"image": name, **record}
-        return
-    if (
-        isinstance(document, dict)
-        and document
-        and all(str(name).lower() in SPLIT_NAMES and isinstance(value, list) for name, value in document.items())
-    ):
-        for split in document:
-            for number, record in enumerate(require_objects(document, split, str(path))):
-                yield f"{path}: {split}[{number}]", {**_with_answer(record), "split": split}
-        return
-    if isinstance(document, dict):
-        lists = [value for value in document.values() if isinstance(value, list) and value]
-        document = lists[0] if len(lists) == 1 else document
-    for number, record in enumerate(require_objects({"the document": document}, "the document", str(path))):
-        yield f"{path}: [{number}]", _with_answer(record)
-
-
-def _with_answer(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record with the first answer in place of a conversation, as LLaVA and chat models are tuned on.
-
-    That is `conversations: [{from: human, value: ...}, {from: gpt, value: ...}]`, or `messages` with `role` and
-    `content`.
-    """
-    for field, who, said in (("conversations", "from", "value"), ("messages", "role", "content")):
-        turns = record.get(field)
-        if isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns):
-            answers = [turn.get(said) for turn in turns if turn.get(who) in ("gpt", "assistant")]
-            return {**record, field: answers[0] if answers else None}
-    return record
-
-
-def _are_captions(value: object) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(text, str) for text in value))
-
-
-def _parquet_records(path: Path) -> Iterator[Record]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-        _check_names(path, table.column_names)
-        records = table.to_pylist()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise AttendError(f"{path}: is not a Parquet file: {' '.join(str(error).split())[:120]}") from None
-    for number, record in enumerate(records):
-        yield f"{path}: row {number}", record

@@ -1,0 +1,117 @@
+"""How a table of text is written: its encoding, the delimiter between its columns, and whether fields are quoted."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import regex
+
+from tasks.common.errors import AttendError
+from tasks.datasets.records import DELIMITERS, usual_delimiter
+
+_NEARLY_ALL = 0.9
+_MANY = 0.7
+_SIGN_BEFORE_LETTER = regex.compile(r"[\p{S}\p{No}]\p{L}")
+_WESTERN = ("cp1258", "cp1252", "latin_1", "iso8859_15", "cp1254", "iso8859_9", "cp437", "cp850")
+_LETTERS = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u00ff\u0152\u0153"
+# Between letters a sign that is no letter of Western Europe, no apostrophe and no dash; before one a sign such as a
+# small 3; or within a word a capital with an accent.
+_ODD_WITHIN = re.compile(
+    rf"[{_LETTERS}][^\x00-\x7f{_LETTERS}\u2018\u2019\u2013\u2014\u00b7][{_LETTERS}]"
+    rf"|[\u00a3-\u00a8\u00ac\u00af\u00b2-\u00b4\u00b8\u00b9\u00bc-\u00be][{_LETTERS}]|[a-z][\u00c0-\u00de]|\ufffd"
+)
+_ABOUT = 0.1  # difference of regularity that may be chance
+
+
+def text_forms(path: Path) -> list[dict[str, Any]]:
+    """Return encodings and delimiters of a table of text, where they are not UTF-8 and the usual one.
+
+    The likeliest is the first; the others separate the columns as regularly, as a comma in captions may.
+    """
+    if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
+        return [{}]
+    with path.open("rb") as file:
+        start = file.read(1 << 20)
+    encoding = _encoding(start, path)
+    text = start.decode(encoding or "utf-8-sig", errors="replace")
+    usual = usual_delimiter(path)
+    regular = {sign: _regularity(text, sign) for sign in dict.fromkeys(("\t", usual, *DELIMITERS))}
+    best = max(regular.values())
+    signs = [sign for sign, value in regular.items() if value >= best - _ABOUT] if best else [usual]
+    form: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
+    forms = [form if sign == usual else {**form, "delimiter": DELIMITERS[sign]} for sign in signs]
+    return [
+        own if _has_quotes(text, sign) else {**own, "quotes": False} for own, sign in zip(forms, signs, strict=True)
+    ]
+
+
+def _has_quotes(text: str, delimiter: str) -> bool:
+    """Return whether quotes stand around fields, and are not part of the texts: then they hold no whole rows."""
+    lines = text.splitlines()
+    plain = [len(line.split(delimiter)) for line in lines if line.strip()]
+    if '"' not in text or len(set(plain)) > 1:
+        return True
+    try:
+        rows = list(csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=True))
+    except csv.Error:
+        return False
+    return not any(delimiter in field and "\n" in field for row in rows for field in row) and len(rows) >= len(plain)
+
+
+def _encoding(start: bytes, path: Path) -> str | None:
+    """Return a file's encoding by its first bytes; None for UTF-8.
+
+    Raises AttendError where it is in none, or in UTF-8 but for some bytes.
+    """
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    try:
+        codecs.getincrementaldecoder("utf-8-sig")().decode(start)  # incremental: the last character may be cut
+    except UnicodeDecodeError as error:
+        if 0 in start:
+            raise AttendError(f"{path}: is neither text nor Parquet") from None
+        others = [sign for sign in start.decode("utf-8", "replace") if not sign.isascii()]
+        if others.count("\ufffd") <= len(others) / 2:  # in other encodings, hardly any bytes happen to be UTF-8
+            line = start.count(b"\n", 0, error.start) + 1
+            raise AttendError(f"{path}:{line}: is not UTF-8, as the rest of the file is: save it as UTF-8") from None
+        if _is_western(start.decode("cp1252", "replace")):
+            return "cp1252"
+        import charset_normalizer
+
+        found = list(charset_normalizer.from_bytes(start, cp_exclusion=list(_WESTERN)))
+        if not found:
+            raise AttendError(f"{path}:1: is not UTF-8, nor in an encoding that is known: save it as UTF-8") from None
+        return min(found, key=lambda match: len(_SIGN_BEFORE_LETTER.findall(str(match)))).encoding
+    return None
+
+
+def _is_western(text: str) -> bool:
+    """Return whether a text in cp1252 looks like a language of Western Europe."""
+    words = [word for word in re.findall(r"[^\s,;|]+", text) if not word.isascii()]
+    return sum(map(_is_western_word, words)) >= _MANY * len(words)
+
+
+def _is_western_word(word: str) -> bool:
+    """Return whether few letters of a word have accents, and no sign stands within it that none has."""
+    accents = sum(not sign.isascii() and sign.isalpha() for sign in word)
+    return accents <= max(1, len(word) // 2) and not _ODD_WITHIN.search(word)
+
+
+def _regularity(text: str, delimiter: str) -> float:
+    """Return how much a text looks like a table whose columns this character separates: 0 where it has one column."""
+    try:
+        rows = [
+            row
+            for row in itertools.islice(csv.reader(text.splitlines()[:-1] or [text], delimiter=delimiter), 100)
+            if row
+        ]
+    except csv.Error:
+        return 0.0
+    if not rows or len(rows[0]) < 2:
+        return 0.0
+    return sum(len(row) == len(rows[0]) for row in rows) / len(rows) + 0.01 * (len(rows) > 1)
