@@ -183,7 +183,7 @@ def test_the_pictures_of_a_parquet_file(registered: Path, tmp_path: Path) -> Non
     pq.write_table(pa.table({"url": urls, "image": [*data, None]}), path)
     assert write_captions_file(out, [str(path)], None, None, registered) == CaptionCounts(7, 0, 1)
     rows = read(out)
-    assert [row["file_name"] for row in rows] == urls and "is no picture" in str(rows[-1]["error"])
+    assert [row["file_name"] for row in rows] == urls and "is empty" in str(rows[-1]["error"])
     assert [row["text"] for row in rows[:-1]] == captions_of(registered, data)
     # Hugging Face keeps {bytes, path}.
     pq.write_table(pa.table({"image": [{"bytes": item, "path": None} for item in data]}), path)

@@ -361,7 +361,7 @@ def test_lists_of_the_pictures_of_splits_are_noted(tmp_path: Path) -> None:
     names = captions_csv(tmp_path)
     for split, part in (("train", names[:16]), ("val", names[16:20]), ("test", names[20:])):
         (tmp_path / f"{split}.txt").write_text("\n".join(part))
-    assert "seem to list the pictures of splits, and are not used" in detect(tmp_path).notes[0]
+    assert "the splits that test.txt, train.txt, val.txt may list are not used" in detect(tmp_path).notes[0]
 
 
 def test_tables_of_splits_come_before_a_table_of_all(tmp_path: Path) -> None:

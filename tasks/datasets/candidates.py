@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted
 from tasks.datasets import ADAPTERS
@@ -34,8 +35,8 @@ from tasks.datasets.table_columns import (
     is_split,
     lists_of,
 )
-from tasks.datasets.text_forms import text_forms
-from tasks.datasets.texts import TEXT_SUFFIXES, captions_of, encoding_of, lines_of, read_text, texts_of
+from tasks.datasets.text_forms import encoding_of, text_forms
+from tasks.datasets.texts import TEXT_SUFFIXES, captions_of, is_unicode, lines_of, read_text, texts_of
 from tasks.datasets.webdataset import TEXTS, json_fields, samples, tar_files
 
 _NO_CAPTIONS = ("readme", "license", "licence", "requirements")  # names of files that are not looked into
@@ -231,7 +232,8 @@ class Folder:
             values = (document.get(options["caption_field"]) for document in documents)
             texts = tuple(str(text) for value in values for text in (value if isinstance(value, list) else [value]))
         else:
-            encoding = next((own for item in items if (own := encoding_of(item.text)) != "utf-8"), "utf-8")
+            others = [data for item in items if not is_unicode(data := item.text.read_bytes())]
+            encoding = (encoding_of(b"\n".join(others), items[0].text) if others else None) or "utf-8"
             options |= {} if encoding == "utf-8" else {"encoding": encoding}
             contents = [read_text(item.text, encoding) for item in sample]
             options |= lines_of(contents)
@@ -282,7 +284,7 @@ def _odd_lines(lines: Sequence[str]) -> Iterator[str]:
     """Yield what is odd about the lines of texts."""
     if sum(re.match(r"\d+[.)] ", line) is not None for line in lines) > 0.9 * len(lines):
         yield "lines begin with numbers, as in others of its kind: they are part of the captions"
-    if sum(" " not in line.strip() for line in lines) > 0.9 * len(lines):
+    if sum(" " not in line.strip() and not SPACELESS.search(line) for line in lines) > 0.9 * len(lines):
         yield "lines have one word each, as in others of its kind: with data.lines=paragraph all are one caption"
 
 

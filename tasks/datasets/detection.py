@@ -167,11 +167,11 @@ def _given_otherwise(
 ) -> Iterator[str]:
     """Yield notes on files that name pictures, or their splits, in a way that is not read."""
     tables = [path for path, error in errors.items() if NO_TEXTS in error]
-    lists = [path for path in tables if folder_split([path.stem]) is not None]
+    lists = _split_lists(folder, {file for part in parts for file in (part.file, *part.read)})
     has_splits = len(parts) > 1 or {"split_column", "splits"} & parts[0].options.keys() or parts[0].found.has_splits
-    if len(lists) > 1 and not has_splits:
+    if lists and not has_splits:
         shown = ", ".join(path.relative_to(folder).as_posix() for path in lists)
-        yield f"{folder}: {shown} seem to list the pictures of splits, and are not used: add a column `split`"
+        yield f"{folder}: the splits that {shown} may list are not used: add a column `split`"
     others = [path for path in tables if path not in lists]
     others += [item.file for item in unread if not item.found.by_number]
     if others and parts[0].found.by_number:
@@ -179,6 +179,14 @@ def _given_otherwise(
             f"{parts[0].file}: names pictures by numbers, and {others[0].relative_to(folder)} by names: if its rows "
             "say which number is which picture, write the names into the table of captions"
         )
+
+
+def _split_lists(folder: Path, read: Collection[Path]) -> list[Path]:
+    """Return the files below a folder that are named as lists of splits: train.txt and test.txt, or split.csv."""
+    files = [path for path in _files(folder) if path not in read and is_table(path)]
+    named = [path for path in files if folder_split([path.stem]) is not None]
+    one = [path for path in files if re.search("split|fold", path.stem.lower())]
+    return one or (named if len({folder_split([path.stem]) for path in named}) > 1 else [])
 
 
 def _groups(candidates: list[Candidate]) -> list[list[Candidate]]:

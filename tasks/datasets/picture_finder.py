@@ -70,6 +70,10 @@ class PictureFinder:
         parts = {name: _parts(name) for name in names}
         common = _common(folders[:-1] for folders in parts.values())
         meant = {name: [name] if name in self.names else self._meant(name, parts[name], common) for name in names}
+        exact = {name for name in names if meant[name] == [name]}
+        for name in exact and meant.keys() - exact:  # a name in other letter case is another picture's
+            if len(meant[name]) == 1 and meant[name][0] in exact and name.lower() == meant[name][0].lower():
+                meant[name] = []
         if not any(meant.values()) and all(_NUMBER.fullmatch(name.strip()) for name in names):
             meant = {name: self._by_number.get(int(float(name)), []) for name in names}
         return _in_one_place(_without_copies(meant), parts)

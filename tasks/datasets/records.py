@@ -7,6 +7,7 @@ import csv
 import json
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -156,6 +157,10 @@ def _json_records(path: Path) -> Iterator[Record]:
     """
     document = parse_json_or_lines(path)
     if isinstance(document, dict) and document and all(map(_are_captions, document.values())):
+        pairs = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=list)
+        twice = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
+        if twice:
+            raise AttendError(f"{path}: {twice[0]!r} is there more than once: write its captions as a list")
         for name, texts in document.items():
             yield f"{path}: {name}", {"image": name, "caption": texts}
         return

@@ -27,6 +27,7 @@ CAPTION_NAMES = (
         "sentences",
         "description",
         "raw",
+        "alt",
         "alt_text",
         "text",
         "texts",
@@ -95,7 +96,7 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     if header is not None:
         options = {**options, "columns": header}
         records = _records(kind(**options), file)
-        found = _read_columns(_sample(records), file, finder)
+        found = _read_columns(_sample(records), file, finder, is_named=False)
     image, caption, split, names = found.image, found.caption, found.split, found.names
     if any(str(name).lower().endswith(PICTURE_SUFFIXES) for name in names):
         raise AttendError(f"{file}:1: names a picture: put a line with the columns' names first: image,caption")
@@ -217,11 +218,14 @@ def _alone(value: Any) -> Any:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
-def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFinder) -> _Found:
-    """Return the columns of records by what they hold; AttendError where none names pictures, or none is a text."""
+def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFinder, is_named: bool = True) -> _Found:
+    """Return the columns of records by what they hold; AttendError where none names pictures, or none is a text.
+
+    is_named: whether the columns have names of their own.
+    """
     names = list(dict.fromkeys(itertools.chain.from_iterable(records)))
     values = {name: [record.get(name) for record in records if record.get(name) not in (None, "")] for name in names}
-    image, place, notes = _image_column(values, file, finder)
+    image, place, notes = _image_column(values, file, finder, is_named)
     if image is None or place is None:
         raise AttendError(
             f"{file}: none of its columns ({', '.join(map(str, names))}) names pictures in {finder.folder}; its first "
@@ -239,7 +243,7 @@ def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFind
 
 
 def _image_column(
-    values: dict[str, list[Any]], file: Path, finder: PictureFinder
+    values: dict[str, list[Any]], file: Path, finder: PictureFinder, is_named: bool
 ) -> tuple[str | None, Place | None, list[str]]:
     """Return the column that names the pictures, what it names, and a note on others that may. values: of each."""
     places: dict[str, Place] = {}
@@ -251,7 +255,7 @@ def _image_column(
     if not places:
         return None, None, []
     most = max(len(place.found) + len(place.unclear) for place in places.values())
-    likeness = {name: _likeness(name, place, most) for name, place in places.items()}
+    likeness = {name: _likeness(name, place, most, is_named) for name, place in places.items()}
     image = max(likeness, key=lambda name: likeness[name])
     rivals = [
         name
@@ -266,16 +270,17 @@ def _image_column(
     return image, places[image], [note] if rivals else []
 
 
-def _likeness(name: str, place: Place, most: int) -> float:
+def _likeness(name: str, place: Place, most: int, is_named: bool) -> float:
     """Return how likely a column names the pictures: an index may happen to be the names of other pictures.
 
-    most: of the pictures that a column names.
+    most: of the pictures that a column names. is_named: whether the columns have names of their own.
     """
     names = [*place.found, *place.unclear]
     spelled = sum(value.lower().endswith(PICTURE_SUFFIXES) for value in names) / max(len(names), 1)
     own = str(name).lower()
     titled = 0.15 * (own in IMAGE_NAMES) + 0.1 * bool(_OF_IMAGES.search(own)) - 0.15 * bool(_OF_OTHERS.search(own))
-    return len(names) / place.total * len(names) / most * (0.6 + 0.4 * spelled) + titled
+    shares = len(names) / place.total * (0.5 + 0.5 * len(names) / most)
+    return shares * (0.6 + 0.4 * spelled) + (titled if is_named else 0.0)
 
 
 def _index(item: str, items: tuple[str, ...]) -> int:
@@ -365,6 +370,8 @@ def _as_header(found: _Found, records: list[dict[str, Any]], file: Path) -> tupl
     if file.suffix.lower() not in (".csv", ".tsv", ".txt"):
         return None
     name = str(found.image)
+    if name.lower() in IMAGE_NAMES and any(str(column).lower() in CAPTION_NAMES for column in found.names):
+        return None
     shapes = [_shape(str(record[name])) for record in records if record.get(name)]
     like_others = any(map(str.isdigit, name)) and shapes.count(_shape(name)) >= _NEARLY_ALL * len(shapes)
     if not like_others and not found.in_folder(name):

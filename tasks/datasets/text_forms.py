@@ -37,7 +37,7 @@ def text_forms(path: Path) -> list[dict[str, Any]]:
         return [{}]
     with path.open("rb") as file:
         start = file.read(1 << 20)
-    encoding = _encoding(start, path)
+    encoding = encoding_of(start, path)
     text = start.decode(encoding or "utf-8-sig", errors="replace")
     usual = usual_delimiter(path)
     regular = {sign: _regularity(text, sign) for sign in dict.fromkeys(("\t", usual, *DELIMITERS))}
@@ -63,8 +63,8 @@ def _has_quotes(text: str, delimiter: str) -> bool:
     return not any(delimiter in field and "\n" in field for row in rows for field in row) and len(rows) >= len(plain)
 
 
-def _encoding(start: bytes, path: Path) -> str | None:
-    """Return a file's encoding by its first bytes; None for UTF-8.
+def encoding_of(start: bytes, path: Path) -> str | None:
+    """Return the encoding of a file, or of files of one kind, by its first bytes; None for UTF-8.
 
     Raises AttendError where it is in none, or in UTF-8 but for some bytes.
     """

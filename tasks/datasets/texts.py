@@ -142,13 +142,13 @@ def read_text(path: Path, encoding: str) -> str:
     raise AttendError(f"{path}: is not {encoding.upper()} text: set data.encoding, for instance to cp1252")
 
 
-def encoding_of(path: Path) -> str:
-    """Return the setting `encoding` that reads a text file: cp1252 for one that is neither UTF-8 nor UTF-16."""
+def is_unicode(data: bytes) -> bool:
+    """Return whether the bytes of a text are UTF-8, or UTF-16 with a mark."""
     try:
-        read_text(path, "utf-8")
-    except AttendError:
-        return "cp1252"
-    return "utf-8"
+        data.decode("utf-16" if data.startswith(_UTF_16) else "utf-8")
+    except UnicodeError:
+        return False
+    return True
 
 
 def lines_of(texts: list[str]) -> dict[str, Lines]:
