@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
 from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES, folder_split
 from tasks.datasets.faults import Faults
@@ -77,7 +78,7 @@ class Columns(NamedTuple):
     @property
     def words(self) -> float:
         """Return the mean number of words of a caption."""
-        return sum(len(text.split()) for text in self.texts) / max(len(self.texts), 1)
+        return sum(map(word_count, self.texts)) / max(len(self.texts), 1)
 
     @property
     def variety(self) -> float:
@@ -458,7 +459,12 @@ def _words(values: list[Any]) -> float:
         return 0.0
     if not any(map(_LETTER.search, texts)):
         return 0.0
-    return sum(len(text.split()) for text in texts) / len(texts)
+    return sum(map(word_count, texts)) / len(texts)
+
+
+def word_count(text: str) -> int:
+    """Return about how many words a text has; of scripts without spaces between words, half its characters."""
+    return len(text.split()) + len(SPACELESS.findall(text)) // 2
 
 
 def _row(record: dict[str, Any]) -> str:
