@@ -983,6 +983,12 @@ READERS: tuple[Reader, ...] = (
         ),
     ),
     Reader("flickr30k", file("results_20130124.token", _TOKENS_FILE), rows_of("flickr30k")),
+    Reader("texts", file("a.txt", spoiled(b"A dog runs.\nIt is brown.\n"), **{"a.png": encoded()}), rows_of("texts")),
+    Reader(
+        "texts of JSON",
+        file("a.json", spoiled(b'{"caption": ["a dog", "a brown dog"]}'), **{"a.png": encoded()}),
+        rows_of("texts", suffix=".json"),
+    ),
     Reader(
         "webdataset",
         _tars(),
