@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 
 from tasks.common.errors import AttendError
-from tests.fuzzing import BY_NAME, READERS, Finding, Reader, Refusal, feed, hdf5, in_jsonl, pictured
+from tests.fuzzing import BY_NAME, READERS, Finding, Reader, Refusal, encoded, feed, hdf5, in_jsonl, pictured
 
 _EXAMPLES = 20  # for each reader: `bench/soak/fuzz.py` takes many more
 _TWO = np.zeros((2, 3, 3, 5), np.float32), np.array([1, 2])
@@ -67,7 +67,7 @@ def test_a_reader_returns_a_value_or_refuses_in_one_line(reader: Reader) -> None
         ("jsonl", in_jsonl(b"[" * 200_000), r"metadata.jsonl:1: is JSON nested too deeply"),
         (
             "jsonl",
-            in_jsonl(b'"x.png"', b"b" * 1_000_000),
+            {**in_jsonl(b'"x.png"', b"b" * 1_000_000), "x.png": encoded()},
             r"jsonl:1: caption: has 1,000,000 characters, over the limit",
         ),
         ("huggingface", pictured("/etc/passwd"), r"row 0: image: /etc/passwd: lies outside the data set"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from tasks.common.errors import AttendError
+from tasks.common.files import check_name
 from tasks.datasets.base import (
     SPLIT_NAMES,
     NamedOptions,
@@ -165,7 +167,10 @@ class RecordOptions(NamedOptions):
             raise AttendError(
                 f"{where}: {self.image_column}: is an address: download the pictures, and give their files"
             )
-        return name
+        try:
+            return check_name(name)
+        except ValueError as error:
+            raise AttendError(f"{where}: {reprlib.repr(name)}: the picture's name {error}") from None
 
     def records_of(self, path: Path, faults: Faults) -> Iterable[Record]:
         """Return the records of one file, which is read as the ending of its name says."""
