@@ -13,7 +13,7 @@ from tasks.pipeline.ledger import digest_of, join_fields, split_fields
 
 FORMAT = 1  # version of the shards' file format
 # To be raised by hand when a change to the code decodes, resizes or encodes photographs differently.
-EXTRACT_VERSION = 3
+EXTRACT_VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ TORCH_FREE = (
     "__init__.py",
     "captioned.py",
     "consensus.py",
+    "deep_pixels.py",
     "encoded_pictures.py",
     "given_grids.py",
     "memory.py",
