@@ -32,7 +32,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_JPEG = ("JPEG", "MPO")  # MPO: several JPEG pictures in a file, of which the first is read
+_JPEG = ("JPEG", "MPO")  # MPO: several JPEG pictures in a file; the first is read
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A name means the picture whose path ends as it does, and never one that it cannot be told from."""
+"""A name means the picture whose path ends as it does, and is refused where it may mean two."""
 
 from __future__ import annotations
 

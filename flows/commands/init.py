@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _FEWEST = 20  # pictures, below which one of three splits may be empty, and no score means anything
 _FEW = 1_000  # pictures, below which a person is told not to expect much
-_NEW = 0.5  # share of the words of held-out captions that train does not have, above which it is told
+_NEW = 0.5  # share of the words of held-out captions that train does not have, above which a line says so
 _HELD_OUT = 40  # pictures that a test split should have at least, for scores that mean something
 # Of adapters that read the files of a known captioner: the preset of it.
 _PRESETS = {"coco_pt": "regnet_attention", "arrays": "googlenet"}
@@ -64,7 +64,7 @@ def init(
         raise AttendError(f"{path}: already exists: give another name with --out, or replace it with --force")
     options, unread, notes = detect(data, captions)
     adapter = ADAPTERS[options["adapter"]]
-    # In the config, what is read is a source beside the answers of people.
+    # In the config, what is read is a source, and the answers of people are another.
     named = partial(with_source, "" if "sources" in options else f"{source_name(name)}/")
     preset = _preset_for(options["adapter"])
     if adapter.has_grids and weights is not None:

@@ -116,7 +116,7 @@ class Folder:
         return document if document is not None else self._examined(Table, path, path)
 
     def of_text(self, path: Path) -> Candidate | None:
-        """Return how the texts of one picture each are read, of which this file is one; None where it is none."""
+        """Return how the texts of one picture each are read, where this file is one of them; else None."""
         for suffix in TEXT_SUFFIXES:
             if any(item.text == path and item.pictures for item in self.texts[suffix]):
                 return self._of_texts(suffix)

@@ -40,7 +40,8 @@ _CLOSE = 0.75  # share of the best score from which two files look alike
 _ONE_WORD, _KINDS = 1.5, 3  # words of texts that are classes, and how many kinds of them are shown
 _NEARLY_ALL = 0.9
 _LISTED = 3  # files of one kind in one folder that are listed by name
-_BESIDE = re.compile("annotation|caption|metadata|label|text|split", re.IGNORECASE)  # a folder with pictures beside it
+# Names of folders of captions that have the pictures next to them.
+_NEXT_TO = re.compile("annotation|caption|metadata|label|text|split", re.IGNORECASE)
 # What to do with files that may hold captions or pictures, and are not read.
 _CONVERT = {
     ".zip": "unpack it first: unzip {name} -d FOLDER",
@@ -409,7 +410,7 @@ def _of_file(path: Path, root: Path) -> _Known:
             f"{path}: is not a kind of caption file that is known: a table ends in {', '.join(TABLE_SUFFIXES)}"
         )
     folder = Folder(root)
-    if not folder.finder.names and root == path.parent and _BESIDE.search(root.name):
+    if not folder.finder.names and root == path.parent and _NEXT_TO.search(root.name):
         folder = Folder(root.parent)
     found = (folder.of_text(path) or folder.of_file(path)) if path.name not in METADATA else folder.of_metadata(path)
     return _Known(found.options, (found.file, *found.read), found.found.notes)

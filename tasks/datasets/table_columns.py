@@ -308,7 +308,7 @@ def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tupl
     words = {name: _words(own) for name, own in values.items()}
     texts = [name for name in values if words[name] > 0]
     if not texts:
-        raise AttendError(f"{where}: {NO_TEXTS} beside the pictures' ({image}); there are: {', '.join(values)}")
+        raise AttendError(f"{where}: {NO_TEXTS} but the pictures' ({image}); there are: {', '.join(values)}")
 
     def rank(name: str) -> tuple[bool, bool, int, float]:
         known = _index(str(name).lower(), CAPTION_NAMES)
@@ -347,7 +347,7 @@ def _odd_cells(values: list[Any]) -> str:
     if items and sum(" " not in str(item).strip() for item in items) >= _NEARLY_ALL * len(items):
         return ", which are lists of single words"
     if sum(text.strip().startswith("{") and text.strip().endswith("}") for text in texts) > _SOME * len(values):
-        return ", of which some are in braces, and read as they are"
+        return "; some are in braces, and read as they are"
     parts = [part.split() for text in texts for part in text.split(";")]
     if len(parts) > 1.9 * len(texts) and sum(len(part) > FEWEST_WORDS for part in parts) >= _NEARLY_ALL * len(parts):
         return ", which may be several with semicolons between them (data.lists)"
