@@ -77,7 +77,7 @@ def test_a_picture_of_two_sources_counts_once_with_the_captions_of_both(two: Pat
     assert sorted(train["15"]) == ["a cat 15", "a dog", "a dog 15"] and train["25"] == ["a cat 25"]
     # Of what is dev in the first source, the captions for training are left out.
     assert dev == {str(shade): [f"a dog {shade}", "a dog"] for shade in (17, 18, 19)}
-    assert "3 pictures of web left out there: in another split of own" in made.ledger.notes
+    assert "3 pictures of web left out there: in another split of own, such as web/17.png" in made.ledger.notes
     files = files_by_digest(made.path, config.data)
     assert len(files) == 26 and all(path.is_file() and path.is_relative_to(two) for path in files.values())
 
@@ -101,7 +101,7 @@ def test_the_first_source_decides(two: Path) -> None:
     made = artifacts(turned, "ingest")["ingest"]
     both = captions(made.path, "train") | captions(made.path, "dev")  # some of train became dev, as there is none
     assert both["17"] == ["a cat 17"] and sorted(both["16"]) == ["a cat 16", "a dog", "a dog 16"]
-    assert "3 pictures of own left out there: in another split of web" in made.ledger.notes
+    assert "3 pictures of own left out there: in another split of web, such as own/17.png" in made.ledger.notes
 
 
 def test_what_changed_is_told_by_the_name_of_the_source(two: Path) -> None:
