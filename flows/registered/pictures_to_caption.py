@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.datasets.base import OTHER_PICTURES, picture_files
+from tasks.datasets.huggingface import holds_pictures
 from tasks.pipeline.file_digests import Digests
 
 _NAME_COLUMNS = ("file_name", "url", "key", "name", "path", "id")  # the first that exists names the pictures
@@ -111,7 +112,7 @@ class ParquetPictures:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise AttendError(f"{path}: is not a Parquet file: {' '.join(str(error).split())[:120]}") from None
         schema = self._file.schema_arrow
-        binary = [field.name for field in schema if _holds_bytes(field.type)]
+        binary = [field.name for field in schema if holds_pictures(field.type)]
         if len(binary) != 1:
             has = f"several: {', '.join(binary)}" if binary else f"none among {', '.join(schema.names)}"
             raise AttendError(f"{path}: needs one binary column of encoded pictures, but has {has}")
@@ -164,13 +165,6 @@ class ParquetPictures:
 def _as_text(path: Path) -> str:
     """Return a path as text: the output can hold only names that are UTF-8."""
     return os.fsencode(path.as_posix()).decode("utf-8", "replace")
-
-
-def _holds_bytes(data_type: pa.DataType) -> bool:
-    """Return whether a column of this type is binary, or a struct with a binary field `bytes`."""
-    if pa.types.is_struct(data_type):
-        return any(field.name == "bytes" and _holds_bytes(field.type) for field in data_type)
-    return bool(pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type))
 
 
 def open_pictures(sources: list[str], workspace: Path) -> Pictures:

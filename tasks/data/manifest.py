@@ -170,6 +170,7 @@ def valid_rows(
     # macOS writes the letters of file names apart from their accents, as most programs do not.
     composed = {unicodedata.normalize("NFC", name): name for name in known}
     where_by_name: dict[str, str] = {}
+    finders: dict[str, PictureFinder] = {}  # by the prefix of their names, for advice on missing pictures
     valid = []
     for row in rows:
         name = row.name if row.name in known else composed.get(unicodedata.normalize("NFC", row.name), row.name)
@@ -183,9 +184,11 @@ def valid_rows(
                 raise AttendError(f"{row.where}: {name} has no caption: add one, or remove its entry")
             if name not in known:
                 prefix = data.prefix_of(name)
-                folder = data.parts()[prefix].image_folder(generated / prefix)
-                finder = PictureFinder(folder, (own.removeprefix(prefix) for own in known if own.startswith(prefix)))
-                finder.one(name.removeprefix(prefix), [], row.where)
+                if prefix not in finders:
+                    folder = data.parts()[prefix].image_folder(generated / prefix)
+                    own = (other.removeprefix(prefix) for other in known if other.startswith(prefix))
+                    finders[prefix] = PictureFinder(folder, own)
+                finders[prefix].one(name.removeprefix(prefix), [], row.where)
             valid.append(row if name == row.name else replace(row, name=name))
     if not valid:
         first = f": the first fault: {faults.found[0]}" if faults.found else ": add one, or correct data.path"

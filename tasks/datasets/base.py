@@ -212,7 +212,7 @@ def require_file(path: Path, field: str) -> Path:
 
 def parse_split(value: str, where: str) -> str:
     """Return `train`, `dev` or `test` for any of the spellings in use; raise AttendError for other values."""
-    split = SPLIT_NAMES.get(value.strip().lower()) or folder_split([value])
+    split = folder_split([value])
     if split is None:
         raise AttendError(f"{where}: split: {value!r} is none of {', '.join(sorted(SPLIT_NAMES))}")
     return split

@@ -24,6 +24,7 @@ from tasks.datasets.faults import Faults
 from tasks.datasets.huggingface import batches, holds_pictures, table_files
 from tasks.datasets.image_folder import ImageFolder, metadata_files
 from tasks.datasets.picture_finder import PictureFinder
+from tasks.datasets.records import columns_of
 from tasks.datasets.table import RecordOptions, Table, is_table, split_tables, usual_images
 from tasks.datasets.table_columns import (
     CAPTION_NAMES,
@@ -338,7 +339,7 @@ def of_rows(path: Path, file: Path) -> Candidate:
     split = next((name for name, own in values.items() if is_split(own)), None)
     caption, note = caption_column({name: own for name, own in values.items() if name != split}, str(file), image)
     notes += [note] if note else []
-    columns = (caption,) if isinstance(caption, str) else caption
+    columns = columns_of(caption)
     cells = [cell for column in columns for cell in values[column]]
     lists = lists_of(cells)
     options |= {} if image == "image" else {"image_column": image}

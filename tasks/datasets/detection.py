@@ -128,7 +128,8 @@ def _best(folder: Folder, candidates: list[Candidate], errors: dict[Path, str]) 
     if close:
         shown = "; ".join(f"{item.file.relative_to(folder.path)} ({item})" for item in (parts[0], *close))
         raise AttendError(f"{folder.path}: several files look like captions: {shown}: name one with --captions FILE")
-    options = parts[0].options if len(parts) == 1 else _joined(folder.path, sorted(parts, key=lambda part: part.file))
+    ordered = sorted(parts, key=lambda part: part.file)
+    options = parts[0].options if len(parts) == 1 else _joined(folder.path, ordered)
     reasons = errors | {file: str(item) for item in others for file in (item.file, *item.read)}
     reasons |= {item.file: f"{item}: the same captions as {parts[0].file.name}" for item in copies}
     unread = _unread(folder, {file for part in parts for file in (part.file, *part.read)}, reasons)
@@ -136,7 +137,7 @@ def _best(folder: Folder, candidates: list[Candidate], errors: dict[Path, str]) 
     names = list(options["sources"]) if len(parts) > 1 else [""]
     notes = [
         with_source(f"{name}/" if name else "", note)
-        for name, part in zip(names, sorted(parts, key=lambda part: part.file), strict=True)
+        for name, part in zip(names, ordered, strict=True)
         for note in part.found.notes
     ]
     return Detection(options, unread, (*seen, *notes))
@@ -289,8 +290,9 @@ def _without_captions(folder: Folder, errors: dict[Path, str]) -> AttendError:
 
 def _what_is_there(folder: Folder) -> str:
     """Return what a folder without captions holds, and what to do."""
-    suffixes = Counter(file.suffix.lower() for file in _files(folder.path))
-    convertible = next((file for file in _files(folder.path) if file.suffix.lower() in _CONVERT), None)
+    files = list(_files(folder.path))
+    suffixes = Counter(file.suffix.lower() for file in files)
+    convertible = next((file for file in files if file.suffix.lower() in _CONVERT), None)
     pictures = len(folder.finder.names)
     if convertible is not None:
         number = suffixes[convertible.suffix.lower()]

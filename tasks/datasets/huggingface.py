@@ -10,10 +10,10 @@ from pydantic import Field
 
 from tasks.common.errors import AttendError
 from tasks.common.files import check_name
-from tasks.datasets.base import SPLIT_NAMES, Row, UnpackedOptions, folder_split, parse_split
+from tasks.datasets.base import Row, UnpackedOptions, folder_split, parse_split
 from tasks.datasets.documents import read_json
 from tasks.datasets.faults import REFUSE, Faults
-from tasks.datasets.records import captions_in
+from tasks.datasets.records import Lists, captions_of, columns_of
 
 _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"RI": ".webp", b"GI": ".gif", b"BM": ".bmp"}
 _ROWS = 64  # that are read at once
@@ -37,16 +37,7 @@ class HuggingFace(UnpackedOptions):
     split_column: str | None = Field(
         None, description="column of the split; default: the split that the name or the folder of a file says"
     )
-    lists: str | None = Field(
-        None,
-        min_length=1,
-        description="several captions in a text: `json` for a list as JSON or Python writes it, or what stands between "
-        "them, such as `||`",
-    )
-
-    @property
-    def _captions(self) -> tuple[str, ...]:
-        return (self.caption_column,) if isinstance(self.caption_column, str) else self.caption_column
+    lists: Lists = None
 
     def annotation_files(self) -> list[Path]:
         return [file.path for file in table_files(self.path)]
@@ -63,7 +54,11 @@ class HuggingFace(UnpackedOptions):
                     yield self._row(f"{split or 'row'}-{numbers[split or 'row']:08d}", split, record, where, generated)
 
     def _records(self, path: Path) -> Iterator[dict[str, Any]]:
-        columns = [self.image_column, *self._captions, *([self.split_column] if self.split_column else [])]
+        columns = [
+            self.image_column,
+            *columns_of(self.caption_column),
+            *([self.split_column] if self.split_column else []),
+        ]
         for batch in batches(path):
             missing = [column for column in columns if column not in batch.schema.names]
             if missing:
@@ -80,8 +75,7 @@ class HuggingFace(UnpackedOptions):
 
     def _row(self, name: str, split: str | None, record: dict[str, Any], where: str, generated: Path) -> Row:
         data = _encoded(record[self.image_column], self.path.expanduser(), f"{where}: {self.image_column}")
-        columns = [name for name in self._captions if record[name] not in (None, "") or len(self._captions) == 1]
-        captions = [text for name in columns for text in captions_in(record[name], self.lists, where, name)]
+        captions = captions_of(record, self.caption_column, self.lists, where)
         name = f"{name}{_SUFFIXES.get(data[:2], '.tif')}"
         row = Row(name, tuple(captions), split, where)
         (generated / name).write_bytes(data)
@@ -99,18 +93,13 @@ def table_files(path: Path) -> list[TableFile]:
     if (place / "dataset_dict.json").is_file():
         splits = read_json(place / "dataset_dict.json").get("splits")
         names = splits if isinstance(splits, list) else []
-        return [TableFile(file, _known(str(name))) for name in names for file in _saved(place / str(name))]
+        return [TableFile(file, folder_split([str(name)])) for name in names for file in _saved(place / str(name))]
     if (place / "state.json").is_file():
         return [TableFile(file, None) for file in _saved(place)]
     files = [file for file in sorted(place.rglob("*.parquet")) if not file.name.startswith(".")]
     if not files:
         raise AttendError(f"data.path: {place}: no Parquet file, and no folder that save_to_disk wrote")
     return [TableFile(file, folder_split((file.stem, *file.relative_to(place).parts[:-1]))) for file in files]
-
-
-def _known(split: str) -> str | None:
-    """Return the split of this name; AttendError where it is none of ours."""
-    return parse_split(split, "dataset_dict.json") if split.lower() in SPLIT_NAMES else folder_split([split])
 
 
 def _saved(folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
@@ -71,7 +72,7 @@ class PictureFinder:
         common = _common(folders[:-1] for folders in parts.values())
         meant = {name: [name] if name in self.names else self._meant(name, parts[name], common) for name in names}
         exact = {name for name in names if meant[name] == [name]}
-        for name in exact and meant.keys() - exact:  # a name in other letter case is another picture's
+        for name in meant.keys() - exact:  # a name in other letter case is another picture's
             if len(meant[name]) == 1 and meant[name][0] in exact and name.lower() == meant[name][0].lower():
                 meant[name] = []
         if not any(meant.values()) and all(_NUMBER.fullmatch(name.strip()) for name in names):
@@ -171,13 +172,8 @@ def _parts(name: str) -> tuple[str, ...]:
 
 def _common(folders: Iterable[tuple[str, ...]]) -> int:
     """Return how many folders all paths begin with."""
-    first, *rest = set(folders) or {()}
-    number = len(first)
-    for other in rest:
-        number = min(
-            number, next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), len(other))
-        )
-    return number
+    levels = zip(*set(folders), strict=False)
+    return sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 def _common_end(parts: tuple[str, ...], other: tuple[str, ...]) -> int:

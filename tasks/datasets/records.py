@@ -10,7 +10,9 @@ import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Annotated, Any, NamedTuple, TextIO
+
+from pydantic import Field
 
 from tasks.common.errors import AttendError
 from tasks.datasets.base import SPLIT_NAMES, needs_text, numbered_lines
@@ -19,6 +21,14 @@ from tasks.datasets.faults import Faults
 
 Record = tuple[str, dict[str, Any]]  # (`file:line`, column -> value)
 DELIMITERS = {"\t": "tab", ",": ",", ";": ";", "|": "|"}  # with their names in messages
+Lists = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        description="several captions in a cell: `json` for a list as JSON or Python writes it, or what stands between "
+        "them, such as `||`",
+    ),
+]
 _APART = re.compile(r"""(["'])\s+(["'])""")
 
 
@@ -66,6 +76,21 @@ def captions_in(value: object, lists: str | None, where: str, field: str) -> lis
     if not isinstance(value, list) or len(value) < 2:
         return [needs_text(text, where, field) for text in (value if isinstance(value, list) and value else [value])]
     return [needs_text(text, where, f"{field}[{number}]") for number, text in enumerate(value)]
+
+
+def columns_of(columns: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names in a setting that has one column or several."""
+    return (columns,) if isinstance(columns, str) else columns
+
+
+def captions_of(record: dict[str, Any], columns: str | tuple[str, ...], lists: str | None, where: str) -> list[str]:
+    """Return the captions of a record; of several columns, those that are not blank. lists: see `captions_in`."""
+    names = columns_of(columns)
+    filled = [name for name in names if record[name] not in (None, "") or len(names) == 1]
+    texts = [text for name in filled for text in captions_in(record[name], lists, where, name)]
+    if not texts:
+        raise AttendError(f"{where}: {', '.join(names)}: are empty; a text is needed")
+    return texts
 
 
 class TextForm(NamedTuple):

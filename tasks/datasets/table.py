@@ -25,7 +25,16 @@ from tasks.datasets.base import (
 )
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.picture_finder import PictureFinder
-from tasks.datasets.records import DELIMITERS, Record, TextForm, captions_in, records_of, usual_delimiter
+from tasks.datasets.records import (
+    DELIMITERS,
+    Lists,
+    Record,
+    TextForm,
+    captions_of,
+    columns_of,
+    records_of,
+    usual_delimiter,
+)
 
 
 @dataclass
@@ -64,12 +73,7 @@ class RecordOptions(NamedOptions):
     columns: tuple[str, ...] | None = Field(
         None, description="names of the columns of a text table whose first line is no header, such as [image, caption]"
     )
-    lists: str | None = Field(
-        None,
-        min_length=1,
-        description="several captions in a cell: `json` for a list as JSON or Python writes it, or what stands between "
-        "them, such as `||`",
-    )
+    lists: Lists = None
     quotes: bool = Field(
         True, description="whether a field of a text table may stand in double quotes; false: they are part of the text"
     )
@@ -108,7 +112,7 @@ class RecordOptions(NamedOptions):
                 name = self._name_of(record[self.image_column], where)
                 value = None if self.split_column is None else record.get(self.split_column)
                 split = None if value in (None, "") else parse_split(str(value), where)
-                texts = self._texts(record, where)
+                texts = captions_of(record, self.caption_column, self.lists, where)
                 named.setdefault(name, _Named(where, split, [])).add(where, name, split, texts)
         if named and missing_split:
             raise AttendError(
@@ -131,22 +135,9 @@ class RecordOptions(NamedOptions):
             with faults.of_row():
                 yield Row(picture, tuple(item.texts), item.split, item.where)
 
-    @property
-    def _caption_columns(self) -> tuple[str, ...]:
-        return (self.caption_column,) if isinstance(self.caption_column, str) else self.caption_column
-
-    def _texts(self, record: dict[str, Any], where: str) -> list[str]:
-        """Return the captions of a record; of several columns, those that are not blank."""
-        columns = self._caption_columns
-        filled = [column for column in columns if record[column] not in (None, "") or len(columns) == 1]
-        texts = [text for column in filled for text in captions_in(record[column], self.lists, where, column)]
-        if not texts:
-            raise AttendError(f"{where}: {', '.join(columns)}: are empty; a text is needed")
-        return texts
-
     def _check_columns(self, where: str, record: dict[str, Any]) -> None:
         """Raise AttendError where a record lacks a column."""
-        captions = [(column, "caption_column") for column in self._caption_columns]
+        captions = [(column, "caption_column") for column in columns_of(self.caption_column)]
         for column, setting in ((self.image_column, "image_column"), *captions):
             if column in record:
                 continue

@@ -14,7 +14,7 @@ from tasks.common.errors import AttendError
 from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES, folder_split
 from tasks.datasets.faults import Faults
 from tasks.datasets.picture_finder import PictureFinder
-from tasks.datasets.records import listed_texts, text_of
+from tasks.datasets.records import columns_of, listed_texts, text_of
 from tasks.datasets.table import RecordOptions, usual_images
 
 Options = dict[str, Any]  # settings of `data`
@@ -107,7 +107,7 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     if len(place.unclear) > len(place.found):
         name, meant = next(iter(place.unclear.items()))
         finder.one(name, meant, str(file))
-    columns = (caption,) if isinstance(caption, str) else caption
+    columns = columns_of(caption)
     cells = [record[own] for record in _sample(records) for own in columns if record.get(own) not in (None, "")]
     settings: Options = {} if header is None else {"columns": header}
     notes = list(found.notes)
@@ -134,9 +134,9 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
         texts,
         place.share,
         tuple(notes),
-        place.base.name == file.stem,
-        all(name.isdecimal() for name in place.found),
-        split is not None,
+        is_own=place.base.name == file.stem,
+        by_number=all(name.isdecimal() for name in place.found),
+        has_splits=split is not None,
     )
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
@@ -23,7 +23,10 @@ from tasks.datasets.documents import read_json
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.picture_finder import PictureFinder
 
-Lines = Literal["captions", "paragraph"]
+Lines = Annotated[
+    Literal["captions", "paragraph"],
+    Field(description="each line of a text is one of the `captions`, or all are a `paragraph`"),
+]
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MOST = 0.6  # share of texts
 _WIDE = (55, 85)  # characters of a line that was broken at the edge of a page
@@ -35,9 +38,7 @@ class Texts(NamedOptions):
 
     adapter: Literal["texts"] = "texts"
     suffix: str = Field(".txt", pattern=r"^\.\w+$", description="ending of the text files: .txt, .caption or .json")
-    lines: Lines = Field(
-        "captions", description="each line of a text is one of the `captions`, or all are a `paragraph`"
-    )
+    lines: Lines = "captions"
     encoding: str = Field("utf-8", description="encoding of texts that are not UTF-8, such as cp1252")
     caption_field: str = Field("caption", description="field of a .json with the caption, or with a list of captions")
 
@@ -71,10 +72,7 @@ class Texts(NamedOptions):
                 continue
             with faults.of_row():
                 picture = finder.one(name, pictures, str(text))
-                split = folder_split(PurePosixPath(name).parts[:-1]) if self.splits is not None else None
-                yield Row(
-                    picture, tuple(self._captions(text)), split or self.split_in(name, picture, str(text)), str(text)
-                )
+                yield Row(picture, tuple(self._captions(text)), self.split_in(name, picture, str(text)), str(text))
 
     def _captions(self, path: Path) -> list[str]:
         """Return the captions in a text file; AttendError where there are none."""

@@ -37,9 +37,7 @@ class WebDataset(UnpackedOptions):
         "", description="field of the sample's .json with the caption; empty for the .txt or .caption"
     )
     split_field: str = Field("", description="field of the sample's .json with the split; empty if it has none")
-    lines: Lines = Field(
-        "captions", description="each line of a text is one of the `captions`, or all are a `paragraph`"
-    )
+    lines: Lines = "captions"
 
     def annotation_files(self) -> list[Path]:
         folder = require_folder(self.path, "data.path")
