@@ -29,7 +29,7 @@ from .likelihood import padded, read, with_end
 from .options import Decoding
 from .photographs import decode, resize, stack
 from .search import Caption
-from .search import decode as decode_captions
+from .torch_steps import decode as decode_captions
 from .vocabulary import Vocabulary
 from .weight_files import save_tensors
 

@@ -1,376 +1,421 @@
-"""Decoding: greedy, beam search and sampling over any decoder.
+"""Decoding: greedy, beam search and sampling, over the likeliest next words that a decoder gives.
 
-Search uses only the decoder's `start` and `step`, logits and token ids. It decodes many pictures at once, each with its
-rows of hypotheses.
+The bookkeeping is in NumPy, so that torch and onnxruntime share it: a runtime gives `Steps`, of which torch_steps.py
+has those of torch. Many pictures are decoded at once, each with its rows of hypotheses.
 """
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
-from .allowed_words import log_probabilities_of, rule_out, truncate
 from .consensus import by_consensus
 from .options import Decoding
 from .vocabulary import END, NULL, START
 
-DEFAULT = Decoding()
+Floats = npt.NDArray[np.float32]
+Words = npt.NDArray[np.int64]
+_DROPPED = 0.25  # share of the pictures that are done from which they are searched no more
 
 
-class SearchState(Protocol):
-    """The methods of a decoder's state that search uses; see decoders.base.State."""
-
-    def expand(self: StateT, rows: int) -> StateT: ...
-    def select(self: StateT, rows: Tensor) -> StateT: ...
-    def keep(self: StateT, pictures: Tensor) -> StateT: ...
+def _nothing() -> Floats:
+    return np.zeros(0, np.float32)
 
 
-StateT = TypeVar("StateT", bound=SearchState)
+class State(Protocol):
+    """The state of a decoder between words: of N pictures, R rows each."""
+
+    def select(self, rows: Words) -> Any:
+        """Return the state of the rows with indices `rows` (N, R') within each picture."""
+        ...
+
+    def keep(self, pictures: Words) -> Any:
+        """Return the state of the pictures with indices `pictures` (N',)."""
+        ...
 
 
-class Steps(Protocol[StateT]):
-    """The methods of a decoder that search uses; see decoders.base.Decoder."""
+class Next(NamedTuple):
+    """Hold what a decoder says after a word.
 
-    def start(self, grid: Tensor) -> StateT: ...
-    def step(self, state: StateT, tokens: Tensor) -> tuple[Tensor, StateT]: ...
+    values (N, R, K): natural log-probabilities of the `words` (N, R, K), the likeliest first; or of all words, K = V.
+    Tokens that no caption may contain have -inf. state: after the word. blind (N, R, K): the log-probabilities of the
+    same words for another grid, or None. alphas (N, R, P): the attention weights of the word just read, or None.
+    """
+
+    values: Floats
+    words: Words
+    state: Any
+    blind: Floats | None = None
+    alphas: Floats | None = None
+
+
+class Steps(Protocol):
+    """The method of a decoder that search uses."""
+
+    def step(self, state: Any, tokens: Words, shortlist: int) -> Next:
+        """Return the `shortlist` likeliest words after tokens (N, R), or all words in order for a shortlist of 0."""
+        ...
 
 
 @dataclass(frozen=True)
 class Caption:
     """A decoded caption.
 
-    tokens: ids, without START and END. log_probability: natural logarithm, of the tokens and of END if the caption
-    has one. finished: whether END came within the maximum length.
+    tokens: ids, without START and END. log_probability: natural logarithm, of the tokens and of END if the caption has
+    one. finished: whether END came within the maximum length. of_words, blind (T,): see `Next`, of each token, END
+    included. alphas (T, P): of the steps that chose them. These three are empty where the decoder does not give them.
     """
 
     tokens: list[int]
     log_probability: float
     finished: bool
+    of_words: Floats = field(default_factory=_nothing, compare=False, repr=False)
+    blind: Floats = field(default_factory=_nothing, compare=False, repr=False)
+    alphas: Floats = field(default_factory=_nothing, compare=False, repr=False)
 
 
 def decode(
-    decoder: Steps[StateT], grid: Tensor, decoding: Decoding, keys: Sequence[int] | None = None
+    decoder: Steps, start: State, pictures: int, decoding: Decoding, keys: Sequence[int] | None = None
 ) -> list[list[Caption]]:
-    """Return the `n_best` captions of each picture of grid (N, h, w, C), best first.
+    """Return the `n_best` captions of each of N pictures, best first.
 
-    keys: for sampling, an integer per picture that identifies its content: the captions drawn for a picture depend on
-    the seed and its key alone, not on the other pictures. The default is 0, 1, ...
+    start: the state before the first word, R = 1. pictures: N. keys: for sampling, an integer per picture that
+    identifies its content: the captions drawn for a picture depend on the seed and its key alone, not on the other
+    pictures. The default is 0, 1, ...
     """
+    search: _Search
     if decoding.search == "sample":
-        return sample(decoder, grid, decoding, range(len(grid)) if keys is None else keys)
-    return beam_search(decoder, grid, decoding)
-
-
-@torch.no_grad()
-def greedy(decoder: Steps[StateT], grid: Tensor, decoding: Decoding = DEFAULT) -> list[Caption]:
-    """Return a caption for each picture of grid (N, h, w, C), of the likeliest next word until END."""
-    return [captions[0] for captions in run(Greedy(decoder, grid, decoding))]
-
-
-@torch.no_grad()
-def sample(decoder: Steps[StateT], grid: Tensor, decoding: Decoding, keys: Sequence[int]) -> list[list[Caption]]:
-    """Return `n_best` captions of each picture, drawn independently and sorted by falling log-probability.
-
-    That log-probability is the decoder's, before temperature, top_k, top_p and the rules of `decoding` change it. keys:
-    an integer per picture, see `decode`.
-    """
-    return run(Sampling(decoder, grid, decoding, uniform_draws(decoding, keys).to(grid.device)))
-
-
-@torch.no_grad()
-def beam_search(decoder: Steps[StateT], grid: Tensor, decoding: Decoding = DEFAULT) -> list[list[Caption]]:
-    """Return the `n_best` best captions of each picture of grid (N, h, w, C), best first.
-
-    Each picture has a beam of `beam` hypotheses, which each hypothesis that ends makes narrower by one. Lengths count
-    END. A picture is done when no live hypothesis can still beat its best ended ones, as many as are wanted: the bound
-    is exact, because log-probabilities only fall and no length exceeds `max_length`. Where too few hypotheses ended
-    within that length, the best live ones are returned as well. With a consensus, the captions most like the others
-    come first.
-    """
-    return run(BeamSearch(decoder, grid, decoding))
-
-
-def steps_between_looks(device: torch.device) -> int:
-    """Return after how many words a search looks whether it is done.
-
-    To look at a GPU is to wait until it has done all that was asked of it.
-    """
-    return 1 if device.type == "cpu" else 4
-
-
-class Search(Protocol):
-    """A search over N pictures, word by word. Only `drop_done` and `results` read values, all else may be a graph's."""
-
-    length: int
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def max_length(self) -> int: ...
-
-    def advance(self) -> None:
-        """Extend the captions by a word, without waiting for a value."""
-        ...
-
-    def done(self) -> Tensor:
-        """Return whether each picture's captions are final, (N',) bool."""
-        ...
-
-    def drop_done(self) -> bool:
-        """Return whether all pictures' captions are final; where many are, these pictures may be searched no more."""
-        ...
-
-    def results(self) -> list[list[Caption]]:
-        """Return the captions of every picture, best first."""
-        ...
-
-
-def run(search: Search) -> list[list[Caption]]:
-    """Return the captions of a search that has not begun."""
-    between = steps_between_looks(search.device)
-    while search.length < search.max_length:
+        search = _Sampling(decoder, start, decoding, range(pictures) if keys is None else keys)
+    elif decoding.beam == 1:
+        search = _Greedy(decoder, start, decoding, pictures)
+    else:
+        search = _BeamSearch(decoder, start, decoding, pictures)
+    while search.length < decoding.max_length:
         search.advance()
-        if search.length % between == 0 and search.drop_done():
+        if search.drop_done():
             break
     return search.results()
 
 
-class _Pictures(ABC):
-    """The base of searches over N pictures, of which those that are done are dropped once they are a quarter.
+class _History(NamedTuple):
+    """The words (N, R, t) of hypotheses, and what `Next` says of each.
 
-    The attributes `of_pictures`, and the decoder's state, have an entry for each of the N' pictures that are left.
+    of_words, blind (N, R, t). alphas (N, R, t, P).
     """
 
-    of_pictures: ClassVar[tuple[str, ...]]
+    words: Words
+    of_words: Floats
+    blind: Floats | None = None
+    alphas: Floats | None = None
 
-    def __init__(self, decoder: Steps[Any], grid: Tensor, decoding: Decoding) -> None:
-        self.decoder, self.decoding, self.device = decoder, decoding, grid.device
-        self.length, self.max_length = 0, decoding.max_length
-        self.state: Any = decoder.start(grid)
-        self._left = list(range(len(grid)))  # the index of each of the N' pictures among those searched at first
-        self._dropped: dict[int, list[Caption]] = {}  # the captions of the others, by the same index
+    @classmethod
+    def empty(cls, pictures: int, rows: int) -> _History:
+        return cls(np.zeros((pictures, rows, 0), np.int64), np.zeros((pictures, rows, 0), np.float32))
 
-    @abstractmethod
-    def done(self) -> Tensor:
-        """Return whether each picture's captions are final, (N',) bool."""
+    def extended(self, said: Next, parents: Words, chosen: Words) -> _History:
+        """Return the history of the rows `parents` (N, R'), with one more word of each: `chosen` (N, R') of `said`."""
+        pictures = np.arange(len(parents))[:, None]
 
-    @abstractmethod
-    def captions(self, pictures: Tensor) -> list[list[Caption]]:
-        """Return the captions of each of the pictures with indices `pictures` among the N', best first."""
+        def longer(so_far: npt.NDArray[Any] | None, new: npt.NDArray[Any] | None) -> Any:
+            if new is None:
+                return None
+            added = new[:, :, None]
+            return added if so_far is None else np.concatenate([so_far[pictures, parents], added], axis=2)
+
+        def of(values: npt.NDArray[Any] | None) -> Any:
+            return None if values is None else values[pictures, parents, chosen]
+
+        alphas = None if said.alphas is None else said.alphas[pictures, parents]
+        return _History(
+            longer(self.words, of(said.words)),
+            longer(self.of_words, of(said.values)),
+            longer(self.blind, of(said.blind)),
+            longer(self.alphas, alphas),
+        )
+
+    def keep(self, pictures: Words) -> _History:
+        """Return the history of the pictures with indices `pictures` (N',)."""
+        return _History(*(None if values is None else values[pictures] for values in self))  # type: ignore[arg-type]
+
+    def caption(self, picture: int, row: int, log_probability: float) -> Caption:
+        """Return a row's caption: its tokens up to END, or all if there is no END."""
+        words = self.words[picture, row].tolist()
+        finished = END in words
+        length = words.index(END) + 1 if finished else len(words)
+        extras = (
+            _nothing() if own is None else own[picture, row, :length]
+            for own in (self.of_words, self.blind, self.alphas)
+        )
+        return Caption(words[: length - 1] if finished else words, log_probability, finished, *extras)
+
+
+class _Search:
+    """The base of searches over N pictures, of which those that are done are dropped once they are a quarter.
+
+    Subclasses have, for each of the N' pictures that are left, `last` (N', R), the word that was read last, and the
+    arrays that `_keep` drops.
+    """
+
+    def __init__(self, decoder: Steps, state: State, decoding: Decoding, pictures: int, rows: int) -> None:
+        self.decoder, self.decoding, self.length = decoder, decoding, 0
+        self.state: Any = state
+        self.history = _History.empty(pictures, rows)
+        self.last = np.full((pictures, rows), START)
+        self._left = np.arange(pictures)  # the index of each of the N' pictures among those searched at first
+        self._found: dict[int, list[Caption]] = {}  # the captions of the others, by the same index
+
+    def advance(self) -> None:
+        """Extend the captions by a word."""
+        raise NotImplementedError
+
+    def done(self) -> npt.NDArray[np.bool_]:
+        """Return whether each picture's captions are final, (N',)."""
+        raise NotImplementedError
+
+    def captions(self, picture: int) -> list[Caption]:
+        """Return the captions of the picture with this index among the N', best first."""
+        raise NotImplementedError
+
+    def keep(self, left: Words) -> None:
+        """Search on for the pictures with indices `left` among the N' alone."""
+        self.state, self.history, self.last = self.state.keep(left), self.history.keep(left), self.last[left]
+        self._left = self._left[left]
 
     def drop_done(self) -> bool:
         """Return whether all captions are final; drop the pictures that are done, once they are a quarter."""
-        done = self.done().tolist()
-        if all(done):
+        done = self.done()
+        if done.all():
             return True
-        if sum(done) >= 0.25 * len(done):
-            self._dropped |= self._captions_of([index for index, is_done in enumerate(done) if is_done])
-            remaining = torch.tensor([index for index, is_done in enumerate(done) if not is_done], device=self.device)
-            self._left = [picture for picture, is_done in zip(self._left, done, strict=True) if not is_done]
-            self.state = self.state.keep(remaining)
-            for name in self.of_pictures:
-                setattr(self, name, getattr(self, name)[remaining])
+        if done.mean() >= _DROPPED:
+            self._found |= {int(self._left[index]): self.captions(index) for index in np.flatnonzero(done).tolist()}
+            self.keep(np.flatnonzero(~done))
         return False
 
-    def _captions_of(self, indices: Sequence[int]) -> dict[int, list[Caption]]:
-        """Return the captions of the pictures with these indices among the N', by the index that they had at first."""
-        captions = self.captions(torch.tensor(indices, dtype=torch.long, device=self.device))
-        return {self._left[index]: found for index, found in zip(indices, captions, strict=True)}
-
     def results(self) -> list[list[Caption]]:
-        found = self._dropped | self._captions_of(range(len(self._left)))
-        return [found[picture] for picture in sorted(found)]
+        """Return the captions of every picture, best first."""
+        self._found |= {int(picture): self.captions(index) for index, picture in enumerate(self._left)}
+        return [self._found[picture] for picture in sorted(self._found)]
 
 
-class _WordByWord(_Pictures):
-    """The base of greedy search and sampling: captions (N', k) that are extended by a word each until END.
+class _WordByWord(_Search):
+    """The base of greedy search and sampling: captions that are extended by a word each until END.
 
-    words (N', k, t): the tokens so far, NULL after END. total (N', k): their log-probability. unfinished (N', k) bool.
+    total (N', R): their log-probabilities. unfinished (N', R) bool.
     """
 
-    of_pictures: ClassVar[tuple[str, ...]] = ("words", "last", "total", "unfinished")
+    def __init__(self, decoder: Steps, state: State, decoding: Decoding, pictures: int, rows: int) -> None:
+        super().__init__(decoder, state, decoding, pictures, rows)
+        self.total = np.zeros((pictures, rows), np.float32)
+        self.unfinished = np.ones((pictures, rows), np.bool_)
 
-    def __init__(self, decoder: Steps[Any], grid: Tensor, decoding: Decoding, rows: int) -> None:
-        super().__init__(decoder, grid, decoding)
-        shape = (len(grid), rows)
-        self.words = torch.empty((*shape, 0), dtype=torch.long, device=self.device)
-        self.last = torch.full(shape, START, device=self.device)
-        self.total = torch.zeros(shape, device=self.device)
-        self.unfinished = torch.ones(shape, dtype=torch.bool, device=self.device)
+    shortlist: int
 
-    @abstractmethod
-    def choose(self, log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the next words (N', k) and their log-probabilities (N', k), given those of all words (N', k, V)."""
+    def choose(self, allowed: Floats) -> Words:
+        """Return the place of the next word (N', R) among the candidates, given their log-probabilities (N', R, K)."""
+        raise NotImplementedError
 
     def advance(self) -> None:
-        logits, self.state = self.decoder.step(self.state, self.last)
-        chosen, score = self.choose(log_probabilities_of(logits))
-        self.total = self.total + torch.where(self.unfinished, score, 0.0)
-        self.words = torch.cat([self.words, torch.where(self.unfinished, chosen, NULL).unsqueeze(-1)], dim=-1)
-        self.last = self.words[:, :, -1]
-        self.unfinished = self.unfinished & (chosen != END)
+        said = self.decoder.step(self.state, self.last, self.shortlist and self.shortlist + self.length)
+        chosen = self.choose(rule_out(said.values, said.words, self.history.words, self.decoding))
+        rows = np.broadcast_to(np.arange(self.last.shape[1]), self.last.shape)
+        self.history = self.history.extended(said, rows, chosen)
+        words = self.history.words[:, :, -1]
+        words[~self.unfinished] = NULL
+        self.total += np.where(self.unfinished, self.history.of_words[:, :, -1], np.float32(0))
+        self.unfinished &= words != END
+        self.last, self.state = words, said.state
         self.length += 1
 
-    def done(self) -> Tensor:
-        return ~self.unfinished.any(dim=1)
+    def done(self) -> npt.NDArray[np.bool_]:
+        done: npt.NDArray[np.bool_] = np.logical_not(self.unfinished.any(axis=1))
+        return done
 
-    def captions(self, pictures: Tensor) -> list[list[Caption]]:
-        captions = [
-            [_caption(tokens, score) for tokens, score in zip(*rows, strict=True)]
-            for rows in zip(self.words[pictures].tolist(), self.total[pictures].tolist(), strict=True)
-        ]
-        return [sorted(found, key=lambda caption: -caption.log_probability) for found in captions]
+    def keep(self, left: Words) -> None:
+        super().keep(left)
+        self.total, self.unfinished = self.total[left], self.unfinished[left]
+
+    def captions(self, picture: int) -> list[Caption]:
+        rows = range(self.total.shape[1])
+        found = [self.history.caption(picture, row, float(self.total[picture, row])) for row in rows]
+        return sorted(found, key=lambda caption: -caption.log_probability)
 
 
-class Greedy(_WordByWord):
+class _Greedy(_WordByWord):
     """The search for the likeliest next word."""
 
-    def __init__(self, decoder: Steps[Any], grid: Tensor, decoding: Decoding) -> None:
-        super().__init__(decoder, grid, decoding, 1)
+    shortlist = 3  # END, the last word, and the last word of each n-gram so far may be ruled out
 
-    def choose(self, log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        best = rule_out(log_probabilities, self.words, self.decoding).max(dim=-1)
-        return best.indices, best.values
+    def __init__(self, decoder: Steps, state: State, decoding: Decoding, pictures: int) -> None:
+        super().__init__(decoder, state, decoding, pictures, 1)
 
-
-class Sampling(_WordByWord):
-    """The drawing of `n_best` captions; draws (N', n_best, max_length): a uniform number per word."""
-
-    of_pictures: ClassVar[tuple[str, ...]] = (*_WordByWord.of_pictures, "draws")
-
-    def __init__(self, decoder: Steps[Any], grid: Tensor, decoding: Decoding, draws: Tensor) -> None:
-        super().__init__(decoder, grid, decoding, decoding.n_best)
-        self.draws, self.state = draws, self.state.expand(decoding.n_best)
-
-    def choose(self, log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        allowed = truncate(rule_out(log_probabilities, self.words, self.decoding), self.decoding)
-        # Sample by inverting the cumulative distribution, with one uniform number per word.
-        cumulative = allowed.softmax(dim=-1).cumsum(dim=-1)
-        draw = self.draws[:, :, self.length].unsqueeze(-1)
-        chosen = torch.searchsorted(cumulative, draw * cumulative[..., -1:], right=True)
-        chosen = chosen.clamp_max(cumulative.shape[-1] - 1)
-        return chosen.squeeze(-1), log_probabilities.gather(-1, chosen).squeeze(-1)
+    def choose(self, allowed: Floats) -> Words:
+        best: Words = allowed.argmax(axis=-1)
+        return best
 
 
-def uniform_draws(decoding: Decoding, keys: Sequence[int]) -> Tensor:
-    """Return uniform numbers in [0, 1), (N, n_best, max_length): a picture's depend on the seed and its key alone."""
-    shape = (decoding.n_best, decoding.max_length)
-    return torch.stack([_uniform_draws(decoding.seed, key, shape) for key in keys])
+class _Sampling(_WordByWord):
+    """The drawing of `n_best` captions, independently, with a uniform number for each word."""
+
+    shortlist = 0
+
+    def __init__(self, decoder: Steps, state: State, decoding: Decoding, keys: Sequence[int]) -> None:
+        shape = (len(keys), decoding.n_best)
+        super().__init__(decoder, state.select(np.zeros(shape, np.int64)), decoding, *shape)
+        self._draws = np.stack([_uniform_draws(decoding, key) for key in keys])
+
+    def choose(self, allowed: Floats) -> Words:
+        # Sample by inverting the cumulative distribution.
+        cumulative = softmax(truncate(allowed, self.decoding)).cumsum(axis=-1, dtype=np.float64).astype(np.float32)
+        draws = self._draws[:, :, self.length, None] * cumulative[..., -1:]
+        chosen: Words = np.minimum((cumulative <= draws).sum(axis=-1), cumulative.shape[-1] - 1)
+        return chosen
+
+    def keep(self, left: Words) -> None:
+        super().keep(left)
+        self._draws = self._draws[left]
 
 
-def _uniform_draws(seed: int, key: int, shape: tuple[int, int]) -> Tensor:
-    """Return uniform numbers in [0, 1) that depend on the seed and the key alone."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + key) % 2**63)
-    return torch.rand(shape, generator=generator)
+class _BeamSearch(_Search):
+    """Beam search with `beam` live hypotheses for each picture until it is done.
 
+    A hypothesis ends where END is among the `beam` best candidates; the `beam` best of those that ended are kept, by
+    length-normalised score, END counted in the length. The beam stays full: as many live hypotheses go on as before. A
+    picture is done when no live hypothesis can still beat its best ended ones, as many as are wanted: the bound is
+    exact, because log-probabilities only fall and no length exceeds `max_length`. Where too few ended within that
+    length, the best live ones are returned as well.
 
-class _Ended(NamedTuple):
-    """A hypothesis that ended: its length-normalised score, its log-probability, and its tokens with END and NULL."""
-
-    score: float
-    total: float
-    words: list[int]
-
-
-class BeamSearch(_Pictures):
-    """The hypotheses of N' pictures: one each at the start, k each after the first word.
-
-    scores (N', k): log-probabilities of live hypotheses, -inf where there is no live one. words (N', k, t): their
-    tokens. widths (N', 1): the live hypotheses that each picture may have. Those that ended have a slot each, in the
-    order in which they ended: there are `beam` at most, because each makes the beam narrower. ended_scores (N', beam +
-    1) float64: their length-normalised scores, -inf where a slot is empty; ended_totals (N', beam + 1) float64: their
-    log-probabilities; ended_words (N', beam + 1, max_length). The last slot is for what is thrown away.
+    scores (N', R): log-probabilities of live hypotheses, -inf where there is none. ended: of each picture,
+    (length-normalised score, caption), the best first.
     """
 
-    of_pictures: ClassVar[tuple[str, ...]] = (
-        "last",
-        "scores",
-        "words",
-        "widths",
-        "ended_scores",
-        "ended_totals",
-        "ended_words",
-    )
-
-    def __init__(self, decoder: Steps[Any], grid: Tensor, decoding: Decoding) -> None:
-        super().__init__(decoder, grid, decoding)
-        pictures, device, beam = len(grid), grid.device, decoding.beam
-        self.last = torch.full((pictures, 1), START, device=device)  # one hypothesis: others would be the same
-        self.scores = torch.zeros((pictures, 1), device=device)
-        self.words = torch.empty((pictures, 1, 0), dtype=torch.long, device=device)
-        self.widths = torch.full((pictures, 1), beam, device=device)
-        # In float64, because scores are compared that were divided by different lengths.
-        self.ended_scores = torch.full((pictures, beam + 1), -torch.inf, dtype=torch.float64, device=device)
-        self.ended_totals = torch.zeros_like(self.ended_scores)
-        self.ended_words = torch.full((pictures, beam + 1, self.max_length), NULL, device=device)
+    def __init__(self, decoder: Steps, state: State, decoding: Decoding, pictures: int) -> None:
+        super().__init__(decoder, state, decoding, pictures, 1)  # one hypothesis: others would be the same
+        self.scores = np.zeros((pictures, 1), np.float32)
+        self.ended: list[list[tuple[float, Caption]]] = [[] for _ in range(pictures)]
 
     def advance(self) -> None:
-        logits, self.state = self.decoder.step(self.state, self.last)
-        log_probabilities = rule_out(log_probabilities_of(logits), self.words, self.decoding)
-        vocabulary = log_probabilities.shape[-1]
-        candidates = (self.scores.unsqueeze(-1) + log_probabilities).flatten(1)
-        # There are fewer than k new hypotheses where there are fewer candidates.
-        scores, index = candidates.topk(min(self.decoding.beam, candidates.shape[1]), dim=1)
-        parents, self.last = index // vocabulary, index % vocabulary
-        self.words = torch.cat([_gather_rows(self.words, parents), self.last.unsqueeze(-1)], dim=-1)
-        self.length += 1
-        rank = torch.arange(scores.shape[1], device=self.device)
-        scores = scores.masked_fill(rank >= self.widths, -torch.inf)
-        just_ended = (self.last == END) & scores.isfinite()
-        self._record(just_ended, scores)
-        self.widths = self.widths - just_ended.sum(dim=1, keepdim=True)
-        self.scores = scores.masked_fill(just_ended, -torch.inf)
-        self.state = self.state.select(parents)
-
-    def _record(self, just_ended: Tensor, scores: Tensor) -> None:
-        """Put the hypotheses that end with the last word into slots; just_ended (N', k) bool, scores (N', k)."""
         beam = self.decoding.beam
-        slots = torch.where(just_ended, beam - self.widths + just_ended.cumsum(dim=1) - 1, beam)
-        totals = scores.double()
-        normalised = torch.where(just_ended, totals / self.length**self.decoding.length_normalisation, -torch.inf)
-        self.ended_scores.scatter_(1, slots, normalised)
-        self.ended_totals.scatter_(1, slots, totals)
-        into = slots.unsqueeze(-1).expand(-1, -1, self.length)
-        self.ended_words[:, :, : self.length].scatter_(1, into, self.words)
+        # END, the last word, and the last word of each n-gram so far may be ruled out.
+        said = self.decoder.step(self.state, self.last, beam + 2 + self.length)
+        allowed = rule_out(said.values, said.words, self.history.words, self.decoding)
+        count, _, shortlist = allowed.shape
+        candidates = (self.scores[:, :, None] + allowed).reshape(count, -1)
+        # At most `beam` of them end, one of each row.
+        ranked = np.argsort(-candidates, axis=1, kind="stable")[:, : 2 * beam]
+        pictures = np.arange(count)[:, None]
+        scores, is_end = candidates[pictures, ranked], said.words.reshape(count, -1)[pictures, ranked] == END
+        self.length += 1
+        self._end(said, ranked, scores, is_end & np.isfinite(scores))
+        live = np.argsort(is_end, axis=1, kind="stable")[:, :beam]
+        index = ranked[pictures, live]
+        self.scores = np.where(is_end[pictures, live], -np.inf, scores[pictures, live]).astype(np.float32)
+        parents = index // shortlist
+        self.history = self.history.extended(said, parents, index % shortlist)
+        self.last, self.state = self.history.words[:, :, -1], said.state.select(parents)
 
-    def done(self) -> Tensor:
-        best = self.scores.max(dim=1).values.double()
-        to_beat = self.ended_scores[:, :-1].topk(self.decoding.wanted, dim=1).values[:, -1]
-        can_change: Tensor = best / self.max_length**self.decoding.length_normalisation > to_beat
-        can_change &= best.isfinite()
-        return ~can_change
+    def _end(self, said: Next, ranked: Words, scores: Floats, ended: npt.NDArray[np.bool_]) -> None:
+        """Keep the hypotheses that end with this word; ranked, scores, ended (N', 2 * beam): of the best candidates."""
+        beam, shortlist = self.decoding.beam, said.words.shape[2]
+        places = np.argwhere(ended[:, :beam])
+        if not len(places):
+            return
+        for picture, rank in places.tolist():
+            index, total = int(ranked[picture, rank]), float(scores[picture, rank])
+            row, chosen = divmod(index, shortlist)
+            normalised = total / self.length**self.decoding.length_normalisation
+            kept = self.ended[picture]
+            if len(kept) < beam or normalised > kept[-1][0]:
+                kept.append((normalised, self._ended_caption(said, picture, row, chosen, total)))
+                kept.sort(key=lambda item: -item[0])
+                del kept[beam:]
 
-    def captions(self, pictures: Tensor) -> list[list[Caption]]:
-        """Return the n_best captions of each picture: those that ended, then live ones if too few ended."""
-        slots = (self.ended_scores, self.ended_totals, self.ended_words)
-        ended = [list(map(_Ended, *of)) for of in zip(*(slot[pictures].tolist() for slot in slots), strict=True)]
-        live = zip(self.scores[pictures].tolist(), self.words[pictures].tolist(), strict=True)
-        return [self._best(slots, list(zip(*rows, strict=True))) for slots, rows in zip(ended, live, strict=True)]
+    def _ended_caption(self, said: Next, picture: int, row: int, chosen: int, total: float) -> Caption:
+        """Return the caption of a hypothesis that ends with a candidate of `said`."""
+        of = _History(*(None if own is None else own[picture : picture + 1] for own in self.history))  # type: ignore[arg-type]
+        part = Next(*(None if own is None else own[picture : picture + 1] for own in said._replace(state=None)))  # type: ignore[arg-type]
+        return of.extended(part, np.array([[row]]), np.array([[chosen]])).caption(0, 0, total)
 
-    def _best(self, slots: Sequence[_Ended], live: Sequence[tuple[float, list[int]]]) -> list[Caption]:
-        """Return the n_best captions of a picture. live: the score and the words of each live hypothesis."""
-        ended = sorted((slot for slot in slots if slot.score > -math.inf), key=lambda slot: -slot.score)
-        found = [_caption(slot.words, slot.total) for slot in ended[: self.decoding.wanted]]
-        # All live ones have the same length, so length normalisation would not change their order.
-        ranked = sorted((row for row in live if row[0] > -math.inf), reverse=True)
-        cut_off = [Caption(words, score, finished=False) for score, words in ranked]
-        voters = self.decoding.voters
-        return [*by_consensus(found[:voters]), *found[voters:], *cut_off][: self.decoding.n_best]
+    def done(self) -> npt.NDArray[np.bool_]:
+        longest = self.decoding.max_length**self.decoding.length_normalisation
+        best = self.scores.max(axis=1).astype(np.float64) / longest
+        wanted = self.decoding.wanted
+        to_beat = [ended[wanted - 1][0] if len(ended) >= wanted else -np.inf for ended in self.ended]
+        done: npt.NDArray[np.bool_] = np.logical_not((best > to_beat) & np.isfinite(best))
+        return done
+
+    def keep(self, left: Words) -> None:
+        super().keep(left)
+        self.scores, self.ended = self.scores[left], [self.ended[index] for index in left]
+
+    def captions(self, picture: int) -> list[Caption]:
+        """Return the n_best captions of a picture: those that ended, then live ones if too few ended."""
+        decoding = self.decoding
+        found = [caption for _, caption in self.ended[picture][: decoding.wanted]]
+        found[: decoding.voters] = by_consensus(found[: decoding.voters])
+        if len(found) < decoding.n_best:
+            # All live ones have the same length, so length normalisation would not change their order.
+            scores = self.scores[picture]
+            live = [row for row in np.argsort(-scores, kind="stable").tolist() if scores[row] > -np.inf]
+            found += [self.history.caption(picture, row, float(scores[row])) for row in live]
+        return found[: decoding.n_best]
 
 
-def _gather_rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """Return the rows with indices rows (N, R') of a tensor (N, R, X)."""
-    return tensor.gather(1, rows.unsqueeze(-1).expand(-1, -1, tensor.shape[-1]))
+def rule_out(values: Floats, words: Words, before: Words, decoding: Decoding) -> Floats:
+    """Return log-probabilities (N, R, K) of words (N, R, K), with those that `decoding` forbids at -inf.
+
+    before (N, R, t): the words so far. Where no word would be left, END remains allowed.
+    """
+    length, size = before.shape[2], decoding.no_repeat
+    echoes = decoding.no_echo and length > 0
+    if length >= decoding.min_length and not 0 < size <= length and not echoes:
+        return values
+    ruled_out = words == END if length < decoding.min_length else np.zeros(words.shape, np.bool_)
+    if echoes:
+        ruled_out |= words == before[:, :, -1:]
+    if 0 < size <= length:
+        # Each n-gram so far, by its first words, against the words that the next one would make an n-gram.
+        repeated = np.ones((*before.shape[:2], length - size + 1), np.bool_)
+        for place in range(size - 1):
+            first = before[:, :, place : place + length - size + 1]
+            repeated &= first == before[:, :, length - size + 1 + place, None]
+        if repeated.any():
+            forbidden = np.where(repeated, before[:, :, size - 1 :], NULL)
+            ruled_out |= (words[..., None] == forbidden[..., None, :]).any(axis=-1)
+    none_left = (ruled_out | np.isneginf(values)).all(axis=-1, keepdims=True)
+    return np.where(ruled_out & ~(none_left & (words == END)), -np.inf, values).astype(np.float32)
 
 
-def _caption(tokens: list[int], score: float) -> Caption:
-    """Return the caption of the tokens up to END, or of all if there is no END."""
-    finished = END in tokens
-    return Caption(tokens[: tokens.index(END)] if finished else tokens, score, finished)
+def truncate(scores: Floats, decoding: Decoding) -> Floats:
+    """Return scores (N, R, V) divided by the temperature, with the words that top_k and top_p cut off at -inf."""
+    if decoding.temperature != 1:
+        scores = scores / np.float32(decoding.temperature)
+    if decoding.top_k:
+        kept = min(decoding.top_k, scores.shape[-1])
+        lowest = np.partition(scores, -kept, axis=-1)[..., -kept, None]
+        scores = np.where(scores < lowest, np.float32(-np.inf), scores)
+    if decoding.top_p < 1:
+        order = np.argsort(-scores, axis=-1, kind="stable")
+        probabilities = softmax(np.take_along_axis(scores, order, axis=-1))
+        above = probabilities.cumsum(axis=-1, dtype=np.float64).astype(np.float32) - probabilities
+        cut_off = np.zeros(scores.shape, np.bool_)
+        np.put_along_axis(cut_off, order, above >= np.float32(decoding.top_p), axis=-1)
+        scores = np.where(cut_off, np.float32(-np.inf), scores)
+    return scores.astype(np.float32)
+
+
+def softmax(scores: Floats) -> Floats:
+    """Return the softmax of scores (..., V)."""
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    result: Floats = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return result
+
+
+def _uniform_draws(decoding: Decoding, key: int) -> Floats:
+    """Return uniform numbers in [0, 1), (n_best, max_length), that depend on the seed and the key alone."""
+    # The legacy generator's numbers are the same in every version of NumPy.
+    state = np.random.RandomState((decoding.seed * 1_000_003 + key) % 2**32)
+    return state.random_sample((decoding.n_best, decoding.max_length)).astype(np.float32)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +18,36 @@ from models.captioned import settings_of
 from models.decoders import DECODERS
 from models.decoders.base import make
 from models.options import Decoding
-from models.search import Caption, beam_search, decode, greedy, sample
-from models.vocabulary import END, NULL, START, UNK
+from models.search import Caption
+from models.torch_steps import decode
+from models.vocabulary import END, FORBIDDEN, NULL, START, UNK
 
 V = 6  # NULL, START, END, UNK and two words
+
+
+def beam_search(decoder: Any, grid: Tensor, decoding: Decoding = Decoding()) -> list[list[Caption]]:  # noqa: B008
+    return decode(decoder, grid, decoding)
+
+
+def sample(decoder: Any, grid: Tensor, decoding: Decoding, keys: Sequence[int]) -> list[list[Caption]]:
+    return decode(decoder, grid, decoding, keys)
+
+
+@torch.no_grad()
+def greedy(decoder: Any, grid: Tensor, decoding: Decoding = Decoding()) -> list[Caption]:  # noqa: B008
+    """The likeliest next word until END, one picture and one word at a time."""
+    captions = []
+    for picture in range(len(grid)):
+        state, words, total = decoder.start(grid[picture : picture + 1]), [START], 0.0
+        while words[-1] != END and len(words) <= decoding.max_length:
+            logits, state = decoder.step(state, torch.tensor([words[-1:]]))
+            scores = torch.log_softmax(logits[0, 0].float(), dim=-1)
+            scores[list(FORBIDDEN)] = -torch.inf
+            words.append(int(scores.argmax()))
+            total += float(scores[words[-1]])
+        finished = words[-1] == END
+        captions.append(Caption(words[1:-1] if finished else words[1:], total, finished))
+    return captions
 
 
 @dataclass(frozen=True)
@@ -113,6 +141,37 @@ def test_a_wide_beam_is_brute_force(seed: int, alpha: float) -> None:
         assert captions[0].tokens == tokens
         assert captions[0].log_probability == pytest.approx(score, abs=1e-4)
         assert captions[0].finished == finished
+
+
+def full_beam(table: Tensor, beam: int, length: int, alpha: float) -> tuple[list[int], float] | None:
+    """The best ended caption of a beam that stays full: candidates in plain Python, all ended ones kept."""
+    log = torch.log_softmax(table, dim=-1)
+    log[..., list(FORBIDDEN)] = -torch.inf
+    live: list[tuple[float, list[int]]] = [(0.0, [START])]
+    ended: list[tuple[float, float, list[int]]] = []
+    for count in range(1, length + 1):
+        candidates = [
+            (score + float(log[ids[-2] if len(ids) > 1 else 0, ids[-1], word]), [*ids, word])
+            for score, ids in live
+            for word in (END, 4, 5)
+        ]
+        candidates.sort(key=lambda item: -item[0])
+        ended += [(score / count**alpha, score, ids[1:-1]) for score, ids in candidates[:beam] if ids[-1] == END]
+        live = [(score, ids) for score, ids in candidates if ids[-1] != END][:beam]
+    return max(ended)[2:0:-1] if ended else None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("beam", [2, 3, 5])
+def test_a_narrow_beam_stays_full(beam: int, alpha: float) -> None:
+    """Each hypothesis that ends takes no other's place; searching on until nothing can win changes nothing."""
+    grid = tables(50, 21, end=0.5)
+    found = beam_search(Markov(), grid, Decoding(beam=beam, max_length=8, length_normalisation=alpha))
+    for picture, captions in enumerate(found):
+        best = full_beam(grid[picture], beam, 8, alpha)
+        if best is not None:
+            assert captions[0].finished and captions[0].tokens == best[0]
+            assert captions[0].log_probability == pytest.approx(best[1], abs=1e-4)
 
 
 def test_a_wider_beam_never_finds_less_on_these_tables() -> None:
@@ -247,13 +306,6 @@ def test_no_caption_ends_before_its_least_length(search: Decoding) -> None:
     ruled = [c for found in decode(Markov(), grid, replace(search, min_length=5)) for c in found]
     assert min(len(caption.tokens) for caption in plain) < 5
     assert min(len(caption.tokens) for caption in ruled) >= 5
-
-
-def test_rules_hold_for_greedy_as_for_a_beam_of_one() -> None:
-    grid = tables(20, 13, end=-1.0)
-    ruled = Decoding(beam=1, max_length=9, min_length=3, no_repeat=2, no_echo=True)
-    ones = [caption.tokens for caption in greedy(Markov(), grid, ruled)]
-    assert ones == [found[0].tokens for found in beam_search(Markov(), grid, ruled)]
 
 
 @pytest.mark.parametrize("beam", [5, 6])

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from ..heads import make_head
 from ..options import DecoderOptions
-from ..search import Steps
+from ..torch_steps import Stepper
 from ..vocabulary import NULL
 from . import DECODERS
 
@@ -175,7 +175,7 @@ class Decoder(nn.Module, ABC):
         The states are stacked: alphas (N, R, T, P'). After a caption's last place they mean nothing.
         """
 
-    def for_inference(self) -> Steps[Any]:
+    def for_inference(self) -> Stepper:
         """Return an object whose `start` and `step` are arranged for speed, with the weights as they are now.
 
         To be called in evaluation mode only.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..search import Steps
+from ..torch_steps import Stepper
 from .base import Decoder, State
 
 
@@ -46,7 +45,7 @@ class Ensemble(nn.ModuleList):
 
     def __init__(self, members: Sequence[Decoder]) -> None:
         super().__init__(members)
-        self._steppers: list[Steps[Any]] = list(members)
+        self._steppers: list[Stepper] = list(members)
 
     @property
     def attends(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,11 @@ from ..captioned import NO_WORDS, BaseCaptioner, Captioned
 from ..encoded_pictures import decode
 from ..given_grids import read_grid
 from ..options import Decoding
+from ..search import Caption, Floats, Next, Words
+from ..search import decode as decode_captions
 from ..vocabulary import END, START, Vocabulary
 from .confidence import Confidence
 from .resizing import resize
-from .search import Caption, Floats, Next, State, Words
-from .search import decode as decode_captions
 
 Grids = npt.NDArray[np.float16]
 Array = npt.NDArray[Any]
@@ -93,9 +94,9 @@ class OnnxCaptioner(BaseCaptioner[Array, Grids]):
         distances = start.of_pictures.get("distance", np.zeros(len(values), np.float32))
         if together:
             both = _SeenAndBlind(self.steps)
-            captions = decode_captions(both, both.start(start, self._blind_start), settings, keys)
+            captions = decode_captions(both, both.start(start, self._blind_start), len(values), settings, keys)
         else:
-            captions = decode_captions(self.steps, start, settings, keys)
+            captions = decode_captions(self.steps, start, len(values), settings, keys)
         best = [n_best[0] for n_best in captions]
         blind = self._blind(best) if self._needs_blind and not together else [item.blind.sum() for item in best]
         confidences = self._confidences(distances, best, np.array(blind, np.float32))
@@ -170,6 +171,29 @@ class OnnxCaptioner(BaseCaptioner[Array, Grids]):
         return self.steps.start(self.confidence.mean_grid[None])
 
 
+@dataclass(frozen=True)
+class State:
+    """The state of a decoder between words, its arrays by name.
+
+    of_rows (N, R, ...): one entry for each of a picture's hypotheses. of_pictures (N, ...): the same for all of them.
+    """
+
+    of_rows: dict[str, Array]
+    of_pictures: dict[str, Array]
+
+    def select(self, rows: Words) -> State:
+        """Return the state of the rows with indices `rows` (N, R') within each picture."""
+        pictures = np.arange(len(rows))[:, None]
+        return State({name: values[pictures, rows] for name, values in self.of_rows.items()}, self.of_pictures)
+
+    def keep(self, pictures: Words) -> State:
+        """Return the state of the pictures with indices `pictures` (N',)."""
+        rows, of_pictures = (
+            {name: values[pictures] for name, values in part.items()} for part in (self.of_rows, self.of_pictures)
+        )
+        return State(rows, of_pictures)
+
+
 class DecoderSteps:
     """A decoder's graphs, as search uses them."""
 
@@ -195,7 +219,7 @@ class DecoderSteps:
         after = State({name: said[f"next.{name}"] for name in self._of_rows}, state.of_pictures)
         values = said["likeliest"] if shortlist else said[EVERY]
         words = said["likeliest_words"] if shortlist else np.broadcast_to(np.arange(self._vocabulary), values.shape)
-        return Next(values, words, np.zeros_like(values), said["alphas"], after)
+        return Next(values, words, after, None, said["alphas"])
 
     def run(self, state: State, tokens: Words, shortlist: int, wanted: list[str]) -> dict[str, Array]:
         """Return what the step's graph gives: what is wanted, the alphas, and the tensors of rows, as `next.NAME`."""
@@ -240,9 +264,10 @@ class _SeenAndBlind:
         every, alphas = said[EVERY], said["alphas"][:, 0]
         if not shortlist:
             words = np.broadcast_to(np.arange(every.shape[-1]), every[:, 0].shape)
-            return Next(every[:, 0], words, every[:, 1], alphas, after)
+            return Next(every[:, 0], words, after, every[:, 1], alphas)
         words = said["likeliest_words"][:, 0]
-        return Next(said["likeliest"][:, 0], words, np.take_along_axis(every[:, 1], words, axis=-1), alphas, after)
+        blind = np.take_along_axis(every[:, 1], words, axis=-1)
+        return Next(said["likeliest"][:, 0], words, after, blind, alphas)
 
 
 def _merged(values: Array) -> Array:

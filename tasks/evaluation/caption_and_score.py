@@ -14,7 +14,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
@@ -27,8 +26,8 @@ from models.captioned import key_of_digest
 from models.confidence import FEATURES, TrainingPictures, features_of
 from models.likelihood import log_probabilities, padded, with_end
 from models.options import Decoding
-from models.replayed_search import ReplayedSearch
-from models.search import Caption, decode
+from models.search import Caption
+from models.torch_steps import decode
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.log import log
@@ -37,7 +36,6 @@ from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import EvaluationConfig
 from tasks.data.manifest import Picture
-from tasks.device.recording import graphs_for
 from tasks.evaluation.caption_statistics import DESCRIPTIONS, caption_statistics
 from tasks.evaluation.score_record import ScoreRecord, confidence_lines
 from tasks.grids.index import open_grids
@@ -113,8 +111,6 @@ def predict(
     decoder = decoder.to(device).eval()
     training = training.on(device)
     inference_decoder = decoder.for_inference()
-    graphs = graphs_for(machine, device)
-    search = partial(decode, inference_decoder) if graphs is None else ReplayedSearch(inference_decoder, graphs).decode
     digests = [picture.digest for picture in pictures if picture.digest in grids]
     if not digests:
         raise AttendError(f"evaluate: none of the {len(pictures):,} pictures to be captioned could be read")
@@ -127,7 +123,7 @@ def predict(
         for part, grid in grids_in_order(local_digests, grids, size):
             keys = [key_of_digest(digest) for digest in part]
             on_device = grid.to(device)
-            captioned = search(on_device, decoding, keys)
+            captioned = decode(inference_decoder, on_device, decoding, keys)
             best = [captions[0] for captions in captioned]
             features = [
                 values

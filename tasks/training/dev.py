@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models.cross_entropy import cross_entropy
 from models.decoders.base import Decoder
 from models.options import Decoding
-from models.search import greedy
+from models.torch_steps import decode
 from models.vocabulary import END, Vocabulary
 from tasks.config.machine import MachineConfig
 from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
@@ -59,12 +59,12 @@ class Dev(ABC):
         model.eval()
         local_captions: list[list[str]] = []
         loss = tokens = 0.0
-        decoding = Decoding(max_length=self._longest + 1)
+        decoding = Decoding(beam=1, max_length=self._longest + 1)
         decoder, grids = self.decoder_and_grids(model)
         inference_decoder = decoder.for_inference()
         for grid in grids:
             captioned = self._local_captions[len(local_captions) :][: len(grid)]
-            for caption in greedy(inference_decoder, grid, decoding):
+            for (caption,) in decode(inference_decoder, grid, decoding):
                 local_captions.append(tokenize(self._vocabulary.text(caption.tokens)))
             total, number = _forced(decoder, grid, captioned)
             loss, tokens = loss + total, tokens + number

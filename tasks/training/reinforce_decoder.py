@@ -8,9 +8,7 @@ epoch has a better dev score, that decoder's weights are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.graphs import Graphs
 from models.options import Decoding
-from models.replayed_search import ReplayedSearch
-from models.search import Caption, sample
+from models.search import Caption
+from models.torch_steps import decode
 from models.vocabulary import END, FORBIDDEN, NULL, START
 from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
 from tasks.config.training import SelfCriticalConfig
 from tasks.data.caption_files import read_frequencies
-from tasks.device.recording import graphs_for
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batch
 from tasks.training.fit_decoder import Candidate, FitInputs, finish, prepare
@@ -59,7 +55,7 @@ def reinforce_decoder(
     captions, vocabulary = sources.captions.path, sources.vocabulary()
     rewards = Rewards(read_frequencies(captions), vocabulary, training.meteor or 0.0)
     max_length = vocabulary.settings["max_tokens"] + 1
-    objective = SelfCritical(training, rewards, max_length, graphs_for(machine, device))
+    objective = SelfCritical(training, rewards, max_length)
     groups = [WeightGroup(training.learning_rate, decoder.parameters())]
     fit = TrainingLoop(decoder, groups, training, machine, batches, out, objective, "self_critical")
     fit.run(dev, epoch_done)
@@ -77,18 +73,10 @@ class SelfCritical:
 
     metric = "reward"
 
-    def __init__(
-        self, config: SelfCriticalConfig, rewards: Rewards, max_length: int, graphs: Graphs | None = None
-    ) -> None:
-        """Keep the settings, and what sampled captions are worth.
-
-        max_length: tokens of a sampled caption, END included. graphs: what makes the graphs that captions are sampled
-        by; None for none.
-        """
+    def __init__(self, config: SelfCriticalConfig, rewards: Rewards, max_length: int) -> None:
+        """Keep the settings, and what sampled captions are worth. max_length: of a caption, in tokens with END."""
         self.config, self.rewards, self.max_length = config, rewards, max_length
         self.rows = config.samples
-        self._graphs = graphs
-        self._replayed: ReplayedSearch | None = None
 
     def prepare(self, model: Any, pictures: Tensor, batch: Batch, step: int) -> Batch:
         """Return the batch with captions that the model samples, and their rewards."""
@@ -96,18 +84,10 @@ class SelfCritical:
         seed = self.config.seed * 1_000_003 + step
         decoding = Decoding(search="sample", n_best=self.config.samples, max_length=self.max_length, seed=seed)
         with torch.autocast(pictures.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-            sampled = self._sample(model)(pictures, decoding, batch.positions.tolist())
+            sampled = decode(model, pictures, decoding, batch.positions.tolist())
         model.train()
         tokens = as_tokens(sampled)
         return replace(Batch.of(batch.pictures, tokens), rewards=self.rewards(tokens[:, :, 1:], batch.targets))
-
-    def _sample(self, model: Any) -> Callable[..., list[list[Caption]]]:
-        """Return the function (pictures, decoding, keys) -> captions of the model."""
-        if self._graphs is None:
-            return partial(sample, model)
-        if self._replayed is None:
-            self._replayed = ReplayedSearch(model, self._graphs)
-        return self._replayed.decode
 
     def __call__(self, model: Any, batch: Batch, whole: Count, done: Tensor) -> LossOutput:
         advantages = (batch.rewards - others_mean(batch.rewards)).float()

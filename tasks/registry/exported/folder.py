@@ -25,6 +25,7 @@ TORCH_FREE = (
     "options.py",
     "picture_formats.py",
     "requests.py",
+    "search.py",
     "vocabulary.py",
 )
 REQUIREMENTS = ("onnxruntime", "numpy", "pillow", "simplejpeg")

@@ -1,0 +1,64 @@
+"""The steps of a decoder in torch, as search reads them: a shortlist of the likeliest words is copied for each word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import search
+from .options import Decoding
+from .search import Caption, Next, Words
+from .vocabulary import FORBIDDEN
+
+
+class Stepper(Protocol):
+    """The methods of a decoder that search uses; see decoders.base.Decoder."""
+
+    def start(self, grid: Tensor) -> Any: ...
+    def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]: ...
+
+
+@torch.no_grad()
+def decode(
+    decoder: Stepper, grid: Tensor, decoding: Decoding, keys: Sequence[int] | None = None
+) -> list[list[Caption]]:
+    """Return the `n_best` captions of each picture of grid (N, h, w, C), best first: see `search.decode`."""
+    steps = _Steps(decoder, grid.device)
+    return search.decode(steps, _State(decoder.start(grid), grid.device), len(grid), decoding, keys)
+
+
+class _State:
+    """A decoder's state, indexed by NumPy's arrays."""
+
+    def __init__(self, state: Any, device: torch.device) -> None:
+        self.state, self._device = state, device
+
+    def select(self, rows: Words) -> _State:
+        """Return the state of the rows with indices `rows` (N, R') within each picture."""
+        return _State(self.state.select(torch.from_numpy(rows).to(self._device)), self._device)
+
+    def keep(self, pictures: Words) -> _State:
+        """Return the state of the pictures with indices `pictures` (N',)."""
+        return _State(self.state.keep(torch.from_numpy(pictures).to(self._device)), self._device)
+
+
+class _Steps:
+    """The steps of a decoder."""
+
+    def __init__(self, decoder: Stepper, device: torch.device) -> None:
+        self._decoder, self._device = decoder, device
+
+    def step(self, state: _State, tokens: Words, shortlist: int) -> Next:
+        """Return the `shortlist` likeliest words after tokens (N, R), or all words in order for a shortlist of 0."""
+        logits, after = self._decoder.step(state.state, torch.from_numpy(tokens).to(self._device))
+        scores = torch.log_softmax(logits.float(), dim=-1)
+        scores[..., list(FORBIDDEN)] = -torch.inf
+        if not shortlist:
+            values = scores.cpu().numpy()
+            return Next(values, np.broadcast_to(np.arange(values.shape[-1]), values.shape), _State(after, self._device))
+        best = scores.topk(min(shortlist, scores.shape[-1]), dim=-1)
+        return Next(best.values.cpu().numpy(), best.indices.cpu().numpy(), _State(after, self._device))
