@@ -49,8 +49,11 @@ bench: $(READY_DEV)  ## the speed benches: half an hour on an idle machine; read
 	  echo "== bench/speed/$$name.py"; $(BIN)/python -m bench.speed.$$name || exit 1; done
 
 # With the packages that the machine has, so that it runs where nothing can be installed.
-gpu:  ## laws and figures of a GPU, in parts of at most eight minutes; PARTS="laws steps" for some
-	@$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m bench.gpu $(PARTS)
+PYTHON_HERE = $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+gpu:  ## the tests and the speed benches on a GPU
+	@$(PYTHON_HERE) -m pytest -q -m gpu
+	@for name in training_step beam_search extraction; do \
+	  echo "== bench/speed/$$name.py"; $(PYTHON_HERE) -m bench.speed.$$name --device cuda || exit 1; done
 
 # Three locks and not one with groups: uv.lock names the index that it was made from, and a constraint does not ask for a
 # hash of every package. The others begin with the first's versions. The third is what the Containerfile installs.

@@ -1,4 +1,4 @@
-"""The result of captioning, and what captioners of every runtime have in common: this file needs no torch."""
+"""The result of captioning, and the captioner that every runtime has in common: this file needs no torch."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .confidence import Confidence, features_of, pool
+from .encoded_pictures import decode
+from .given_grids import read_grid
 from .options import Decoding
-from .vocabulary import END, FORBIDDEN, Vocabulary
+from .picture_formats import Interpolation
+from .resizing import resize
+from .search import Caption, State, Steps, read
+from .search import decode as decode_captions
+from .vocabulary import END, FORBIDDEN, START, Vocabulary
 
 NO_WORDS = (*FORBIDDEN, END)  # tokens that are no part of a caption's text
 _BATCH = 32  # photographs encoded and decoded at once
-PictureT = TypeVar("PictureT")  # a picture decoded and resized, in the runtime's kind of array
-GridT = TypeVar("GridT")  # grids in that kind
+_NONE_FITTED = "none was fitted: the model card says why"
+
+Picture = npt.NDArray[Any]  # a photograph decoded and resized, uint8 (S, S, 3), or a given grid, float16 (h, w, C)
+Grids = npt.NDArray[np.float16]  # (N, h, w, C)
 
 
 @dataclass(frozen=True)
@@ -26,8 +36,9 @@ class Captioned:
 
     tokens: the words or byte pairs of the caption. token_probabilities: of each of them, given the picture and the
     tokens before it. log_probability: of the caption, natural logarithm, END counted. confidence: the probability that
-    the caption is acceptable; None where none was fitted. distance: of the photograph from those that the model was
-    trained on, from 0 to 2 (`TrainingPictures.distances`); None where there is no confidence. alternatives: (caption,
+    the caption is acceptable; None where there is none. no_confidence: why there is none, or None: none was fitted, or
+    it was fitted to captions of another search. distance: of the photograph from those that the model was trained on,
+    from 0 to 2 (`TrainingPictures.distances`); None where no confidence was fitted. alternatives: (caption,
     log-probability) of the next best captions. attention: the attention map of each token, (tokens, h, w) float32, each
     summing to 1; None if not requested. error: why there is no caption, or None.
 
@@ -40,26 +51,32 @@ class Captioned:
     token_probabilities: list[float] = field(default_factory=list)
     log_probability: float = 0.0
     confidence: float | None = None
+    no_confidence: str | None = None
     distance: float | None = None
     alternatives: list[tuple[str, float]] = field(default_factory=list)
     attention: npt.NDArray[np.float32] | None = None
     error: str | None = None
 
 
-class BaseCaptioner(ABC, Generic[PictureT, GridT]):
+class BaseCaptioner(ABC):
     """A model that captions encoded photographs. It has no state that calls change, so threads may share it.
 
     config: as saved, see the captioners. decoding: how it was evaluated. attends: whether its decoder attends to the
-    grid before each word. confidence: None where its captions have none.
+    grid before each word. attention_grid: the side of the positions attended; None for those of the grid.
+    interpolation: by which photographs are resized. steps: its decoder's. confidence: None where its captions have
+    none.
     """
 
     attends: bool
-    confidence: Any
+    attention_grid: int | None
+    interpolation: Interpolation
+    steps: Steps
 
-    def __init__(self, config: dict[str, Any], vocabulary: Vocabulary) -> None:
+    def __init__(self, config: dict[str, Any], vocabulary: Vocabulary, confidence: Confidence | None) -> None:
         self.config = config
         self.decoding = Decoding(**config["decoding"])
         self.vocabulary = vocabulary
+        self.confidence = confidence
 
     @property
     def takes_grids(self) -> bool:
@@ -80,7 +97,7 @@ class BaseCaptioner(ABC, Generic[PictureT, GridT]):
     def _caption_batch(self, photographs: Sequence[bytes], decoding: dict[str, Any]) -> list[Captioned]:
         """Return a result for each of at most `_BATCH` photographs."""
         results: list[Captioned | None] = []  # None where a caption is to come
-        pictures: list[PictureT] = []
+        pictures: list[Picture] = []
         for photograph in photographs:
             try:
                 pictures.append(self._picture(photograph))
@@ -93,9 +110,16 @@ class BaseCaptioner(ABC, Generic[PictureT, GridT]):
             results = [next(captions) if result is None else result for result in results]
         return [result for result in results if result is not None]
 
-    @abstractmethod
-    def _picture(self, photograph: bytes) -> PictureT:
+    def grids(self, photographs: Sequence[bytes]) -> Grids:
+        """Return the grids (N, h, w, C) of encoded photographs; ValueError if one cannot be decoded."""
+        return self.encode([self._picture(photograph) for photograph in photographs])
+
+    def _picture(self, photograph: bytes) -> Picture:
         """Return the photograph decoded and resized, or the given grid; ValueError if it cannot be decoded."""
+        spec = self.config["backbone"]
+        if self.takes_grids:
+            return read_grid(photograph, spec["shape"])
+        return resize(decode(photograph), spec["image_size"], spec["fit"], self.interpolation)
 
     def _as_words(self, ids: Sequence[int], probabilities: Sequence[float], number: int) -> list[tuple[str, float]]:
         """Return the first `number` of these token ids that captions contain, as text with their probabilities."""
@@ -107,12 +131,12 @@ class BaseCaptioner(ABC, Generic[PictureT, GridT]):
         return found[:number]
 
     @abstractmethod
-    def encode(self, pictures: list[PictureT]) -> GridT:
-        """Return the grids (N, h, w, C) float16 of pictures, as `_picture` returns them."""
+    def encode(self, pictures: list[Picture]) -> Grids:
+        """Return the grids (N, h, w, C) of pictures, as `_picture` returns them."""
 
     def from_grid(
         self,
-        grid: GridT,
+        grid: Grids,
         keys: Sequence[int] | None = None,
         attention: bool = False,
         min_confidence: float | None = None,
@@ -123,17 +147,85 @@ class BaseCaptioner(ABC, Generic[PictureT, GridT]):
 
         keys: `key_of` each photograph, for sampling. attention: whether to return attention maps; ValueError for a
         decoder without attention. min_confidence: from 0 to 1; a caption of which the model is less confident is
-        replaced by the text `otherwise`; ValueError for a model that has no confidence. decoding: fields of
-        Decoding, see `settings_of`. Raises ValueError for values that do not go together.
+        replaced by the text `otherwise`; ValueError where captions of this model or this search have no confidence.
+        decoding: fields of Decoding, see `settings_of`. Raises ValueError for values that do not go together.
         """
-        if min_confidence is not None and self.confidence is None:
-            raise ValueError("min_confidence: the captions of this model have no confidence: its model card says why")
+        settings = settings_of(self.decoding, decoding)
+        no_confidence = self._why_no_confidence(settings)
+        if min_confidence is not None and no_confidence is not None:
+            whose = "of this model" if self.confidence is None else "of this search"
+            raise ValueError(f"min_confidence: the captions {whose} have no confidence: {no_confidence}")
         if attention and not self.attends:
             raise ValueError(f"the decoder {self.config['decoder']['name']} has no attention, so no attention maps")
-        results = self._caption_grids(grid, keys, attention, settings_of(self.decoding, decoding))
+        start = self.steps.start(np.asarray(grid, np.float32))
+        captions = decode_captions(self.steps, start, len(grid), settings, keys)
+        best = [n_best[0] for n_best in captions]
+        confidences, distances = self._confidences(grid, best, no_confidence)
+        maps = self._maps(start, best, grid.shape[1:3]) if attention else [None] * len(best)
+        results = [
+            replace(
+                self._result(n_best),
+                confidence=confidence,
+                no_confidence=no_confidence,
+                distance=distance,
+                attention=own,
+            )
+            for n_best, confidence, distance, own in zip(captions, confidences, distances, maps, strict=True)
+        ]
         return results if min_confidence is None else withheld(results, min_confidence, otherwise)
 
-    def from_cached(self, grids: npt.NDArray[np.float16], keys: Sequence[int], **decoding: Any) -> list[Captioned]:
+    def _why_no_confidence(self, settings: Decoding) -> str | None:
+        """Return why captions that are decoded with these settings have no confidence; None where they have one."""
+        if self.confidence is None:
+            return _NONE_FITTED
+        fitted_to = replace(self.decoding, n_best=settings.n_best, seed=settings.seed)
+        changed = [name for name, value in vars(fitted_to).items() if getattr(settings, name) != value]
+        if not changed:
+            return None
+        own = ", ".join(f"{name}={getattr(self.decoding, name)}" for name in changed)
+        return f"it was fitted to captions of {own}"
+
+    def _confidences(
+        self, grid: Grids, captions: Sequence[Caption], no_confidence: str | None
+    ) -> tuple[Sequence[float | None], Sequence[float | None]]:
+        """Return the confidence of a caption of each picture, and the distance of the picture."""
+        none: Sequence[None] = [None] * len(captions)
+        if self.confidence is None:
+            return none, none
+        distances = self.confidence.training.distances(pool(grid))
+        if no_confidence is not None:
+            return none, distances.tolist()
+        blind = self._blind_start if self.confidence.needs_gain else None
+        features = features_of(self.steps, blind, distances, captions)
+        return self.confidence(features).tolist(), distances.tolist()
+
+    @cached_property
+    def _blind_start(self) -> State:
+        """Return the state before the first word for the mean grid of the training pictures."""
+        assert self.confidence is not None
+        start: State = self.steps.start(self.confidence.training.mean[None])
+        return start
+
+    def _maps(self, start: State, captions: Sequence[Caption], sides: Sequence[int]) -> list[npt.NDArray[np.float32]]:
+        """Return the attention maps (tokens, h, w) of a caption of each picture. sides: (h, w), of the grid."""
+        _, alphas = read(self.steps, start, [[caption.with_end] for caption in captions])
+        height, width = sides if self.attention_grid is None else (self.attention_grid,) * 2
+        lengths = [len(caption.tokens) for caption in captions]
+        return [own[0, :length].reshape(length, height, width) for own, length in zip(alphas, lengths, strict=True)]
+
+    def _result(self, n_best: Sequence[Caption]) -> Captioned:
+        """Return the result of a picture, given its captions, best first: without confidence and maps."""
+        best = n_best[0]
+        texts = [(self.vocabulary.text(caption.tokens), caption.log_probability) for caption in n_best]
+        return Captioned(
+            caption=texts[0][0],
+            tokens=self.vocabulary.tokens(best.tokens),
+            token_probabilities=np.exp(best.of_words[: len(best.tokens)]).tolist(),
+            log_probability=texts[0][1],
+            alternatives=texts[1:],
+        )
+
+    def from_cached(self, grids: Grids, keys: Sequence[int], **decoding: Any) -> list[Captioned]:
         """Return a result for each grid of a store, (N, h, w, C) float16, in order: as of the photographs themselves.
 
         keys: `key_of_digest` of each photograph. decoding: as in `from_grid`.
@@ -141,27 +233,23 @@ class BaseCaptioner(ABC, Generic[PictureT, GridT]):
         results: list[Captioned] = []
         for start in range(0, len(grids), _BATCH):
             part = slice(start, start + _BATCH)
-            results += self.from_grid(self._as_grids(grids[part]), keys[part], **decoding)
+            results += self.from_grid(grids[part], keys[part], **decoding)
         return results
 
-    @abstractmethod
-    def likely_words(self, grid: GridT, tokens: Sequence[str], number: int) -> list[list[tuple[str, float]]]:
+    def likely_words(self, grid: Grids, tokens: Sequence[str], number: int) -> list[list[tuple[str, float]]]:
         """Return the likeliest tokens at each place of a caption, given the tokens before it, by teacher forcing.
 
         grid (1, h, w, C) float16: of its photograph. tokens: of the caption. number: of tokens at each place, fewer
         where the vocabulary has no more. Each has its probability; the likeliest comes first, and the end of the
         caption and tokens that no caption contains are left out.
         """
-
-    @abstractmethod
-    def _as_grids(self, grids: npt.NDArray[np.float16]) -> GridT:
-        """Return grids (N, h, w, C) in the runtime's kind of array."""
-
-    @abstractmethod
-    def _caption_grids(
-        self, grid: GridT, keys: Sequence[int] | None, attention: bool, settings: Decoding
-    ) -> list[Captioned]:
-        """Return a result for each grid, by these settings of the search: see `from_grid`."""
+        state: Any = self.steps.start(np.asarray(grid, np.float32))
+        found = []
+        for before in [START, *map(self.vocabulary.id_of, tokens)][: len(tokens)]:
+            said = self.steps.step(state, np.array([[before]]), number + len(NO_WORDS))
+            state = said.state
+            found.append(self._as_words(said.words[0, 0].tolist(), np.exp(said.values[0, 0]).tolist(), number))
+        return found
 
 
 def takes_grids(config: Mapping[str, Any]) -> bool:

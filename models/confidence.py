@@ -6,26 +6,26 @@ its words are for this picture than for the mean of the training pictures, which
 looking; and how far the picture is from the training pictures, by nearest neighbours of pooled grids (Sun et al. 2022,
 "Out-of-distribution detection with deep nearest neighbors"). The regression knows only pictures like those it was
 fitted to: of pictures that are farther away than hardly any of those, the confidence falls as they get rarer.
+
+This file needs no torch: captioners of every runtime share it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Self
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
+import numpy.typing as npt
 
-from .likelihood import log_probabilities, padded
-from .vocabulary import NULL
+from .search import Caption, Floats, State, Steps, read
 
 FEATURES = ("log_probability", "mean_log_probability", "gain", "distance")
 TAIL = 0.05  # share of the held-out pictures whose distances the tail is fitted to
 _RARE = 0.02  # share of the held-out pictures that are as far away, below which the confidence falls
 _NEIGHBOURS = 5
-CONSTANTS = {"features": FEATURES, "tail": TAIL, "rare": _RARE, "neighbours": _NEIGHBOURS}  # for other runtimes
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,18 @@ class TrainingPictures:
     mean (h, w, C) float32: their mean. pooled (M, C) float32: the mean over the positions of some, scaled to length 1.
     """
 
-    mean: Tensor
-    pooled: Tensor
+    mean: Floats
+    pooled: Floats
 
-    def on(self, device: torch.device) -> Self:
-        """Return it with its tensors on a device."""
-        return replace(self, mean=self.mean.to(device), pooled=self.pooled.to(device))
-
-    def distances(self, grid: Tensor) -> Tensor:
-        """Return the mean distance of the pooled grids of (N, h, w, C) float to the nearest of `pooled`, (N,) float32.
+    def distances(self, pooled: Floats) -> Floats:
+        """Return the mean distance of pooled grids (N, C), as `pool` returns them, to the nearest of these, (N,).
 
         From 0 to 2, as all have length 1.
         """
-        return self.distances_of(pool(grid))
-
-    def distances_of(self, pooled: Tensor) -> Tensor:
-        """Return the `distances` of pooled grids (N, C) float32 of length 1."""
-        cosines = pooled @ self.pooled.T
-        nearest = cosines.topk(min(_NEIGHBOURS, len(self.pooled)), dim=1).values
-        return (2 - 2 * nearest.clamp(-1, 1)).sqrt().mean(dim=1)
+        cosines = (pooled @ self.pooled.T).clip(-1, 1)
+        nearest = np.sort(cosines, axis=1)[:, -_NEIGHBOURS:]
+        distances: Floats = np.sqrt(2 - 2 * nearest).mean(axis=1)
+        return distances
 
 
 @dataclass(frozen=True)
@@ -66,55 +59,59 @@ class Confidence:
     """
 
     training: TrainingPictures
-    means: Tensor
-    scales: Tensor
-    weights: Tensor
-    bias: Tensor
-    tail: Tensor
+    means: Floats
+    scales: Floats
+    weights: Floats
+    bias: Floats
+    tail: Floats
 
-    def __call__(self, features: Tensor) -> Tensor:
-        """Return the probability that each caption is acceptable, (N,) float32. features (N, F): of `features_of`."""
-        probability = torch.sigmoid(((features - self.means) / self.scales) @ self.weights + self.bias)
+    def __call__(self, features: Floats) -> Floats:
+        """Return the probability that each caption is acceptable, (N,) float32. features (N, F): of `FEATURES`."""
+        scores = ((features - self.means) / self.scales) @ self.weights + self.bias
         threshold, excess = self.tail
         distances = features[:, FEATURES.index("distance")]
         # Above the threshold, distances fall off exponentially: peaks over threshold (Pickands 1975), of shape 0.
-        as_far = TAIL * torch.exp(-(distances - threshold) / excess)
-        return probability * (as_far / _RARE).clamp_max(1)
+        as_far = TAIL * np.exp(-(distances - threshold) / excess)
+        probability: Floats = 1 / (1 + np.exp(-scores)) * np.minimum(as_far / _RARE, 1)
+        return probability.astype(np.float32)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all its tensors by name, to be saved."""
+    @property
+    def needs_gain(self) -> bool:
+        """Return whether it weighs how much likelier the words are than for the mean grid."""
+        return bool(self.weights[FEATURES.index("gain")])
+
+    def save(self, file: Path) -> None:
+        """Write it to an .npz file."""
         own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "training"}
-        return {**own, **{f"training.{name}": value for name, value in vars(self.training).items()}}
+        arrays: dict[str, Any] = {**own, **{f"training.{name}": array for name, array in vars(self.training).items()}}
+        np.savez(file, **arrays)
 
     @classmethod
-    def of_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Return the confidence whose `tensors` these are."""
-        own = {name: value for name, value in tensors.items() if "." not in name}
-        return cls(TrainingPictures(tensors["training.mean"], tensors["training.pooled"]), **own)
-
-    def on(self, device: torch.device) -> Self:
-        """Return it with its tensors on a device."""
-        return self.of_tensors({name: value.to(device) for name, value in self.tensors().items()})
+    def load(cls, file: Path) -> Self:
+        """Return the confidence that was saved in a file."""
+        with np.load(file, allow_pickle=False) as saved:
+            arrays = dict(saved)
+        training = TrainingPictures(arrays.pop("training.mean"), arrays.pop("training.pooled"))
+        return cls(training, **arrays)
 
 
-def pool(grid: Tensor) -> Tensor:
+def pool(grids: npt.NDArray[Any]) -> Floats:
     """Return the means of grids (N, h, w, C) over their positions, scaled to length 1: (N, C) float32."""
-    return functional.normalize(grid.float().mean(dim=(1, 2)), dim=1)
+    means = grids.mean(axis=(1, 2), dtype=np.float32)
+    pooled: Floats = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+    return pooled
 
 
-@torch.inference_mode()
-def features_of(
-    decoder: Any, training: TrainingPictures, grid: Tensor, captions: Sequence[Sequence[int]], of_words: Tensor
-) -> Tensor:
-    """Return the `FEATURES` of a caption of each picture, (N, F) float32.
+def features_of(decoder: Steps, blind: State | None, distances: Floats, captions: Sequence[Caption]) -> Floats:
+    """Return the `FEATURES` of a caption of each of N pictures, (N, F) float32.
 
-    decoder: in evaluation mode. grid (N, h, w, C) float. captions: the token ids of each, as `likelihood.with_end`
-    returns them. of_words (N, T) float32: the log-probabilities of their words.
+    blind: the state before the first word for the training pictures' mean grid; None where nothing weighs the gain,
+    which is then 0. distances (N,): of the pictures.
     """
-    words = padded(captions).to(grid.device)
-    lengths = (words[:, 1:] != NULL).sum(dim=1)
-    totals = of_words.sum(dim=1)
-    means = totals / lengths
-    blind = log_probabilities(decoder, training.mean.unsqueeze(0), words.unsqueeze(0))[0]
-    gain = means - blind.sum(dim=1) / lengths
-    return torch.stack([totals, means, gain, training.distances(grid)], dim=1)
+    lengths = np.array([max(len(caption.of_words), 1) for caption in captions], np.float32)
+    totals = np.array([caption.of_words.sum() for caption in captions], np.float32)
+    gains = np.zeros_like(totals)
+    if blind is not None:
+        unseen, _ = read(decoder, blind, [[caption.with_end for caption in captions]])
+        gains = (totals - unseen[0].sum(axis=1)) / lengths
+    return np.stack([totals, totals / lengths, gains, distances], axis=1)

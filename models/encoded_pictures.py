@@ -100,23 +100,6 @@ def upright_pixels(image: Image.Image, data: bytes) -> npt.NDArray[np.uint8]:
     return np.array(_to_rgb(image if turn is None else image.transpose(turn)))
 
 
-def is_plain_jpeg(data: bytes) -> bool:
-    """Return whether the data is a whole JPEG of RGB or grey pixels that are stored upright.
-
-    Such a photograph any JPEG decoder turns into the picture that a person sees.
-    """
-    try:
-        with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
-            is_plain = image.format == "JPEG" and image.mode in ("L", "RGB") and _orientation(image) not in _TURNS
-            if not is_plain or image.width * image.height > MAX_PIXELS:
-                return False
-        # An eighth of the size takes less time, and reads all of the data too.
-        simplejpeg.decode_jpeg(data, "GRAY", min_height=1, min_width=1, strict=True)
-        return True
-    except Exception:  # Pillow's plugins raise OSError, SyntaxError, struct.error, ...
-        return False
-
-
 class _LongHeaderError(Exception):
     """An error for a header that takes more reads than that of any photograph."""
 

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from .decoders.base import places_of
-from .search import Caption
-from .vocabulary import END, NULL, START
-
-
-def with_end(caption: Caption) -> list[int]:
-    """Return a caption's token ids, with END where it has one."""
-    return [*caption.tokens, END] if caption.finished else caption.tokens
+from .vocabulary import NULL, START
 
 
 def padded(captions: Sequence[Sequence[int]]) -> Tensor:
@@ -31,21 +25,16 @@ def padded(captions: Sequence[Sequence[int]]) -> Tensor:
 
 
 @torch.inference_mode()
-def read(decoder: Any, grid: Tensor, words: Tensor) -> tuple[Tensor, Any]:
-    """Return the log-probability of each word of each caption, and the decoder's states of the steps.
+def log_probabilities(decoder: Any, grid: Tensor, words: Tensor) -> Tensor:
+    """Return the log-probability of each word of each caption.
 
     decoder: in evaluation mode. grid (N, h, w, C) float. words (N, R, T + 1) int64: as `padded` returns them, on the
     same device. The log-probabilities are (N, R, T) float32, natural logarithm; 0 for NULL.
     """
     targets = words[:, :, 1:]
     places = places_of(targets != NULL)
-    logits, states = decoder(grid, words[:, :, :-1].contiguous(), places)
+    logits, _ = decoder(grid, words[:, :, :-1].contiguous(), places)
     chosen = targets.flatten()[places].unsqueeze(1)
     of_words = torch.zeros(targets.shape, device=grid.device)
     of_words.view(-1)[places] = torch.log_softmax(logits.float(), dim=1).gather(1, chosen).squeeze(1)
-    return of_words, states
-
-
-def log_probabilities(decoder: Any, grid: Tensor, words: Tensor) -> Tensor:
-    """Return the log-probability of each word of each caption, as `read` does."""
-    return read(decoder, grid, words)[0]
+    return of_words

@@ -62,13 +62,14 @@ class CaptionRow(TypedDict):
     token_probabilities: list[float]
     log_probability: float
     confidence: float | None
+    no_confidence: str | None
     alternatives: list[dict[str, str | float]]
     attention: list[list[list[float]]]
     error: str | None
 
 
 def answer(
-    captioner: BaseCaptioner[Any, Any], photographs: Sequence[bytes], params: Mapping[str, Any] | None
+    captioner: BaseCaptioner, photographs: Sequence[bytes], params: Mapping[str, Any] | None
 ) -> list[CaptionRow]:
     """Return a row for each encoded photograph, or .npy file of a grid where the captioner takes grids.
 
@@ -110,6 +111,7 @@ def failed(why: str) -> CaptionRow:
         "token_probabilities": [],
         "log_probability": 0.0,
         "confidence": None,
+        "no_confidence": None,
         "alternatives": [],
         "attention": [],
         "error": why,
@@ -126,6 +128,7 @@ def _row(item: Captioned) -> CaptionRow:
         "token_probabilities": item.token_probabilities,
         "log_probability": item.log_probability,
         "confidence": item.confidence,
+        "no_confidence": item.no_confidence,
         "alternatives": [{"caption": text, "log_probability": value} for text, value in item.alternatives],
         "attention": item.attention.tolist() if item.attention is not None else [],
         "error": None,

@@ -29,6 +29,11 @@ def _nothing() -> Floats:
 class State(Protocol):
     """The state of a decoder between words: of N pictures, R rows each."""
 
+    @property
+    def alphas(self) -> Floats:
+        """Return the attention weights of the word just read, (N, R, P); P is 0 for a decoder without attention."""
+        ...
+
     def select(self, rows: Words) -> Any:
         """Return the state of the rows with indices `rows` (N, R') within each picture."""
         ...
@@ -42,19 +47,20 @@ class Next(NamedTuple):
     """Hold what a decoder says after a word.
 
     values (N, R, K): natural log-probabilities of the `words` (N, R, K), the likeliest first; or of all words, K = V.
-    Tokens that no caption may contain have -inf. state: after the word. blind (N, R, K): the log-probabilities of the
-    same words for another grid, or None. alphas (N, R, P): the attention weights of the word just read, or None.
+    Tokens that no caption may contain have -inf. state: after the word.
     """
 
     values: Floats
     words: Words
     state: Any
-    blind: Floats | None = None
-    alphas: Floats | None = None
 
 
 class Steps(Protocol):
-    """The method of a decoder that search uses."""
+    """The methods of a decoder that search uses."""
+
+    def start(self, grid: Floats) -> Any:
+        """Return the state before the first word, R = 1, for grid (N, h, w, C)."""
+        ...
 
     def step(self, state: Any, tokens: Words, shortlist: int) -> Next:
         """Return the `shortlist` likeliest words after tokens (N, R), or all words in order for a shortlist of 0."""
@@ -66,16 +72,19 @@ class Caption:
     """A decoded caption.
 
     tokens: ids, without START and END. log_probability: natural logarithm, of the tokens and of END if the caption has
-    one. finished: whether END came within the maximum length. of_words, blind (T,): see `Next`, of each token, END
-    included. alphas (T, P): of the steps that chose them. These three are empty where the decoder does not give them.
+    one. finished: whether END came within the maximum length. of_words (T,): the log-probability of each token, END
+    included.
     """
 
     tokens: list[int]
     log_probability: float
     finished: bool
     of_words: Floats = field(default_factory=_nothing, compare=False, repr=False)
-    blind: Floats = field(default_factory=_nothing, compare=False, repr=False)
-    alphas: Floats = field(default_factory=_nothing, compare=False, repr=False)
+
+    @property
+    def with_end(self) -> list[int]:
+        """Return the token ids, with END where the caption has one."""
+        return [*self.tokens, END] if self.finished else self.tokens
 
 
 def decode(
@@ -83,7 +92,7 @@ def decode(
 ) -> list[list[Caption]]:
     """Return the `n_best` captions of each of N pictures, best first.
 
-    start: the state before the first word, R = 1. pictures: N. keys: for sampling, an integer per picture that
+    start: the state before the first word. pictures: N. keys: for sampling, an integer per picture that
     identifies its content: the captions drawn for a picture depend on the seed and its key alone, not on the other
     pictures. The default is 0, 1, ...
     """
@@ -101,16 +110,32 @@ def decode(
     return search.results()
 
 
-class _History(NamedTuple):
-    """The words (N, R, t) of hypotheses, and what `Next` says of each.
+def read(decoder: Steps, start: State, captions: Sequence[Sequence[Sequence[int]]]) -> tuple[Floats, Floats]:
+    """Return the log-probability of each token of given captions, and the alphas of the steps before them.
 
-    of_words, blind (N, R, t). alphas (N, R, t, P).
+    start: the state before the first word. captions: the token ids of R captions of each of N pictures, with END where
+    a caption has one. The log-probabilities are (N, R, T), 0 after a caption's end; the alphas (N, R, T, P).
     """
+    longest = max(len(tokens) for of_picture in captions for tokens in of_picture)
+    words = np.full((len(captions), len(captions[0]), longest), NULL)
+    for picture, of_picture in enumerate(captions):
+        for row, tokens in enumerate(of_picture):
+            words[picture, row, : len(tokens)] = tokens
+    state = start.select(np.zeros(words.shape[:2], np.int64))
+    last, of_words, alphas = np.full(words.shape[:2], START), [], []
+    for place in range(longest):
+        said = decoder.step(state, last, 0)
+        last, state = words[:, :, place], said.state
+        of_words.append(np.take_along_axis(said.values, last[:, :, None], axis=2)[:, :, 0])
+        alphas.append(state.alphas)
+    return np.where(words == NULL, np.float32(0), np.stack(of_words, axis=2)), np.stack(alphas, axis=2)
+
+
+class _History(NamedTuple):
+    """The words of hypotheses, (N, R, t) int64, and the log-probability of each, (N, R, t)."""
 
     words: Words
     of_words: Floats
-    blind: Floats | None = None
-    alphas: Floats | None = None
 
     @classmethod
     def empty(cls, pictures: int, rows: int) -> _History:
@@ -120,37 +145,22 @@ class _History(NamedTuple):
         """Return the history of the rows `parents` (N, R'), with one more word of each: `chosen` (N, R') of `said`."""
         pictures = np.arange(len(parents))[:, None]
 
-        def longer(so_far: npt.NDArray[Any] | None, new: npt.NDArray[Any] | None) -> Any:
-            if new is None:
-                return None
-            added = new[:, :, None]
-            return added if so_far is None else np.concatenate([so_far[pictures, parents], added], axis=2)
+        def longer(so_far: npt.NDArray[Any], new: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return np.concatenate([so_far[pictures, parents], new[pictures, parents, chosen][:, :, None]], axis=2)
 
-        def of(values: npt.NDArray[Any] | None) -> Any:
-            return None if values is None else values[pictures, parents, chosen]
-
-        alphas = None if said.alphas is None else said.alphas[pictures, parents]
-        return _History(
-            longer(self.words, of(said.words)),
-            longer(self.of_words, of(said.values)),
-            longer(self.blind, of(said.blind)),
-            longer(self.alphas, alphas),
-        )
+        return _History(longer(self.words, said.words), longer(self.of_words, said.values))
 
     def keep(self, pictures: Words) -> _History:
         """Return the history of the pictures with indices `pictures` (N',)."""
-        return _History(*(None if values is None else values[pictures] for values in self))  # type: ignore[arg-type]
+        return _History(self.words[pictures], self.of_words[pictures])
 
     def caption(self, picture: int, row: int, log_probability: float) -> Caption:
         """Return a row's caption: its tokens up to END, or all if there is no END."""
         words = self.words[picture, row].tolist()
         finished = END in words
         length = words.index(END) + 1 if finished else len(words)
-        extras = (
-            _nothing() if own is None else own[picture, row, :length]
-            for own in (self.of_words, self.blind, self.alphas)
-        )
-        return Caption(words[: length - 1] if finished else words, log_probability, finished, *extras)
+        tokens = words[: length - 1] if finished else words
+        return Caption(tokens, log_probability, finished, self.of_words[picture, row, :length])
 
 
 class _Search:
@@ -335,8 +345,8 @@ class _BeamSearch(_Search):
 
     def _ended_caption(self, said: Next, picture: int, row: int, chosen: int, total: float) -> Caption:
         """Return the caption of a hypothesis that ends with a candidate of `said`."""
-        of = _History(*(None if own is None else own[picture : picture + 1] for own in self.history))  # type: ignore[arg-type]
-        part = Next(*(None if own is None else own[picture : picture + 1] for own in said._replace(state=None)))  # type: ignore[arg-type]
+        of = self.history.keep(np.array([picture]))
+        part = Next(said.values[[picture]], said.words[[picture]], None)
         return of.extended(part, np.array([[row]]), np.array([[chosen]])).caption(0, 0, total)
 
     def done(self) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import search
 from .options import Decoding
-from .search import Caption, Next, Words
+from .search import Caption, Floats, Next, Words
 from .vocabulary import FORBIDDEN
 
 
@@ -27,8 +27,8 @@ def decode(
     decoder: Stepper, grid: Tensor, decoding: Decoding, keys: Sequence[int] | None = None
 ) -> list[list[Caption]]:
     """Return the `n_best` captions of each picture of grid (N, h, w, C), best first: see `search.decode`."""
-    steps = _Steps(decoder, grid.device)
-    return search.decode(steps, _State(decoder.start(grid), grid.device), len(grid), decoding, keys)
+    steps = TorchSteps(decoder, grid.device)
+    return search.decode(steps, steps.start(grid), len(grid), decoding, keys)
 
 
 class _State:
@@ -36,6 +36,12 @@ class _State:
 
     def __init__(self, state: Any, device: torch.device) -> None:
         self.state, self._device = state, device
+
+    @property
+    def alphas(self) -> Floats:
+        """Return the attention weights of the word just read, (N, R, P)."""
+        alphas: Floats = self.state.alphas.float().cpu().numpy()
+        return alphas
 
     def select(self, rows: Words) -> _State:
         """Return the state of the rows with indices `rows` (N, R') within each picture."""
@@ -46,12 +52,19 @@ class _State:
         return _State(self.state.keep(torch.from_numpy(pictures).to(self._device)), self._device)
 
 
-class _Steps:
-    """The steps of a decoder."""
+class TorchSteps:
+    """The steps of a decoder on a device."""
 
     def __init__(self, decoder: Stepper, device: torch.device) -> None:
         self._decoder, self._device = decoder, device
 
+    @torch.no_grad()
+    def start(self, grid: Tensor | Floats) -> _State:
+        """Return the state before the first word, R = 1, for grid (N, h, w, C)."""
+        values = torch.as_tensor(grid, device=self._device).float()
+        return _State(self._decoder.start(values), self._device)
+
+    @torch.no_grad()
     def step(self, state: _State, tokens: Words, shortlist: int) -> Next:
         """Return the `shortlist` likeliest words after tokens (N, R), or all words in order for a shortlist of 0."""
         logits, after = self._decoder.step(state.state, torch.from_numpy(tokens).to(self._device))

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from tasks.common.cores import available_cores
 from tasks.common.log import show_log
@@ -23,6 +24,15 @@ _MOST_WORKERS = 4  # each takes a GiB or two of memory
 def pytest_xdist_auto_num_workers() -> int:
     """Tell how many processes `-n auto` starts."""
     return min(available_cores(), _MOST_WORKERS)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device that training, search and extraction compute on."""
+    name: str = request.param
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("this machine has no GPU")
+    return name
 
 
 @pytest.fixture(scope="session")

@@ -43,8 +43,7 @@ from flows.commands.cli import app
 from flows.serving.app import Server
 from flows.serving.limits import Limits, RefusedError
 from flows.serving.requests import parse
-from models.encoded_pictures import admit
-from models.photographs import decode
+from models.encoded_pictures import admit, decode
 from models.requests import failed
 from models.vocabulary import SPECIAL, Vocabulary
 from tasks.common.errors import AttendError

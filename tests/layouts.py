@@ -137,7 +137,7 @@ def _place_pictures(draw: Callable[..., Any], folder: Path, layout: Layout, name
 
 def _written(draw: Callable[..., Any], layout: Layout, paths: list[str]) -> list[str]:
     """Return the names of pictures as a table gives them."""
-    ways = {
+    ways: dict[str, Callable[[str], str]] = {
         "path": lambda path: path,
         "name": lambda path: path.rpartition("/")[2],
         "without ending": lambda path: path.rpartition("/")[2].rpartition(".")[0],
@@ -196,7 +196,8 @@ def _text_table(draw: Callable[..., Any], folder: Path, layout: Layout, names: l
     caption = layout.steps["caption column"]
     cells = draw(st.sampled_from(["rows", "rows", "json", "python", "bars"]))
     if cells != "rows":
-        write = {"json": json.dumps, "python": str, "bars": " || ".join}[cells]
+        writers: dict[str, Callable[..., str]] = {"json": json.dumps, "python": str, "bars": " || ".join}
+        write = writers[cells]
         if cells == "bars" and len(layout.captions[0]) == 1:
             write = json.dumps
         records = [{**record, caption: write(record[caption])} for record in _of_lists(records, caption)]

@@ -18,7 +18,9 @@ import torch
 from flows.commands.story import tell_end
 from models.backbones.base import make
 from models.backbones.encoder import Encoder
-from models.photographs import decode, resize, stack
+from models.encoded_pictures import decode
+from models.photographs import as_batch
+from models.resizing import resize
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config, load
 from tasks.datasets.object_array import read_texts
@@ -37,7 +39,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what others leave: projected grids, captions as an array of objects, and the matrix."""
     folder = tmp_path_factory.mktemp("given")
     names = sorted(chinese_pictures(folder / "photographs").glob("*.png"), key=lambda path: int(path.stem))
-    pixels = stack([resize(decode(path.read_bytes()), 64, "squash", "bilinear") for path in names])
+    pixels = as_batch([resize(decode(path.read_bytes()), 64, "squash", "bilinear") for path in names])
     grids = Encoder(make("tiny", seed=0))(pixels).float()  # (160, 2, 2, 512)
     _, _, axes = torch.linalg.svd(grids.flatten(0, 2), full_matrices=False)
     np.save(folder / "svd.npy", axes[:CHANNELS].numpy())

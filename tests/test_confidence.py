@@ -11,13 +11,11 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from flows.commands.cli import app
 from models.captioner import Captioner
 from models.confidence import FEATURES, Confidence, TrainingPictures, features_of, pool
-from models.likelihood import padded, read, with_end
-from models.search import decode
+from models.search import Caption, decode, read
 from tasks.config.schema import Config
 from tasks.evaluation.calibration import fit, halves, judge, read_training_pictures, why_not
 from tasks.evaluation.caption_and_score import FITTED_TO, PREDICTIONS
@@ -28,7 +26,7 @@ from tasks.registry import tracking
 from tasks.registry.bundle import make_captioner
 from tests.support import artifacts, captioner_artifacts, pictures, register_all, run_all, trained
 
-NOTHING = TrainingPictures(torch.zeros(1, 1, 4), torch.eye(4))
+NOTHING = TrainingPictures(np.zeros((1, 1, 4), np.float32), np.eye(4, dtype=np.float32))
 
 
 def config_of(workspace: Path, **changes: object) -> Config:
@@ -56,7 +54,7 @@ def planted(count: int, seed: int = 0) -> tuple[Any, Any]:
 def test_what_is_fitted_is_calibrated_on_others_and_ranks_by_what_matters() -> None:
     fitted = fit(NOTHING, *planted(2000))
     features, acceptable = planted(2000, seed=1)
-    confidence = fitted(torch.tensor(features, dtype=torch.float32)).double().numpy()
+    confidence = fitted(features.astype(np.float32)).astype(np.float64)
     judged = judge(confidence, features[:, 0], acceptable, "it is")
     assert judged["calibration_error"] < 0.04 and judged["auroc"] > 0.8
     assert judged["ranking"]["confidence"] < judged["ranking"]["log_probability"] and judged["gain"][0] > 0.1
@@ -73,7 +71,7 @@ def test_features_that_say_nothing_get_no_weight() -> None:
 
 def test_far_from_all_that_is_known_the_confidence_falls() -> None:
     fitted = fit(NOTHING, *planted(500))
-    rows = torch.tensor([[0.0, 0.0, 3.0, distance] for distance in (0.5, 0.6, 0.9, 1.2, 2.0)])
+    rows = np.array([[0.0, 0.0, 3.0, distance] for distance in (0.5, 0.6, 0.9, 1.2, 2.0)], np.float32)
     values = fitted(rows).tolist()
     assert values[0] > 0.9 and values == sorted(values, reverse=True) and values[-1] < 0.01
 
@@ -121,7 +119,7 @@ def test_where_dev_is_scored_each_half_is_judged_by_the_other(tmp_path: Path) ->
     assert not (found.path / FITTED_TO).exists()
     captioner = make_captioner(config, captioner_artifacts(config))
     assert captioner.confidence is not None
-    features = torch.tensor([[row[name] for name in FEATURES] for row in table])
+    features = np.array([[row[name] for name in FEATURES] for row in table], np.float32)
     whole = captioner.confidence(features).tolist()
     # The model's own was fitted to both halves, so it differs from what each half was judged by.
     assert max(abs(row["confidence"] - own) for row, own in zip(table, whole, strict=True)) > 1e-4
@@ -153,12 +151,12 @@ def test_the_registered_model_says_what_the_evaluation_did(workspace: Path) -> N
 def test_a_word_is_as_likely_as_the_search_found_it(workspace: Path) -> None:
     captioner = make_captioner(config_of(workspace), captioner_artifacts(config_of(workspace)))
     grid = captioner.grids([path.read_bytes() for path in pictures(workspace)[:5]])
-    found = decode(captioner.decoder.for_inference(), grid.float(), captioner.decoding)
-    words = padded([with_end(captions[0]) for captions in found]).unsqueeze(1)
-    of_words, _ = read(captioner.decoder, grid.float(), words)
+    start = captioner.steps.start(grid.astype(np.float32))
+    found = decode(captioner.steps, start, len(grid), captioner.decoding)
+    of_words, _ = read(captioner.steps, start, [[captions[0].with_end] for captions in found])
     for result, captions, own in zip(captioner.from_grid(grid), found, of_words[:, 0], strict=True):
         assert float(own.sum()) == pytest.approx(captions[0].log_probability, abs=1e-4)
-        assert result.token_probabilities == pytest.approx(own.exp()[: len(result.tokens)].tolist(), abs=1e-5)
+        assert result.token_probabilities == pytest.approx(np.exp(own[: len(result.tokens)]).tolist(), abs=1e-5)
 
 
 def test_features_do_not_depend_on_the_other_pictures(workspace: Path) -> None:
@@ -168,19 +166,37 @@ def test_features_do_not_depend_on_the_other_pictures(workspace: Path) -> None:
     captioner = make_captioner(config, captioner_artifacts(config))
     digests = list(grids._rows)[:6]
     training = read_training_pictures(grids, digests)
-    assert training.mean.shape == grids.shape and training.pooled.norm(dim=1).numpy() == pytest.approx(1)
-    grid = torch.from_numpy(grids.read(digests)).float()
+    assert training.mean.shape == grids.shape and np.linalg.norm(training.pooled, axis=1) == pytest.approx(1)
+    grid = grids.read(digests).astype(np.float32)
+    blind = captioner.steps.start(training.mean[None])
     captions = [[4, 5, 6], [7], [4, 8, 9, 10, 2], [5, 2], [6, 6, 6], [4]]
 
-    def features(rows: list[int]) -> torch.Tensor:
-        of_words, _ = read(captioner.decoder, grid[rows], padded([captions[row] for row in rows]).unsqueeze(1))
+    def features(rows: list[int]) -> Any:
         chosen = [captions[row] for row in rows]
-        return features_of(captioner.decoder, training, grid[rows], chosen, of_words[:, 0])
+        of_words, _ = read(captioner.steps, captioner.steps.start(grid[rows]), [[tokens] for tokens in chosen])
+        drawn = [
+            Caption(tokens, 0.0, False, own[0, : len(tokens)]) for tokens, own in zip(chosen, of_words, strict=True)
+        ]
+        return features_of(captioner.steps, blind, training.distances(pool(grid[rows])), drawn)
 
     together = features(list(range(6)))
-    assert torch.allclose(together, torch.cat([features([row]) for row in range(6)]), atol=1e-4)
-    # Photographs that training saw are near; the mean over positions is what counts.
-    assert torch.allclose(training.distances(grid), training.distances_of(pool(grid)))
+    assert np.allclose(together, np.concatenate([features([row]) for row in range(6)]), atol=1e-4)
+    assert np.allclose(training.distances(pool(grid)), 0, atol=0.9)  # photographs that training saw are near
+
+
+def test_captions_of_another_search_have_no_confidence_and_say_why(workspace: Path) -> None:
+    captioner = make_captioner(config_of(workspace), captioner_artifacts(config_of(workspace)))
+    photographs = [path.read_bytes() for path in pictures(workspace)[:3]]
+    own = captioner.caption(photographs)
+    assert all(result.confidence is not None and result.no_confidence is None for result in own)
+    same = captioner.caption(photographs, beam=captioner.decoding.beam)
+    assert [result.confidence for result in same] == [result.confidence for result in own]
+    for other in ({"beam": captioner.decoding.beam + 2}, {"temperature": 0.5}, {"max_length": 7}):
+        for result in captioner.caption(photographs, **other):
+            assert result.confidence is None and result.caption and result.distance is not None
+            assert "it was fitted to captions of" in str(result.no_confidence)
+        with pytest.raises(ValueError, match="the captions of this search have no confidence: it was fitted to"):
+            captioner.caption(photographs, min_confidence=0.5, **other)
 
 
 def test_a_confidence_is_saved_and_loaded_whole(tmp_path: Path, workspace: Path) -> None:
@@ -188,8 +204,8 @@ def test_a_confidence_is_saved_and_loaded_whole(tmp_path: Path, workspace: Path)
     captioner.save(tmp_path)
     again = Captioner.load(tmp_path)
     assert captioner.confidence is not None and again.confidence is not None
-    features = torch.randn(5, len(FEATURES))
-    assert torch.equal(again.confidence(features), captioner.confidence(features))
+    features = np.random.default_rng(0).normal(size=(5, len(FEATURES))).astype(np.float32)
+    assert np.array_equal(again.confidence(features), captioner.confidence(features))
     assert isinstance(again.confidence, Confidence)
 
 

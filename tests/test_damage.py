@@ -12,7 +12,7 @@ import torch
 
 from flows.commands.retry_pictures import retry_failed
 from models.backbones.base import make
-from models.photographs import decode
+from models.encoded_pictures import decode
 from tasks.common.errors import AttendError
 from tasks.training import kept_weights
 from tasks.training import loop as fitting

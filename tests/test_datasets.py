@@ -158,7 +158,10 @@ def test_kaggles_captions_txt(tmp_path: Path) -> None:
 
 
 def test_metadata_jsonl(tmp_path: Path) -> None:
-    lines = [{"file_name": "x.png", "text": "one"}, {"file_name": "y.png", "text": ["two", "three"], "split": "test"}]
+    lines: list[dict[str, object]] = [
+        {"file_name": "x.png", "text": "one"},
+        {"file_name": "y.png", "text": ["two", "three"], "split": "test"},
+    ]
     (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
     for line in lines:
         picture(tmp_path / str(line["file_name"]))

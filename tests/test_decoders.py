@@ -12,8 +12,8 @@ from torch.nn import functional
 from models.attention import make_attention
 from models.decoders import DECODERS
 from models.decoders.base import Decoder, make, places_of
-from models.options import RecurrentOptions
-from models.search import greedy
+from models.options import Decoding, RecurrentOptions
+from models.torch_steps import decode
 from models.vocabulary import END, NULL, START
 from tasks.config.devices import prepare_compiler
 from tasks.training.objectives import attention_penalty
@@ -294,7 +294,7 @@ def test_overfits_eight_captions_exactly(name: str, options: dict[str, Any]) -> 
         optimiser.zero_grad()
         (loss if own is None else loss + own).backward()
         optimiser.step()
-    found = [caption.tokens for caption in greedy(decoder.eval(), grid)]
+    found = [caption.tokens for (caption,) in decode(decoder.eval(), grid, Decoding(beam=1))]
     assert found == [text[1:-1] for text in texts]
 
 

@@ -12,7 +12,7 @@ import torch
 from models.captioner import Captioner
 from models.decoders.ensemble import Ensemble
 from models.options import Decoding
-from models.search import beam_search
+from models.torch_steps import decode
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.evaluation.caption_and_score import PREDICTIONS
@@ -70,8 +70,8 @@ def test_what_an_attempt_left_that_could_not_be_published_is_no_member(tmp_path:
 def test_twins_say_what_each_says() -> None:
     decoder: Any = decoder_of("show_attend_tell")
     grid, _ = example()
-    alone = beam_search(decoder, grid, Decoding(beam=3, n_best=3))
-    both = beam_search(Ensemble([decoder, decoder]).eval().for_inference(), grid, Decoding(beam=3, n_best=3))
+    alone = decode(decoder, grid, Decoding(beam=3, n_best=3))
+    both = decode(Ensemble([decoder, decoder]).eval().for_inference(), grid, Decoding(beam=3, n_best=3))
     assert [[c.tokens for c in captions] for captions in both] == [[c.tokens for c in captions] for captions in alone]
 
 
@@ -97,7 +97,7 @@ def test_the_best_epochs_are_kept_and_what_is_registered_says_what_was_evaluated
     grids = open_grids(made["extract"], config.machine)
     digests = [row["digest"] for row in rows]
     ((_, grid),) = grids_in_order(digests, grids, len(digests))
-    found = loaded.from_grid(grid, attention=True)
+    found = loaded.from_grid(grid.half().numpy(), attention=True)
     assert [item.caption for item in found] == [row["caption"] for row in rows]
     assert all(item.attention is not None and item.attention.shape[1:] == grid.shape[1:3] for item in found)
     alone = config_of(workspace, 1)

@@ -136,6 +136,6 @@ def test_captions_of_other_pictures_are_found(tmp_path: Path) -> None:
     planted = [type(picture)(picture.digest, own) for picture, own in zip(captioned, tokens, strict=True)]
     decoder, _ = load_ensemble(found["train"].path, 1)
     training = read_training_pictures(grids, [p.digest for p in read_pictures(found["ingest"].path, "train")])
-    values = doubts(decoder.eval(), training.mean, grids, planted, torch.device("cpu"), 60)
+    values = doubts(decoder.eval(), torch.from_numpy(training.mean), grids, planted, torch.device("cpu"), 60)
     is_moved = [place in set(moved) for place in places]
     assert roc_auc_score(is_moved, np.concatenate(values)) > 0.8

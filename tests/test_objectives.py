@@ -14,7 +14,7 @@ from models.decoders.base import make, places_of
 from models.vocabulary import NULL, START, UNK
 from tasks.config.training import TrainingConfig
 from tasks.training.batches import Batch
-from tasks.training.objectives import CrossEntropy, count, replace_with_sampled, replace_with_unknown
+from tasks.training.objectives import Count, CrossEntropy, replace_with_sampled, replace_with_unknown
 from tasks.training.outputs import HISTORY
 from tests.support import artifacts, run_all, small
 from tests.test_decoders import CHANNELS, VOCABULARY, example
@@ -61,7 +61,7 @@ def test_what_the_model_says_first_takes_no_gradient_away() -> None:
         decoder.zero_grad()
         training = TrainingConfig(scheduled_sampling=share, precision="bfloat16")
         batch = Batch.of(grid, tokens)
-        CrossEntropy(training)(decoder, batch, count(batch), torch.tensor(1.0)).loss.backward()
+        CrossEntropy(training)(decoder, batch, Count.of(batch), 1.0).loss.backward()
         assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in decoder.parameters())
 
 
@@ -73,7 +73,7 @@ def test_the_loss_is_a_mean_over_tokens_or_over_captions(mean: Literal["tokens",
     grid, tokens = example()
     batch = Batch.of(grid, tokens)
     given = CrossEntropy(TrainingConfig(loss_mean=mean, precision="float32"))
-    found = given(decoder, batch, count(batch), torch.tensor(0.0))
+    found = given(decoder, batch, Count.of(batch), 0.0)
     found.loss.backward()
     ours = [weight.grad.clone() for weight in decoder.parameters() if weight.grad is not None]
     decoder.zero_grad()

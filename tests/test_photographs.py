@@ -11,9 +11,10 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
-from models.encoded_pictures import admit
-from models.photographs import decode, normalise, resize
+from models.encoded_pictures import admit, decode
+from models.photographs import normalise
 from models.picture_formats import FORMATS, MAX_PIXELS, Fit, Interpolation
+from models.resizing import resize
 
 
 def encoded(image: Image.Image, form: str, **options: object) -> bytes:
@@ -23,7 +24,7 @@ def encoded(image: Image.Image, form: str, **options: object) -> bytes:
 
 
 def decoded(data: bytes) -> Image.Image:
-    return Image.fromarray(decode(data).permute(1, 2, 0).numpy())
+    return Image.fromarray(decode(data))
 
 
 def scene() -> Image.Image:
@@ -83,7 +84,7 @@ def test_jpegs_have_pillows_pixels(mode: str, options: dict[str, object]) -> Non
     noise = np.random.default_rng(0).integers(0, 256, (61, 83, 3), dtype=np.uint8)
     data = encoded(Image.fromarray(noise).convert(mode), "JPEG", **options)
     true = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    assert np.array_equal(decode(data).permute(1, 2, 0).numpy(), true)
+    assert np.array_equal(decode(data), true)
 
 
 def test_cmyk() -> None:
@@ -103,7 +104,7 @@ def test_sixteen_bit_grey_keeps_its_range() -> None:
 def test_grey_of_any_depth_is_scaled_by_the_bits_that_it_uses(bits: int, form: str) -> None:
     eight = np.arange(256, dtype=np.uint8).reshape(16, 16)
     values = np.round(eight / 255 * (2**bits - 1)).astype(np.uint16)
-    assert np.array_equal(decode(encoded(Image.fromarray(values), form))[0].numpy(), eight)
+    assert np.array_equal(decode(encoded(Image.fromarray(values), form))[..., 0], eight)
 
 
 @pytest.mark.parametrize(
@@ -118,14 +119,14 @@ def test_grey_of_any_depth_is_scaled_by_the_bits_that_it_uses(bits: int, form: s
     ],
 )
 def test_whole_numbers_and_floats_keep_all_levels(values: np.ndarray) -> None:
-    pixels = decode(encoded(Image.fromarray(values.reshape(16, 16)), "TIFF"))[0].numpy().reshape(-1).astype(int)
+    pixels = decode(encoded(Image.fromarray(values.reshape(16, 16)), "TIFF"))[..., 0].reshape(-1).astype(int)
     assert np.abs(pixels - np.arange(256)).max() <= 1
 
 
 def test_values_that_are_no_numbers_are_black() -> None:
     values = np.full((16, 16), 0.5, np.float32)
     values[0, 0], values[0, 1] = np.nan, 1.0
-    pixels = decode(encoded(Image.fromarray(values), "TIFF"))[0].numpy()
+    pixels = decode(encoded(Image.fromarray(values), "TIFF"))[..., 0]
     assert pixels[0, :3].tolist() == [0, 255, 128]
     assert decode(encoded(Image.fromarray(np.full((16, 16), np.nan, np.float32)), "TIFF")).max() == 0
 
@@ -149,7 +150,7 @@ def test_colours_of_any_depth_are_scaled_by_the_bits_that_they_use(bits: int, ch
     eight = np.arange(256 * channels, dtype=np.int64).reshape(16, 16, channels) % 256
     eight[..., 3:] = 255
     values = np.round(eight / 255 * (2**bits - 1)).astype(np.uint16)
-    assert np.array_equal(decode(sixteen_bit_png(values)).permute(1, 2, 0).numpy(), eight[..., :3])
+    assert np.array_equal(decode(sixteen_bit_png(values)), eight[..., :3])
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
@@ -159,7 +160,7 @@ def test_a_truncated_jpeg_with_an_end_marker_is_refused(mode: str, progressive: 
     data = encoded(noise.convert(mode), "JPEG", progressive=progressive)
     with pytest.raises(ValueError, match="premature end"):
         decode(data[: len(data) // 2] + b"\xff\xd9")
-    assert torch.equal(decode(data[:-2] + bytes(9) + b"\xff\xd9"), decode(data))  # unused bytes do no harm
+    assert np.array_equal(decode(data[:-2] + bytes(9) + b"\xff\xd9"), decode(data))  # unused bytes do no harm
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -182,7 +183,7 @@ def test_exif_orientation_is_applied(orientation: int, form: str) -> None:
 @pytest.mark.parametrize(("form", "options"), [("JPEG", {"dpi": (72, 72)}), ("JPEG", {}), ("PNG", {}), ("WEBP", {})])
 def test_broken_exif_hides_no_picture(form: str, options: dict[str, object]) -> None:
     broken = encoded(scene(), form, exif=b"Exif\0\0" + bytes(64), **options)
-    assert torch.equal(decode(broken), decode(encoded(scene(), form, **options)))
+    assert np.array_equal(decode(broken), decode(encoded(scene(), form, **options)))
 
 
 @pytest.mark.parametrize(
@@ -207,28 +208,21 @@ def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("shape", [(375, 500), (500, 333), (40, 64), (97, 101), (300, 100)])
-def test_resize_gives_pillows_pixels_within_one(shape: tuple[int, int], interpolation: Interpolation) -> None:
-    """The kernels are Pillow's; what they make of the same numbers may round otherwise."""
+def test_resize_gives_pillows_pixels(shape: tuple[int, int], interpolation: Interpolation) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
     image = Image.fromarray(noise).filter(ImageFilter.GaussianBlur(1))
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-    kernel = Image.Resampling[interpolation.upper()]
     side = min(shape)
     left, top = (shape[1] - side) // 2, (shape[0] - side) // 2
     shown_by: dict[Fit, Image.Image] = {"squash": image, "crop": image.crop((left, top, left + side, top + side))}
     for fit, shown in shown_by.items():
-        true = np.asarray(shown.resize((112, 112), kernel)).astype(int)
-        ours = resize(pixels, 112, fit, interpolation).permute(1, 2, 0).numpy().astype(int)
-        one_way = len({side < 112 for side in shown.size}) == 1  # both sides grow, or both shrink
-        if interpolation == "bilinear" or one_way:
-            assert np.abs(ours - true).max() <= (1 if interpolation == "bilinear" else 2)
-        assert np.abs(ours - true).mean() < 0.5
+        true = np.asarray(shown.resize((112, 112), Image.Resampling[interpolation.upper()]))
+        assert np.array_equal(resize(np.asarray(image), 112, fit, interpolation), true)
 
 
 def test_resize_and_normalise() -> None:
-    squashed, cropped = (resize(torch.zeros(3, 16, 8, dtype=torch.uint8), 8, fit) for fit in ("squash", "crop"))
-    assert squashed.shape == cropped.shape == (3, 8, 8)
-    assert squashed.dtype == torch.uint8
+    squashed, cropped = (resize(np.zeros((16, 8, 3), np.uint8), 8, fit) for fit in ("squash", "crop"))
+    assert squashed.shape == cropped.shape == (8, 8, 3)
+    assert squashed.dtype == np.uint8
     white = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
     expected = torch.tensor([(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225])
     torch.testing.assert_close(normalise(white)[0, :, 0, 0], expected)

@@ -26,7 +26,7 @@ from tasks.evaluation.caption_and_score import PREDICTIONS
 from tasks.pipeline import distributed as processes
 from tasks.training.batches import Batch
 from tasks.training.loop import LossModule, synchronised
-from tasks.training.objectives import CrossEntropy, count
+from tasks.training.objectives import Count, CrossEntropy
 from tasks.training.outputs import HISTORY, WEIGHTS
 from tests.support import artifacts, plan, run_stage, small
 from tests.test_decoders import CHANNELS, LOOKING, VOCABULARY, example
@@ -186,7 +186,7 @@ def test_every_decoder_shares_its_gradient(name: str, changes: dict[str, object]
     try:
         module = synchronised(LossModule(decoder, CrossEntropy(TrainingConfig())))
         for _ in range(3):
-            module(batch, count(batch), torch.tensor(0.0)).loss.backward()
+            module(batch, Count.of(batch), 0.0).loss.backward()
     finally:
         distributed.destroy_process_group()
     assert decoder.embed.weight.grad is not None

@@ -158,7 +158,7 @@ def full_beam(table: Tensor, beam: int, length: int, alpha: float) -> tuple[list
         candidates.sort(key=lambda item: -item[0])
         ended += [(score / count**alpha, score, ids[1:-1]) for score, ids in candidates[:beam] if ids[-1] == END]
         live = [(score, ids) for score, ids in candidates if ids[-1] != END][:beam]
-    return max(ended)[2:0:-1] if ended else None  # type: ignore[return-value]
+    return max(ended)[2:0:-1] if ended else None
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.7, 1.0])

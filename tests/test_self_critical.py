@@ -26,7 +26,7 @@ from tasks.training import loop as fitting
 from tasks.training import outputs as trained
 from tasks.training.batches import Batch
 from tasks.training.dev import Dev
-from tasks.training.objectives import count
+from tasks.training.objectives import Count
 from tasks.training.reinforce_decoder import SelfCritical, as_tokens, log_likelihood, others_mean
 from tasks.training.rewards import Rewards
 from tests.support import artifacts, names_of, plan, run_stage, small
@@ -132,8 +132,8 @@ def test_the_gradient_is_that_of_the_expected_reward() -> None:
     same = [tensor.expand(pictures, *tensor.shape[1:]) for tensor in (grid, references)]
     batch = Batch.of(same[0], same[1])
     for step in range(steps):
-        drawn = objective.prepare(decoder, batch.pictures, batch, step)
-        output = objective(decoder, drawn, count(batch), torch.tensor(0.0))
+        drawn = objective.prepare(decoder, batch, step)
+        output = objective(decoder, drawn, Count.of(batch), 0.0)
         (estimate,) = torch.autograd.grad(output.loss, weight)
         total += estimate * objective.max_length / steps
     assert float((total - true).norm() / true.norm()) < 0.1
@@ -180,7 +180,7 @@ def test_resumed_is_uninterrupted(workspace: Path, tmp_path: Path, monkeypatch: 
     steps = [0]
     learn = fitting.TrainingLoop.learn
 
-    def killed(fit: Any, step: fitting.Step) -> None:
+    def killed(fit: Any, step: Batch) -> None:
         steps[0] += fit.name == "self_critical"
         if steps[0] == 10:
             raise KeyboardInterrupt

@@ -8,6 +8,7 @@ import math
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ import torch
 
 from flows.pipeline import build_pipeline
 from models.options import Decoding
-from models.search import greedy
+from models.torch_steps import decode
 from models.vocabulary import END, NULL, START, UNK
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
@@ -281,7 +282,7 @@ def test_a_killed_training_goes_on_with_the_same_curve(
     learn = fitting.TrainingLoop.learn
     left = [steps]
 
-    def dies(fit: fitting.TrainingLoop, step: fitting.Step) -> None:
+    def dies(fit: fitting.TrainingLoop, step: Any) -> None:
         if left[0] == 0:
             raise Killed
         left[0] -= 1
@@ -309,7 +310,7 @@ def test_a_training_that_is_interrupted_loses_no_step(workspace: Path, monkeypat
     """Ctrl-C, or `attend down`, waits for the end of the step, and a second one does not."""
     learn, steps = fitting.TrainingLoop.learn, [0]
 
-    def interrupted(fit: fitting.TrainingLoop, step: fitting.Step) -> None:
+    def interrupted(fit: fitting.TrainingLoop, step: Any) -> None:
         steps[0] += 1
         if steps[0] == 3:
             signal.raise_signal(signal.SIGINT)
@@ -461,7 +462,7 @@ def test_the_best_epoch_is_by_free_running_bleu(workspace: Path) -> None:
     scored = []
     for picture in read_pictures(found["ingest"].path, "dev"):
         grid = torch.from_numpy(grids.read([picture.digest])).float()
-        (caption,) = greedy(decoder, grid, Decoding(max_length=16))
+        ((caption,),) = decode(decoder, grid, Decoding(beam=1, max_length=16))
         scored.append(ScoredCaption(vocabulary.decode(caption.tokens), [tokenise(text) for text in picture.captions]))
     best = max(row["dev_bleu4"] for row in pq.read_table(found["train"].path / trained.HISTORY).to_pylist())
     assert best > 5

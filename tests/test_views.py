@@ -11,7 +11,9 @@ import torch
 
 from flows.commands.workspace_contents import compact, planned_compactions, usage
 from models.backbones.encoder import Encoder
-from models.photographs import decode, resize, stack
+from models.encoded_pictures import decode
+from models.photographs import as_batch
+from models.resizing import resize
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
@@ -49,22 +51,22 @@ def test_a_cached_view_is_the_part_of_the_photograph_encoded(workspace: Path) ->
     for name in view_crops.names_of(digest, config.views):
         shown = view_crops.view_pixels(name, decode(files[digest].read_bytes()), config.views)
         pixels = resize(shown, 64, "squash", backbone.declared.interpolation)
-        expected = encoder(stack([pixels]))[0].numpy()
+        expected = encoder(as_batch([pixels]))[0].numpy()
         np.testing.assert_allclose(cached.mapped(name), expected, atol=2e-3, rtol=2e-3)
         assert np.abs(cached.mapped(name).astype(float) - whole.mapped(digest)).max() > 0.01  # another picture
 
 
 def test_a_view_is_a_mirrored_part_of_its_size() -> None:
     config = ViewsConfig(number=4, crop=0.5)
-    pixels = torch.arange(3 * 40 * 60, dtype=torch.int64).view(3, 40, 60) % 251
+    pixels = (np.arange(40 * 60 * 3) % 251).astype(np.uint8).reshape(40, 60, 3)
     for number in range(1, 40):
         name = f"abc#{number}"
         shown = view_crops.view_pixels(name, pixels, config)
-        assert 20 <= shown.shape[1] <= 40 and 30 <= shown.shape[2] <= 60
-        assert torch.equal(shown, view_crops.view_pixels(name, pixels, config))  # a function of its name
-        upright = shown.flip(2) if view_crops.is_mirrored(name, config) else shown
-        places = pixels.unfold(1, shown.shape[1], 1).unfold(2, shown.shape[2], 1)
-        assert bool((places == upright.unsqueeze(1).unsqueeze(1)).all(dim=(0, 3, 4)).any())
+        assert 20 <= shown.shape[0] <= 40 and 30 <= shown.shape[1] <= 60
+        assert np.array_equal(shown, view_crops.view_pixels(name, pixels, config))  # a function of its name
+        upright = shown[:, ::-1] if view_crops.is_mirrored(name, config) else shown
+        places = np.lib.stride_tricks.sliding_window_view(pixels, upright.shape)
+        assert bool((places == upright).all(axis=(-3, -2, -1)).any())
     assert view_crops.is_mirrored("abc#1", config) and not view_crops.is_mirrored("abc#2", config)
     assert not view_crops.is_mirrored("abc#1", ViewsConfig(flip=False))
 

@@ -112,7 +112,8 @@ def compared(
         apart = 0.0
         for start in range(0, len(held), _TOGETHER):
             grid, some = held[start : start + _TOGETHER], keys[start : start + _TOGETHER]
-            rows = zip(captioner.from_grid(grid, some), exported.from_grid(grid.numpy(), some), grid, strict=True)
+            values = grid.numpy()
+            rows = zip(captioner.from_grid(values, some), exported.from_grid(values, some), grid, strict=True)
             for one, other, own in rows:
                 if one.tokens == other.tokens:
                     same += 1

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from bench.machine import describe
@@ -115,7 +114,7 @@ class Copier:
 def _pooled(grids: GridReader, digests: list[str]) -> npt.NDArray[np.float32]:
     """Return the mean annotation vector of each picture, shape (pictures, C)."""
     parts = [digests[start : start + 256] for start in range(0, len(digests), 256)]
-    return np.concatenate([pool(torch.from_numpy(grids.read(part))).numpy() for part in parts])
+    return np.concatenate([pool(grids.read(part)) for part in parts])
 
 
 class Remembered:

@@ -78,7 +78,7 @@ def _pooled(captioner: Any, photographs: Sequence[bytes]) -> Tensor:
     parts = []
     with Bar(len(photographs), "grids", "pictures") as bar:
         for start in range(0, len(photographs), _BATCH):
-            parts.append(pool(captioner.grids(photographs[start : start + _BATCH])))
+            parts.append(torch.from_numpy(pool(captioner.grids(photographs[start : start + _BATCH]))))
             bar.advance(len(parts[-1]))
     return torch.cat(parts)
 

@@ -26,11 +26,10 @@ from torch.nn import functional
 from bench.machine import describe
 from bench.quality.peer_decoders import AnnotatedTransformer, Att2in
 from flows.pipeline import build_pipeline
-from models.cross_entropy import cross_entropy
 from models.decoders.base import Decoder
 from models.decoders.show_attend_tell import ShowAttendTell
 from models.options import DecoderOptions, Decoding, ShowAttendTellOptions, TransformerOptions
-from models.search import decode, greedy
+from models.torch_steps import decode
 from models.vocabulary import END, FORBIDDEN, NULL, START, UNK
 from tasks.config.devices import device_of
 from tasks.config.schema import Config, load
@@ -230,7 +229,7 @@ class Bench:
         with self.autocast:
             words = _scheduled(decoder, batch, share) if share else batch.words
             logits, states = decoder(batch.pictures.float(), words, batch.places)
-        loss = cross_entropy(logits, batch.next_words) / len(batch.places)
+        loss = functional.cross_entropy(logits.float(), batch.next_words)
         if peer.doubly_stochastic:
             loss = loss + peer.doubly_stochastic * attention_penalty(states.alphas, batch.valid)
         return loss
@@ -263,10 +262,10 @@ class SelfCritical:
         pictures = batch.pictures.float()
         decoder.eval()
         with torch.no_grad():
-            first = greedy(decoder, pictures, Decoding(max_length=self._max_length))
+            first = decode(decoder, pictures, Decoding(beam=1, max_length=self._max_length))
         decoder.train()
         drawn, likelihoods = self._drawn(decoder, pictures)
-        base = self._rewards(as_tokens([[caption] for caption in first])[:, :, 1:], batch.targets)
+        base = self._rewards(as_tokens(first)[:, :, 1:], batch.targets)
         advantages = (self._rewards(drawn, batch.targets) - base).float()
         said = drawn != NULL
         return -(advantages.unsqueeze(2) * likelihoods * said).sum() / said.sum()

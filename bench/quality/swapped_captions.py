@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 from sklearn.metrics import roc_auc_score
 
 from bench.machine import describe
@@ -62,7 +63,7 @@ def main() -> None:
         captioned = [item for item in read_captions(made["tensorise"].path, split) if item.digest in grids]
         captioned = random.Random(0).sample(captioned, min(_PICTURES, len(captioned)))
         began = time.perf_counter()
-        values = np.concatenate(doubts(decoder, training.mean, grids, captioned, device, words))
+        values = np.concatenate(doubts(decoder, torch.from_numpy(training.mean), grids, captioned, device, words))
         seconds = time.perf_counter() - began
         is_swapped = np.array(
             [(names[item.digest], row) in swapped for item in captioned for row in range(len(item.tokens))]

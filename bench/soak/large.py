@@ -24,7 +24,7 @@ from bench.speed.reading import BYTES, LARGE, batches_of, drop, in_order, shown_
 from models.decoders.base import make
 from tasks.config.training import TrainingConfig
 from tasks.training.batches import GridBatches
-from tasks.training.objectives import CrossEntropy, count
+from tasks.training.objectives import Count, CrossEntropy
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def _epoch(name: str, batches: GridBatches, learns: bool, disk: float) -> None:
         for batch in batches.epoch(0):
             if learns:
                 optimiser.zero_grad()
-                objective(decoder, batch, count(batch), torch.tensor(0.0)).loss.backward()
+                objective(decoder, batch, Count.of(batch), 0.0).loss.backward()
                 optimiser.step()
             done += len(batch.pictures)
         seconds = time.perf_counter() - began

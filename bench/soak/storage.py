@@ -28,7 +28,7 @@ import boto3
 
 from bench.conformance.interfaces import build, environment
 from bench.machine import describe
-from models.photographs import decode
+from models.encoded_pictures import decode
 
 _HERE = Path(__file__).resolve().parents[2]
 KEYS = {"AWS_ACCESS_KEY_ID": "attend", "AWS_SECRET_ACCESS_KEY": "attend", "AWS_DEFAULT_REGION": "us-east-1"}

@@ -20,7 +20,7 @@ from bench.machine import describe, precisions, timed
 from bench.speed.textbook import Textbook
 from models.decoders.base import Decoder, make, places_of
 from models.options import Decoding
-from models.search import beam_search
+from models.torch_steps import decode
 from models.vocabulary import END, NULL, START
 from tasks.config.machine import MachineConfig
 from tasks.training.batches import decode_batch_size
@@ -46,19 +46,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("rows", nargs="*", metavar="ROW", default=list(ROWS), help=", ".join(ROWS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu", help="such as cuda")
     given = parser.parse_args()
     describe()
     print("\n| grid | beam | textbook, pictures/s | ours, pictures/s | ratio | goal | words a caption |")
     print("| --- " * 7 + "|")
     for name in given.rows:
-        _compare(name, ROWS[name], given.rounds)
+        _compare(name, ROWS[name], given.rounds, given.device)
 
 
-def _compare(name: str, row: Row, rounds: int) -> None:
+def _compare(name: str, row: Row, rounds: int, device: str) -> None:
     torch.manual_seed(0)
-    grid = torch.randn(PICTURES, row.side, row.side, row.channels)
-    decoder: Any = make("show_attend_tell", row.channels, row.vocabulary, {"dropout_output": 0.0})
-    _train(decoder, grid, _captions(row))
+    grid = torch.randn(PICTURES, row.side, row.side, row.channels).to(device)
+    decoder: Any = make("show_attend_tell", row.channels, row.vocabulary, {"dropout_output": 0.0}).to(device)
+    _train(decoder, grid, _captions(row).to(device))
     textbook = Textbook(decoder.eval())
     for beam, goal in row.goals.items():
         decoding = Decoding(beam=beam, max_length=LENGTH)
@@ -94,7 +95,7 @@ def _train(decoder: Decoder, grid: Tensor, tokens: Tensor) -> None:
         part = torch.randperm(PICTURES)[:16] if step else torch.arange(16)
         words, targets = tokens[part, :, :-1], tokens[part, :, 1:]
         valid = targets != NULL
-        with torch.autocast("cpu", torch.bfloat16, enabled="bfloat16" in precisions()):
+        with torch.autocast(grid.device.type, torch.bfloat16, enabled="bfloat16" in precisions()):
             logits, _ = decoder(grid[part], words, places_of(valid))
         loss = functional.cross_entropy(logits.float(), targets[valid])
         optimiser.zero_grad()
@@ -108,7 +109,7 @@ def _one_by_one(textbook: Textbook, grid: Tensor, beam: int) -> list[list[int]]:
 
 def _batched(decoder: Decoder, grid: Tensor, decoding: Decoding, size: int) -> list[list[int]]:
     speaking = decoder.for_inference()
-    found = [beam_search(speaking, part, decoding) for part in torch.split(grid, size)]
+    found = [decode(speaking, part, decoding) for part in torch.split(grid, size)]
     return [captions[0].tokens for part in found for captions in part]
 
 

@@ -19,7 +19,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from bench.machine import describe
-from models.photographs import decode, resize, stack
+from models.encoded_pictures import decode
+from models.photographs import as_batch
+from models.resizing import resize
 from tasks.datasets.base import picture_files
 from tasks.registry.logged_model import load_captioner
 from tasks.registry.versions import resolve
@@ -102,7 +104,7 @@ def forward_rate(uri: str, sources: list[Path]) -> float:
     for _ in range(3):
         begun = time.perf_counter()
         for at in range(0, len(pixels), _BATCH):
-            captioner._encoder(stack(pixels[at : at + _BATCH]))
+            captioner._encoder(as_batch(pixels[at : at + _BATCH]))
         best = min(best, time.perf_counter() - begun)
     return len(pixels) / best
 

@@ -31,7 +31,9 @@ from torchvision import transforms
 from bench.machine import describe, peak_memory, precisions, timed
 from models.backbones.base import Backbone, make
 from models.backbones.encoder import Encoder
-from models.photographs import IMAGENET, decode, resize, stack
+from models.encoded_pictures import decode
+from models.photographs import IMAGENET, as_batch
+from models.resizing import Pixels, resize
 from tasks.config.devices import prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.precision import Precision
@@ -84,6 +86,7 @@ def _arguments() -> Any:
     parser.add_argument("rows", nargs="*", metavar="ROW", default=list(ROWS), help=", ".join(ROWS))
     parser.add_argument("--pictures", type=Path, help="a folder of JPEG files")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu", help="such as cuda")
     parser.add_argument("--compile", action="store_true", help="machine.compile")
     parser.add_argument("--without-memory", action="store_true", help="leave out the rows of peak memory")
     parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
@@ -148,15 +151,15 @@ def _plain(backbone: Backbone, files: list[Path], size: int, out: Path) -> None:
 class Pipeline:
     """`tasks.grids.encoding` over the pictures, into a store of its own each time."""
 
-    def __init__(self, row: Row, precision: Any, compiled: bool, scratch: Path) -> None:
+    def __init__(self, row: Row, precision: Any, compiled: bool, scratch: Path, device: Any) -> None:
         self.grids = GridsConfig(
             backbone=row.backbone, weights="random:0", image_size=row.size, precision=precision, grid=None
         )
-        self.machine = MachineConfig(device="cpu")
+        self.machine = MachineConfig(device=device)
         if compiled:
             prepare_compiler()
         batch = self.machine.extract_batch if compiled else None
-        self.encoder = Encoder(tame_network(row.backbone), precision, compile_for=batch)
+        self.encoder = Encoder(tame_network(row.backbone), precision, device, compile_for=batch)
         self.scratch = scratch
 
     def run(self, wanted: list[tuple[str, Path]]) -> GridStore:
@@ -165,22 +168,24 @@ class Pipeline:
         extract_grids(store.write, self.encoder, self.grids, self.machine, wanted, lambda *_: None)
         return store
 
-    def decode(self, wanted: list[tuple[str, Path]]) -> list[Tensor]:
+    def decode(self, wanted: list[tuple[str, Path]]) -> list[Pixels]:
         """Reading, decoding and resizing alone."""
         size = self.grids.image_size
         with decoders(self.machine) as pool:
             return list(pool.map(lambda item: resize(decode(item[1].read_bytes()), size, "squash"), wanted))
 
-    def forward(self, pixels: list[Tensor]) -> None:
+    def forward(self, pixels: list[Pixels]) -> None:
         """The forward pass alone."""
         step = self.machine.extract_batch
         for at in range(0, len(pixels), step):
-            self.encoder(stack(pixels[at : at + step]))
+            self.encoder(as_batch(pixels[at : at + step]))
 
 
 def _compare(row: Row, wanted: list[tuple[str, Path]], given: Any, scratch: Path) -> None:
     backbone = tame_network(row.backbone)
-    pipelines = {precision: Pipeline(row, precision, given.compile, scratch) for precision in precisions()}
+    pipelines = {
+        precision: Pipeline(row, precision, given.compile, scratch, given.device) for precision in precisions()
+    }
     files = [path for _, path in wanted]
     out = scratch / "plain.h5"
     pixels = pipelines["float32"].decode(wanted)
@@ -240,7 +245,7 @@ def _memory_of(count: int, folder: Path) -> float:
 
 def _memory(wanted: list[tuple[str, Path]], count: int, scratch: Path) -> float:
     """MiB at the most that `count` pictures need beyond the encoder."""
-    pipeline = Pipeline(ROWS["regnet"], "float32", False, scratch)
+    pipeline = Pipeline(ROWS["regnet"], "float32", False, scratch, "cpu")
     return peak_memory(lambda: pipeline.run([wanted[place % len(wanted)] for place in range(count)]))
 
 

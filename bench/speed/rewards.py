@@ -18,12 +18,12 @@ import torch
 from bench.machine import describe, precisions, timed
 from models.decoders.base import make
 from models.options import Decoding
-from models.search import sample
+from models.torch_steps import decode
 from models.vocabulary import END, NULL, START
 from tasks.config.training import SelfCriticalConfig
 from tasks.metrics.consensus import Frequencies, Ids, cider_d
 from tasks.training.batches import Batch
-from tasks.training.objectives import count
+from tasks.training.objectives import Count
 from tasks.training.reinforce_decoder import SelfCritical, as_tokens
 from tasks.training.rewards import Rewards
 
@@ -44,7 +44,7 @@ def main() -> None:
     batch = Batch.of(torch.randn(PICTURES, 7, 7, 1280).relu(), tokens)
     objective = SelfCritical(SelfCriticalConfig(samples=SAMPLES, precision=precisions()[-1]), Rewards(frequencies), 16)
     decoding = Decoding(search="sample", n_best=SAMPLES, max_length=16)
-    drawn = as_tokens(sample(decoder.eval().for_inference(), batch.pictures, decoding, range(PICTURES))).numpy()
+    drawn = as_tokens(decode(decoder.eval().for_inference(), batch.pictures, decoding)).numpy()
     candidates, true = np.where(drawn == NULL, -1, drawn)[:, :, 1:], references[:PICTURES, :, 1:]
     best: dict[str, float] = {}
     for step in range(ROUNDS):
@@ -61,8 +61,8 @@ def main() -> None:
 def _step(
     objective: SelfCritical, decoder: torch.nn.Module, optimiser: torch.optim.Optimizer, batch: Batch, step: int
 ) -> None:
-    drawn = objective.prepare(decoder, batch.pictures, batch, step)
-    output = objective(decoder, drawn, count(batch), torch.tensor(0.0))
+    drawn = objective.prepare(decoder, batch, step)
+    output = objective(decoder, drawn, Count.of(batch), 0.0)
     optimiser.zero_grad(set_to_none=True)
     output.loss.backward()
     optimiser.step()

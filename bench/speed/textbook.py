@@ -67,7 +67,7 @@ class Textbook(nn.Module):
 
     @torch.no_grad()
     def beam_search(self, grid: Tensor, beam: int, max_length: int) -> list[int]:
-        """The likeliest caption of one picture, grid (P, D): a row a hypothesis, those that end leave the beam."""
+        """The likeliest caption of one picture, grid (P, D): a row a hypothesis, as many rows at every word."""
         rows = grid.unsqueeze(0).expand(beam, -1, -1)
         hidden, cell = self._first(rows)
         weight = self._cell_weight()
@@ -80,16 +80,14 @@ class Textbook(nn.Module):
             logits[:, [NULL, START, UNK]] = -torch.inf
             found = scores + functional.log_softmax(logits, dim=1)
             vocabulary = found.shape[1]
-            best, index = (found[0] if step == 0 else found.view(-1)).topk(beam)
+            best, index = (found[0] if step == 0 else found.view(-1)).topk(2 * beam)
             parents, last = index // vocabulary, index % vocabulary
-            words = torch.cat([words[parents], last.unsqueeze(1)], dim=1)
-            going = last != END
-            for place in (~going).nonzero().flatten().tolist():
-                ended.append((float(best[place]), words[place, 1:-1].tolist()))
-            beam = int(going.sum())
-            if beam == 0:
-                break
+            for place in (last[:beam] == END).nonzero().flatten().tolist():
+                ended.append((float(best[place]), words[parents[place], 1:].tolist()))
+            going = (last != END).nonzero().flatten()[:beam]
             kept = parents[going]
-            words, scores = words[going], best[going].unsqueeze(1)
-            rows, hidden, cell = rows[kept], hidden[kept], cell[kept]
+            words = torch.cat([words[kept], last[going].unsqueeze(1)], dim=1)
+            scores, hidden, cell = best[going].unsqueeze(1), hidden[kept], cell[kept]
+            if ended and max(ended)[0] >= float(scores.max()):
+                break
         return max(ended)[1] if ended else words[0, 1:].tolist()

@@ -29,9 +29,8 @@ from models.vocabulary import START
 from tasks.config.machine import MachineConfig
 from tasks.config.training import TrainingConfig
 from tasks.training.batches import Batch
-from tasks.training.loop import TrainingLoop, WeightGroup
+from tasks.training.loop import Sums, TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
-from tasks.training.tally import Sums, Tally
 
 RATE = 1e-4
 LENGTH, CAPTIONS = 16, 5
@@ -80,6 +79,7 @@ def _arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cpu", help="such as cuda")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -88,11 +88,11 @@ def _arguments() -> Any:
 class Problem:
     """A decoder and a batch, and training steps over them in every form."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, device: Any = "cpu") -> None:
         torch.manual_seed(0)
-        self.row = row
+        self.row, self.device = row, device
         options = {"dropout_output": 0.0} | ({"attention_grid": row.side} if row.native else {})
-        self.decoder: Any = make("show_attend_tell", row.channels, row.vocabulary, options)
+        self.decoder: Any = make("show_attend_tell", row.channels, row.vocabulary, options).to(device)
         side = row.native or row.side
         tokens = torch.randint(4, row.vocabulary, (row.pictures, CAPTIONS, LENGTH + 1))
         tokens[:, :, 0] = START
@@ -104,15 +104,15 @@ class Problem:
             return self._textbook()
         precision: Any = form.partition(",")[0]
         training = TrainingConfig(learning_rate=RATE, warmup_steps=0, precision=precision)
-        machine = MachineConfig(device="cpu", compile=form.endswith(COMPILED))
+        machine = MachineConfig(device=self.device, compile=form.endswith(COMPILED))
         groups, batches = [WeightGroup(RATE, self.decoder.parameters())], StubBatches(self.row.pictures)
         out, objective = Path(tempfile.mkdtemp()), CrossEntropy(training)
         loop = TrainingLoop(self.decoder, groups, training, machine, batches, out, objective)  # type: ignore[arg-type]
 
         def step() -> float:
-            loop.learn(loop.upload(self.batch))
-            sums, loop.tally = loop.tally.read(), Tally(loop.device, loop.copies, Sums())
-            return sums.mean
+            loop.sums = Sums()
+            loop.learn(self.batch)
+            return loop.sums.mean
 
         return step
 
@@ -120,8 +120,8 @@ class Problem:
         """Its rows are captions, each with a copy of its picture's grid."""
         model = Textbook(self.decoder)
         pooled = functional.adaptive_avg_pool2d(self.batch.pictures.permute(0, 3, 1, 2), self.row.side)
-        grid = pooled.flatten(2).transpose(1, 2).repeat_interleave(CAPTIONS, dim=0)
-        words, targets = self.batch.words.flatten(0, 1), self.batch.targets.flatten(0, 1)
+        grid = pooled.flatten(2).transpose(1, 2).repeat_interleave(CAPTIONS, dim=0).to(self.device)
+        words, targets = (part.flatten(0, 1).to(self.device) for part in (self.batch.words, self.batch.targets))
         optimiser = torch.optim.Adam(model.parameters(), RATE)
 
         def step() -> float:
@@ -169,12 +169,12 @@ class StubBatches:
     def __len__(self) -> int:
         return 1_000_000
 
-    def shown(self, pictures: Tensor) -> Tensor:
-        return pictures
+    def to_device(self, batch: Batch, device: torch.device) -> Batch:
+        return batch.to(device)
 
 
 def _compare(name: str, given: Any) -> None:
-    problem, other = Problem(ROWS[name]), Problem(ROWS[name])
+    problem, other = (Problem(ROWS[name], given.device) for _ in range(2))
     plain: dict[str, Callable[[], float]] = {form: problem.step(form) for form in precisions()}
     steps = {"textbook": problem.step("textbook"), **plain}
     truth = problem.from_here(steps["textbook"])

@@ -25,7 +25,6 @@ from models import end_to_end
 from models.backbones.base import Backbone, make
 from models.backbones.encoder import Encoder
 from models.decoders.base import make as make_decoder
-from tasks.device.freed_memory import freed_memory_kept
 
 PICTURES, CAPTIONS, WORDS, VOCABULARY = 16, 5, 13, 2536
 BACKBONES = ("mobilenet_v2:224", "timm:tf_efficientnet_lite2:260")
@@ -78,7 +77,6 @@ def _steps(backbone: Backbone, photographs: Tensor) -> dict[str, Callable[[], fl
     return {
         f"{precision}, plain": partial(_seconds, plain),
         "grouped convolutions in float32": partial(_seconds, step),
-        "and freed memory kept": partial(_seconds_with_memory, step),
     }
 
 
@@ -90,7 +88,6 @@ def _encodings(backbone: Backbone, photographs: Tensor) -> dict[str, Callable[[]
     return {
         "float32, plain": partial(_seconds, partial(plain, photographs)),
         "batch norms folded": partial(_seconds, partial(folded, photographs)),
-        "and freed memory kept": partial(_seconds_with_memory, partial(folded, photographs)),
     }
 
 
@@ -99,13 +96,6 @@ def _seconds(work: Callable[[], object]) -> float:
     begun = time.monotonic()
     work()
     return time.monotonic() - begun
-
-
-def _seconds_with_memory(work: Callable[[], object]) -> float:
-    """Return the seconds that some work takes the second time, when there is freed memory to use again."""
-    with freed_memory_kept():
-        work()
-        return _seconds(work)
 
 
 def _fastest(forms: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:

@@ -341,7 +341,7 @@ def _drop_columns(row: Row, *names: str) -> Row:
 
 
 def _draw_attention(picture: EncodedPicture, result: Any, captioner: Any, out: Path) -> None:
-    from models.photographs import decode
+    from models.encoded_pictures import decode
     from tasks.evaluation.attention_maps import draw
 
     alphas = np.asarray(result.attention)  # models registered earlier give a tensor

@@ -15,7 +15,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from ..photographs import IMAGENET, Statistics, normalise
 from ..picture_formats import Interpolation
 from . import BACKBONES, LIBRARIES
-from .libraries import import_torchvision
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,6 @@ def make(name: str, grid: int | None = None, seed: int | None = None) -> Backbon
             f"unknown backbone {name!r}; known: {', '.join(sorted(BACKBONES))}, `timm:NAME` and `torchvision:NAME`"
         )
     module = member.module if "." in member.module else f"{__package__}.{member.module}"
-    import_torchvision()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0 if seed is None else seed)
         build = getattr(importlib.import_module(module), member.builder)

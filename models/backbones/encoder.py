@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..graphs import Graphs, Replayed
 from .base import Backbone
 
 Precision = Literal["float32", "bfloat16"]
@@ -34,13 +32,11 @@ class Encoder:
         precision: Precision = "float32",
         device: torch.device | str = "cpu",
         compile_for: int | None = None,
-        graphs: Graphs | None = None,
     ) -> None:
         """Copy the backbone, fold its batch norms and move the copy to `device`.
 
         compile_for: the usual number of photographs in a batch, for which the forward pass is compiled; None compiles
-        nothing. Batches of other sizes run uncompiled, because the compiled code works for one size only. graphs: what
-        makes the graph that batches of that number are replayed from; None for none.
+        nothing. Batches of other sizes run uncompiled, because the compiled code works for one size only.
         """
         self.device = torch.device(device)
         self.declared = backbone.declared
@@ -51,10 +47,9 @@ class Encoder:
         self._compile_for = compile_for
         self.compiled: Callable[[Tensor], Tensor] | None = None
         if compile_for is not None:  # only then: loading the compiler alone takes a second
-            self.compiled = torch.compile(self.backbone.maps, dynamic=False, options={"freezing": True})
-        # Of a function that does not hold this object: the graph would keep it, and the backbone, from being freed.
-        work = partial(_encode, self.backbone, self.compiled)
-        self._replayed = None if graphs is None else Replayed(work, graphs, most=1)
+            # `reduce-overhead` replays the forward pass as a CUDA graph.
+            how: Any = {"mode": "reduce-overhead"} if self.device.type == "cuda" else {"options": {"freezing": True}}
+            self.compiled = torch.compile(self.backbone.maps, dynamic=False, **how)
 
     @torch.inference_mode()
     def __call__(self, photographs: Tensor) -> Tensor:
@@ -63,18 +58,8 @@ class Encoder:
         compiled_size = self._compile_for and self._chunk_size(self._compile_for, pixels)
         chunks = torch.split(photographs, self._chunk_size(len(photographs), pixels))
         return torch.cat(
-            [
-                self._encode_usual(chunk) if len(chunk) == compiled_size else _encode(self.backbone, None, chunk)
-                for chunk in chunks
-            ]
+            [_encode(self.backbone, self.compiled if len(chunk) == compiled_size else None, chunk) for chunk in chunks]
         )
-
-    def _encode_usual(self, photographs: Tensor) -> Tensor:
-        """Return the grids of a chunk of the usual number of photographs."""
-        if self._replayed is None:
-            return _encode(self.backbone, self.compiled, photographs)
-        grids: Tensor = self._replayed(photographs)
-        return grids
 
     def _chunk_size(self, count: int, pixels: int) -> int:
         """Return how many of `count` photographs of `pixels` each are encoded at once.

@@ -186,11 +186,15 @@ class Decoder(nn.Module, ABC):
     def compile_step(self, pictures: int, rows: int) -> None:
         """Make `forward` run compiled code from now on, for batches of N pictures by R rows."""
 
+    @property
+    def compile_mode(self) -> str | None:
+        """Return torch.compile's mode: on a GPU, kernels are replayed as CUDA graphs."""
+        return "reduce-overhead" if self.embed.weight.is_cuda else None
+
     def penalty(self, states: Any, logits: Tensor, targets: Tensor, places: Tensor) -> Tensor | None:
         """Return the loss that is added to the cross-entropy in training, in nats per token; None if there is none.
 
-        logits (M, V), states: what `forward` returned for places (M,). targets (M,): the true next words, NULL at
-        places that do not count.
+        logits (M, V), states: what `forward` returned for places (M,). targets (M,): the true next words.
         """
         return None
 

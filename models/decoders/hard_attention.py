@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..drawing import draw
 from ..options import HardAttentionOptions
-from ..vocabulary import NULL
 from .recurrent import LSTMState
 from .show_attend_tell import ShowAttendTell
 
@@ -54,7 +52,7 @@ class HardAttention(ShowAttendTell):
         assert isinstance(state, HardState)
         query = queries.get("query", state.hidden)
         expected, alphas = self.attention(state.annotations, state.keys, query, state.pool)
-        position = draw(alphas).unsqueeze(-1) if self.training else alphas.argmax(dim=-1, keepdim=True)
+        position = self._draw(alphas) if self.training else alphas.argmax(dim=-1, keepdim=True)
         if state.pool is None:
             drawn = state.annotations.gather(1, position.expand(-1, -1, state.annotations.shape[-1]))
         else:
@@ -63,16 +61,20 @@ class HardAttention(ShowAttendTell):
         log_drawn = alphas.gather(-1, position).clamp_min(1e-20).log().masked_fill(state.soft, 0.0)
         return replace(state, context=self.gated(context, queries), alphas=alphas, log_drawn=log_drawn)
 
+    @staticmethod
+    @torch.no_grad()
+    def _draw(alphas: Tensor) -> Tensor:
+        """Return a position drawn from each of alphas (N, R, P), (N, R, 1)."""
+        drawn: Tensor = torch.multinomial(alphas.flatten(0, 1), 1).unflatten(0, alphas.shape[:2])
+        return drawn
+
     def penalty(self, states: LSTMState, logits: Tensor, targets: Tensor, places: Tensor) -> Tensor:
         """Return the REINFORCE and entropy terms of equation 12, negated to be minimised, per token."""
         assert isinstance(states, HardState)
-        log_likelihood = -functional.cross_entropy(
-            logits.detach().float(), targets, reduction="none", ignore_index=NULL
-        )  # 0 at places that do not count
+        log_likelihood = -functional.cross_entropy(logits.detach().float(), targets, reduction="none")
         by_place = torch.zeros_like(states.log_drawn).flatten()
-        counts = by_place.index_add(0, places, (targets != NULL).to(by_place.dtype))
-        valid = (counts > 0).view(states.alphas.shape[:3])
-        reward = by_place.index_add(0, places, log_likelihood).view(valid.shape).sum(dim=2)  # (N, R)
+        valid = by_place.bool().index_fill(0, places, True).view(states.alphas.shape[:3])
+        reward = by_place.index_copy(0, places, log_likelihood).view(valid.shape).sum(dim=2)  # (N, R)
         has_caption = valid.any(dim=2)
         advantage = (reward - self.baseline).masked_fill(~has_caption, 0.0)
         log_drawn = states.log_drawn.squeeze(-1).masked_fill(~valid, 0.0).sum(dim=2)

@@ -95,7 +95,7 @@ class Transformer(Decoder):
     def compile_step(self, pictures: int, rows: int) -> None:
         """Compile the layers from now on, for any number of pictures, rows and words."""
         for layer in (*self.encoder, *self.layers):
-            layer.compile(dynamic=True)
+            layer.compile(dynamic=True, mode=self.compile_mode)
 
     def _run_layers(self, state: KVCache, tokens: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Read T words, tokens (N, R, T), after the t words of `state`; layout: of those that are computed, (M,).

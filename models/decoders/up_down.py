@@ -88,7 +88,7 @@ class UpDown(Decoder):
 
     def compile_step(self, pictures: int, rows: int) -> None:
         """Make `forward` run a compiled step from now on, for any number of pictures and rows."""
-        self._compiled = torch.compile(self._cell_step, dynamic=True)
+        self._compiled = torch.compile(self._cell_step, dynamic=True, mode=self.compile_mode)
 
     def _cell_step(self, state: TwoLSTMState, word_gates: Tensor) -> TwoLSTMState:
         """Return the state after a word; word_gates (N, R, 4H): the word's part of the attention LSTM's gates."""

@@ -63,8 +63,8 @@ class MachineConfig(Section):
     )
     compile: bool = Field(
         False,
-        description="compile the backbone for extraction and the decoder's training step, and on a GPU replay both and "
-        "searches from graphs: takes seconds, which long runs regain",
+        description="compile the backbone for extraction and the decoder's training step, on a GPU with torch's mode "
+        "reduce-overhead: takes seconds, which long runs regain",
     )
 
     @field_validator("workspace")

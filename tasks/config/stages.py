@@ -44,11 +44,6 @@ class GridsConfig(Section):
         description="positions per side to which the grid is average-pooled; default: the backbone's own grid",
     )
     precision: Literal["float32", "bfloat16"] = Field("float32", description="precision of the backbone's computation")
-    decode_on: Literal["gpu"] | None = Field(
-        None,
-        description="`gpu`: the GPU decodes and resizes JPEG files too; their pixels differ by a few levels from a "
-        "processor's, so that these grids are others; default: the processor decodes all files, alike on every machine",
-    )
     max_failed: Annotated[float, NotInKey()] = Field(
         0.01,
         ge=0,
@@ -66,8 +61,6 @@ class GridsConfig(Section):
         library, colon, name = self.backbone.partition(":")
         if self.backbone == "imported" and (self.grid is not None or self.precision != "float32"):
             raise ValueError("grid and precision cannot be set for imported grids, which are used as they are")
-        if self.backbone == "imported" and self.decode_on is not None:
-            raise ValueError("decode_on cannot be set for imported grids: no photograph is decoded for them")
         if self.backbone != "imported" and not (colon and name and library in LIBRARIES):
             check_known(self.backbone, "backbone", BACKBONES)
         return self

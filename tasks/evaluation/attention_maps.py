@@ -9,25 +9,24 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from models.photographs import seen
 from models.picture_formats import Fit
+from models.resizing import Pixels, seen
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
 
 _COLUMNS = 5
 _DARK = 0.25  # light of the photograph where no attention is, so that it can still be seen
 
 
-def draw(photograph: Tensor, words: list[str], attention: npt.NDArray[np.float32], fit: Fit = "squash") -> Figure:
+def draw(photograph: Pixels, words: list[str], attention: npt.NDArray[np.float32], fit: Fit = "squash") -> Figure:
     """Return a figure of the photograph, and of the photograph once per word, lit where that word's map is high.
 
-    photograph: uint8 (3, H, W). attention: (words, h, w). fit: how the backbone was shown the photograph.
+    photograph: uint8 (H, W, 3). attention: (words, h, w). fit: how the backbone was shown the photograph.
     """
     from matplotlib.figure import Figure
 
-    image = Image.fromarray(seen(photograph, fit).permute(1, 2, 0).numpy())
+    image = Image.fromarray(seen(photograph, fit))
     width, height = image.size
     rows = math.ceil((len(words) + 1) / _COLUMNS)
     tile = 2.4  # width of one image, inches

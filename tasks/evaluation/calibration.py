@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from models.confidence import FEATURES, TAIL, Confidence, TrainingPictures, pool
 from tasks.evaluation.score_record import JudgedConfidence
@@ -38,12 +37,12 @@ def read_training_pictures(grids: GridReader, digests: Sequence[str]) -> Trainin
     """Return what is kept of training pictures: of `KEPT` of them, drawn at random by their digests alone."""
     known = sorted(digest for digest in digests if digest in grids)
     drawn = random.Random(0).sample(known, min(len(known), KEPT))
-    total, pooled = torch.zeros(grids.shape, dtype=torch.float64), []
+    total, pooled = np.zeros(grids.shape), []
     for start in range(0, len(drawn), _READ_AT_ONCE):
-        grid = torch.from_numpy(grids.read(drawn[start : start + _READ_AT_ONCE])).float()
-        total += grid.sum(dim=0)
+        grid = grids.read(drawn[start : start + _READ_AT_ONCE])
+        total += grid.sum(axis=0, dtype=np.float64)
         pooled.append(pool(grid))
-    return TrainingPictures((total / len(drawn)).float(), torch.cat(pooled))
+    return TrainingPictures((total / len(drawn)).astype(np.float32), np.concatenate(pooled))
 
 
 def is_acceptable(captions: Sequence[ScoredCaption], acceptable: float) -> Flags:
@@ -109,7 +108,7 @@ def fit(training: TrainingPictures, features: Values, acceptable: Flags) -> Conf
     # No steeper than the tail of a normal distribution, which a few distances might look by chance.
     excess = max(float(np.mean(distances[distances >= threshold] - threshold)), _NORMAL_EXCESS * distances.std(), 1e-6)
     fitted = (means, scales, weights, [bias], [threshold, excess])
-    return Confidence(training, *(torch.tensor(values, dtype=torch.float32) for values in fitted))
+    return Confidence(training, *(np.array(values, np.float32) for values in fitted))
 
 
 def _weights(scaled: Values, acceptable: Flags) -> Values:
@@ -134,7 +133,7 @@ def _loss(weights: Values, scaled: Values, acceptable: Flags) -> float:
 
 def confidences(fitted: Confidence, features: Values) -> Values:
     """Return the confidence of captions by their features, (N,)."""
-    values: Values = fitted(torch.tensor(features, dtype=torch.float32)).double().numpy()
+    values: Values = fitted(features.astype(np.float32)).astype(np.float64)
     return values
 
 

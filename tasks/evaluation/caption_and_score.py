@@ -20,14 +20,12 @@ from typing import Any, NotRequired, TypedDict, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from torch import Tensor
 
 from models.captioned import key_of_digest
-from models.confidence import FEATURES, TrainingPictures, features_of
-from models.likelihood import log_probabilities, padded, with_end
+from models.confidence import FEATURES, TrainingPictures, features_of, pool
 from models.options import Decoding
-from models.search import Caption
-from models.torch_steps import decode
+from models.search import Caption, decode
+from models.torch_steps import TorchSteps
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.log import log
@@ -48,7 +46,6 @@ from tasks.training.batches import decode_batch_size, grids_in_order
 from tasks.training.outputs import load_ensemble
 
 PREDICTIONS, FITTED_TO = "predictions.parquet", "fitted_to.parquet"
-_READ_BACK = 32  # pictures
 _SAMPLE = 200  # pictures by whose references the script is told
 _SCHEMA = pa.schema(
     [
@@ -109,8 +106,8 @@ def predict(
     grids = open_grids(sources.grids, machine)
     decoder, _ = load_ensemble(sources.decoder.path, evaluation.ensemble)
     decoder = decoder.to(device).eval()
-    training = training.on(device)
-    inference_decoder = decoder.for_inference()
+    steps = TorchSteps(decoder.for_inference(), device)
+    blind = steps.start(training.mean[None])
     digests = [picture.digest for picture in pictures if picture.digest in grids]
     if not digests:
         raise AttendError(f"evaluate: none of the {len(pictures):,} pictures to be captioned could be read")
@@ -122,34 +119,16 @@ def predict(
         size = decode_batch_size(machine, grids.shape, decoding.beam if decoding.search == "beam" else decoding.n_best)
         for part, grid in grids_in_order(local_digests, grids, size):
             keys = [key_of_digest(digest) for digest in part]
-            on_device = grid.to(device)
-            captioned = decode(inference_decoder, on_device, decoding, keys)
+            captioned = decode(steps, steps.start(grid), len(part), decoding, keys)
             best = [captions[0] for captions in captioned]
-            features = [
-                values
-                for start in range(0, len(best), _READ_BACK)  # all logits of a caption are there at once
-                for values in _features(
-                    decoder, training, on_device[start : start + _READ_BACK], best[start : start + _READ_BACK]
-                )
-            ]
+            features = features_of(steps, blind, training.distances(pool(grid.numpy())), best).tolist()
             local_rows += [
-                _row(digest, captions, vocabulary, values)
+                _row(digest, captions, vocabulary, dict(zip(FEATURES, values, strict=True)))
                 for digest, captions, values in zip(part, captioned, features, strict=True)
             ]
             bar.advance(len(part))
     rows = processes.all_gather(local_rows, len(digests))
     write_predictions(rows, pictures, path)
-
-
-def _features(
-    decoder: Any, training: TrainingPictures, grid: Tensor, captions: Sequence[Caption]
-) -> list[dict[str, float]]:
-    """Return the features of the confidence of each picture's caption, by name."""
-    read_back = [with_end(caption) for caption in captions]
-    words = padded(read_back).to(grid.device).unsqueeze(1)
-    of_words = log_probabilities(decoder, grid.float(), words)[:, 0]
-    values = features_of(decoder, training, grid.float(), read_back, of_words).tolist()
-    return [dict(zip(FEATURES, row, strict=True)) for row in values]
 
 
 def write_predictions(rows: list[PredictionRow], pictures: list[Picture], path: Path) -> None:

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 
 from models.captioner import CONFIDENCE
 from models.confidence import FEATURES, TrainingPictures
-from models.weight_files import save_tensors
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import EvaluationConfig
 from tasks.data.caption_files import read_vocabulary
@@ -81,7 +80,7 @@ def _add_confidence(out: Path, training: TrainingPictures, acceptable: float) ->
     column = table.schema.get_field_index("confidence")
     pq.write_table(table.set_column(column, "confidence", pa.array(confidence)), out / PREDICTIONS)
     whole = calibration.fit(training, dev.features, dev.flags)
-    save_tensors(whole.tensors(), out / CONFIDENCE)
+    whole.save(out / CONFIDENCE)
     return calibration.judge(confidence, scored.log_probabilities, scored.flags, scored.definition)
 
 

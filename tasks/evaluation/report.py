@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from models.captioned import key_of_digest
+from models.encoded_pictures import decode
 from models.options import Decoding
-from models.photographs import decode, seen
+from models.resizing import Pixels, seen
 from models.vocabulary import WORD_END
 from tasks.evaluation.caption_and_score import describe_leak, read_predictions
 from tasks.evaluation.page_files import page_file
@@ -35,7 +34,7 @@ REPORT = "report.html"
 _GROUP_SIZE = 16  # pictures shown as cards per group
 _MAX_ROWS = 2000  # captions listed; with the cards the page stays below 5 MB
 _MAX_SIDE = 240  # longest side of a photograph on a card, px
-_PLAIN = torch.full((3, _MAX_SIDE, _MAX_SIDE), 128, dtype=torch.uint8)  # in place of a photograph
+_PLAIN = np.full((_MAX_SIDE, _MAX_SIDE, 3), 128, np.uint8)  # in place of a photograph
 
 
 @dataclass(frozen=True)
@@ -224,9 +223,9 @@ def _is_grid(path: Path) -> bool:
     return path.suffix == ".npy"
 
 
-def thumbnail(pixels: Tensor) -> tuple[str, int, int]:
-    """Return a picture, uint8 (3, H, W), as a small JPEG file in base64, with its width and height in pixels."""
-    small = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+def thumbnail(pixels: Pixels) -> tuple[str, int, int]:
+    """Return a picture, uint8 (H, W, 3), as a small JPEG file in base64, with its width and height in pixels."""
+    small = Image.fromarray(pixels)
     small.thumbnail((_MAX_SIDE, _MAX_SIDE))
     jpeg = io.BytesIO()
     small.save(jpeg, "JPEG", quality=75)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from models.captioned import key_of_digest, takes_grids
 from models.vocabulary import Vocabulary
@@ -78,4 +77,4 @@ def _caption(
     if grids is None and not data.has_grids:
         return list(captioner.caption([read_photograph(digest, files[digest]) for digest in digests]))
     given = np.stack([np.load(files[digest]) for digest in digests]) if grids is None else grids.read(list(digests))
-    return list(captioner.from_grid(torch.from_numpy(given), [key_of_digest(digest) for digest in digests]))
+    return list(captioner.from_cached(given, [key_of_digest(digest) for digest in digests]))

@@ -13,7 +13,7 @@ from tasks.pipeline.ledger import digest_of, join_fields, split_fields
 
 FORMAT = 1  # version of the shards' file format
 # To be raised by hand when a change to the code decodes, resizes or encodes photographs differently.
-EXTRACT_VERSION = 2
+EXTRACT_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,6 @@ class Identity:
     dtype: str = "float16"
     format: int = FORMAT
     view: str = ""  # the part of a photograph that is encoded; empty for the whole photograph
-    decode_on: str = ""  # `gpu` where a GPU decodes and resizes JPEG files; empty where the processor does
     unknown: dict[str, Any] = field(default_factory=dict, hash=False)  # fields that another version wrote
 
     @staticmethod
@@ -54,10 +53,9 @@ class Identity:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as they are written to disk and digested.
 
-        An empty `view` or `decode_on` is left out, so that grids extracted before the field existed keep their digest.
+        An empty `view` is left out, so that grids extracted before the field existed keep their digest.
         """
-        later = ("view", "decode_on")
-        return join_fields({name: value for name, value in self.__dict__.items() if name not in later or value})
+        return join_fields({name: value for name, value in self.__dict__.items() if name != "view" or value})
 
     @property
     def digest(self) -> str:
@@ -79,5 +77,4 @@ def identity_of(grids: GridsConfig, weights: str) -> Identity:
         grids.grid,
         grids.precision,
         EXTRACT_VERSION,
-        decode_on=grids.decode_on or "",
     )

@@ -19,7 +19,6 @@ from tasks.config.devices import device_of, prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.precision import warn_if_emulated
 from tasks.config.stages import GridsConfig
-from tasks.device.recording import graphs_for
 from tasks.grids.encoding import ExtractionResult, ShardsDone, extract_grids
 from tasks.grids.identity import Identity
 from tasks.grids.photograph_batches import View
@@ -156,13 +155,8 @@ def encoder_of(grids: GridsConfig, machine: MachineConfig, tuned: Artifact | Non
     backbone, device = load_backbone(grids, tuned), device_of(machine)
     if grids.precision == "bfloat16":
         warn_if_emulated(device, "grids")
-    if grids.decode_on == "gpu" and device.type == "cpu":
-        raise AttendError(
-            "grids.decode_on: gpu: this machine has no GPU that decodes: extract where there is one, or leave "
-            "grids.decode_on out, which makes other grids"
-        )
     compile_for = machine.extract_batch if machine.compile else None
-    encoder = Encoder(backbone, grids.precision, device, compile_for, graphs_for(machine, device))
+    encoder = Encoder(backbone, grids.precision, device, compile_for)
     try:
         encoder.check(grids.image_size)
     except ValueError as error:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from torch import Tensor
-
+from models.resizing import Pixels
 from models.vocabulary import Vocabulary
 from tasks.config.stages import ViewsConfig
 from tasks.data.caption_files import CaptionedPicture
@@ -29,17 +28,17 @@ def is_mirrored(name: str, views: ViewsConfig) -> bool:
     return views.flip and int(name.partition("#")[2]) % 2 == 1
 
 
-def view_pixels(name: str, pixels: Tensor, views: ViewsConfig) -> Tensor:
-    """Return the view of this name of a photograph: uint8 (3, H, W) -> (3, H', W')."""
+def view_pixels(name: str, pixels: Pixels, views: ViewsConfig) -> Pixels:
+    """Return the view of this name of a photograph: uint8 (H, W, 3) -> (H', W', 3)."""
     part = random_crop(pixels, random.Random(f"{views.seed} {name}"), views.crop)
-    return part.flip(2) if is_mirrored(name, views) else part
+    return part[:, ::-1] if is_mirrored(name, views) else part
 
 
-def random_crop(pixels: Tensor, generator: random.Random, minimum: float) -> Tensor:
-    """Return a random part of a photograph (3, H, W); minimum: the least share of each side that is kept."""
-    height, width = (max(round(side * generator.uniform(minimum, 1.0)), 1) for side in pixels.shape[1:])
-    top, left = generator.randint(0, pixels.shape[1] - height), generator.randint(0, pixels.shape[2] - width)
-    return pixels[:, top : top + height, left : left + width]
+def random_crop(pixels: Pixels, generator: random.Random, minimum: float) -> Pixels:
+    """Return a random part of a photograph (H, W, 3); minimum: the least share of each side that is kept."""
+    height, width = (max(round(side * generator.uniform(minimum, 1.0)), 1) for side in pixels.shape[:2])
+    top, left = generator.randint(0, pixels.shape[0] - height), generator.randint(0, pixels.shape[1] - width)
+    return pixels[top : top + height, left : left + width]
 
 
 def mentions_side(picture: CaptionedPicture, vocabulary: Vocabulary) -> bool:

@@ -191,7 +191,14 @@ def _doubtful(
     device = device_of(config.machine)
     decoder, _ = load_ensemble(sources.decoder.path, config.evaluation.ensemble)
     words = read_vocabulary(sources.captions.path)
-    values = doubts(decoder.to(device).eval(), training.mean, grids, chosen, device, len(words.words) + len(SPECIAL))
+    values = doubts(
+        decoder.to(device).eval(),
+        torch.from_numpy(training.mean),
+        grids,
+        chosen,
+        device,
+        len(words.words) + len(SPECIAL),
+    )
     found = [
         (float(value), picture.digest, place)
         for picture, own, at in zip(chosen, values, places, strict=True)
@@ -216,7 +223,7 @@ def _pooled(grids: GridReader, digests: Sequence[str]) -> Tensor:
     with Bar(len(digests), "pictures compared", "pictures") as bar:
         for start in range(0, len(digests), _READ_AT_ONCE):
             part = list(digests[start : start + _READ_AT_ONCE])
-            parts.append(pool(torch.from_numpy(grids.read(part))))
+            parts.append(torch.from_numpy(pool(grids.read(part))))
             bar.advance(len(part))
     return torch.cat(parts)
 
@@ -231,7 +238,7 @@ def _drift(
     is_known = torch.tensor([known is not None and digest in known for digest in digests])
     candidates = ~is_known if known is not None and not is_known.all() else torch.ones_like(is_known)
     numbers = candidates.nonzero().squeeze(1)
-    known_pooled = pooled[is_known] if is_known.any() and known is not None else training.pooled
+    known_pooled = pooled[is_known] if is_known.any() and known is not None else torch.from_numpy(training.pooled)
     distances = _distances_to_others(pooled[numbers], known_pooled)
     for place in distances.argsort(descending=True)[:_MOST_UNLIKE].tolist():
         value = float(distances[place])

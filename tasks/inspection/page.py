@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from models.photographs import decode
+from models.encoded_pictures import decode
 from tasks.common.wording import counted
 from tasks.evaluation.page_files import page_file
 from tasks.evaluation.report import thumbnail

@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-
 import models
 from models.backbones.base import Backbone
 from models.captioner import CONFIDENCE, Captioner
@@ -36,7 +34,7 @@ def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
     parts = {"decoder": decoder_shape, "decoding": vars(config.evaluation.decoding())}
     vocabulary = read_vocabulary(artifacts.captions.path)
     fitted = artifacts.scores.path / CONFIDENCE
-    confidence = Confidence.of_tensors(safetensors.torch.load_file(fitted)) if fitted.is_file() else None
+    confidence = Confidence.load(fitted) if fitted.is_file() else None
 
     def captioner_of(backbone_spec: dict[str, Any], backbone: Backbone | None) -> Captioner:
         return Captioner({"backbone": backbone_spec, **parts}, vocabulary, backbone, decoder, confidence=confidence)

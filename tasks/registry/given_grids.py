@@ -66,7 +66,7 @@ def check_encoder(captioner: Captioner, config: Config, artifacts: CaptionerArti
     worst, name = 0.0, ""
     for path, digest in examples[:_COMPARED]:
         try:
-            made = captioner.grids([path.read_bytes()])[0].float().cpu()
+            made = torch.from_numpy(captioner.grids([path.read_bytes()])[0]).float()
         except ValueError as error:
             raise AttendError(f"encoder.examples: {path}: {error}") from None
         difference = _relative(made, torch.from_numpy(grids.read([digest])[0]).float())

@@ -25,7 +25,6 @@ from models.vocabulary import NULL
 from tasks.common.errors import AttendError
 from tasks.config.machine import MachineConfig
 from tasks.data.caption_files import CaptionedPicture
-from tasks.device.copies import copies_for
 from tasks.grids.reader import GridReader
 from tasks.pipeline import distributed as processes
 
@@ -50,8 +49,7 @@ class Batch:
     (N,) int64: the pictures' positions in the whole batch, of which this may be one process's part. is_padding: true
     where the whole batch had no picture left for this process; this batch then adds nothing to the loss or the
     gradient. places, next_words (M,) int64: the words whose next word counts, as `Decoder.forward` takes them, and
-    these next words; more places may follow whose next word is NULL. rewards (N, R) float64: of the captions, where
-    these are trained on by rewards; else empty.
+    these next words. rewards (N, R) float64: of the captions, where these are trained on by rewards; else empty.
     """
 
     pictures: Tensor
@@ -85,31 +83,12 @@ class Batch:
         """Return which targets count, (N, R, T) bool: those that are not NULL."""
         return self.targets != NULL
 
-    def tensors(self) -> list[Tensor]:
-        """Return the five tensors that a step computes with."""
-        return [self.pictures, self.tokens, self.places, self.next_words, self.rewards]
-
-    @classmethod
-    def of_tensors(cls, tensors: Sequence[Tensor]) -> Batch:
-        """Return the batch of its five `tensors`, without positions."""
-        pictures, tokens, places, next_words, rewards = tensors
-        return cls(pictures, tokens, _nothing(), places, next_words, rewards=rewards)
-
-    def rounded(self) -> Batch:
-        """Return the same captions with T and M rounded up, so that few different shapes occur.
-
-        T becomes a multiple of 4, and M one of an eighth of N * R * T. What is added does not count.
-        """
-        pictures, rows, length = self.tokens.shape
-        steps = math.ceil((length - 1) / 4) * 4
-        tokens = self.tokens.new_full((pictures, rows, steps + 1), NULL)
-        tokens[:, :, :length] = self.tokens
-        row, place = self.places // (length - 1), self.places % (length - 1)
-        unit = math.ceil(pictures * rows * steps / 8)
-        added = -len(self.places) % unit
-        places = torch.cat([row * steps + place, self.places.new_zeros(added)])
-        next_words = torch.cat([self.next_words, self.next_words.new_full((added,), NULL)])
-        return replace(self, tokens=tokens, places=places, next_words=next_words)
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on a device; from pinned memory, its tensors are copied while the host goes on."""
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
 
     def parts(self, number: int) -> list[Batch]:
         """Split the batch into `number` parts, or into one part per picture where it has fewer pictures."""
@@ -149,9 +128,10 @@ class Batches(ABC):
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
         """Return `Batch.pictures` for these pictures: a function of the pictures, the seed and the epoch."""
 
-    def shown(self, pictures: Tensor) -> Tensor:
-        """Return what the model reads, given `Batch.pictures` on the device: floating-point grids, or photographs."""
-        return pictures.float() if pictures.is_floating_point() else pictures
+    def to_device(self, batch: Batch, device: torch.device) -> Batch:
+        """Return a batch on a device, with pictures as the model reads them: float32 grids, or photographs."""
+        moved = batch.to(device)
+        return replace(moved, pictures=moved.pictures.float()) if moved.pictures.is_floating_point() else moved
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """Return an epoch's order as indices into `captioned`, (pictures shown,): a function of seed and epoch."""
@@ -232,7 +212,7 @@ class GridBatches(Batches):
         super().__init__(with_grid, size, seed, most_captions, epoch_batches)
         self.grids, self.device, self._block, self._choices = grids, device, block, choices
         # A GPU gets grids as they are stored, half as large: it converts them itself.
-        self._copies, self._dtype = copies_for(device), torch.float32 if device == CPU else torch.float16
+        self._dtype = torch.float32 if device == CPU else torch.float16
         # In pictures, rounded up to whole batches.
         self._pool_size = 0 if block is None else math.ceil(_POOL_BLOCKS * block / size) * size
         # The number of the pool in use, and how many grids of the next pool were requested from the disk.
@@ -278,7 +258,8 @@ class GridBatches(Batches):
         return names[random.Random(f"{self.seed} {epoch} {digest}").randrange(len(names))]
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
-        out = self._copies.empty((len(captioned), *self.grids.shape), self._dtype)
+        pinned = self.device.type == "cuda"  # memory from which a GPU copies while the host goes on
+        out = torch.empty(len(captioned), *self.grids.shape, dtype=self._dtype, pin_memory=pinned)
         return read_into(out, self.grids, [self.drawn(picture.digest, epoch) for picture in captioned])
 
     @property
@@ -329,8 +310,9 @@ class ResidentBatches(GridBatches):
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
         return torch.tensor([self._index[self.drawn(picture.digest, epoch)] for picture in captioned])
 
-    def shown(self, pictures: Tensor) -> Tensor:
-        return self._resident.index_select(0, pictures).float()
+    def to_device(self, batch: Batch, device: torch.device) -> Batch:
+        moved = batch.to(device)
+        return replace(moved, pictures=self._resident.index_select(0, moved.pictures).float())
 
 
 def padded(captions: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.int64]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from models.cross_entropy import cross_entropy
 from models.decoders.base import Decoder
 from models.options import Decoding
 from models.torch_steps import decode
@@ -100,7 +100,7 @@ def _forced(decoder: Decoder, grid: Tensor, captioned: Sequence[CaptionedPicture
         )
         words, places, targets = (tensor.to(grid.device) for tensor in (batch.words, batch.places, batch.next_words))
         logits, _ = decoder(batch.pictures, words, places)
-        total += cross_entropy(logits, targets)
+        total += functional.cross_entropy(logits.float(), targets, reduction="sum")
         number += len(places)
         first += len(part)
     return float(total), number

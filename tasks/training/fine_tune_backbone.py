@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+from PIL import Image, ImageEnhance
 from torch import Tensor, nn
 
 from models.backbones.base import Backbone
 from models.backbones.encoder import Encoder
-from models.backbones.libraries import import_torchvision
 from models.decoders.base import Decoder
+from models.encoded_pictures import decode
 from models.end_to_end import EndToEnd
-from models.photographs import decode, resize, stack
+from models.photographs import as_batch
 from models.picture_formats import Interpolation
+from models.resizing import Pixels, resize
 from models.vocabulary import Vocabulary
 from models.weight_files import save_tensors
 from tasks.common.errors import AttendError
@@ -29,7 +32,6 @@ from tasks.config.training import TuningConfig
 from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
 from tasks.data.manifest import Picture, files_by_digest, read_pictures
 from tasks.datasets.base import DatasetOptions
-from tasks.device.freed_memory import freed_memory_kept
 from tasks.grids.encoding import decoders
 from tasks.grids.index import open_grids
 from tasks.grids.photograph_batches import read_photograph
@@ -88,7 +90,7 @@ def fine_tune_backbone(
         WeightGroup(tuning.backbone_learning_rate, tuned_weights),
         WeightGroup(tuning.learning_rate, decoder.parameters()),
     ]
-    with freed_memory_kept(), decoders(machine) as pool:
+    with decoders(machine) as pool:
         views = Views(grids, backbone.declared.interpolation, files, pool)
         batches = PhotographBatches(captioned, tuning, vocabulary, views)
         fit = TrainingLoop(
@@ -131,7 +133,7 @@ class Views:
 
     def whole(self, digests: Sequence[str]) -> Tensor:
         """Return whole photographs, as the extract stage encodes them."""
-        return stack(list(self._pool.map(lambda digest: self._resize(self._decode(digest)), digests)))
+        return as_batch(list(self._pool.map(lambda digest: self._resize(self._decode(digest)), digests)))
 
     def varied(
         self,
@@ -147,16 +149,16 @@ class Views:
         to a photograph is a function of its seed alone.
         """
 
-        def view(digest: str, seed: str, may_mirror: bool) -> Tensor:
+        def view(digest: str, seed: str, may_mirror: bool) -> Pixels:
             generator = random.Random(seed)
             pixels = self._resize(random_crop(self._decode(digest), generator, crop))
-            pixels = pixels.flip(2) if generator.random() < 0.5 and may_mirror else pixels
+            pixels = pixels[:, ::-1] if generator.random() < 0.5 and may_mirror else pixels
             return pixels if jitter is None else jittered(pixels, generator, jitter)
 
-        return stack(list(self._pool.map(view, digests, seeds, mirrored)))
+        return as_batch(list(self._pool.map(view, digests, seeds, mirrored)))
 
-    def _decode(self, digest: str) -> Tensor:
-        """Return the photograph's pixels, uint8 (3, H, W); raise AttendError where it cannot be read or decoded."""
+    def _decode(self, digest: str) -> Pixels:
+        """Return the photograph's pixels, uint8 (H, W, 3); raise AttendError where it cannot be read or decoded."""
         path = self._files[digest]
         data = read_photograph(digest, path)
         try:
@@ -165,17 +167,15 @@ class Views:
             raise AttendError(f"{path}: {error}") from None
 
 
-def jittered(pixels: Tensor, generator: random.Random, share: float) -> Tensor:
-    """Return a photograph, uint8 (3, H, W), with another brightness, contrast and saturation.
+def jittered(pixels: Pixels, generator: random.Random, share: float) -> Pixels:
+    """Return a photograph, uint8 (H, W, 3), with another brightness, contrast and saturation.
 
     Each is multiplied by a factor from 1 - share to 1 + share. The hues stay: captions name colours.
     """
-    import_torchvision()
-    from torchvision.transforms.v2 import functional
-
-    for adjust in (functional.adjust_brightness, functional.adjust_contrast, functional.adjust_saturation):
-        pixels = adjust(pixels, generator.uniform(1 - share, 1 + share))
-    return pixels
+    image = Image.fromarray(pixels)
+    for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
+        image = enhance(image).enhance(generator.uniform(1 - share, 1 + share))
+    return np.asarray(image)
 
 
 class PhotographBatches(Batches):

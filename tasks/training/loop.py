@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.torch
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from models.decoders.base import Decoder
-from models.graphs import Replayed
 from models.memory import is_out_of_memory
 from tasks.common.errors import AttendError
 from tasks.common.files import write_whole
@@ -35,17 +33,14 @@ from tasks.common.wording import counted
 from tasks.config.devices import device_of, prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.training import FitConfig, GridTrainingConfig
-from tasks.device.copies import Arrival, copies_for
-from tasks.device.recording import graphs_for
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.stage import PROGRESS
 from tasks.training.batches import Batch, Batches
 from tasks.training.dev import Dev
 from tasks.training.kept_weights import KeptWeights, save_weights
-from tasks.training.objectives import Count, LossOutput, Objective, count
+from tasks.training.objectives import Count, LossOutput, Objective
 from tasks.training.outputs import HISTORY, LAST, NEXT_BEST, WEIGHTS
 from tasks.training.precision import SHARE
-from tasks.training.tally import NotFiniteError, Sums, Tally
 
 _CHECKPOINT = ".checkpoint.pt"
 EpochDone = Callable[[dict[str, float], Path | None], None]
@@ -58,24 +53,23 @@ class WeightGroup(NamedTuple):
     weights: Iterable[nn.Parameter]
 
 
-class Step(NamedTuple):
-    """The batch of a step, in the parts that the step takes one after another, on its way to the device.
+@dataclass
+class Sums:
+    """The running sums of the current epoch, which are saved in the checkpoint."""
 
-    whole: the counts of the whole batch, of all processes. parts: in the host's memory. arrivals: their tensors, see
-    `Batch.tensors`.
-    """
+    total: float = 0.0  # of the objective's metric
+    count: float = 0.0  # tokens or captions that `total` is summed over
+    seconds: float = 0.0
+    bfloat16: int = 0  # steps computed in bfloat16
 
-    whole: list[float]
-    parts: list[Batch]
-    arrivals: list[Arrival]
+    @property
+    def mean(self) -> float:
+        """Return the metric's mean; NaN before the first step."""
+        return self.total / self.count if self.count else float("nan")
 
 
 class TrainingLoop:
-    """A training: its loop, and all state that it carries from step to step.
-
-    A GPU is never waited for within an epoch's steps, unless the objective must: batches are copied to it ahead of
-    their step, and what a step gives is summed there. With `machine.compile` it repeats its steps from graphs.
-    """
+    """A training: its loop, and all state that it carries from step to step."""
 
     def __init__(
         self,
@@ -98,7 +92,6 @@ class TrainingLoop:
         self.objective, self.selected = objective, f"dev_{training.select}"
         self.keep = training.keep if isinstance(training, GridTrainingConfig) else 1
         self.device = device_of(machine)
-        self.copies = copies_for(self.device)
         self.model: Any = model.to(self.device)
         if machine.compile:
             prepare_compiler()
@@ -117,13 +110,9 @@ class TrainingLoop:
             training.learning_rate,
             weight_decay=training.weight_decay,
             fused=True,
-            capturable=True,
         )
-        self._make_learning_rates()
-        graphs = graphs_for(machine, self.device)
-        self._replayed = None if graphs is None else Replayed(self._take_step, graphs)
         self.step = 0
-        self.tally = Tally(self.device, self.copies, Sums())
+        self.sums = Sums()
         self.history: list[dict[str, float]] = []
         self.kept_weights = KeptWeights(out)
         self._resume()
@@ -176,7 +165,6 @@ class TrainingLoop:
             else f"ended after {counted(self.training.patience, 'epoch')} without a "
             f"better {self.selected.replace('_', ' ')} ({self.section}.patience): "
         )
-        self._replayed = None  # it holds this object, and so would keep the device's memory
         log.info(f"{self.name}: {ended}the weights of epoch {best} of {last} are kept")
 
     def _rest(self) -> str:
@@ -192,7 +180,7 @@ class TrainingLoop:
     def _train_epoch(self, epoch: int) -> None:
         """Take the steps of an epoch that are not taken yet, with a checkpoint every `checkpoint_seconds`."""
         start = self.step - epoch * len(self.batches)
-        earlier_seconds = self.tally.sums.seconds
+        earlier_seconds = self.sums.seconds
         since_start, since_checkpoint = Stopwatch(), Stopwatch()
         self.model.train()
         label = f"epoch {epoch + 1}/{self.training.epochs}"
@@ -200,15 +188,11 @@ class TrainingLoop:
             deferred_interrupt("this step") as is_interrupted,
             Bar(len(self.batches), label, "batches", done=start, says_end=False) as bar,
         ):
-            for step in self.ahead(self.batches.epoch(epoch, start)):
-                self.learn(step)
-                self.tally.sums.bfloat16 += self.training.precision == "bfloat16"
-                self.tally.sums.seconds = earlier_seconds + since_start.seconds()
-                with self._refusing_infinity():
-                    # Processes refuse a loss at the same step, or they would wait for each other.
-                    sums = self.tally.latest() if processes.size() == 1 else self.tally.read()
-                if sums.count:
-                    bar.note(f"{self.objective.metric} {sums.mean:.3f}")
+            for batch in self.batches.epoch(epoch, start):
+                self.learn(batch)
+                self.sums.bfloat16 += self.training.precision == "bfloat16"
+                self.sums.seconds = earlier_seconds + since_start.seconds()
+                bar.note(f"{self.objective.metric} {self.sums.mean:.3f}")
                 bar.advance()
                 # Several processes stop each for itself, and so between two checkpoints.
                 stops = is_interrupted() and processes.size() == 1
@@ -217,96 +201,40 @@ class TrainingLoop:
                     since_checkpoint = Stopwatch()
                 if stops or is_interrupted():
                     raise KeyboardInterrupt
-            with self._refusing_infinity():
-                self.tally.read()
-            self.tally.sums.seconds = earlier_seconds + since_start.seconds()
 
-    @contextmanager
-    def _refusing_infinity(self) -> Iterator[None]:
-        """Raise AttendError where the tally found a loss that is not finite."""
-        try:
-            yield
-        except NotFiniteError as error:
-            raise AttendError(
-                f"{self.name}: the loss is not finite at step {error.step}: "
-                f"lower {self.section}.learning_rate, or "
-                + (f"{self.section}.clip_norm" if self.training.clip_norm else f"set {self.section}.clip_norm=5")
-            ) from None
-
-    def ahead(self, batches: Iterable[Batch]) -> Iterator[Step]:
-        """Yield the steps of these batches; the next one is copied to the device while one is taken."""
-        ahead: deque[Step] = deque()
-        for batch in batches:
-            ahead.append(self.upload(batch))
-            if len(ahead) > 1:
-                yield ahead.popleft()
-        yield from ahead
-
-    def upload(self, batch: Batch) -> Step:
-        """Begin to copy a batch to the device."""
-        weight = 0.0 if batch.is_padding else 1.0
-        whole = processes.all_reduce_sum([weight * float(number) for number in count(batch)])
-        parts = [self._shaped(part) for part in batch.parts(self.machine.accumulate)]
-        return Step(whole, parts, [self.copies.upload(part.tensors()) for part in parts])
-
-    def _shaped(self, batch: Batch) -> Batch:
-        """Return a batch of the shape that it is trained on in: one of few, where steps are recorded."""
-        return batch if self._replayed is None else batch.rounded()
-
-    def learn(self, step: Step) -> None:
-        """Take one step. What it gives is added to the tally."""
+    def learn(self, batch: Batch) -> None:
+        """Take one step, and add its metric to the sums; AttendError where its loss is not finite."""
         # Dropout and everything else random follows the step's number, so a checkpoint needs no random state.
         torch.manual_seed(self.training.seed * 1_000_003 + self.step + processes.rank() * 2**40)
         self.model.train()
-        parts = [self._prepared(*part) for part in zip(step.parts, step.arrivals, strict=True)]
-        weight = 0.0 if step.parts[0].is_padding else 1.0
-        numbers = torch.tensor([*step.whole, self.step / self.steps, self.schedule(), weight])
-        inputs = [*self.copies.upload([numbers]).use(), *(tensor for part in parts for tensor in part)]
-        outcome = self._take_step(*inputs) if self._replayed is None else self._replayed(*inputs)
-        if processes.size() > 1:
-            distributed.all_reduce(outcome)
-        self.tally.add(outcome, self.step)
-        self.step += 1
-        self._update_average()
-
-    def _prepared(self, part: Batch, arrival: Arrival) -> list[Tensor]:
-        """Return the tensors, on the device, of what is trained on in place of a part of a batch."""
-        tensors = arrival.use()
-        pictures = self.batches.shown(tensors[0])
-        prepared = self.objective.prepare(self.model, pictures, part, self.step)
-        if prepared is part:
-            return [pictures, *tensors[1:]]
-        return [pictures, *self.copies.upload(self._shaped(prepared).tensors()[1:]).use()]
-
-    def _take_step(self, numbers: Tensor, *tensors: Tensor) -> Tensor:
-        """Take a step, and return its loss, and the total and the count of its metric: (3,) float32.
-
-        numbers (6,): the counts of pictures, captions and tokens, the share of the training that is done, the learning
-        rate's share of its peak, and the weight of this process's part, 0 or 1. tensors: those of each part of the
-        batch. A GPU may record this: whatever changes from step to step is in these tensors.
-        """
-        pictures, captions, tokens, done, rate, weight = numbers.unbind()
         for group in self.optimiser.param_groups:
-            group["lr"].copy_(group["peak"] * rate)
+            group["lr"] = group["peak"] * self.schedule()
+        weight = 0.0 if batch.is_padding else 1.0
+        whole = Count(*processes.all_reduce_sum([weight * number for number in Count.of(batch)]))
         self.optimiser.zero_grad(set_to_none=True)
         outcome = torch.zeros(3, device=self.device)
-        for first in range(0, len(tensors), 5):
+        parts = batch.parts(self.machine.accumulate)
+        for part in parts:
             # The processes exchange gradients once a step, with the last part.
-            exchanges = first + 5 == len(tensors) or processes.size() == 1
+            exchanges = part is parts[-1] or processes.size() == 1
             with nullcontext() if exchanges else self.loss_module.no_sync():
-                batch = Batch.of_tensors(tensors[first : first + 5])
-                output = self.loss_module(batch, Count(pictures, captions, tokens), done)
+                on_device = self.objective.prepare(self.model, self.batches.to_device(part, self.device), self.step)
+                output = self.loss_module(on_device, whole, self.step / self.steps)
                 # DDP averages gradients over the processes; times their number, the processes' losses add up instead.
                 (output.loss * (weight * processes.size())).backward()
             outcome += weight * torch.stack([output.loss.detach(), output.total, output.number]).float()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm or math.inf)
         self.optimiser.step()
-        return outcome
-
-    def _make_learning_rates(self) -> None:
-        """Make the optimiser's learning rates tensors on the device, so that its steps can be recorded."""
-        for group in self.optimiser.param_groups:
-            group["lr"], group["capturable"] = torch.zeros((), device=self.device), True
+        loss, total, number = processes.all_reduce_sum(outcome.tolist())
+        if not math.isfinite(loss):
+            raise AttendError(
+                f"{self.name}: the loss is not finite at step {self.step}: "
+                f"lower {self.section}.learning_rate, or "
+                + (f"{self.section}.clip_norm" if self.training.clip_norm else f"set {self.section}.clip_norm=5")
+            )
+        self.sums.total, self.sums.count = self.sums.total + total, self.sums.count + number
+        self.step += 1
+        self._update_average()
 
     def schedule(self) -> float:
         """Return the learning rate at this step as a share of its peak, from 0 to 1.
@@ -340,13 +268,13 @@ class TrainingLoop:
         row = {
             "epoch": float(len(self.history) + 1),
             "step": float(self.step),
-            self.objective.metric: self.tally.sums.mean,
+            self.objective.metric: self.sums.mean,
             "learning_rate": self.training.learning_rate * self.schedule(),
-            "seconds": self.tally.sums.seconds,
-            SHARE: self.tally.sums.bfloat16 / len(self.batches),
+            "seconds": self.sums.seconds,
+            SHARE: self.sums.bfloat16 / len(self.batches),
             **scores,
         }
-        self.tally = Tally(self.device, self.copies, Sums())
+        self.sums = Sums()
         return row
 
     def kept(self) -> list[int]:
@@ -360,20 +288,15 @@ class TrainingLoop:
         return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= self.training.patience
 
     def checkpoint(self) -> None:
-        """Save everything that the next step depends on, atomically; of several processes only the leader saves.
-
-        Raises AttendError where a loss was not finite: no checkpoint is kept of what it led to.
-        """
+        """Save everything that the next step depends on, atomically; of several processes only the leader saves."""
         if processes.rank():
             return
-        with self._refusing_infinity():
-            sums = self.tally.read()
         state = {
             "model": self.model.state_dict(),
             "average": self.average,
             "optimiser": self.optimiser.state_dict(),
             "step": self.step,
-            "sums": asdict(sums),
+            "sums": asdict(self.sums),
             "history": self.history,
             "kept_digests": self.kept_weights.digests,
         }
@@ -391,9 +314,8 @@ class TrainingLoop:
         if state["average"] is not None:
             self.average = {name: value.to(self.device) for name, value in state["average"].items()}
         self.optimiser.load_state_dict(state["optimiser"])
-        self._make_learning_rates()
         self.step, self.history = state["step"], state["history"]
-        self.tally = Tally(self.device, self.copies, Sums(**state["sums"]))
+        self.sums = Sums(**state["sums"])
         self.kept_weights.digests = state["kept_digests"]
         log.info(f"{self.name}: resumes at step {self.step:,} of {self.steps:,}")
 
@@ -447,7 +369,7 @@ class LossModule(nn.Module):
         super().__init__()
         self.model, self.objective = model, objective
 
-    def forward(self, batch: Batch, whole: Count, done: Tensor) -> LossOutput:
+    def forward(self, batch: Batch, whole: Count, done: float) -> LossOutput:
         return self.objective(self.model, batch, whole, done)
 
 

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from models.cross_entropy import cross_entropy
-from models.drawing import draw
-from models.vocabulary import END, NULL, UNK
+from models.vocabulary import END, UNK
 from tasks.config.training import CrossEntropyConfig
 from tasks.training.batches import Batch
 
@@ -30,11 +29,17 @@ class LossOutput(NamedTuple):
 
 
 class Count(NamedTuple):
-    """The numbers of pictures, captions and tokens that a step's means are taken over: scalars, on a device or not."""
+    """The numbers of pictures, captions and tokens that a step's means are taken over."""
 
-    pictures: Tensor
-    captions: Tensor
-    tokens: Tensor
+    pictures: float
+    captions: float
+    tokens: float
+
+    @classmethod
+    def of(cls, batch: Batch) -> Count:
+        """Return the numbers of a batch, or of a part of one."""
+        captions, tokens = batch.valid.any(dim=2).sum(), batch.valid.sum()
+        return cls(float(len(batch.tokens)), float(captions), float(tokens))
 
 
 class Objective(Protocol):
@@ -49,28 +54,20 @@ class Objective(Protocol):
     @property
     def rows(self) -> int | None: ...
 
-    def prepare(self, model: Any, pictures: Tensor, batch: Batch, step: int) -> Batch:
-        """Return the batch that a step trains on, in the host's memory, given the next of the train split.
+    def prepare(self, model: Any, batch: Batch, step: int) -> Batch:
+        """Return the batch that a step trains on, given the next of the train split, on the model's device.
 
-        pictures: those of the batch, as the model reads them. step: the number of steps taken before. Unlike the loss,
-        this is never recorded: it may wait for the device. Most objectives return the batch itself.
+        step: the number of steps taken before. Most objectives return the batch itself.
         """
         ...
 
-    def __call__(self, model: Any, batch: Batch, whole: Count, done: Tensor) -> LossOutput:
+    def __call__(self, model: Any, batch: Batch, whole: Count, done: float) -> LossOutput:
         """Return the loss of a model in training mode on a batch; everything random in it follows torch's seed.
 
-        batch: prepared, with its pictures as the model reads them, on the model's device. whole: the count of the whole
-        step, of which the batch may be a part: the parts' losses add up to the step's. done: the steps taken as a share
-        of the whole training, from 0 to 1. Nothing in it waits for a value, so that a GPU can record it.
+        batch: prepared, on the model's device. whole: the count of the whole step, of which the batch may be a part:
+        the parts' losses add up to the step's. done: the steps taken as a share of the whole training, from 0 to 1.
         """
         ...
-
-
-def count(batch: Batch) -> Count:
-    """Return the numbers of pictures, captions and tokens of a batch, or of a part of one, float32."""
-    captions, tokens = batch.valid.any(dim=2).sum(), batch.valid.sum()
-    return Count(torch.tensor(float(len(batch.tokens))), captions.float(), tokens.float())
 
 
 class CrossEntropy:
@@ -85,12 +82,12 @@ class CrossEntropy:
     def __init__(self, training: CrossEntropyConfig) -> None:
         self.training = training
 
-    def prepare(self, model: Any, pictures: Tensor, batch: Batch, step: int) -> Batch:
+    def prepare(self, model: Any, batch: Batch, step: int) -> Batch:
         return batch
 
-    def __call__(self, model: Any, batch: Batch, whole: Count, done: Tensor) -> LossOutput:
+    def __call__(self, model: Any, batch: Batch, whole: Count, done: float) -> LossOutput:
         training, words, targets = self.training, batch.words, batch.next_words
-        tokens = (targets != NULL).sum().float()
+        tokens = torch.tensor(float(len(targets)), device=targets.device)
         autocast = torch.autocast(words.device.type, torch.bfloat16, enabled=training.precision == "bfloat16")
         if training.scheduled_sampling:
             # In an autocast context of its own: autocast caches the weights that it casts until the context ends, and
@@ -99,7 +96,9 @@ class CrossEntropy:
                 words = replace_with_sampled(model, batch, done * training.scheduled_sampling)
         with autocast:
             logits, read = model(batch.pictures, replace_with_unknown(words, training.unknown_words), batch.places)
-        entropy = cross_entropy(logits, targets, training.label_smoothing)
+        entropy = functional.cross_entropy(
+            logits.float(), targets, label_smoothing=training.label_smoothing, reduction="sum"
+        )
         divisor = whole.tokens if training.loss_mean == "tokens" else whole.captions
         loss = entropy / divisor
         penalty = model.penalty(read, logits, targets, batch.places)
@@ -121,7 +120,7 @@ def replace_with_unknown(words: Tensor, share: float) -> Tensor:
 
 
 @torch.no_grad()
-def replace_with_sampled(model: Any, batch: Batch, share: float | Tensor) -> Tensor:
+def replace_with_sampled(model: Any, batch: Batch, share: float) -> Tensor:
     """Return the words read, (N, R, T), with a random share of them replaced by words that the model samples.
 
     This is scheduled sampling (Bengio et al. 2015) in parallel: each word is sampled from the model's distribution
@@ -133,11 +132,9 @@ def replace_with_sampled(model: Any, batch: Batch, share: float | Tensor) -> Ten
     logits, _ = model(batch.pictures, words, batch.places)
     scores = logits.float()
     scores[:, : UNK + 1] = -torch.inf
-    drawn = draw(scores.softmax(dim=1))
-    # Added up, because places that do not count may be one of those that do.
-    drawn = drawn.masked_fill(batch.next_words == NULL, 0)
-    sampled = torch.zeros_like(words).flatten().index_add(0, batch.places, drawn).view(words.shape)
-    shifted = torch.nn.functional.pad(sampled[:, :, :-1], (1, 0))  # a word predicted at step t is read at step t + 1
+    drawn = torch.multinomial(scores.softmax(dim=1), 1).squeeze(1)
+    sampled = torch.zeros_like(words).flatten().index_copy(0, batch.places, drawn).view(words.shape)
+    shifted = functional.pad(sampled[:, :, :-1], (1, 0))  # a word predicted at step t is read at step t + 1
     replaced = (torch.rand(words.shape, device=words.device) < share) & (words > END) & (shifted > UNK)
     return torch.where(replaced, shifted, words)
 

@@ -78,18 +78,20 @@ class SelfCritical:
         self.config, self.rewards, self.max_length = config, rewards, max_length
         self.rows = config.samples
 
-    def prepare(self, model: Any, pictures: Tensor, batch: Batch, step: int) -> Batch:
+    def prepare(self, model: Any, batch: Batch, step: int) -> Batch:
         """Return the batch with captions that the model samples, and their rewards."""
         model.eval()
         seed = self.config.seed * 1_000_003 + step
         decoding = Decoding(search="sample", n_best=self.config.samples, max_length=self.max_length, seed=seed)
-        with torch.autocast(pictures.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-            sampled = decode(model, pictures, decoding, batch.positions.tolist())
+        device = batch.pictures.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+            sampled = decode(model, batch.pictures, decoding, batch.positions.tolist())
         model.train()
         tokens = as_tokens(sampled)
-        return replace(Batch.of(batch.pictures, tokens), rewards=self.rewards(tokens[:, :, 1:], batch.targets))
+        rewards = self.rewards(tokens[:, :, 1:], batch.targets.cpu())
+        return replace(Batch.of(batch.pictures, tokens).to(device), rewards=rewards.to(device))
 
-    def __call__(self, model: Any, batch: Batch, whole: Count, done: Tensor) -> LossOutput:
+    def __call__(self, model: Any, batch: Batch, whole: Count, done: float) -> LossOutput:
         advantages = (batch.rewards - others_mean(batch.rewards)).float()
         with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
             logits, _ = model(batch.pictures, batch.words, batch.places)
@@ -121,10 +123,9 @@ def others_mean(rewards: Tensor) -> Tensor:
 def log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the targets' log-probabilities, (M,) float32, under the distribution that captions are sampled from.
 
-    logits (M, V), targets (M,). Captions never contain NULL, START or UNK, so these have probability 0. Where a target
-    is NULL, the result is 0.
+    logits (M, V), targets (M,). Captions never contain NULL, START or UNK, so these have probability 0.
     """
     allowed = logits.float().clone()
     for token in FORBIDDEN:
         allowed[:, token] = -torch.inf
-    return -functional.cross_entropy(allowed, targets, reduction="none", ignore_index=NULL)
+    return -functional.cross_entropy(allowed, targets, reduction="none")

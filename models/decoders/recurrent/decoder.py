@@ -170,7 +170,7 @@ class RecurrentDecoder(Decoder):
     def compile_step(self, pictures: int, rows: int) -> None:
         """Compile the step for batches of N pictures by R rows; `forward` runs other batches uncompiled."""
         # The step is compiled, not the loop over words, so that captions may have any length.
-        self._compiled_step = torch.compile(self.joined_step, dynamic=False)
+        self._compiled_step = torch.compile(self.joined_step, dynamic=False, mode=self.compile_mode)
         self._compiled_for = (pictures, rows)
 
     def step_weights(self) -> StepWeights:

@@ -17,6 +17,7 @@ from tasks.registry.exported.small_weights import quantise, store_as_float16
 TORCH_FREE = (
     "__init__.py",
     "captioned.py",
+    "confidence.py",
     "consensus.py",
     "deep_pixels.py",
     "encoded_pictures.py",
@@ -25,6 +26,7 @@ TORCH_FREE = (
     "options.py",
     "picture_formats.py",
     "requests.py",
+    "resizing.py",
     "search.py",
     "vocabulary.py",
 )

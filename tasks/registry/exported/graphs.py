@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from models.backbones.base import Backbone
 from models.backbones.encoder import Encoder
-from models.captioner import Captioner
-from models.confidence import CONSTANTS, TrainingPictures
+from models.captioner import CONFIDENCE, Captioner
 from models.decoders.base import State
 from models.decoders.ensemble import EnsembleState
 from models.onnx.captioner import OnnxCaptioner
@@ -44,10 +43,8 @@ def export(captioner: Captioner, folder: Path) -> None:
     with torch.no_grad(), _quietly():
         state = decoder.start(grid)
         layout = _Layout(state)
-        training = None if captioner.confidence is None else captioner.confidence.training
-        names = [*layout.names, *([] if training is None else ["distance"])]
-        start = _Start(decoder, layout, training)
-        _write(start, {"grid": grid}, [{0: "pictures"}], names, folder / "start.onnx", f"decoder {name}")
+        start = _Start(decoder, layout)
+        _write(start, {"grid": grid}, [{0: "pictures"}], layout.names, folder / "start.onnx", f"decoder {name}")
         inputs, sizes = _example_step(captioner, state, layout)
         outputs = ["log_probabilities", *([_ALPHAS] if decoder.attends else [])]
         outputs += [f"next.{row}" for row in layout.rows]
@@ -60,7 +57,7 @@ def export(captioner: Captioner, folder: Path) -> None:
             what = f"backbone {captioner.config['backbone']['name']}"
             _write(encoder, {"photographs": photographs}, [{0: "pictures"}], ["grid"], folder / "encoder.onnx", what)
     _add_shortlist(folder / "step.onnx")
-    _write_settings(captioner, layout, grid, folder)
+    _write_settings(captioner, layout, folder)
     _check(captioner, grid, folder)
 
 
@@ -117,20 +114,15 @@ def _tensor(members: Sequence[State], name: str) -> Tensor:
 
 
 class _Start(nn.Module):
-    """A decoder's start: grid (N, h, w, C) float32 -> the tensors of its state, and the distance (N,) of the picture.
+    """A decoder's start: grid (N, h, w, C) float32 -> the tensors of its state."""
 
-    training: from which the distance is; None for no such output.
-    """
-
-    def __init__(self, decoder: Any, layout: _Layout, training: TrainingPictures | None) -> None:
+    def __init__(self, decoder: Any, layout: _Layout) -> None:
         super().__init__()
         self.decoder, self.layout = decoder, layout
-        self.training_pictures = training
 
     def forward(self, grid: Tensor) -> tuple[Tensor, ...]:
         # Cloned, because a graph has no two outputs that are one tensor.
-        tensors = [tensor.clone() for tensor in self.layout.tensors(self.decoder.start(grid)).values()]
-        return (*tensors, *([] if self.training_pictures is None else [self.training_pictures.distances(grid)]))
+        return tuple(tensor.clone() for tensor in self.layout.tensors(self.decoder.start(grid)).values())
 
 
 class _Step(nn.Module):
@@ -264,25 +256,21 @@ def _add_shortlist(path: Path) -> None:
     onnx.save(model, path)
 
 
-def _write_settings(captioner: Captioner, layout: _Layout, grid: Tensor, folder: Path) -> None:
+def _write_settings(captioner: Captioner, layout: _Layout, folder: Path) -> None:
     """Write config.json, vocabulary.json and confidence.npz."""
-    decoder, backbone = captioner.decoder, captioner.backbone
-    side = decoder.attention_grid
+    decoder = captioner.decoder
     spec: dict[str, Any] = {
         "row": layout.rows,
         "picture": layout.pictures,
         "attends": decoder.attends,
-        "sides": list(grid.shape[1:3]) if side is None else [side, side],
-        "interpolation": None if backbone is None else backbone.declared.interpolation,
-        "confidence": CONSTANTS,
+        "attention_grid": decoder.attention_grid,
+        "interpolation": captioner.interpolation,
     }
     config = {**captioner.config, "onnx": spec}
     (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
     (folder / "vocabulary.json").write_text(captioner.vocabulary.to_json(), encoding="utf-8")
     if captioner.confidence is not None:
-        arrays: dict[str, Any] = {name: value.cpu().numpy() for name, value in captioner.confidence.tensors().items()}
-        del arrays["training.pooled"]  # which is in the graph
-        np.savez(folder / "confidence.npz", **arrays)
+        captioner.confidence.save(folder / CONFIDENCE)
 
 
 @torch.no_grad()
