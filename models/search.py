@@ -6,6 +6,7 @@ has those of torch. Many pictures are decoded at once, each with its rows of hyp
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -163,7 +164,7 @@ class _History(NamedTuple):
         return Caption(tokens, log_probability, finished, self.of_words[picture, row, :length])
 
 
-class _Search:
+class _Search(ABC):
     """The base of searches over N pictures, of which those that are done are dropped once they are a quarter.
 
     Subclasses have, for each of the N' pictures that are left, `last` (N', R), the word that was read last, and the
@@ -178,17 +179,17 @@ class _Search:
         self._left = np.arange(pictures)  # the index of each of the N' pictures among those searched at first
         self._found: dict[int, list[Caption]] = {}  # the captions of the others, by the same index
 
+    @abstractmethod
     def advance(self) -> None:
         """Extend the captions by a word."""
-        raise NotImplementedError
 
+    @abstractmethod
     def done(self) -> npt.NDArray[np.bool_]:
         """Return whether each picture's captions are final, (N',)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def captions(self, picture: int) -> list[Caption]:
         """Return the captions of the picture with this index among the N', best first."""
-        raise NotImplementedError
 
     def keep(self, left: Words) -> None:
         """Search on for the pictures with indices `left` among the N' alone."""
@@ -224,9 +225,9 @@ class _WordByWord(_Search):
 
     shortlist: int
 
+    @abstractmethod
     def choose(self, allowed: Floats) -> Words:
         """Return the place of the next word (N', R) among the candidates, given their log-probabilities (N', R, K)."""
-        raise NotImplementedError
 
     def advance(self) -> None:
         said = self.decoder.step(self.state, self.last, self.shortlist and self.shortlist + self.length)

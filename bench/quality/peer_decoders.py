@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from models.attention import AdditiveAttention
-from models.decoders.base import SAME_FOR_PICTURE, Decoder, State, at_places
+from models.decoders.base import SAME_FOR_PICTURE, AttentionState, Decoder, State, at_places
 from models.decoders.transformer import KVCache, Transformer
 from models.options import DecoderOptions
 
 
 @dataclass(frozen=True)
-class Att2inState(State):
+class Att2inState(AttentionState):
     """The state of `Att2in`: annotations (N, P, H), keys (N, P, A), hidden and cell (N, R, H)."""
 
     annotations: Tensor = field(metadata=SAME_FOR_PICTURE)
@@ -70,7 +70,7 @@ class Att2in(Decoder):
             state = self._cell_step(state, gates)
             states.append(state)
         read = at_places(torch.stack([state.hidden for state in states], dim=2), places)
-        return self.head(self.drop_output(read)), State(torch.stack([state.alphas for state in states], dim=2))
+        return self.head(self.drop_output(read)), AttentionState(torch.stack([state.alphas for state in states], dim=2))
 
     def compile_step(self, pictures: int, rows: int) -> None:
         self.compile(dynamic=True)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,16 +29,21 @@ from . import DECODERS
 # Metadata of those fields of a state that have no dimension R. All other fields have an entry for each row.
 SAME_FOR_PICTURE = {"one_per": "picture"}  # (N, ...): the same for all rows of a picture, and all steps
 SAME_FOR_ALL = {"one_per": "state"}  # the same for all pictures, or None
+OF_LAST_STEP = {"is_read": False}  # (N, R, ...): what the last step computed and no later step reads
 
 
 @dataclass(frozen=True)
 class State:
     """The state of a decoder between words: tensors (N, R, ...), except for fields with the metadata above.
 
-    alphas (N, R, P'), float32: the last step's attention weights of the positions; zeros before the first step.
+    Each has `alphas` (N, R, P'), float32: the last step's attention weights of the positions. Before the first step
+    they mean nothing.
     """
 
-    alphas: Tensor
+    if TYPE_CHECKING:  # a field of some subclasses, a property of others
+
+        @property
+        def alphas(self) -> Tensor: ...
 
     def expand(self, rows: int) -> Self:
         """Return this state, which has one row per picture, repeated for `rows` rows."""
@@ -50,7 +55,7 @@ class State:
         Search calls it with the parents of the new hypotheses.
         """
 
-        pictures, own_rows = self.alphas.shape[:2]
+        pictures, own_rows = getattr(self, self.names_of("row")[0]).shape[:2]
         first_rows = torch.arange(pictures, device=rows.device).unsqueeze(1) * own_rows
         index = (rows + first_rows).flatten()  # into all N * R rows: to copy whole rows is several times faster
         return self._map_rows(lambda tensor: tensor.flatten(0, 1).index_select(0, index).unflatten(0, rows.shape))
@@ -84,6 +89,13 @@ class State:
         return [field.name for field in fields(self) if field.metadata.get("one_per", "row") == one_per]
 
 
+@dataclass(frozen=True)
+class AttentionState(State):
+    """A state whose alphas are computed with each step."""
+
+    alphas: Tensor = field(metadata=OF_LAST_STEP)
+
+
 def padded_rows(values: Tensor, rows: int) -> Tensor:
     """Return values (N, R, ...) with rows of zeros after their own, `rows` in all."""
     missing = rows - values.shape[1]
@@ -98,15 +110,6 @@ def at_places(values: Tensor, places: Tensor) -> Tensor:
 def places_of(valid: Tensor) -> Tensor:
     """Return the places (M,) where valid (N, R, T) is true, in order. On a GPU, this waits for its work."""
     return valid.flatten().nonzero().squeeze(1)
-
-
-def last_places(places: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the number of words up to each caption's last place, (N, R) int64; 0 for captions without any.
-
-    places (M,): of words of this shape, (N, R, T). For places in the host's memory.
-    """
-    ends = torch.zeros(shape[0] * shape[1], dtype=torch.long)
-    return ends.scatter_reduce(0, places // shape[2], places % shape[2] + 1, "amax").view(*shape[:2])
 
 
 class ChannelDropout(nn.Module):

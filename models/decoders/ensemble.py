@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..torch_steps import Stepper
-from .base import Decoder, State
+from .base import AttentionState, Decoder, State
 
 
 @dataclass(frozen=True)
 class EnsembleState:
     """The states of an ensemble's members, in their order."""
 
-    states: tuple[State, ...]
+    states: tuple[Any, ...]
 
     @property
     def alphas(self) -> Tensor:
@@ -75,11 +76,11 @@ class Ensemble(nn.ModuleList):
         steps = [stepper.step(member, tokens) for stepper, member in zip(self._steppers, state.states, strict=True)]
         return _log_mean([logits for logits, _ in steps]), EnsembleState(tuple(after for _, after in steps))
 
-    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, State]:
+    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, AttentionState]:
         """Return log-probabilities and states as `Decoder.forward` does; the states have the mean alphas alone."""
         outputs = [member(grid, words, places) for member in self]
         alphas = torch.stack([states.alphas for _, states in outputs]).mean(dim=0)
-        return _log_mean([logits for logits, _ in outputs]), State(alphas)
+        return _log_mean([logits for logits, _ in outputs]), AttentionState(alphas)
 
     def for_inference(self) -> Ensemble:
         """Return an ensemble whose `start` and `step` are arranged for speed, with the members' weights as now."""

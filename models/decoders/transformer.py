@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from ..options import TransformerOptions
-from .base import SAME_FOR_PICTURE, Decoder, State, at_places, last_places
+from .base import OF_LAST_STEP, SAME_FOR_PICTURE, Decoder, State, at_places
+from .teacher_forcing import Layout, words_read
 
 
 @dataclass(frozen=True)
 class KVCache(State):
     """A KV cache: the keys and values that the L layers computed from the grid and from the words read so far.
 
-    grid_keys, grid_values (N, L, heads, P, H / heads). word_keys, word_values (N, R, L, t, H), of t words.
+    grid_keys, grid_values (N, L, heads, P, H / heads). word_keys, word_values (N, R, L, t, H), of t words. queries
+    (N, R, H): of the last layer's attention over the grid, for the word just read; (N, R, T, H) under teacher forcing.
     """
 
     grid_keys: Tensor = field(metadata=SAME_FOR_PICTURE)
     grid_values: Tensor = field(metadata=SAME_FOR_PICTURE)
     word_keys: Tensor
     word_values: Tensor
+    queries: Tensor = field(metadata=OF_LAST_STEP)
+
+    @property
+    def alphas(self) -> Tensor:
+        """Return the weights of the last layer's attention over the grid, averaged over its heads, (N, R, ..., P).
+
+        They are computed when they are asked for: decoding needs none.
+        """
+        keys = self.grid_keys[:, -1]
+        queries = split_heads(self.queries.flatten(1, -2), keys.shape[1])
+        scores = (queries @ keys.transpose(-2, -1)).float() / math.sqrt(keys.shape[-1])
+        weights: Tensor = torch.softmax(scores, dim=-1).mean(dim=1)
+        return weights.view(*self.queries.shape[:-1], -1)
 
 
 class Transformer(Decoder):
@@ -69,113 +84,90 @@ class Transformer(Decoder):
         annotations = self.grid_norm(annotations)
         keys, values = [], []
         for layer in self.layers:
-            attention = layer.cross_attention
             # Each head's are split off once, not at every word.
-            layer_keys, layer_values = map(attention.split_heads, attention.keys_and_values(annotations))
+            layer_keys, layer_values = layer.cross_attention.keys_and_values(annotations)
             keys.append(layer_keys)
             values.append(layer_values)
-        no_words = keys[0].new_zeros(annotations.shape[0], 1, len(self.layers), 0, self.hidden)
-        alphas = annotations.new_zeros(annotations.shape[0], 1, annotations.shape[1], dtype=torch.float32)
-        return KVCache(alphas, torch.stack(keys, dim=1), torch.stack(values, dim=1), no_words, no_words)
+        no_words = annotations.new_zeros(annotations.shape[0], 1, len(self.layers), 0, self.hidden)
+        queries = annotations.new_zeros(annotations.shape[0], 1, self.hidden)
+        return KVCache(torch.stack(keys, dim=1), torch.stack(values, dim=1), no_words, no_words, queries)
 
     def step(self, state: KVCache, tokens: Tensor) -> tuple[Tensor, KVCache]:
-        features, alphas, keys, values = self._run_layers(state, tokens.unsqueeze(2), Layout((*tokens.shape, 1)))
+        features, after = self._run_layers(state, tokens.unsqueeze(2), Layout((*tokens.shape, 1)))
         logits: Tensor = self.head(features.unflatten(0, tokens.shape))
-        cache = KVCache(alphas.squeeze(2), state.grid_keys, state.grid_values, keys, values)
-        return logits, cache
+        return logits, replace(after, queries=after.queries.squeeze(2))
 
-    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, State]:
+    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, KVCache]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
         # On a GPU the host does not know how many words are read.
         read = words_read(places, words.shape) if words.device.type == "cpu" else None
         layout = Layout(words.shape, read)
-        features, alphas, _, _ = self._run_layers(state, words, layout)
-        return self.head(at_places(layout.spread(features), places)), State(alphas)
+        features, after = self._run_layers(state, words, layout)
+        return self.head(at_places(layout.spread(features), places)), after
 
     def compile_step(self, pictures: int, rows: int) -> None:
         """Compile the layers from now on, for any number of pictures, rows and words."""
         for layer in (*self.encoder, *self.layers):
             layer.compile(dynamic=True, mode=self.compile_mode)
 
-    def _run_layers(self, state: KVCache, tokens: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Read T words, tokens (N, R, T), after the t words of `state`; layout: of those that are computed, (M,).
+    def _run_layers(self, state: KVCache, tokens: Tensor, layout: Layout) -> tuple[Tensor, KVCache]:
+        """Read T words, tokens (N, R, T), after those of `state`: one word, or any number after none.
 
-        Returns the features (M, H) that the head reads, the alphas (N, R, T, P), float32, and the keys and the values
-        (N, R, L, t + T, H) of all words read.
+        layout: of the words that are computed, (M,). Returns the features (M, H) that the head reads, and the state
+        after the words.
         """
-        past_length = state.word_keys.shape[3]
-        positions = torch.arange(past_length, past_length + tokens.shape[2], device=tokens.device)
+        past = state.word_keys.shape[3]
+        positions = torch.arange(past, past + tokens.shape[2], device=tokens.device)
         encoded = sinusoid(positions, self.hidden).expand(*tokens.shape, -1)
         embedded = self.words_norm(self.words(self.drop_words(self.embed(layout.pack(tokens)))))
         features = self.drop_layers(embedded + layout.pack(encoded))
-        alphas, keys, values = state.alphas.unsqueeze(2), [], []
+        queries, keys, values = state.queries, [], []
         for index, layer in enumerate(self.layers):
-            past = (state.word_keys[:, :, index], state.word_values[:, :, index])
-            features, alphas, layer_keys, layer_values = layer(
-                features, *past, state.grid_keys[:, index], state.grid_values[:, index], layout
+            features, queries, layer_keys, layer_values = layer(
+                features,
+                state.word_keys[:, :, index],
+                state.word_values[:, :, index],
+                state.grid_keys[:, index],
+                state.grid_values[:, index],
+                layout,
             )
             keys.append(layer_keys)
             values.append(layer_values)
-        return self.drop_output(self.norm(features)), alphas, torch.stack(keys, dim=2), torch.stack(values, dim=2)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Which of N x R x T words the layers compute: captions have different lengths, and most of the work is per word.
-
-    shape: (N, R, T). read (M,): those computed, as indices into all of them; None for all, M = N * R * T.
-    """
-
-    shape: Sequence[int]
-    read: Tensor | None = None
-
-    def pack(self, values: Tensor) -> Tensor:
-        """Return the values (M, ...) of the words computed, given those of all words, (N, R, T, ...)."""
-        flat = values.flatten(0, 2)
-        return flat if self.read is None else flat.index_select(0, self.read)
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Return values (M, X) as (N, R, T, X), with zeros for the words that are not computed."""
-        if self.read is not None:
-            words = self.shape[0] * self.shape[1] * self.shape[2]
-            values = values.new_zeros(words, values.shape[1]).index_copy(0, self.read, values)
-        spread: Tensor = values.unflatten(0, self.shape)
-        return spread
-
-
-def words_read(places: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the words of each caption up to its last place, (M,), as indices into N * R * T words; places (M',)."""
-    ends = last_places(places, shape).unsqueeze(-1)
-    return (torch.arange(shape[2]) < ends).flatten().nonzero().squeeze(1)
+        after = replace(
+            state, word_keys=torch.stack(keys, dim=2), word_values=torch.stack(values, dim=2), queries=queries
+        )
+        return self.drop_output(self.norm(features)), after
 
 
 class MultiHead(nn.Module):
-    """Multi-head scaled dot-product attention: Vaswani et al. 2017, section 3.2.2."""
+    """The layers of multi-head scaled dot-product attention: Vaswani et al. 2017, section 3.2.2."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.scale = heads, 1 / math.sqrt(hidden // heads)
+        self.heads = heads
         self.query, self.key_value = nn.Linear(hidden, hidden), nn.Linear(hidden, 2 * hidden)
         self.out = nn.Linear(hidden, hidden)
 
     def keys_and_values(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and the values, (..., H) each, of features (..., H)."""
+        """Return the keys and the values of features (B, K, H), (B, heads, K, H / heads) each."""
         keys, values = self.key_value(features).chunk(2, dim=-1)
-        return keys, values
+        return split_heads(keys, self.heads), split_heads(values, self.heads)
 
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the heads' contexts (B, Q, H), which `out` reads, and their mean weights (B, Q, K), float32.
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, causal: bool = False) -> Tensor:
+        """Return the heads' contexts (B, Q, H), which `out` reads.
 
-        queries (B, Q, H): what `query` computes. keys, values (B, heads, K, H / heads). mask (Q, K) bool: True where a
-        query may not attend to a key; None for no mask.
+        queries (B, Q, H): what `query` computes. keys, values (B, heads, K, H / heads). causal: whether a query attends
+        to no later key than its own.
         """
-        scores = (self.split_heads(queries) @ keys.transpose(-2, -1)).float() * self.scale
-        weights = torch.softmax(scores if mask is None else scores.masked_fill(mask, -torch.inf), dim=-1)
-        return (weights.to(values.dtype) @ values).transpose(1, 2).flatten(2), weights.mean(dim=1)
+        asked = split_heads(queries, self.heads)
+        contexts: Tensor = scaled_dot_product_attention(asked, keys, values, is_causal=causal)
+        return contexts.transpose(1, 2).flatten(2)
 
-    def split_heads(self, tensor: Tensor) -> Tensor:
-        """Return a tensor (B, K, H) as (B, heads, K, H / heads)."""
-        return tensor.view(*tensor.shape[:2], self.heads, -1).transpose(1, 2)
+
+def split_heads(tensor: Tensor, heads: int) -> Tensor:
+    """Return a tensor (B, K, H) as (B, heads, K, H / heads)."""
+    split: Tensor = tensor.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return split
 
 
 class FeedForward(nn.Sequential):
@@ -197,10 +189,8 @@ class EncoderLayer(nn.Module):
     def forward(self, annotations: Tensor) -> Tensor:
         """Return the annotation vectors (N, P, H) after this layer."""
         normed = self.attention_norm(annotations)
-        attention = self.attention
-        keys, values = map(attention.split_heads, attention.keys_and_values(normed))
-        contexts, _ = attention(attention.query(normed), keys, values, None)
-        annotations = annotations + self.drop(attention.out(contexts))
+        contexts = self.attention(self.attention.query(normed), *self.attention.keys_and_values(normed))
+        annotations = annotations + self.drop(self.attention.out(contexts))
         output: Tensor = annotations + self.drop(self.feed(self.feed_norm(annotations)))
         return output
 
@@ -224,28 +214,25 @@ class DecoderLayer(nn.Module):
         grid_values: Tensor,
         layout: Layout,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return features (M, H) after this layer, alphas (N, R, T, P), and all keys and values (N, R, t + T, H).
+        """Return features (M, H) after this layer, its queries to the grid (N, R, T, H), and all keys and values.
 
-        features (M, H): of the new words that `layout` has. past_keys, past_values (N, R, t, H): of the words before.
-        grid_keys, grid_values (N, heads, P, H / heads).
+        features (M, H): of the new words that `layout` has. past_keys, past_values (N, R, t, H): of the words before;
+        those returned are (N, R, t + T, H). grid_keys, grid_values (N, heads, P, H / heads).
         """
-        pictures, rows, words = layout.shape
-        past_length = past_keys.shape[2]
+        attention, (rows, words) = self.attention, layout.shape[1:]
         normed = self.attention_norm(features)
-        new_keys, new_values = map(layout.spread, self.attention.keys_and_values(normed))
+        new_keys, new_values = (layout.spread(own) for own in attention.key_value(normed).chunk(2, dim=-1))
         keys, values = torch.cat([past_keys, new_keys], dim=2), torch.cat([past_values, new_values], dim=2)
-        later = torch.ones(words, past_length + words, dtype=torch.bool, device=features.device).triu(past_length + 1)
-        queries = layout.spread(self.attention.query(normed)).flatten(0, 1)
-        split_keys, split_values = (self.attention.split_heads(read.flatten(0, 1)) for read in (keys, values))
-        contexts, _ = self.attention(queries, split_keys, split_values, later)
-        contexts = layout.pack(contexts.unflatten(0, (pictures, rows)))
-        features = features + self.drop(self.attention.out(contexts))
-        queries = layout.spread(self.cross_attention.query(self.cross_attention_norm(features))).flatten(1, 2)
-        contexts, alphas = self.cross_attention(queries, grid_keys, grid_values, None)
+        split = (split_heads(own.flatten(0, 1), attention.heads) for own in (keys, values))
+        # One word attends to all before it; of several, which are the first ones, each to those up to itself.
+        contexts = attention(layout.spread(attention.query(normed)).flatten(0, 1), *split, causal=words > 1)
+        features = features + self.drop(attention.out(layout.pack(contexts.unflatten(0, (-1, rows)))))
+        queries = layout.spread(self.cross_attention.query(self.cross_attention_norm(features)))
+        contexts = self.cross_attention(queries.flatten(1, 2), grid_keys, grid_values)
         contexts = layout.pack(contexts.unflatten(1, (rows, words)))
         features = features + self.drop(self.cross_attention.out(contexts))
         features = features + self.drop(self.feed(self.feed_norm(features)))
-        return features, alphas.unflatten(1, (rows, words)), keys, values
+        return features, queries, keys, values
 
 
 def sinusoid(positions: Tensor, size: int) -> Tensor:

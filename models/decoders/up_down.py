@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from ..attention import AdditiveAttention
 from ..options import UpDownOptions
-from .base import SAME_FOR_PICTURE, Decoder, State, at_places
+from .base import SAME_FOR_PICTURE, AttentionState, Decoder, at_places
 from .recurrent import lstm_cell
 
 
 @dataclass(frozen=True)
-class TwoLSTMState(State):
+class TwoLSTMState(AttentionState):
     """The state of two LSTMs.
 
     annotations (N, P, D), keys (N, P, A). mean_gates (N, 1, 4H): the mean annotation vector's part of the attention
@@ -75,7 +75,7 @@ class UpDown(Decoder):
         logits: Tensor = self.head(self.drop_output(state.language_hidden))
         return logits, state
 
-    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, State]:
+    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, AttentionState]:
         state = self.start(self.drop_grid(grid)).expand(words.shape[1])
         cell_step = self._cell_step if self._compiled is None else self._compiled
         language_hiddens, alphas = [], []
@@ -84,7 +84,7 @@ class UpDown(Decoder):
             language_hiddens.append(state.language_hidden)
             alphas.append(state.alphas)
         features = at_places(torch.stack(language_hiddens, dim=2), places)
-        return self.head(self.drop_output(features)), State(torch.stack(alphas, dim=2))
+        return self.head(self.drop_output(features)), AttentionState(torch.stack(alphas, dim=2))
 
     def compile_step(self, pictures: int, rows: int) -> None:
         """Make `forward` run a compiled step from now on, for any number of pictures and rows."""

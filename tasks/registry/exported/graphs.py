@@ -10,7 +10,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -64,15 +64,15 @@ def export(captioner: Captioner, folder: Path) -> None:
 class _Layout:
     """The names of the tensors of a decoder's state: one per hypothesis (`rows`), one per picture (`pictures`).
 
-    Those of an ensemble's members begin with their number. Not among them are the alphas, which no step reads, and what
-    is empty, such as the context of a decoder without attention: a graph has no inputs that it does not use.
+    Those of an ensemble's members begin with their number. Not among them are those that no step reads, and what is
+    empty, such as the context of a decoder without attention: a graph has no inputs that it does not use.
     """
 
     def __init__(self, state: State | EnsembleState) -> None:
         self._members = state.states if isinstance(state, EnsembleState) else (state,)
         self._ensemble = isinstance(state, EnsembleState)
         self._empty = [name for name in self._names("row") if name in self._without_channels()]
-        left_out = {*self._without_channels(), *(name for name in self._names("row") if name.endswith(f".{_ALPHAS}"))}
+        left_out = {*self._without_channels(), *self._not_read()}
         self.rows = [name for name in self._names("row") if name not in left_out]
         self.pictures = [name for name in self._names("picture") if name not in left_out]
 
@@ -84,6 +84,11 @@ class _Layout:
     def _names(self, one_per: str) -> list[str]:
         names = [member.names_of(one_per) for member in self._members]
         return [f"{number}.{name}" for number, found in enumerate(names) for name in found]
+
+    def _not_read(self) -> set[str]:
+        """Return the names of the tensors that no step reads."""
+        found = ((number, item) for number, member in enumerate(self._members) for item in fields(member))
+        return {f"{number}.{item.name}" for number, item in found if not item.metadata.get("is_read", True)}
 
     def _without_channels(self) -> set[str]:
         """Return the names of the tensors whose last side is 0."""

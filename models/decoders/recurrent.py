@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...attention import pooling
-from ...options import RecurrentOptions
-from ...output_features import make_output
-from ..base import SAME_FOR_ALL, SAME_FOR_PICTURE, Decoder, State, at_places, last_places, padded_rows
-from .deferred_gradients import defer_gradient
+from ..attention import pooling
+from ..options import RecurrentOptions
+from ..output_features import make_output
+from .base import SAME_FOR_ALL, SAME_FOR_PICTURE, AttentionState, Decoder, at_places, padded_rows
+from .teacher_forcing import Reading, defer_gradient, longest_first
 
 
 @dataclass(frozen=True)
-class LSTMState(State):
+class LSTMState(AttentionState):
     """The state of a recurrent cell.
 
     annotations (N, P, D) and keys (N, P', A). hidden, cell (N, R, H), float32; an RNN does not use `cell`. context
@@ -265,35 +265,6 @@ class InferenceStepper:
         word_gates = functional.embedding(tokens, self._word_gates)
         state = self._decoder.joined_step(state, self._biases, word_gates, self._weights)
         return self._decoder.logits(self._decoder.embed(tokens), state.hidden, state.context), state
-
-
-class Reading(NamedTuple):
-    """Hold how captions of different lengths are read: each picture's longest first, and none after its last place.
-
-    order (N, R): each picture's rows, the longest caption's first. rows, T numbers: how many rows of each picture, the
-    first ones in that order, are computed at each word, never more than at the word before. words (M',): the words
-    read, as indices into N * R * T words. reordered (M',): the same words' indices when the rows are in that order.
-    """
-
-    order: Tensor
-    rows: list[int]
-    words: Tensor
-    reordered: Tensor
-
-
-def longest_first(places: Tensor, shape: Sequence[int]) -> Reading:
-    """Return how to read words of this shape, (N, R, T), up to each caption's last place.
-
-    places (M,): those that count, in the host's memory.
-    """
-    pictures, rows, steps = shape
-    lengths, order = last_places(places, shape).sort(dim=1, descending=True, stable=True)
-    longest = lengths.amax(dim=0)  # of the rows that come first, second, ..., in any picture
-    computed = (longest > torch.arange(steps).unsqueeze(1)).sum(dim=1).clamp_min(1).tolist()
-    reordered = (torch.arange(steps) < lengths.unsqueeze(-1)).flatten().nonzero().squeeze(1)
-    row_before = (order + torch.arange(pictures).unsqueeze(1) * rows).flatten()
-    words = row_before[reordered // steps] * steps + reordered % steps
-    return Reading(order, computed, words, reordered)
 
 
 def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
