@@ -11,7 +11,7 @@ import pytest
 from tasks.config.schema import Config
 from tests.support import HERE, artifacts, pictures, run_stage, small
 
-ARCHIVE = HERE / "tests" / "earlier" / "before_rooms.tar.xz"
+ARCHIVE = HERE / "tests" / "earlier" / "earlier.tar.xz"
 
 
 @pytest.fixture
