@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -313,7 +314,15 @@ def caption_batch(
     except ValueError as error:
         raise AttendError(str(error)) from None
     for picture, result in zip(batch, results, strict=True):
+        if getattr(captioner, "confidence", None) is not None and result.error is None and result.confidence is None:
+            _note_no_confidence(result.no_confidence)
         yield _row(picture.digest, result), result
+
+
+@cache
+def _note_no_confidence(why: str) -> None:
+    """Say once why captions have no confidence, of a model that has one."""
+    log.info(f"these captions have no confidence: {why}")
 
 
 def _check_confidence(captioner: Any, decoding: AskedDecoding) -> None:

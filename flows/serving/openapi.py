@@ -149,6 +149,7 @@ _ROW: Schema = {
         "token_probabilities",
         "log_probability",
         "confidence",
+        "no_confidence",
         "alternatives",
         "attention",
         "error",
@@ -159,6 +160,7 @@ _ROW: Schema = {
         "token_probabilities": {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 1.001}},
         "log_probability": {"type": "number", "maximum": 0.001},
         "confidence": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
+        "no_confidence": {"type": ["string", "null"], "description": "why `confidence` is null"},
         "alternatives": {
             "type": "array",
             "items": {

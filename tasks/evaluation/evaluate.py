@@ -2,7 +2,7 @@
 
 In: the grids and captions of `evaluation.split`, and the trained decoder. Out: predictions.parquet, the captions,
 decoded free-running; scores.json, the scores of the captions as they are read back from that file; and
-confidence.safetensors, the confidence of captions, fitted to those of dev.
+confidence.npz, the confidence of captions, fitted to those of dev.
 """
 
 from __future__ import annotations

@@ -104,6 +104,7 @@ def _signature(column: str) -> Any:
                 ColSpec(Array(DataType.double), "token_probabilities"),
                 ColSpec(DataType.double, "log_probability"),
                 ColSpec(DataType.double, "confidence", required=False),
+                ColSpec(DataType.string, "no_confidence", required=False),
                 ColSpec(Array(alternative), "alternatives"),
                 ColSpec(Array(Array(Array(DataType.double))), "attention"),
                 ColSpec(DataType.string, "error", required=False),
