@@ -280,9 +280,10 @@ class _Sampling(_WordByWord):
 
     def choose(self, allowed: Floats) -> Words:
         # Sample by inverting the cumulative distribution.
-        cumulative = softmax(truncate(allowed, self.decoding)).cumsum(axis=-1, dtype=np.float64).astype(np.float32)
+        scores = truncate(allowed, self.decoding)
+        cumulative = np.exp(scores - scores.max(axis=-1, keepdims=True)).cumsum(axis=-1)
         draws = self._draws[:, :, self.length, None] * cumulative[..., -1:]
-        chosen: Words = np.minimum((cumulative <= draws).sum(axis=-1), cumulative.shape[-1] - 1)
+        chosen: Words = np.minimum(np.count_nonzero(cumulative <= draws, axis=-1), cumulative.shape[-1] - 1)
         return chosen
 
     def keep(self, left: Words) -> None:
