@@ -20,7 +20,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from .search import Caption, Floats, State, Steps, read
+from .search import Caption, State, Steps, read
+from .word_rules import Floats
 
 FEATURES = ("log_probability", "mean_log_probability", "gain", "distance")
 TAIL = 0.05  # share of the held-out pictures whose distances the tail is fitted to

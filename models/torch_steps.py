@@ -11,8 +11,9 @@ from torch import Tensor
 
 from . import search
 from .options import Decoding
-from .search import Caption, Floats, Next, Words
+from .search import Caption, Next
 from .vocabulary import FORBIDDEN
+from .word_rules import Floats, Words
 
 
 class Stepper(Protocol):
