@@ -24,6 +24,7 @@ from .vocabulary import END, FORBIDDEN, START, Vocabulary
 
 NO_WORDS = (*FORBIDDEN, END)  # tokens that are no part of a caption's text
 _BATCH = 32  # photographs encoded and decoded at once
+_NOT_FITTED_TO = ("n_best", "seed")  # settings of a search that do not change how good its best captions are
 _NONE_FITTED = "none was fitted: the model card says why"
 
 Picture = npt.NDArray[Any]  # a photograph decoded and resized, uint8 (S, S, 3), or a given grid, float16 (h, w, C)
@@ -178,12 +179,9 @@ class BaseCaptioner(ABC):
         """Return why captions that are decoded with these settings have no confidence; None where they have one."""
         if self.confidence is None:
             return _NONE_FITTED
-        fitted_to = replace(self.decoding, n_best=settings.n_best, seed=settings.seed)
-        changed = [name for name, value in vars(fitted_to).items() if getattr(settings, name) != value]
-        if not changed:
-            return None
-        own = ", ".join(f"{name}={getattr(self.decoding, name)}" for name in changed)
-        return f"it was fitted to captions of {own}"
+        own = {name: value for name, value in vars(self.decoding).items() if name not in _NOT_FITTED_TO}
+        changed = [f"{name}={value}" for name, value in own.items() if getattr(settings, name) != value]
+        return f"it was fitted to captions of {', '.join(changed)}" if changed else None
 
     def _confidences(
         self, grid: Grids, captions: Sequence[Caption], no_confidence: str | None
@@ -208,7 +206,7 @@ class BaseCaptioner(ABC):
 
     def _maps(self, start: State, captions: Sequence[Caption], sides: Sequence[int]) -> list[npt.NDArray[np.float32]]:
         """Return the attention maps (tokens, h, w) of a caption of each picture. sides: (h, w), of the grid."""
-        _, alphas = read(self.steps, start, [[caption.with_end] for caption in captions])
+        _, alphas = read(self.steps, start, [[caption.with_end] for caption in captions], with_alphas=True)
         height, width = sides if self.attention_grid is None else (self.attention_grid,) * 2
         lengths = [len(caption.tokens) for caption in captions]
         return [own[0, :length].reshape(length, height, width) for own, length in zip(alphas, lengths, strict=True)]

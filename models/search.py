@@ -110,11 +110,14 @@ def decode(
     return search.results()
 
 
-def read(decoder: Steps, start: State, captions: Sequence[Sequence[Sequence[int]]]) -> tuple[Floats, Floats]:
+def read(
+    decoder: Steps, start: State, captions: Sequence[Sequence[Sequence[int]]], with_alphas: bool = False
+) -> tuple[Floats, Floats]:
     """Return the log-probability of each token of given captions, and the alphas of the steps before them.
 
     start: the state before the first word. captions: the token ids of R captions of each of N pictures, with END where
-    a caption has one. The log-probabilities are (N, R, T), 0 after a caption's end; the alphas (N, R, T, P).
+    a caption has one. The log-probabilities are (N, R, T), 0 after a caption's end; the alphas (N, R, T, P), with P = 0
+    where they are not asked for.
     """
     longest = max(len(tokens) for of_picture in captions for tokens in of_picture)
     words = np.full((len(captions), len(captions[0]), longest), NULL)
@@ -127,7 +130,7 @@ def read(decoder: Steps, start: State, captions: Sequence[Sequence[Sequence[int]
         said = decoder.step(state, last, 0)
         last, state = words[:, :, place], said.state
         of_words.append(np.take_along_axis(said.values, last[:, :, None], axis=2)[:, :, 0])
-        alphas.append(state.alphas)
+        alphas.append(state.alphas if with_alphas else np.zeros((*last.shape, 0), np.float32))
     return np.where(words == NULL, np.float32(0), np.stack(of_words, axis=2)), np.stack(alphas, axis=2)
 
 

@@ -189,7 +189,9 @@ def test_captions_of_another_search_have_no_confidence_and_say_why(workspace: Pa
     photographs = [path.read_bytes() for path in pictures(workspace)[:3]]
     own = captioner.caption(photographs)
     assert all(result.confidence is not None and result.no_confidence is None for result in own)
-    same = captioner.caption(photographs, beam=captioner.decoding.beam)
+    wide = captioner.decoding.beam + 2
+    assert captioner.caption(photographs, n_best=wide)[0].confidence is None  # which widens the beam
+    same = captioner.caption(photographs, beam=captioner.decoding.beam, n_best=2)
     assert [result.confidence for result in same] == [result.confidence for result in own]
     for other in ({"beam": captioner.decoding.beam + 2}, {"temperature": 0.5}, {"max_length": 7}):
         for result in captioner.caption(photographs, **other):
