@@ -108,7 +108,7 @@ def registry_captioner(workspace: Path):  # type: ignore[no-untyped-def]
 def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_path: Path) -> None:
     """The second version's code shouts; both are loaded beside a stranger's `models` package."""
     shutil.copytree(bundle.CODE, tmp_path / "code")
-    source = tmp_path / "code" / "captioner.py"
+    source = tmp_path / "code" / "captioned.py"
     quiet, loud = "caption=texts[0][0],", "caption=texts[0][0].upper(),"
     assert quiet in source.read_text()
     source.write_text(source.read_text().replace(quiet, loud))
