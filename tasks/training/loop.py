@@ -201,6 +201,9 @@ class TrainingLoop:
                     since_checkpoint = Stopwatch()
                 if stops or is_interrupted():
                     raise KeyboardInterrupt
+        if is_interrupted():  # after the last step's check
+            self.checkpoint()
+            raise KeyboardInterrupt
 
     def learn(self, batch: Batch) -> None:
         """Take one step, and add its metric to the sums; AttendError where its loss is not finite."""
