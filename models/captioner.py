@@ -27,8 +27,6 @@ from .torch_steps import TorchSteps
 from .vocabulary import Vocabulary
 from .weight_files import save_tensors
 
-CONFIDENCE = "confidence.npz"
-
 
 class Captioner(BaseCaptioner):
     """A captioner in torch.
@@ -65,9 +63,7 @@ class Captioner(BaseCaptioner):
         backbone = None if "shape" in config["backbone"] else _load_backbone(config["backbone"], folder)
         decoder = make(config["decoder"])
         decoder.load_state_dict(safetensors.torch.load_file(folder / "decoder.safetensors"))
-        fitted = folder / CONFIDENCE
-        confidence = Confidence.load(fitted) if fitted.is_file() else None
-        return cls(config, vocabulary, backbone, decoder, device, confidence)
+        return cls(config, vocabulary, backbone, decoder, device, Confidence.load(folder))
 
     def save(self, folder: Path) -> None:
         """Write the captioner into a folder."""
@@ -79,7 +75,7 @@ class Captioner(BaseCaptioner):
                 continue
             save_tensors(module.state_dict(), folder / f"{name}.safetensors")
         if self.confidence is not None:
-            self.confidence.save(folder / CONFIDENCE)
+            self.confidence.save(folder)
 
     def encode(self, pictures: list[Picture]) -> Grids:
         if self._encoder is None:

@@ -27,6 +27,7 @@ FEATURES = ("log_probability", "mean_log_probability", "gain", "distance")
 TAIL = 0.05  # share of the held-out pictures whose distances the tail is fitted to
 _RARE = 0.02  # share of the held-out pictures that are as far away, below which the confidence falls
 _NEIGHBOURS = 5
+_FILE = "confidence.npz"
 
 
 @dataclass(frozen=True)
@@ -81,16 +82,18 @@ class Confidence:
         """Return whether it weighs how much likelier the words are than for the mean grid."""
         return bool(self.weights[FEATURES.index("gain")])
 
-    def save(self, file: Path) -> None:
-        """Write it to an .npz file."""
+    def save(self, folder: Path) -> None:
+        """Write it into a folder."""
         own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "training"}
         arrays: dict[str, Any] = {**own, **{f"training.{name}": array for name, array in vars(self.training).items()}}
-        np.savez(file, **arrays)
+        np.savez(folder / _FILE, **arrays)
 
     @classmethod
-    def load(cls, file: Path) -> Self:
-        """Return the confidence that was saved in a file."""
-        with np.load(file, allow_pickle=False) as saved:
+    def load(cls, folder: Path) -> Self | None:
+        """Return the confidence that was saved in a folder; None where there is none."""
+        if not (folder / _FILE).is_file():
+            return None
+        with np.load(folder / _FILE, allow_pickle=False) as saved:
             arrays = dict(saved)
         training = TrainingPictures(arrays.pop("training.mean"), arrays.pop("training.pooled"))
         return cls(training, **arrays)

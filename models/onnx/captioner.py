@@ -38,11 +38,10 @@ class OnnxCaptioner(BaseCaptioner):
     def __init__(self, folder: Path, threads: int = 0) -> None:
         """Load the captioner in a folder. threads: that a graph runs on; 0 for OMP_NUM_THREADS, or all cores."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        fitted = folder / "confidence.npz"
         super().__init__(
             config,
             Vocabulary.from_json((folder / "vocabulary.json").read_text(encoding="utf-8")),
-            Confidence.load(fitted) if fitted.is_file() else None,
+            Confidence.load(folder),
         )
         spec = config["onnx"]
         self.attends, self.attention_grid = spec["attends"], spec["attention_grid"]

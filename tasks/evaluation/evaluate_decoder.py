@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.captioner import CONFIDENCE
 from models.confidence import FEATURES, TrainingPictures
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import EvaluationConfig
@@ -80,7 +79,7 @@ def _add_confidence(out: Path, training: TrainingPictures, acceptable: float) ->
     column = table.schema.get_field_index("confidence")
     pq.write_table(table.set_column(column, "confidence", pa.array(confidence)), out / PREDICTIONS)
     whole = calibration.fit(training, dev.features, dev.flags)
-    whole.save(out / CONFIDENCE)
+    whole.save(out)
     return calibration.judge(confidence, scored.log_probabilities, scored.flags, scored.definition)
 
 

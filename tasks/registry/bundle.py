@@ -9,7 +9,7 @@ from typing import Any
 
 import models
 from models.backbones.base import Backbone
-from models.captioner import CONFIDENCE, Captioner
+from models.captioner import Captioner
 from models.confidence import Confidence
 from tasks.config.schema import Config
 from tasks.data.caption_files import read_vocabulary
@@ -33,8 +33,7 @@ def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
     decoder, decoder_shape = load_ensemble(artifacts.decoder.path, config.evaluation.ensemble)
     parts = {"decoder": decoder_shape, "decoding": vars(config.evaluation.decoding())}
     vocabulary = read_vocabulary(artifacts.captions.path)
-    fitted = artifacts.scores.path / CONFIDENCE
-    confidence = Confidence.load(fitted) if fitted.is_file() else None
+    confidence = Confidence.load(artifacts.scores.path)
 
     def captioner_of(backbone_spec: dict[str, Any], backbone: Backbone | None) -> Captioner:
         return Captioner({"backbone": backbone_spec, **parts}, vocabulary, backbone, decoder, confidence=confidence)

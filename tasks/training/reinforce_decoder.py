@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.likelihood import padded
 from models.options import Decoding
 from models.search import Caption
 from models.torch_steps import decode
-from models.vocabulary import END, FORBIDDEN, NULL, START
+from models.vocabulary import FORBIDDEN
 from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
 from tasks.config.training import SelfCriticalConfig
@@ -107,12 +108,8 @@ def as_tokens(drawn: list[list[Caption]]) -> Tensor:
 
     END is left out where the caption was cut off at the greatest length.
     """
-    rows = [
-        [START, *caption.tokens, *([END] if caption.finished else [])] for captions in drawn for caption in captions
-    ]
-    longest = max(map(len, rows))
-    flat = torch.tensor([row + [NULL] * (longest - len(row)) for row in rows])
-    return flat.view(len(drawn), -1, longest)
+    flat = padded([caption.with_end for captions in drawn for caption in captions])
+    return flat.view(len(drawn), -1, flat.shape[1])
 
 
 def others_mean(rewards: Tensor) -> Tensor:

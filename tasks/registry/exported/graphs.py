@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from models.backbones.base import Backbone
 from models.backbones.encoder import Encoder
-from models.captioner import CONFIDENCE, Captioner
+from models.captioner import Captioner
 from models.decoders.base import State
 from models.decoders.ensemble import EnsembleState
 from models.onnx.captioner import OnnxCaptioner
@@ -275,7 +275,7 @@ def _write_settings(captioner: Captioner, layout: _Layout, folder: Path) -> None
     (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
     (folder / "vocabulary.json").write_text(captioner.vocabulary.to_json(), encoding="utf-8")
     if captioner.confidence is not None:
-        captioner.confidence.save(folder / CONFIDENCE)
+        captioner.confidence.save(folder)
 
 
 @torch.no_grad()
