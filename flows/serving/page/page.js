@@ -40,9 +40,20 @@
     }));
   }
 
+  const described = fetch("/model").then((response) => response.json()).then((found) => {
+    model = found;
+    at("model").textContent = `${found.model}, version ${found.version}`;
+    at("beam").value = found.beam;
+    at("best").value = Math.min(3, found.beam);
+    setting("beam");
+    setting("best");
+  }).catch(() => state("The server does not answer.", true));
+
   async function ask() {
     if (!given) return;
     const number = ++asked;
+    await described; // a picture may be dropped before the model is described, and beam and maps depend on it
+    if (number !== asked) return;
     const query = new URLSearchParams({ beam_size: at("beam").value, n_best: at("best").value });
     if (model.attends) query.set("return_attention", "true");
     at("answer").setAttribute("aria-busy", "true");
@@ -106,12 +117,4 @@
   document.addEventListener("drop", (event) => take(event.dataTransfer.files[0]));
   document.addEventListener("paste", (event) => take([...event.clipboardData.files].find((file) => file.type.startsWith("image/"))));
 
-  fetch("/model").then((response) => response.json()).then((told) => {
-    model = told;
-    at("model").textContent = `${told.model}, version ${told.version}`;
-    at("beam").value = told.beam;
-    at("best").value = Math.min(3, told.beam);
-    setting("beam");
-    setting("best");
-  }).catch(() => state("The server does not answer.", true));
 })();
