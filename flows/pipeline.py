@@ -13,6 +13,7 @@ from tasks.data.tensorise import tensorise
 from tasks.evaluation.evaluate import evaluate
 from tasks.grids.extract import extract
 from tasks.grids.views import extract_views
+from tasks.neighbours.remember import remember
 from tasks.pipeline.stage import Pipeline
 from tasks.registry.register import register
 from tasks.training.fine_tune import fine_tune, tuned_decoder
@@ -46,6 +47,7 @@ def build_pipeline(config: Config) -> Pipeline:
     if config.self_critical is not None:
         decoder = self_critical(config, config.self_critical, decoder)
 
-    scores = evaluate(config, decoder)
+    memory = remember(config, grids, captions)
+    scores = evaluate(config, decoder, memory)
     registered = register(config, scores)
     return Pipeline.ending_in(registered, config)

@@ -12,23 +12,40 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .confidence import Confidence, features_of, pool
+from .confidence import Confidence, features_of
 from .encoded_pictures import decode
 from .given_grids import read_grid
-from .options import Decoding
+from .neighbours import Copy, Memory, Ranked, as_captions, rank, support_of, weights_of
+from .options import Decoding, Neighbours
 from .picture_formats import Interpolation
 from .resizing import resize
 from .search import Caption, State, Steps, read
 from .search import decode as decode_captions
 from .vocabulary import END, FORBIDDEN, START, Vocabulary
+from .word_rules import Floats
 
 NO_WORDS = (*FORBIDDEN, END)  # tokens that are no part of a caption's text
 _BATCH = 32  # photographs encoded and decoded at once
 _NOT_FITTED_TO = ("n_best", "seed")  # settings of a search that do not change how good its best captions are
 _NONE_FITTED = "none was fitted: the model card says why"
+_SUPPORTING = 3  # similar training pictures that explain a caption
 
 Picture = npt.NDArray[Any]  # a photograph decoded and resized, uint8 (S, S, 3), or a given grid, float16 (h, w, C)
 Grids = npt.NDArray[np.float16]  # (N, h, w, C)
+
+
+@dataclass(frozen=True)
+class Supporting:
+    """A training picture whose captions support a caption.
+
+    picture: its number in the memory. captions: of the picture. cosine: its similarity to the photograph. support: the
+    mean CIDEr-D of the caption to these, from 0 to 1.
+    """
+
+    picture: int
+    captions: list[str]
+    cosine: float
+    support: float
 
 
 @dataclass(frozen=True)
@@ -39,9 +56,9 @@ class Captioned:
     tokens before it. log_probability: of the caption, natural logarithm, END counted. confidence: the probability that
     the caption is acceptable; None where there is none. no_confidence: why there is none, or None: none was fitted, or
     it was fitted to captions of another search. distance: of the photograph from those that the model was trained on,
-    from 0 to 2 (`TrainingPictures.distances`); None where no confidence was fitted. alternatives: (caption,
-    log-probability) of the next best captions. attention: the attention map of each token, (tokens, h, w) float32, each
-    summing to 1; None if not requested. error: why there is no caption, or None.
+    from 0 to 2 (`Memory.distances`). alternatives: (caption, log-probability) of the next best captions. attention: the
+    attention map of each token, (tokens, h, w) float32, each summing to 1; None if not requested. supporting: the
+    training pictures that support the caption the most; None if not requested. error: why there is no caption, or None.
 
     Where the confidence is less than was asked for, `caption` is the text for that, and there are no tokens and no
     alternatives.
@@ -56,16 +73,17 @@ class Captioned:
     distance: float | None = None
     alternatives: list[tuple[str, float]] = field(default_factory=list)
     attention: npt.NDArray[np.float32] | None = None
+    supporting: list[Supporting] | None = None
     error: str | None = None
 
 
 class BaseCaptioner(ABC):
     """A model that captions encoded photographs. It has no state that calls change, so threads may share it.
 
-    config: as saved, see the captioners. decoding: how it was evaluated. attends: whether its decoder attends to the
-    grid before each word. attention_grid: the side of the positions attended; None for those of the grid.
-    interpolation: by which photographs are resized. steps: its decoder's. confidence: None where its captions have
-    none.
+    config: as saved, see the captioners. decoding: how it was evaluated. memory: of its training pictures. neighbours:
+    how these rank captions; None where they do not. attends: whether its decoder attends to the grid before each word.
+    attention_grid: the side of the positions attended; None for those of the grid. interpolation: by which photographs
+    are resized. steps: its decoder's. confidence: None where its captions have none.
     """
 
     attends: bool
@@ -73,10 +91,14 @@ class BaseCaptioner(ABC):
     interpolation: Interpolation
     steps: Steps
 
-    def __init__(self, config: dict[str, Any], vocabulary: Vocabulary, confidence: Confidence | None) -> None:
+    def __init__(
+        self, config: dict[str, Any], vocabulary: Vocabulary, memory: Memory, confidence: Confidence | None
+    ) -> None:
         self.config = config
         self.decoding = Decoding(**config["decoding"])
+        self.neighbours = None if config["neighbours"] is None else Neighbours(**config["neighbours"])
         self.vocabulary = vocabulary
+        self.memory = memory
         self.confidence = confidence
 
     @property
@@ -140,6 +162,7 @@ class BaseCaptioner(ABC):
         grid: Grids,
         keys: Sequence[int] | None = None,
         attention: bool = False,
+        explain: bool = False,
         min_confidence: float | None = None,
         otherwise: str = "",
         **decoding: Any,
@@ -147,9 +170,11 @@ class BaseCaptioner(ABC):
         """Return a result for each cached grid of (N, h, w, C) float16.
 
         keys: `key_of` each photograph, for sampling. attention: whether to return attention maps; ValueError for a
-        decoder without attention. min_confidence: from 0 to 1; a caption of which the model is less confident is
-        replaced by the text `otherwise`; ValueError where captions of this model or this search have no confidence.
-        decoding: fields of Decoding, see `settings_of`. Raises ValueError for values that do not go together.
+        decoder without attention. explain: whether to return the training pictures that support a caption; ValueError
+        where neighbours do not rank captions. min_confidence: from 0 to 1; a caption of which the model is less
+        confident is replaced by the text `otherwise`; ValueError where captions of this model or this search have no
+        confidence. decoding: fields of Decoding, see `settings_of`. Raises ValueError for values that do not go
+        together.
         """
         settings = settings_of(self.decoding, decoding)
         no_confidence = self._why_no_confidence(settings)
@@ -159,19 +184,26 @@ class BaseCaptioner(ABC):
         if attention and not self.attends:
             raise ValueError(f"the decoder {self.config['decoder']['name']} has no attention, so no attention maps")
         start = self.steps.start(np.asarray(grid, np.float32))
-        captions = decode_captions(self.steps, start, len(grid), settings, keys)
-        best = [n_best[0] for n_best in captions]
-        confidences, distances = self._confidences(grid, best, no_confidence)
+        found = decode_captions(self.steps, start, len(grid), settings, keys)
+        vectors = self.memory.embed(grid)
+        ranked = self._ranked(start, found, vectors, settings)
+        best = [item.captions[0] for item in ranked]
+        distances = self.memory.distances(vectors)
+        confidences: Sequence[float | None] = [None] * len(best)
+        if no_confidence is None:
+            similarities = np.array([item.similarity for item in ranked], np.float32)
+            confidences = self._confidences(best, distances, similarities)
         maps = self._maps(start, best, grid.shape[1:3]) if attention else [None] * len(best)
         results = [
             replace(
-                self._result(n_best),
+                self._result(item.captions[: settings.n_best]),
                 confidence=confidence,
                 no_confidence=no_confidence,
                 distance=distance,
                 attention=own,
+                supporting=self._supporting(item) if explain else None,
             )
-            for n_best, confidence, distance, own in zip(captions, confidences, distances, maps, strict=True)
+            for item, confidence, distance, own in zip(ranked, confidences, distances.tolist(), maps, strict=True)
         ]
         return results if min_confidence is None else withheld(results, min_confidence, otherwise)
 
@@ -183,25 +215,51 @@ class BaseCaptioner(ABC):
         changed = [f"{name}={value}" for name, value in own.items() if getattr(settings, name) != value]
         return f"it was fitted to captions of {', '.join(changed)}" if changed else None
 
-    def _confidences(
-        self, grid: Grids, captions: Sequence[Caption], no_confidence: str | None
-    ) -> tuple[Sequence[float | None], Sequence[float | None]]:
-        """Return the confidence of a caption of each picture, and the distance of the picture."""
-        none: Sequence[None] = [None] * len(captions)
-        if self.confidence is None:
-            return none, none
-        distances = self.confidence.training.distances(pool(grid))
-        if no_confidence is not None:
-            return none, distances.tolist()
+    def _ranked(
+        self, start: State, found: Sequence[list[Caption]], vectors: Floats, settings: Decoding
+    ) -> list[Ranked]:
+        """Return the captions of each of N pictures as they are ranked.
+
+        start: the state before the first word. vectors (N, D): of the pictures.
+        """
+        if not settings.neighbours:
+            return [Ranked(captions) for captions in found]
+        if self.neighbours is None:
+            raise ValueError("neighbours: this model consults none: the model card says why")
+
+        def read_copies(pictures: list[int], copies: list[Copy]) -> list[Caption]:
+            return as_captions(self.steps, start.keep(np.array(pictures)), copies)
+
+        return rank(self.memory, vectors, found, self.neighbours, read_copies)
+
+    def _supporting(self, ranked: Ranked) -> list[Supporting]:
+        """Return the training pictures that support the best caption of a picture the most, the strongest first."""
+        said, neighbours, kept = ranked.consulted, self.neighbours, self.memory.captions
+        if said is None or neighbours is None or kept is None:
+            raise ValueError("neighbours: none rank these captions, so none explain them: the model card says why")
+        support = support_of(kept, ranked.captions[0], said.pictures)
+        weights = weights_of(said.cosines, neighbours.temperature)
+        found = []
+        for place in np.argsort(-support * weights, kind="stable")[:_SUPPORTING]:
+            rows, _ = kept.of(said.pictures[[place]])
+            texts = [self.vocabulary.text(row[row >= 0].tolist()) for row in rows]
+            number = int(said.pictures[place])
+            found.append(Supporting(number, texts, float(said.cosines[place]), float(support[place])))
+        return found
+
+    def _confidences(self, captions: Sequence[Caption], distances: Floats, similarities: Floats) -> list[float]:
+        """Return the confidence of a caption of each picture."""
+        assert self.confidence is not None
         blind = self._blind_start if self.confidence.needs_gain else None
-        features = features_of(self.steps, blind, distances, captions)
-        return self.confidence(features).tolist(), distances.tolist()
+        confidences: list[float] = self.confidence(
+            features_of(self.steps, blind, distances, similarities, captions)
+        ).tolist()
+        return confidences
 
     @cached_property
     def _blind_start(self) -> State:
         """Return the state before the first word for the mean grid of the training pictures."""
-        assert self.confidence is not None
-        start: State = self.steps.start(self.confidence.training.mean[None])
+        start: State = self.steps.start(self.memory.grid[None])
         return start
 
     def _maps(self, start: State, captions: Sequence[Caption], sides: Sequence[int]) -> list[npt.NDArray[np.float32]]:
@@ -260,7 +318,7 @@ def settings_of(evaluated: Decoding, given: Mapping[str, Any]) -> Decoding:
 
     Fields left out, or None, are as evaluated, except that a beam selects beam search, and a temperature, top_k or
     top_p selects sampling, unless `search` is given; and that n_best widens a beam that is not given; and that sampling
-    has no consensus. Raises ValueError for values that do not go together.
+    consults no neighbours. Raises ValueError for values that do not go together.
     """
     overrides = {name: value for name, value in given.items() if value is not None}
     for_sampling = [name for name in ("temperature", "top_k", "top_p") if name in overrides]
@@ -277,7 +335,7 @@ def settings_of(evaluated: Decoding, given: Mapping[str, Any]) -> Decoding:
     if "n_best" not in overrides and "beam" in overrides:
         overrides["n_best"] = min(evaluated.n_best, overrides["beam"])
     if overrides.get("search") == "sample":
-        overrides.setdefault("consensus", False)
+        overrides.setdefault("neighbours", False)
     if "min_length" not in overrides and "max_length" in overrides:
         overrides["min_length"] = min(evaluated.min_length, overrides["max_length"] - 1)
     return replace(evaluated, **overrides)

@@ -1,7 +1,7 @@
 """The captioner: backbone, decoder and vocabulary together turn photographs into captions.
 
-A captioner is saved as a folder of config.json, vocabulary.json, backbone.safetensors, decoder.safetensors and, where
-its captions have a confidence, confidence.npz; nothing in it is pickled. A registered model is such a folder
+A captioner is saved as a folder of config.json, vocabulary.json, backbone.safetensors, decoder.safetensors, memory.npz
+and, where its captions have a confidence, confidence.npz; nothing in it is pickled. A registered model is such a folder
 with a copy of this package beside it.
 """
 
@@ -22,6 +22,7 @@ from .captioned import BaseCaptioner, Grids, Picture
 from .confidence import Confidence
 from .decoders import base as decoders
 from .decoders.ensemble import Ensemble
+from .neighbours import Memory
 from .photographs import as_batch
 from .torch_steps import TorchSteps
 from .vocabulary import Vocabulary
@@ -33,7 +34,8 @@ class Captioner(BaseCaptioner):
 
     config: as saved: `backbone` (name, image_size, fit, grid, precision, and `projected`, the channels of its
     projection, where it has one), `decoder` (the arguments of `make`, with the number of `members` for an ensemble) and
-    `decoding` (the fields of options.Decoding). Without a backbone it takes grids in place of photographs, and
+    `decoding` (the fields of options.Decoding), and `neighbours` (those of options.Neighbours, or None where they do
+    not rank captions). Without a backbone it takes grids in place of photographs, and
     `backbone` has their `shape` (h, w, C). confidence: None where its captions have none.
     """
 
@@ -43,10 +45,11 @@ class Captioner(BaseCaptioner):
         vocabulary: Vocabulary,
         backbone: backbones.Backbone | None,
         decoder: decoders.Decoder | Ensemble,
+        memory: Memory,
         device: torch.device | str = "cpu",
         confidence: Confidence | None = None,
     ) -> None:
-        super().__init__(config, vocabulary, confidence)
+        super().__init__(config, vocabulary, memory, confidence)
         self.device = torch.device(device)
         self.backbone = backbone
         self._encoder = None if backbone is None else Encoder(backbone, config["backbone"]["precision"], self.device)
@@ -63,7 +66,7 @@ class Captioner(BaseCaptioner):
         backbone = None if "shape" in config["backbone"] else _load_backbone(config["backbone"], folder)
         decoder = make(config["decoder"])
         decoder.load_state_dict(safetensors.torch.load_file(folder / "decoder.safetensors"))
-        return cls(config, vocabulary, backbone, decoder, device, Confidence.load(folder))
+        return cls(config, vocabulary, backbone, decoder, Memory.load(folder), device, Confidence.load(folder))
 
     def save(self, folder: Path) -> None:
         """Write the captioner into a folder."""
@@ -74,6 +77,7 @@ class Captioner(BaseCaptioner):
             if module is None:
                 continue
             save_tensors(module.state_dict(), folder / f"{name}.safetensors")
+        self.memory.save(folder)
         if self.confidence is not None:
             self.confidence.save(folder)
 

@@ -1,11 +1,12 @@
 """The confidence of a caption: the probability that it is acceptable, by a logistic regression that was fitted to
 captions of held-out pictures.
 
-What is known of a caption are four numbers: its log-probability, and the mean of it over its words; how much likelier
-its words are for this picture than for the mean of the training pictures, which is what the decoder says without
-looking; and how far the picture is from the training pictures, by nearest neighbours of pooled grids (Sun et al. 2022,
-"Out-of-distribution detection with deep nearest neighbors"). The regression knows only pictures like those it was
-fitted to: of pictures that are farther away than hardly any of those, the confidence falls as they get rarer.
+What is known of a caption are five numbers: its log-probability, and the mean of it over its words; how similar it is
+to the captions of similar training pictures; how much likelier its words are for this picture than for the mean of the
+training pictures, which is what the decoder says without looking; and how far the picture is from the training
+pictures, by nearest neighbours (Sun et al. 2022, "Out-of-distribution detection with deep nearest neighbors"). The
+regression knows only pictures like those it was fitted to: of pictures that are farther away than hardly any of those,
+the confidence falls as they get rarer.
 
 This file needs no torch: captioners of every runtime share it.
 """
@@ -13,54 +14,30 @@ This file needs no torch: captioners of every runtime share it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from .search import Caption, State, Steps, read
 from .word_rules import Floats
 
-FEATURES = ("log_probability", "mean_log_probability", "gain", "distance")
+FEATURES = ("log_probability", "mean_log_probability", "similarity", "gain", "distance")
 TAIL = 0.05  # share of the held-out pictures whose distances the tail is fitted to
 _RARE = 0.02  # share of the held-out pictures that are as far away, below which the confidence falls
-_NEIGHBOURS = 5
 _FILE = "confidence.npz"
-
-
-@dataclass(frozen=True)
-class TrainingPictures:
-    """Hold what is kept of the grids of training pictures.
-
-    mean (h, w, C) float32: their mean. pooled (M, C) float32: the mean over the positions of some, scaled to length 1.
-    """
-
-    mean: Floats
-    pooled: Floats
-
-    def distances(self, pooled: Floats) -> Floats:
-        """Return the mean distance of pooled grids (N, C), as `pool` returns them, to the nearest of these, (N,).
-
-        From 0 to 2, as all have length 1.
-        """
-        cosines = (pooled @ self.pooled.T).clip(-1, 1)
-        nearest = np.sort(cosines, axis=1)[:, -_NEIGHBOURS:]
-        distances: Floats = np.sqrt(2 - 2 * nearest).mean(axis=1)
-        return distances
 
 
 @dataclass(frozen=True)
 class Confidence:
     """A fitted confidence.
 
-    training: the training pictures. means, scales, weights (F,), bias (1,) float32: the logistic regression of the
+    means, scales, weights (F,), bias (1,) float32: the logistic regression of the
     scaled features. tail (2,) float32: the distance that the share `TAIL` of the held-out pictures exceed, and their
     mean excess.
     """
 
-    training: TrainingPictures
     means: Floats
     scales: Floats
     weights: Floats
@@ -84,9 +61,7 @@ class Confidence:
 
     def save(self, folder: Path) -> None:
         """Write it into a folder."""
-        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "training"}
-        arrays: dict[str, Any] = {**own, **{f"training.{name}": array for name, array in vars(self.training).items()}}
-        np.savez(folder / _FILE, **arrays)
+        np.savez(folder / _FILE, **vars(self))
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
@@ -94,23 +69,17 @@ class Confidence:
         if not (folder / _FILE).is_file():
             return None
         with np.load(folder / _FILE, allow_pickle=False) as saved:
-            arrays = dict(saved)
-        training = TrainingPictures(arrays.pop("training.mean"), arrays.pop("training.pooled"))
-        return cls(training, **arrays)
+            return cls(**saved)
 
 
-def pool(grids: npt.NDArray[Any]) -> Floats:
-    """Return the means of grids (N, h, w, C) over their positions, scaled to length 1: (N, C) float32."""
-    means = grids.mean(axis=(1, 2), dtype=np.float32)
-    pooled: Floats = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
-    return pooled
-
-
-def features_of(decoder: Steps, blind: State | None, distances: Floats, captions: Sequence[Caption]) -> Floats:
+def features_of(
+    decoder: Steps, blind: State | None, distances: Floats, similarities: Floats, captions: Sequence[Caption]
+) -> Floats:
     """Return the `FEATURES` of a caption of each of N pictures, (N, F) float32.
 
     blind: the state before the first word for the training pictures' mean grid; None where nothing weighs the gain,
-    which is then 0. distances (N,): of the pictures.
+    which is then 0. distances (N,): of the pictures. similarities (N,): of the captions to those of similar training
+    pictures, 0 where these are not consulted.
     """
     lengths = np.array([max(len(caption.of_words), 1) for caption in captions], np.float32)
     totals = np.array([caption.of_words.sum() for caption in captions], np.float32)
@@ -118,4 +87,4 @@ def features_of(decoder: Steps, blind: State | None, distances: Floats, captions
     if blind is not None:
         unseen, _ = read(decoder, blind, [[caption.with_end for caption in captions]])
         gains = (totals - unseen[0].sum(axis=1)) / lengths
-    return np.stack([totals, totals / lengths, gains, distances], axis=1)
+    return np.stack([totals, totals / lengths, similarities, gains, distances], axis=1)

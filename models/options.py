@@ -132,6 +132,22 @@ class TransformerOptions(DecoderOptions):
             raise ValueError(f"hidden: {self.hidden} is not a multiple of 4 and of decoder.heads={self.heads}")
 
 
+@dataclass(frozen=True)
+class Neighbours:
+    """How captions are ranked by their similarity to the captions of similar training pictures, the neighbours.
+
+    number: of neighbours. temperature: of their weights, exp(cosine / temperature). factor: by which a caption's
+    weighted mean CIDEr-D to their captions, from 0 to 1, is added to its mean log-probability. copies: a caption of
+    theirs is used instead of the best one where its similarity is more than this many times that of the best; None for
+    no copies.
+    """
+
+    number: int = 60
+    temperature: float = 0.1
+    factor: float = 16.0
+    copies: float | None = None
+
+
 class DecoderSpec(TypedDict):
     """The arguments of `decoders.base.make`, as decoder.json has them."""
 
@@ -155,9 +171,9 @@ class Decoding:
     log-probability / length ** length_normalisation; `sample` for captions drawn word by word, at a temperature, among
     the top_k likeliest words (0 for all) that make up the share top_p (Holtzman et al. 2020, section 3.1).
     max_length: the most words of a caption, END counted. min_length: the fewest words before END. no_repeat: no n-gram
-    of this size may occur twice in a caption (0 for no such rule). no_echo: no word may follow itself. consensus: of
-    the better half of a beam, the captions most like the others come first (see consensus.py). n_best: captions per
-    picture, best first. seed: of sampling. Raises ValueError for settings that do not go together.
+    of this size may occur twice in a caption (0 for no such rule). no_echo: no word may follow itself. neighbours:
+    whether captions of a beam are ranked by the captions of similar training pictures too (see neighbours.py). n_best:
+    captions per picture, best first. seed: of sampling. Raises ValueError for settings that do not go together.
     """
 
     search: Searches = "beam"
@@ -171,27 +187,19 @@ class Decoding:
     min_length: int = 0
     no_repeat: int = 0
     no_echo: bool = False
-    consensus: bool = False
+    neighbours: bool = False
     n_best: int = 1
 
     @property
-    def voters(self) -> int:
-        """Return how many captions of a beam the consensus is taken of; 0 without one.
-
-        The worse half of a beam says little of what the model is sure of.
-        """
-        return (self.beam + 1) // 2 if self.consensus else 0
-
-    @property
     def wanted(self) -> int:
-        """Return how many captions of a picture a beam search has to find."""
-        return max(self.n_best, self.voters)
+        """Return how many captions of a picture a beam search returns: all of them where neighbours rank them."""
+        return self.beam if self.neighbours else self.n_best
 
     def __post_init__(self) -> None:
         if self.search not in get_args(Searches):
             raise ValueError(f"search: there is no {self.search!r}: use {' or '.join(get_args(Searches))}")
-        if self.search == "sample" and self.consensus:
-            raise ValueError("consensus: it is taken of a beam: set search to beam, or leave consensus out")
+        if self.search == "sample" and self.neighbours:
+            raise ValueError("neighbours: they rank captions of a beam: set search to beam, or neighbours to off")
         if self.search == "beam" and self.n_best > self.beam:
             raise ValueError(
                 f"n_best: a beam of {self.beam} cannot give {self.n_best} captions: lower n_best or widen the beam"

@@ -30,6 +30,7 @@ TYPES: dict[str, type] = {
     **{name: kind for name, (_, kind, _, _) in PARAMETERS.items()},
     "otherwise": str,
     "return_attention": bool,
+    "return_neighbours": bool,
 }
 
 
@@ -49,12 +50,21 @@ def from_base64(text: str) -> bytes:
 Params = dict[str, int | float | bool | str]
 
 
+class NeighbourRow(TypedDict):
+    """A training picture that supports a caption: see `captioned.Supporting`."""
+
+    captions: list[str]
+    cosine: float
+    support: float
+
+
 class CaptionRow(TypedDict):
     """A photograph's row.
 
     token_probabilities: of each of the tokens. confidence: the probability that the caption is acceptable; None where
     the model has none. alternatives: caption and log_probability of each. attention: a map, a list of rows, for each
-    token. error: why there is no caption; None where there is one.
+    token. neighbours: the training pictures that support the caption the most. error: why there is no caption; None
+    where there is one.
     """
 
     caption: str
@@ -65,6 +75,7 @@ class CaptionRow(TypedDict):
     no_confidence: str | None
     alternatives: list[dict[str, str | float]]
     attention: list[list[list[float]]]
+    neighbours: list[NeighbourRow]
     error: str | None
 
 
@@ -85,7 +96,11 @@ def answer(
 def decoding_of(params: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of `caption` for a request's parameters; ValueError for one that is out of bounds."""
     given = dict(params or {})
-    decoding = {"attention": bool(given.get("return_attention")), "otherwise": str(given.get("otherwise") or "")}
+    decoding = {
+        "attention": bool(given.get("return_attention")),
+        "explain": bool(given.get("return_neighbours")),
+        "otherwise": str(given.get("otherwise") or ""),
+    }
     for name, (option, _, minimum, maximum) in PARAMETERS.items():
         value = given.get(name) or None
         if value is not None and not minimum <= value <= maximum:
@@ -114,6 +129,7 @@ def failed(why: str) -> CaptionRow:
         "no_confidence": None,
         "alternatives": [],
         "attention": [],
+        "neighbours": [],
         "error": why,
     }
 
@@ -131,5 +147,8 @@ def _row(item: Captioned) -> CaptionRow:
         "no_confidence": item.no_confidence,
         "alternatives": [{"caption": text, "log_probability": value} for text, value in item.alternatives],
         "attention": item.attention.tolist() if item.attention is not None else [],
+        "neighbours": [
+            {"captions": one.captions, "cosine": one.cosine, "support": one.support} for one in item.supporting or []
+        ],
         "error": None,
     }

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .consensus import by_consensus
 from .options import Decoding
 from .vocabulary import END, NULL, START
 from .word_rules import Floats, Words, rule_out, truncate, uniform_draws
@@ -90,7 +89,7 @@ class Caption:
 def decode(
     decoder: Steps, start: State, pictures: int, decoding: Decoding, keys: Sequence[int] | None = None
 ) -> list[list[Caption]]:
-    """Return the `n_best` captions of each of N pictures, best first.
+    """Return the `wanted` captions of each of N pictures, best first.
 
     start: the state before the first word. pictures: N. keys: for sampling, an integer per picture that
     identifies its content: the captions drawn for a picture depend on the seed and its key alone, not on the other
@@ -366,13 +365,12 @@ class _BeamSearch(_Search):
         self.scores, self.ended = self.scores[left], [self.ended[index] for index in left]
 
     def captions(self, picture: int) -> list[Caption]:
-        """Return the n_best captions of a picture: those that ended, then live ones if too few ended."""
+        """Return the wanted captions of a picture: those that ended, then live ones if fewer than n_best ended."""
         decoding = self.decoding
         found = [caption for _, caption in self.ended[picture][: decoding.wanted]]
-        found[: decoding.voters] = by_consensus(found[: decoding.voters])
         if len(found) < decoding.n_best:
             # All live ones have the same length, so length normalisation would not change their order.
             scores = self.scores[picture]
             live = [row for row in np.argsort(-scores, kind="stable").tolist() if scores[row] > -np.inf]
             found += [self.history.caption(picture, row, float(scores[row])) for row in live]
-        return found[: decoding.n_best]
+        return found[: decoding.wanted]

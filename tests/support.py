@@ -24,7 +24,15 @@ from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.embedded_store import DATABASE, VERSION
 from tasks.registry.register import Registration
 
-STAGES = ("ingest", "extract", "tensorise", "train", "evaluate", "register")  # of a config without optional ones
+STAGES = (
+    "ingest",
+    "extract",
+    "tensorise",
+    "train",
+    "remember",
+    "evaluate",
+    "register",
+)  # of a config without optional ones
 WITHOUT_MLFLOW = STAGES[:-1]
 HERE = Path(__file__).resolve().parents[1]
 

@@ -319,10 +319,10 @@ def test_killed_twice_each_picture_is_captioned_exactly_once(registered: Path, t
 def test_a_champion_is_scored_by_the_settings_that_its_code_has(registered: Path, tmp_path: Path) -> None:
     config = trained(registered)
     captioner = make_captioner(config, captioner_artifacts(config))
-    known = {name: value for name, value in vars(captioner.decoding).items() if name != "consensus"}
+    known = {name: value for name, value in vars(captioner.decoding).items() if name != "no_echo"}
 
     class Older:
-        """A captioner of code that was written before the consensus."""
+        """A captioner of code that was written before `no_echo`."""
 
         decoding, config = SimpleNamespace(**known), captioner.config
 

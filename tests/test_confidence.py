@@ -14,10 +14,10 @@ import pytest
 
 from flows.commands.cli import app
 from models.captioner import Captioner
-from models.confidence import FEATURES, Confidence, TrainingPictures, features_of, pool
+from models.confidence import FEATURES, Confidence, features_of
 from models.search import Caption, decode, read
 from tasks.config.schema import Config
-from tasks.evaluation.calibration import fit, halves, judge, read_training_pictures, why_not
+from tasks.evaluation.calibration import fit, halves, judge, why_not
 from tasks.evaluation.caption_and_score import FITTED_TO, PREDICTIONS
 from tasks.evaluation.score_record import confidence_figures, confidence_lines, read_scores
 from tasks.grids.index import open_grids
@@ -25,8 +25,6 @@ from tasks.metrics import ScoredCaption
 from tasks.registry import tracking
 from tasks.registry.bundle import make_captioner
 from tests.support import artifacts, captioner_artifacts, pictures, register_all, run_all, trained
-
-NOTHING = TrainingPictures(np.zeros((1, 1, 4), np.float32), np.eye(4, dtype=np.float32))
 
 
 def config_of(workspace: Path, **changes: object) -> Config:
@@ -52,7 +50,7 @@ def planted(count: int, seed: int = 0) -> tuple[Any, Any]:
 
 
 def test_what_is_fitted_is_calibrated_on_others_and_ranks_by_what_matters() -> None:
-    fitted = fit(NOTHING, *planted(2000))
+    fitted = fit(*planted(2000))
     features, acceptable = planted(2000, seed=1)
     confidence = fitted(features.astype(np.float32)).astype(np.float64)
     judged = judge(confidence, features[:, 0], acceptable, "it is")
@@ -66,12 +64,12 @@ def test_what_is_fitted_is_calibrated_on_others_and_ranks_by_what_matters() -> N
 def test_features_that_say_nothing_get_no_weight() -> None:
     features, _ = planted(300)
     acceptable = features[:, 0] + np.random.default_rng(2).normal(size=300) > 0
-    assert fit(NOTHING, features, acceptable).weights[1:].tolist() == [0, 0, 0]
+    assert fit(features, acceptable).weights[1:].tolist() == [0, 0, 0, 0]
 
 
 def test_far_from_all_that_is_known_the_confidence_falls() -> None:
-    fitted = fit(NOTHING, *planted(500))
-    rows = np.array([[0.0, 0.0, 3.0, distance] for distance in (0.5, 0.6, 0.9, 1.2, 2.0)], np.float32)
+    fitted = fit(*planted(500))
+    rows = np.array([[0.0, 0.0, 0.0, 3.0, distance] for distance in (0.5, 0.6, 0.9, 1.2, 2.0)], np.float32)
     values = fitted(rows).tolist()
     assert values[0] > 0.9 and values == sorted(values, reverse=True) and values[-1] < 0.01
 
@@ -165,10 +163,9 @@ def test_features_do_not_depend_on_the_other_pictures(workspace: Path) -> None:
     grids = open_grids(found["extract"], config.machine)
     captioner = make_captioner(config, captioner_artifacts(config))
     digests = list(grids._rows)[:6]
-    training = read_training_pictures(grids, digests)
-    assert training.mean.shape == grids.shape and np.linalg.norm(training.pooled, axis=1) == pytest.approx(1)
+    memory = captioner.memory
     grid = grids.read(digests).astype(np.float32)
-    blind = captioner.steps.start(training.mean[None])
+    blind = captioner.steps.start(memory.grid[None])
     captions = [[4, 5, 6], [7], [4, 8, 9, 10, 2], [5, 2], [6, 6, 6], [4]]
 
     def features(rows: list[int]) -> Any:
@@ -177,11 +174,12 @@ def test_features_do_not_depend_on_the_other_pictures(workspace: Path) -> None:
         drawn = [
             Caption(tokens, 0.0, False, own[0, : len(tokens)]) for tokens, own in zip(chosen, of_words, strict=True)
         ]
-        return features_of(captioner.steps, blind, training.distances(pool(grid[rows])), drawn)
+        distances = memory.distances(memory.embed(grid[rows]))
+        return features_of(captioner.steps, blind, distances, np.zeros(len(rows), np.float32), drawn)
 
     together = features(list(range(6)))
     assert np.allclose(together, np.concatenate([features([row]) for row in range(6)]), atol=1e-4)
-    assert np.allclose(training.distances(pool(grid)), 0, atol=0.9)  # photographs that training saw are near
+    assert np.allclose(memory.distances(memory.embed(grid)), 0, atol=0.9)  # photographs that training saw are near
 
 
 def test_captions_of_another_search_have_no_confidence_and_say_why(workspace: Path) -> None:

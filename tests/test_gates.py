@@ -180,14 +180,14 @@ def test_gates_warn_of_the_first_version_and_refuse_later_ones(
 ) -> None:
     from tasks.evaluation import caption_and_score as evaluation
 
-    workspace, real = tmp_path / "workspace", evaluation.predict
+    workspace, real = tmp_path / "workspace", evaluation.write_predictions
 
     def always_a_dog(*arguments: Any) -> None:
         real(*arguments)
         rows = [{**row, "caption": "a dog"} for row in pq.read_table(arguments[-1]).to_pylist()]
         pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(arguments[-1])), arguments[-1])
 
-    monkeypatch.setattr("tasks.evaluation.evaluate_decoder.predict", always_a_dog)
+    monkeypatch.setattr("tasks.evaluation.evaluate_decoder.write_predictions", always_a_dog)
     gates = {f"registry__{name}": limit for name, limit in GATES.items() if name != "min_retrieved"}
     config = small(workspace, data__pictures=120, data__test_share=0.4, training__epochs=1, **gates)
     register_all(config)

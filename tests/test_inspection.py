@@ -116,7 +116,6 @@ def test_captions_of_other_pictures_are_found(tmp_path: Path) -> None:
 
     from tasks.data.caption_files import read_captions
     from tasks.data.manifest import read_pictures
-    from tasks.evaluation.calibration import read_training_pictures
     from tasks.grids.index import open_grids
     from tasks.inspection.doubtful_captions import doubts
     from tasks.training.outputs import load_ensemble
@@ -135,7 +134,8 @@ def test_captions_of_other_pictures_are_found(tmp_path: Path) -> None:
         tokens[to][row] = captioned[source].tokens[other]
     planted = [type(picture)(picture.digest, own) for picture, own in zip(captioned, tokens, strict=True)]
     decoder, _ = load_ensemble(found["train"].path, 1)
-    training = read_training_pictures(grids, [p.digest for p in read_pictures(found["ingest"].path, "train")])
-    values = doubts(decoder.eval(), torch.from_numpy(training.mean), grids, planted, torch.device("cpu"), 60)
+    known = [picture.digest for picture in read_pictures(found["ingest"].path, "train")]
+    mean = torch.from_numpy(grids.read(known).mean(axis=0, dtype=np.float32))
+    values = doubts(decoder.eval(), mean, grids, planted, torch.device("cpu"), 60)
     is_moved = [place in set(moved) for place in places]
     assert roc_auc_score(is_moved, np.concatenate(values)) > 0.8

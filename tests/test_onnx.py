@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,13 +29,16 @@ from flows.serving.limits import Limits
 from models.backbones import base as backbones
 from models.captioned import BaseCaptioner, Grids
 from models.captioner import Captioner, make
-from models.confidence import FEATURES, Confidence, TrainingPictures, pool
+from models.confidence import FEATURES, Confidence
 from models.decoders import DECODERS
+from models.neighbours import KeptCaptions, Memory
+from models.ngrams import Frequencies
 from models.onnx.captioner import OnnxCaptioner
 from models.requests import answer
-from models.vocabulary import Vocabulary
+from models.vocabulary import END, Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
+from tasks.neighbours.make_memory import memory_of
 from tasks.registry import tracking
 from tasks.registry.bundle import seal
 from tasks.registry.exported import folder as exported_folder
@@ -52,7 +56,7 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"beam": 1},
     {"beam": 5, "n_best": 3, "no_repeat": 2, "min_length": 4, "length_normalisation": 0.7},
     {"beam": 3, "no_echo": True},
-    {"beam": 6, "n_best": 2, "consensus": True},
+    {"beam": 6, "n_best": 2, "neighbours": True},
     {"temperature": 1.3, "n_best": 2, "seed": 7, "no_echo": True},
     {"top_k": 5, "top_p": 0.8},
 )
@@ -99,10 +103,20 @@ def untrained(name: str, members: int | None = None, backbone: str = "tiny", **o
     vocabulary = Vocabulary(tuple(f"word{number}" for number in range(WORDS)))
     spec = {"name": backbone, "image_size": 64, "fit": "squash", "grid": None, "precision": "float32"}
     config = {"backbone": spec, "decoder": shape, "decoding": {"beam": 3, "max_length": 9}}
-    mean, pooled = torch.rand(2, 2, 512).numpy(), pool(torch.rand(20, 1, 1, 512).numpy())
-    fitted = ([0.0] * len(FEATURES), [20.0, 3.0, 3.0, 1.0], [0.5, 0.5, 1.0, -1.0], [2.0], [0.55, 0.05])
-    confidence = Confidence(TrainingPictures(mean, pooled), *(np.array(values, np.float32) for values in fitted))
-    return Captioner(config, vocabulary, backbones.make(backbone), decoder, confidence=confidence)
+    config["neighbours"] = {"number": 8, "temperature": 0.1, "factor": 16.0, "copies": 1.2}
+    fitted = ([0.0] * len(FEATURES), [20.0, 3.0, 0.2, 3.0, 1.0], [0.5, 0.5, 0.3, 1.0, -1.0], [2.0], [0.55, 0.05])
+    confidence = Confidence(*(np.array(values, np.float32) for values in fitted))
+    return Captioner(config, vocabulary, backbones.make(backbone), decoder, some_memory(512), confidence=confidence)
+
+
+def some_memory(channels: int) -> Memory:
+    """A memory of twenty pictures, with three captions of random words each."""
+    memory = memory_of(torch.rand(2, 2, channels).numpy(), torch.rand(20, channels).numpy(), 16)
+    captions = torch.randint(4, WORDS + 4, (60, 6)).numpy()
+    captions[:, -1] = END
+    frequencies = Frequencies.from_references(list(captions.reshape(20, 3, 6)))
+    kept = KeptCaptions(captions.reshape(-1), np.full(60, 6), np.full(20, 3), frequencies)
+    return replace(memory, captions=kept)
 
 
 class Both(NamedTuple):
@@ -221,7 +235,7 @@ def test_every_backbone_gives_the_same_grids(backbone: str, tmp_path: Path) -> N
     spec = {**captioner.config["backbone"], "name": backbone, "image_size": side}
     decoder_shape = {**captioner.config["decoder"], "channels": shape[-1]}
     config = {**captioner.config, "backbone": spec, "decoder": decoder_shape}
-    captioner = Captioner(config, captioner.vocabulary, made, make(decoder_shape))
+    captioner = Captioner(config, captioner.vocabulary, made, make(decoder_shape), some_memory(shape[-1]))
     graphs.export(captioner, tmp_path / "exported")  # which compares the grids
     picture = io.BytesIO()
     Image.radial_gradient("L").save(picture, "PNG")

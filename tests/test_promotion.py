@@ -46,7 +46,7 @@ def mostly(row: dict[str, Any]) -> str:
 def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
     """Registers another version whose captions are as told; what came of it."""
     seeds = iter(range(100))
-    real = evaluation.predict
+    real = evaluation.write_predictions
 
     def registered(say: Said, **changes: object) -> dict[str, str]:
         def predict(*arguments: Any) -> None:
@@ -55,7 +55,7 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., d
             rows = [{**row, "caption": say(row)} for row in pq.read_table(path).to_pylist()]
             pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(path)), path)
 
-        monkeypatch.setattr("tasks.evaluation.evaluate_decoder.predict", predict)
+        monkeypatch.setattr("tasks.evaluation.evaluate_decoder.write_predictions", predict)
         changes.setdefault("training__seed", next(seeds))
         config = config_of(tmp_path, **changes)
         register_all(config)

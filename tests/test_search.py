@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -308,75 +305,21 @@ def test_no_caption_ends_before_its_least_length(search: Decoding) -> None:
     assert min(len(caption.tokens) for caption in ruled) >= 5
 
 
-@pytest.mark.parametrize("beam", [5, 6])
-def test_a_consensus_is_the_caption_of_the_better_half_of_the_beam_most_like_the_others(beam: int) -> None:
-    grid = tables(60, 14, end=2.0)
-    search = Decoding(beam=beam, n_best=beam, max_length=20)
-    found = beam_search(Markov(), grid, search)
-    agreed = beam_search(Markov(), grid, replace(search, consensus=True))
-    assert [captions[:1] for captions in agreed] != [captions[:1] for captions in found]
-    for captions, others in zip(agreed, found, strict=True):
-        assert all(caption.finished for caption in captions[:3])
-        key = operator.attrgetter("tokens")
-        assert sorted(captions[:3], key=key) == sorted(others[:3], key=key)
-        assert captions[3:] == others[3:]
-        expected = [_agreement(caption, captions[:3]) for caption in captions[:3]]
-        assert expected == pytest.approx(sorted(expected, reverse=True))
-
-
-@pytest.mark.parametrize("beam", [2, 5, 8])
-def test_a_consensus_says_the_same_however_many_captions_are_kept(beam: int) -> None:
+def test_neighbours_are_given_the_whole_beam() -> None:
     grid = tables(40, 16, end=-1.0)
-    search = Decoding(beam=beam, consensus=True, length_normalisation=0.7, max_length=9)
-    found = [beam_search(Markov(), grid, replace(search, n_best=n_best)) for n_best in range(1, beam + 1)]
-    assert found == [[captions[:n_best] for captions in found[-1]] for n_best in range(1, beam + 1)]
+    search = Decoding(beam=6, length_normalisation=0.7, max_length=9)
+    whole = beam_search(Markov(), grid, replace(search, neighbours=True))
+    assert [captions[0] for captions in whole] == [captions[0] for captions in beam_search(Markov(), grid, search)]
+    assert whole == beam_search(Markov(), grid, replace(search, n_best=6))
 
 
-def test_captions_that_were_cut_off_have_no_say_in_a_consensus() -> None:
-    grid = tables(40, 17, end=-2.0)
-    search = Decoding(beam=8, n_best=8, max_length=5)
-    found = beam_search(Markov(), grid, replace(search, consensus=True))
-    finished = [[caption.finished for caption in captions] for captions in found]
-    assert any(True in some and False in some for some in finished)
-    assert finished == [sorted(some, reverse=True) for some in finished]
-    cut_off = [[caption for caption in captions if not caption.finished] for captions in found]
-    plain = beam_search(Markov(), grid, search)
-    assert cut_off == [[caption for caption in captions if not caption.finished] for captions in plain]
-
-
-def test_sampling_has_no_consensus_and_no_search_an_unknown_name() -> None:
-    with pytest.raises(ValueError, match="consensus: it is taken of a beam"):
-        Decoding(search="sample", consensus=True)
+def test_sampling_consults_no_neighbours_and_no_search_has_an_unknown_name() -> None:
+    with pytest.raises(ValueError, match="neighbours: they rank captions of a beam"):
+        Decoding(search="sample", neighbours=True)
     with pytest.raises(ValueError, match="there is no 'nonsense': use beam or sample"):
         Decoding(search="nonsense")  # type: ignore[arg-type]
-    evaluated = Decoding(beam=4, consensus=True)
-    assert settings_of(evaluated, {"temperature": 1.0}) == replace(evaluated, search="sample", consensus=False)
-
-
-def _agreement(caption: Caption, captions: list[Caption]) -> float:
-    """How much a caption shares with all of them, itself included, weighted by probability ** 0.1, as CIDEr-D has it."""
-    total = 0.0
-    for other in captions:
-        one, two = ([*said.tokens, END] for said in (caption, other))
-        penalty = math.exp(-((len(one) - len(two)) ** 2) / (2 * 6**2))
-        shared = 1.0 if other is caption else penalty * sum(_cosine(one, two, order) for order in range(1, 5)) / 4
-        total += math.exp(0.1 * other.log_probability) * shared
-    return total
-
-
-def _cosine(one: list[int], two: list[int], order: int) -> float:
-    grams = [[tuple(words[at : at + order]) for at in range(len(words) - order + 1)] for words in (one, two)]
-    known = sorted({*grams[0], *grams[1]})
-    if not all(grams):
-        return 0.0
-    first, second = (np.array([own.count(gram) for gram in known]) for own in grams)
-    return float((np.minimum(first, second) ** 2).sum() / (np.linalg.norm(first) * np.linalg.norm(second)))
-
-
-def test_a_beam_of_one_agrees_with_itself() -> None:
-    grid = tables(10, 15)
-    alone = Decoding(beam=1, max_length=9)
-    assert beam_search(Markov(), grid, replace(alone, consensus=True)) == beam_search(Markov(), grid, alone)
+    evaluated = Decoding(beam=4, neighbours=True)
+    assert settings_of(evaluated, {"temperature": 1.0}) == replace(evaluated, search="sample", neighbours=False)
 
 
 def _log_of(grid: Tensor) -> Tensor:

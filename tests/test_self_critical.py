@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from models.decoders.base import make
+from models.ngrams import Frequencies, Ids
 from models.search import Caption
 from models.vocabulary import END, NULL, START, Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.training import SelfCriticalConfig
 from tasks.data.caption_files import read_captions, read_frequencies
 from tasks.metrics import ScoredCaption, measure
-from tasks.metrics.consensus import Frequencies, Ids, cider, cider_d
+from tasks.metrics.consensus import cider, cider_d
 from tasks.training import loop as fitting
 from tasks.training import outputs as trained
 from tasks.training.batches import Batch

@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 
 from flows.pipeline import build_pipeline
+from models.neighbours import Memory
 from models.options import Decoding
 from models.torch_steps import decode
 from models.vocabulary import END, NULL, START, UNK
@@ -30,8 +31,8 @@ from tasks.data.manifest import GENERATED_FOLDER, files_by_digest, read_pictures
 from tasks.data.tokenisers import tokeniser
 from tasks.datasets.base import SPLITS
 from tasks.datasets.table import Table
-from tasks.evaluation.calibration import read_training_pictures
-from tasks.evaluation.caption_and_score import ScoreInputs, predict, score
+from tasks.evaluation.caption_and_score import score
+from tasks.evaluation.picture_search import PictureSearch
 from tasks.grids.index import open_grids
 from tasks.grids.reader import GridReader
 from tasks.metrics import ScoredCaption, measure
@@ -101,7 +102,7 @@ def test_only_what_depends_on_a_setting_runs(
 @pytest.mark.parametrize(
     "written",
     [
-        {"evaluation__no_echo": False, "evaluation__consensus": False},
+        {"evaluation__no_echo": False, "evaluation__neighbours": "fitted"},
         {"captions__vocabulary": "train"},
         {"registry__max_runtime_loss": 0.5, "registry__runtimes": ["torch"]},
         {"training__captions_per_picture": 64, "training__loss_mean": "tokens"},
@@ -469,25 +470,15 @@ def test_the_best_epoch_is_by_free_running_bleu(workspace: Path) -> None:
     assert measure("bleu", scored)["bleu4"] == pytest.approx(best, abs=1e-6)
 
 
-def test_batch_size_does_not_change_the_captions(workspace: Path, tmp_path: Path) -> None:
+def test_batch_size_does_not_change_the_captions(workspace: Path) -> None:
     found = artifacts(small(workspace))
     pictures = read_pictures(found["ingest"].path, "train")
     captions = []
     for size in (1, 7):
         config = small(workspace, machine__decode_batch=size)
-        out = tmp_path / str(size)
-        out.mkdir()
-        grids = open_grids(found["extract"], config.machine)
-        predict(
-            pictures,
-            read_training_pictures(grids, [picture.digest for picture in pictures]),
-            read_vocabulary(found["tensorise"].path),
-            config.evaluation,
-            config.machine,
-            ScoreInputs(found["ingest"], found["tensorise"], found["extract"], found["train"]),
-            out / "predictions.parquet",
-        )
-        captions.append(pq.read_table(out / "predictions.parquet").column("tokens").to_pylist())
+        memory = Memory.load(found["remember"].path)
+        search = PictureSearch(config.evaluation, config.machine, found["extract"], found["train"], memory)
+        captions.append([[caption.tokens for caption in own] for own in search.find(pictures).captions])
     assert captions[0] == captions[1]
 
 

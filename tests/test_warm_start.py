@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -22,6 +23,7 @@ from models.vocabulary import END, START, Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.config.stages import GridsConfig
+from tasks.neighbours.make_memory import memory_of
 from tasks.registry import tracking
 from tasks.registry.versions import champion_bundle
 from tasks.training.outputs import HISTORY
@@ -32,6 +34,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "show_attend_tell": {"embedding": 8, "hidden": 8, "attention_size": 8, "dropout_output": 0.0},
     "transformer": {"embedding": 8, "hidden": 8, "layers": 1, "heads": 2, "feed_forward": 8, "dropout_output": 0.0},
 }
+NO_PICTURES = memory_of(np.zeros((2, 2, 16), np.float32), np.zeros((1, 16), np.float32), 4)
 OLD = Vocabulary(("dog", "runs", "on", "grass"))
 NEW = Vocabulary(("on", "cat", "grass", "dog", "sleeps", "runs"))  # other ids, two new words
 
@@ -41,8 +44,8 @@ def bundle_of(folder: Path, name: str, **options: Any) -> tuple[Path, Any]:
     shape = DecoderSpec(name=name, channels=16, vocabulary=len(OLD), options={**SIZES[name], **options})
     decoder = make(**shape).eval()
     backbone = {"name": "tiny", "image_size": 64, "fit": "squash", "grid": None, "precision": "float32"}
-    config = {"backbone": backbone, "decoder": {**shape, "options": full(shape)}, "decoding": {}}
-    Captioner(config, OLD, make_backbone("tiny", seed=0), decoder).save(folder)
+    config = {"backbone": backbone, "decoder": {**shape, "options": full(shape)}, "decoding": {}, "neighbours": None}
+    Captioner(config, OLD, make_backbone("tiny", seed=0), decoder, NO_PICTURES).save(folder)
     return folder, decoder
 
 
@@ -105,7 +108,9 @@ def test_an_ensemble_is_refused(tmp_path: Path) -> None:
     folder, decoder = bundle_of(tmp_path / "one", "show_attend_tell")
     captioner = Captioner.load(folder)
     config = {**captioner.config, "decoder": {**captioner.config["decoder"], "members": 2}}
-    Captioner(config, OLD, captioner.backbone, Ensemble([decoder, copy.deepcopy(decoder)])).save(tmp_path / "two")
+    Captioner(config, OLD, captioner.backbone, Ensemble([decoder, copy.deepcopy(decoder)]), NO_PICTURES).save(
+        tmp_path / "two"
+    )
     with pytest.raises(AttendError, match="is an ensemble"):
         begun(tmp_path / "two", "show_attend_tell")
 

@@ -32,6 +32,7 @@ from tasks.config.presets import presets
 from tasks.config.schema import load
 from tasks.data.caption_files import read_captions, read_vocabulary
 from tasks.grids.index import open_grids
+from tasks.neighbours.make_memory import memory_of
 from tasks.pipeline.plan import artifacts, up_to
 from tasks.registry.exported.graphs import export
 
@@ -102,8 +103,9 @@ def compared(
 ) -> str:
     """Return how the captions of both runtimes compare, as cells of the table."""
     spec = {"name": "imported", "shape": list(held.shape[1:])}
-    config = {"backbone": spec, "decoder": shape, "decoding": vars(decoding)}
-    captioner = Captioner(config, vocabulary, None, decoder)
+    config = {"backbone": spec, "decoder": shape, "decoding": {**vars(decoding), "neighbours": False}}
+    memory = memory_of(held.numpy().mean(axis=0), held.numpy().mean(axis=(1, 2)), 64)
+    captioner = Captioner({**config, "neighbours": None}, vocabulary, None, decoder, memory)
     keys = [key_of_digest(digest) for digest in digests]
     with tempfile.TemporaryDirectory() as scratch:
         export(captioner, Path(scratch) / "exported")

@@ -27,7 +27,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from bench.machine import describe
 from flows.pipeline import build_pipeline
-from models.confidence import pool
+from models.neighbours import pool
 from tasks.common.progress import Bar
 from tasks.config.schema import validate
 from tasks.config.stages import RegistryConfig

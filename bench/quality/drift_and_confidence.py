@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
 from torch import Tensor
 
 from bench.machine import describe
-from models.confidence import pool
+from models.neighbours import pool
 from tasks.common.progress import Bar
 from tasks.datasets.faults import Faults
 from tasks.datasets.scenes import Scenes

@@ -17,11 +17,12 @@ import torch
 
 from bench.machine import describe, precisions, timed
 from models.decoders.base import make
+from models.ngrams import Frequencies, Ids
 from models.options import Decoding
 from models.torch_steps import decode
 from models.vocabulary import END, NULL, START
 from tasks.config.training import SelfCriticalConfig
-from tasks.metrics.consensus import Frequencies, Ids, cider_d
+from tasks.metrics.consensus import cider_d
 from tasks.training.batches import Batch
 from tasks.training.objectives import Count
 from tasks.training.reinforce_decoder import SelfCritical, as_tokens
@@ -87,7 +88,7 @@ def by_dictionaries(
 
     def weight(gram: tuple[int, ...]) -> float:
         if gram not in weights:
-            from tasks.metrics.consensus import ngrams
+            from models.ngrams import ngrams
 
             keys, _ = ngrams(np.array([gram]), len(gram))
             weights[gram] = float(frequencies.weights(keys)[0, 0])

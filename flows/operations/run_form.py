@@ -9,7 +9,18 @@ from prefect import runtime
 from pydantic import Field
 
 # The kinds of stages, in their order; a config has those of its sections.
-STAGES = ("ingest", "extract", "views", "tensorise", "train", "tune", "self_critical", "evaluate", "register")
+STAGES = (
+    "ingest",
+    "extract",
+    "views",
+    "tensorise",
+    "train",
+    "tune",
+    "self_critical",
+    "remember",
+    "evaluate",
+    "register",
+)
 
 ConfigName = Annotated[str, Field(description="name of a preset, or path of a YAML file on the worker's machine")]
 ConfigOverrides = Annotated[

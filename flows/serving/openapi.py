@@ -152,6 +152,7 @@ _ROW: Schema = {
         "no_confidence",
         "alternatives",
         "attention",
+        "neighbours",
         "error",
     ],
     "properties": {
@@ -174,6 +175,20 @@ _ROW: Schema = {
             "type": "array",
             "items": {"type": "array", "items": {"type": "array", "items": {"type": "number", "minimum": 0}}},
             "description": "a map for each token, if return_attention is true",
+        },
+        "neighbours": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["captions", "cosine", "support"],
+                "properties": {
+                    "captions": {"type": "array", "items": _TEXT},
+                    "cosine": {"type": "number", "minimum": -1.001, "maximum": 1.001},
+                    "support": {"type": "number", "minimum": 0, "maximum": 1.001},
+                },
+                "additionalProperties": False,
+            },
+            "description": "the training pictures that support the caption the most, if return_neighbours is true",
         },
         "error": {"type": ["string", "null"], "description": "why there is no caption"},
     },

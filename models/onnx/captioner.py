@@ -1,7 +1,7 @@
 """The captioner on onnxruntime: the graphs of a registered captioner turn photographs into captions, without torch.
 
-It is a folder of config.json, vocabulary.json, encoder.onnx (where it takes photographs), start.onnx, step.onnx and,
-where its captions have a confidence, confidence.npz, with a copy of the code that it needs.
+It is a folder of config.json, vocabulary.json, encoder.onnx (where it takes photographs), start.onnx, step.onnx,
+memory.npz and, where its captions have a confidence, confidence.npz, with a copy of the code that it needs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import onnxruntime
 
 from ..captioned import BaseCaptioner, Grids, Picture
 from ..confidence import Confidence
+from ..neighbours import Memory
 from ..search import Next
 from ..vocabulary import Vocabulary
 from ..word_rules import Floats, Words
@@ -41,6 +42,7 @@ class OnnxCaptioner(BaseCaptioner):
         super().__init__(
             config,
             Vocabulary.from_json((folder / "vocabulary.json").read_text(encoding="utf-8")),
+            Memory.load(folder),
             Confidence.load(folder),
         )
         spec = config["onnx"]

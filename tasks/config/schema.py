@@ -26,6 +26,7 @@ from tasks.config.stages import (
     EncoderConfig,
     EvaluationConfig,
     GridsConfig,
+    MemoryConfig,
     RegistryConfig,
     ViewsConfig,
 )
@@ -66,6 +67,7 @@ class Config(Checked):
     training: TrainingConfig = TrainingConfig()
     tuning: TuningConfig | None = None
     self_critical: SelfCriticalConfig | None = None
+    memory: MemoryConfig = MemoryConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     registry: RegistryConfig
     machine: MachineConfig = MachineConfig()

@@ -1,9 +1,9 @@
-"""The config sections of the stages that do not train: grids, views, captions, evaluation and registry."""
+"""The config sections of the stages that do not train: grids, views, captions, memory, evaluation and registry."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -157,6 +157,38 @@ class CaptionsConfig(Section):
         return self
 
 
+class MemoryConfig(Section):
+    """What a captioner keeps of its training pictures, to consult those like a new one (stage `remember`)."""
+
+    pictures: int = Field(
+        200_000, ge=1, description="training pictures that are kept; of more, so many are drawn at random"
+    )
+    size: int = Field(256, ge=1, le=4096, description="numbers that are kept of a picture's grid, by PCA")
+
+
+class NeighboursConfig(Section):
+    """How captions are ranked by their similarity to the captions of similar training pictures."""
+
+    number: int = Field(60, ge=1, le=1000, description="similar training pictures, whose captions are consulted")
+    temperature: float = Field(
+        0.1, gt=0, le=10, description="of their weights, which are exp(cosine similarity / temperature)"
+    )
+    factor: float = Field(
+        16.0,
+        ge=0,
+        le=1000,
+        description="by which a caption's weighted mean CIDEr-D / 10 to their captions is added to its mean "
+        "log-probability",
+    )
+    copies: float | None = Field(
+        None,
+        gt=0,
+        le=100,
+        description="a caption of theirs is used instead where it is more than this many times as similar to the "
+        "others as the best caption is; by default never",
+    )
+
+
 class EvaluationConfig(Section):
     """How held-out pictures are captioned and scored (stage `evaluate`)."""
 
@@ -199,10 +231,11 @@ class EvaluationConfig(Section):
     no_echo: bool = Field(
         Decoding.no_echo, description="whether no word may follow itself; of captions cut into whole words"
     )
-    consensus: bool = Field(
-        Decoding.consensus,
-        description="whether the caption is, of the better half of the beam, the one most like the others, rather than "
-        "the likeliest; set `beam` to 20",
+    neighbours: Literal["fitted", "off"] | NeighboursConfig = Field(
+        "fitted",
+        description="whether captions of a beam are ranked by the captions of similar training pictures too: `fitted`, "
+        "where that helps on dev; `off`, and then a registered model holds no captions; or `number`, `temperature`, "
+        "`factor` and `copies`",
     )
     n_best: int = Field(
         Decoding.n_best, ge=1, le=100, description="captions kept for each picture: the best one and its alternatives"
@@ -225,6 +258,12 @@ class EvaluationConfig(Section):
         ("bleu", "meteor", "rouge", "cider"), min_length=1, description="metrics that score the captions"
     )
 
+    @field_validator("neighbours", mode="before")
+    @classmethod
+    def _read_off(cls, neighbours: Any) -> Any:
+        """Return `off` for the boolean that YAML reads it as."""
+        return "off" if neighbours is False else neighbours
+
     @model_validator(mode="after")
     def _check(self) -> EvaluationConfig:
         for name in self.metrics:
@@ -234,7 +273,8 @@ class EvaluationConfig(Section):
 
     def decoding(self) -> Decoding:
         """Return the settings of decoding; ValueError for those that do not go together."""
-        return Decoding(**self.model_dump(exclude={"split", "metrics", "ensemble", "acceptable"}))
+        settings = self.model_dump(exclude={"split", "metrics", "ensemble", "acceptable", "neighbours"})
+        return Decoding(**settings, neighbours=self.search == "beam" and self.neighbours != "off")
 
 
 class RegistryConfig(Section):
@@ -323,6 +363,13 @@ class RegistryConfig(Section):
         le=1,
         description="in no slice (pictures of men, of women, of a source, with long captions, with rare words) may "
         "CIDEr fall short of the champion's by more than this share of it, such as 0.2",
+    )
+    min_over_copied: Annotated[float | None, NotInKey()] = Field(
+        None,
+        ge=0,
+        le=100,
+        description="a champion's CIDEr must be at least this many times that of captions copied from similar training "
+        "pictures, such as 1",
     )
     runtimes: list[Runtime] = Field(
         ["torch"],

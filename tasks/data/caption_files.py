@@ -22,13 +22,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from models.ngrams import ORDERS, Frequencies
 from models.vocabulary import NULL, SPECIAL, Vocabulary
 from tasks.config.stages import CaptionsConfig
 from tasks.config.tokeniser_names import TOKENISERS
 from tasks.data.manifest import GIVEN_WORDS, read_pictures
 from tasks.data.tokenisers import BytePairs, tokeniser
 from tasks.datasets.base import SPLITS
-from tasks.metrics.consensus import ORDERS, Frequencies
 from tasks.pipeline.ledger import Artifact, Outcome, digest_of
 
 VOCABULARY, CAPTIONS, FREQUENCIES = "vocabulary.json", "captions.parquet", "document_frequencies.parquet"

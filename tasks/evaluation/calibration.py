@@ -14,35 +14,19 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from models.confidence import FEATURES, TAIL, Confidence, TrainingPictures, pool
+from models.confidence import FEATURES, TAIL, Confidence
 from tasks.evaluation.score_record import JudgedConfidence
-from tasks.grids.reader import GridReader
 from tasks.metrics import ScoredCaption, load
 from tasks.metrics.bootstrap import LEVEL, ROUNDS
 
-KEPT = 1024  # training pictures whose pooled grids go into the model
-FITTED_TO = 2000  # pictures of dev, at most
 _FEWEST = 10  # captions that are acceptable, and captions that are not, from which it is fitted
 _PENALISED = 0.01  # inverse strength of the penalty
 _NORMAL_EXCESS = 0.42  # standard deviations by which a normal variable exceeds its 95 % quantile, in the mean
 _BINS = 10  # of the reliability
 _POINTS = 20  # of the risk-coverage curve
-_READ_AT_ONCE = 64
 
 Flags = npt.NDArray[np.bool_]
 Values = npt.NDArray[np.float64]
-
-
-def read_training_pictures(grids: GridReader, digests: Sequence[str]) -> TrainingPictures:
-    """Return what is kept of training pictures: of `KEPT` of them, drawn at random by their digests alone."""
-    known = sorted(digest for digest in digests if digest in grids)
-    drawn = random.Random(0).sample(known, min(len(known), KEPT))
-    total, pooled = np.zeros(grids.shape), []
-    for start in range(0, len(drawn), _READ_AT_ONCE):
-        grid = grids.read(drawn[start : start + _READ_AT_ONCE])
-        total += grid.sum(axis=0, dtype=np.float64)
-        pooled.append(pool(grid))
-    return TrainingPictures((total / len(drawn)).astype(np.float32), np.concatenate(pooled))
 
 
 def is_acceptable(captions: Sequence[ScoredCaption], acceptable: float) -> Flags:
@@ -84,7 +68,7 @@ def why_not(acceptable: Flags) -> str | None:
     )
 
 
-def fit(training: TrainingPictures, features: Values, acceptable: Flags) -> Confidence:
+def fit(features: Values, acceptable: Flags) -> Confidence:
     """Return the confidence that is fitted to captions. features (N, F): in the order of `FEATURES`.
 
     It weighs the first feature, or the first two, and so on: as many as predict best by cross-validation. With few
@@ -108,7 +92,7 @@ def fit(training: TrainingPictures, features: Values, acceptable: Flags) -> Conf
     # No steeper than the tail of a normal distribution, which a few distances might look by chance.
     excess = max(float(np.mean(distances[distances >= threshold] - threshold)), _NORMAL_EXCESS * distances.std(), 1e-6)
     fitted = (means, scales, weights, [bias], [threshold, excess])
-    return Confidence(training, *(np.array(values, np.float32) for values in fitted))
+    return Confidence(*(np.array(values, np.float32) for values in fitted))
 
 
 def _weights(scaled: Values, acceptable: Flags) -> Values:

@@ -1,18 +1,19 @@
 """Captions of held-out pictures, decoded free-running, and their scores, computed from the file of captions.
 
-predictions.parquet: digest, caption, tokens, log_probability, finished, alternatives (the next best captions), the
-features of the caption's confidence (models/confidence.py) and that confidence, null where none could be fitted, and
-the truth that they are scored against: references (cut into words, see metrics/ptb.py) and facts (JSON or null).
-fitted_to.parquet: the same of the dev pictures that the confidence was fitted to, where dev is not what is scored.
-scores.json: the scores in percent with their intervals, the statistics of the captions' language, how well the
-confidence told good captions from others, and a signature of the settings.
+predictions.parquet: digest, caption, tokens, log_probability, finished, alternatives (the next best captions), copied
+(what copying a caption of a similar training picture says), the features of the caption's confidence
+(models/confidence.py) and that confidence, null where none could be fitted, and the truth that they are scored against:
+references (cut into words, see metrics/ptb.py) and facts (JSON or null). fitted_to.parquet: the same of the dev
+pictures that the confidence was fitted to, where dev is not what is scored. scores.json: the scores in percent with
+their intervals, the statistics of the captions' language, how well the confidence told good captions from others, and a
+signature of the settings.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -21,29 +22,22 @@ from typing import Any, NotRequired, TypedDict, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.captioned import key_of_digest
-from models.confidence import FEATURES, TrainingPictures, features_of, pool
+from models.confidence import FEATURES
+from models.neighbours import Ranked
 from models.options import Decoding
-from models.search import Caption, decode
-from models.torch_steps import TorchSteps
 from models.vocabulary import Vocabulary
+from models.word_rules import Floats
 from tasks.common.errors import AttendError
 from tasks.common.log import log
-from tasks.common.progress import Bar
-from tasks.config.devices import device_of
-from tasks.config.machine import MachineConfig
 from tasks.config.stages import EvaluationConfig
 from tasks.data.manifest import Picture
 from tasks.evaluation.caption_statistics import DESCRIPTIONS, caption_statistics
-from tasks.evaluation.score_record import ScoreRecord, confidence_lines
-from tasks.grids.index import open_grids
+from tasks.evaluation.picture_search import Found
+from tasks.evaluation.score_record import CopiedScore, ScoreRecord, confidence_lines, neighbour_lines
 from tasks.metrics import METRICS, ScoredCaption, is_latin, load, measure
-from tasks.metrics.bootstrap import intervals
+from tasks.metrics.bootstrap import compare, intervals
 from tasks.metrics.ptb import tokenize
-from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact, digest_of
-from tasks.training.batches import decode_batch_size, grids_in_order
-from tasks.training.outputs import load_ensemble
 
 PREDICTIONS, FITTED_TO = "predictions.parquet", "fitted_to.parquet"
 _SAMPLE = 200  # pictures by whose references the script is told
@@ -55,6 +49,7 @@ _SCHEMA = pa.schema(
         ("log_probability", pa.float64()),
         ("finished", pa.bool_()),
         ("alternatives", pa.list_(pa.string())),
+        ("copied", pa.string()),
         *((name, pa.float64()) for name in (*FEATURES[1:], "confidence")),  # the first is above
         ("references", pa.list_(pa.string())),
         ("facts", pa.string()),
@@ -71,7 +66,9 @@ class PredictionRow(TypedDict):
     log_probability: NotRequired[float]
     finished: NotRequired[bool]
     alternatives: NotRequired[list[str]]
+    copied: NotRequired[str]
     mean_log_probability: NotRequired[float]
+    similarity: NotRequired[float]
     gain: NotRequired[float]
     distance: NotRequired[float]
     confidence: NotRequired[float | None]
@@ -87,48 +84,36 @@ class ScoreInputs:
     captions: Artifact
     grids: Artifact
     decoder: Artifact
+    memory: Artifact
 
 
-def predict(
-    pictures: list[Picture],
-    training: TrainingPictures,
+def rows_of(
+    found: Found,
+    ranked: Sequence[Ranked],
+    features: Floats,
+    copies: Sequence[str],
     vocabulary: Vocabulary,
     evaluation: EvaluationConfig,
-    machine: MachineConfig,
-    sources: ScoreInputs,
-    path: Path,
-) -> None:
-    """Write the captions of all pictures that have a grid to a Parquet file, with the features of their confidence.
+) -> list[PredictionRow]:
+    """Return the rows of predictions.parquet, without references and facts.
 
-    Always in float32, because reported scores come from these captions. Raise AttendError where no picture has a grid.
+    features (N, F): of the best captions' confidence. copies: what copying a caption of a similar picture says.
     """
-    device = device_of(machine)
-    grids = open_grids(sources.grids, machine)
-    decoder, _ = load_ensemble(sources.decoder.path, evaluation.ensemble)
-    decoder = decoder.to(device).eval()
-    steps = TorchSteps(decoder.for_inference(), device)
-    blind = steps.start(training.mean[None])
-    digests = [picture.digest for picture in pictures if picture.digest in grids]
-    if not digests:
-        raise AttendError(f"evaluate: none of the {len(pictures):,} pictures to be captioned could be read")
-    local_rows: list[PredictionRow] = []
-    local_digests = processes.share_of(digests)
-    decoding = evaluation.decoding()
-    label = f"captions, beam {decoding.beam}" if decoding.search == "beam" else "captions, sampled"
-    with Bar(len(local_digests), label, "pictures") as bar:
-        size = decode_batch_size(machine, grids.shape, decoding.beam if decoding.search == "beam" else decoding.n_best)
-        for part, grid in grids_in_order(local_digests, grids, size):
-            keys = [key_of_digest(digest) for digest in part]
-            captioned = decode(steps, steps.start(grid), len(part), decoding, keys)
-            best = [captions[0] for captions in captioned]
-            features = features_of(steps, blind, training.distances(pool(grid.numpy())), best).tolist()
-            local_rows += [
-                _row(digest, captions, vocabulary, dict(zip(FEATURES, values, strict=True)))
-                for digest, captions, values in zip(part, captioned, features, strict=True)
-            ]
-            bar.advance(len(part))
-    rows = processes.all_gather(local_rows, len(digests))
-    write_predictions(rows, pictures, path)
+    rows = []
+    for picture, item, values, copy in zip(found.pictures, ranked, features.tolist(), copies, strict=True):
+        best, *others = item.captions[: evaluation.n_best]
+        row: dict[str, Any] = {
+            "digest": picture.digest,
+            "caption": vocabulary.text(best.tokens),
+            "tokens": best.tokens,
+            **dict(zip(FEATURES, values, strict=True)),
+            "log_probability": best.log_probability,
+            "finished": best.finished,
+            "alternatives": [vocabulary.text(caption.tokens) for caption in others],
+            "copied": copy,
+        }
+        rows.append(cast(PredictionRow, row))
+    return rows
 
 
 def write_predictions(rows: list[PredictionRow], pictures: list[Picture], path: Path) -> None:
@@ -144,10 +129,11 @@ def write_predictions(rows: list[PredictionRow], pictures: list[Picture], path: 
     pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), path)
 
 
-def read_predictions(path: Path) -> dict[str, ScoredCaption]:
+def read_predictions(path: Path, column: str = "caption") -> dict[str, ScoredCaption]:
     """Read a predictions file: digest -> caption, references and facts, in the order of the file.
 
-    Raise AttendError where the file is not Parquet, or lacks references, as those of older versions do.
+    column: with the captions. Raise AttendError where the file is not Parquet, or lacks references, as those of older
+    versions do.
     """
     try:
         columns = pq.read_schema(path).names
@@ -156,10 +142,10 @@ def read_predictions(path: Path) -> dict[str, ScoredCaption]:
     if not {"digest", "caption", "references", "facts"} <= set(columns):
         raise AttendError(f"{path}: has no references: it is not a predictions.parquet, or an older version wrote it")
     try:
-        rows = pq.read_table(path, columns=["digest", "caption", "references", "facts"]).to_pylist()
+        rows = pq.read_table(path, columns=["digest", column, "references", "facts"]).to_pylist()
         return {
             row["digest"]: ScoredCaption(
-                tokenize(row["caption"]),
+                tokenize(row[column]),
                 [text.split() for text in row["references"]],
                 json.loads(row["facts"]) if row["facts"] is not None else None,
             )
@@ -185,24 +171,6 @@ def captions_in(path: Path) -> dict[str, str]:
     return dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-def _row(digest: str, captions: list[Caption], vocabulary: Vocabulary, features: dict[str, float]) -> PredictionRow:
-    """Return the row of predictions.parquet, without references and facts, of a picture's captions, best first.
-
-    features: of the confidence of the best.
-    """
-    texts = [vocabulary.text(caption.tokens) for caption in captions]
-    row: dict[str, Any] = {
-        "digest": digest,
-        "caption": texts[0],
-        "tokens": captions[0].tokens,
-        **features,
-        "log_probability": captions[0].log_probability,
-        "finished": captions[0].finished,
-        "alternatives": texts[1:],
-    }
-    return cast(PredictionRow, row)
-
-
 def score(
     predictions: Path,
     pictures: list[Picture],
@@ -223,10 +191,25 @@ def score(
     settings = (f"split:{evaluation.split}", _decoding_signature(decoding))
     record = score_corpus(corpus, evaluation.metrics, *settings)
     record["language"] = caption_statistics(corpus, training_captions, known_words)
+    if pq.read_table(predictions, columns=["copied"])["copied"].null_count == 0:
+        copied = list(read_predictions(predictions, "copied").values())
+        record["copied"] = beside_copied(record["scores"], copied, corpus)
     record["data"] = digest_of([[picture.digest, picture.captions] for picture in pictures])
     trained_digests = {picture.digest for picture in trained_on}
     record["also_in_training"] = sum(picture.digest in trained_digests for picture in pictures)
     return record
+
+
+def beside_copied(
+    names: Iterable[str], copied: Sequence[ScoredCaption], corpus: Sequence[ScoredCaption]
+) -> dict[str, CopiedScore]:
+    """Return the scores of copied captions, and how much higher those of captions of the same pictures are.
+
+    names: of the scores.
+    """
+    metrics = [load(name) for name, member in METRICS.items() if {*member.scores} & {*names}]
+    compared = [item for metric in metrics for item in compare(metric, copied, corpus)]
+    return {item.score: {"value": item.first, "gain": list(item.interval)} for item in compared}
 
 
 def score_corpus(corpus: Sequence[ScoredCaption], metrics: Sequence[str], *settings: str) -> ScoreRecord:
@@ -277,6 +260,7 @@ def score_lines(result: ScoreRecord) -> list[str]:
     lines += [f"| {DESCRIPTIONS[name]} | {_formatted(name, value)} |" for name, value in result["language"].items()]
     signature = result["signature"].replace("|", ", ")
     lines += ["", f"{describe_pictures(result)}; `{signature}`."]
+    lines += ["", *neighbour_lines(result)] if "neighbours" in result else []
     lines += ["", *confidence_lines(result)] if "confidence" in result else []
     return [*lines, "", f"**{leak}**"] if (leak := describe_leak(result)) else lines
 
@@ -313,7 +297,7 @@ def _decoding_signature(decoding: Decoding) -> str:
     """Return the decoding settings for the signature: only those that the chosen search uses."""
     settings = {**vars(Decoding()), **vars(decoding)}  # the code saved in a version may be older than a setting
     names = {
-        "beam": ("beam", "length_normalisation", *(("consensus",) if settings["consensus"] else ())),
+        "beam": ("beam", "length_normalisation", *(("neighbours",) if settings["neighbours"] else ())),
         "sample": ("search", "temperature", "top_k", "top_p", "seed", "n_best"),
     }[settings["search"]]
     rules = [name for name in ("min_length", "no_repeat", "no_echo") if settings[name]]

@@ -1,8 +1,9 @@
 """Stage `evaluate`: the held-out pictures -> captions -> scores.
 
-In: the grids and captions of `evaluation.split`, and the trained decoder. Out: predictions.parquet, the captions,
-decoded free-running; scores.json, the scores of the captions as they are read back from that file; and
-confidence.npz, the confidence of captions, fitted to those of dev.
+In: the grids and captions of `evaluation.split`, the trained decoder, and the memory of its training pictures. Out:
+predictions.parquet, the captions, decoded free-running; scores.json, the scores of the captions as they are read back
+from that file, and how neighbours rank captions; and confidence.npz, the confidence of captions. The last two are
+fitted to captions of dev.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import ClassVar
 from tasks.common.section import Section
 from tasks.config.schema import Config
 from tasks.config.stages import EvaluationConfig
+from tasks.neighbours.remember import Remembered
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
 from tasks.training.train import TrainedDecoder
@@ -23,11 +25,12 @@ class Scores(Stage):
     """The stage `evaluate`: held-out pictures -> captions -> scores."""
 
     kind: ClassVar[str] = "evaluate"
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     distributed: ClassVar[bool] = True
 
     evaluation: EvaluationConfig
     decoder: TrainedDecoder
+    memory: Remembered
 
     @property
     def scores(self) -> Product:
@@ -46,6 +49,7 @@ class Scores(Stage):
         split, captions = self.evaluation.split, self.decoder.captions
         return (
             self.decoder.weights,
+            self.memory.pictures,
             self.decoder.grids.identity,
             self.decoder.grids.failed(*dict.fromkeys((split, "dev"))),
             captions.vocabulary,
@@ -59,11 +63,11 @@ class Scores(Stage):
         from tasks.evaluation.evaluate_decoder import evaluate_decoder
 
         captions, grids = self.decoder.captions, self.decoder.grids
-        stages = (captions.manifest, captions, grids, self.decoder)
+        stages = (captions.manifest, captions, grids, self.decoder, self.memory)
         sources = ScoreInputs(*(work.artifacts[stage] for stage in stages))
         return evaluate_decoder(self.evaluation, self.machine, sources, work.out)
 
 
-def evaluate(config: Config, decoder: TrainedDecoder) -> Scores:
+def evaluate(config: Config, decoder: TrainedDecoder, memory: Remembered) -> Scores:
     """Return the stage that captions held-out pictures with a decoder and scores the captions."""
-    return Scores(machine=config.machine, evaluation=config.evaluation, decoder=decoder)
+    return Scores(machine=config.machine, evaluation=config.evaluation, decoder=decoder, memory=memory)

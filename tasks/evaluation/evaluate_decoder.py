@@ -1,24 +1,38 @@
-"""The work of stage `evaluate`: captions, their confidence and their scores, each read from what was written before."""
+"""The work of stage `evaluate`: captions, how neighbours rank them, their confidence and their scores."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.confidence import FEATURES, TrainingPictures
+from models.confidence import FEATURES
+from models.neighbours import Memory, Ranked
+from models.options import Neighbours
+from models.vocabulary import Vocabulary
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import EvaluationConfig
 from tasks.data.caption_files import read_vocabulary
 from tasks.data.manifest import read_pictures
 from tasks.evaluation import calibration
-from tasks.evaluation.caption_and_score import FITTED_TO, PREDICTIONS, ScoreInputs, predict, read_predictions, score
+from tasks.evaluation.caption_and_score import (
+    FITTED_TO,
+    PREDICTIONS,
+    ScoreInputs,
+    read_predictions,
+    rows_of,
+    score,
+    write_predictions,
+)
+from tasks.evaluation.picture_search import Found, PictureSearch
 from tasks.evaluation.score_record import JudgedConfidence, write_scores
-from tasks.grids.index import open_grids
+from tasks.neighbours.fit import FITTED_TO as MOST_FITTED_TO
+from tasks.neighbours.fit import Candidates, copied
 from tasks.pipeline.ledger import Outcome, digest_of
 
 
@@ -30,23 +44,35 @@ def evaluate_decoder(evaluation: EvaluationConfig, machine: MachineConfig, sourc
     """
     vocabulary = read_vocabulary(sources.captions.path)
     pictures = read_pictures(sources.manifest.path, evaluation.split)
-    trained_on = read_pictures(sources.manifest.path, "train")
-    grids = open_grids(sources.grids, machine)
-    training = calibration.read_training_pictures(grids, [picture.digest for picture in trained_on])
-    predict(pictures, training, vocabulary, evaluation, machine, sources, out / PREDICTIONS)
+    memory = Memory.load(sources.memory.path)
+    search = PictureSearch(evaluation, machine, sources.grids, sources.decoder, memory)
+    scored = search.find(pictures)
+    dev = None
     if evaluation.split != "dev":
-        dev = read_pictures(sources.manifest.path, "dev")
-        drawn = random.Random(0).sample(dev, min(len(dev), calibration.FITTED_TO))
-        predict(drawn, training, vocabulary, evaluation, machine, sources, out / FITTED_TO)
-    judged = _add_confidence(out, training, evaluation.acceptable)
+        known = read_pictures(sources.manifest.path, "dev")
+        dev = search.find(random.Random(0).sample(known, min(len(known), MOST_FITTED_TO)))
+    choice = _choose_neighbours(evaluation, scored if dev is None else dev, memory, vocabulary, dev is None)
+
+    def write(found: Found, ranked: Sequence[Ranked], path: Path) -> None:
+        copies = copied(memory, found.vectors, vocabulary)
+        rows = rows_of(found, ranked, search.features(found, ranked), copies, vocabulary, evaluation)
+        write_predictions(rows, found.pictures, path)
+
+    write(scored, choice.rank(search, scored), out / PREDICTIONS)
+    if dev is not None:
+        write(dev, search.ranked(dev, choice.whole), out / FITTED_TO)
+    judged = _add_confidence(out, evaluation.acceptable)
+    trained_on = read_pictures(sources.manifest.path, "train")
     scores = score(out / PREDICTIONS, pictures, trained_on, vocabulary, evaluation, evaluation.decoding())
+    scores["neighbours"] = choice.why if choice.whole is None else asdict(choice.whole)
     scores["confidence"] = judged
     write_scores(scores, out)
     counts: dict[str, int | float] = {"captions": scores["pictures"]}
     counts |= {name: round(value, 2) for name, value in scores["scores"].items()}
-    notes = [f"the captions have no confidence: {judged}"] if isinstance(judged, str) else []
+    notes = [choice.note]
+    notes += [f"the captions have no confidence: {judged}"] if isinstance(judged, str) else []
     # The confidence's figures differ by rounding from machine to machine: what it was fitted by stands for them.
-    settings = [vars(evaluation.decoding()), evaluation.ensemble, evaluation.acceptable]
+    settings = [vars(evaluation.decoding()), evaluation.ensemble, evaluation.acceptable, scores["neighbours"]]
     products = {
         "scores": digest_of({name: value for name, value in scores.items() if name != "confidence"}),
         "decoding": digest_of(settings),
@@ -54,7 +80,56 @@ def evaluate_decoder(evaluation: EvaluationConfig, machine: MachineConfig, sourc
     return Outcome(products, counts, notes)
 
 
-def _add_confidence(out: Path, training: TrainingPictures, acceptable: float) -> JudgedConfidence | str:
+@dataclass(frozen=True)
+class _Choice:
+    """How neighbours rank captions.
+
+    whole: as fitted to all pictures of dev, or as set; None where they do not, and `why`. halves: where dev is what is
+    scored, which pictures are in the first half, and the neighbours fitted to the other half, for each half. note: the
+    choice in words.
+    """
+
+    whole: Neighbours | None
+    why: str
+    note: str
+    halves: tuple[tuple[calibration.Flags, Neighbours | None], ...] = ()
+
+    def rank(self, search: PictureSearch, scored: Found) -> list[Ranked]:
+        """Return the captions of the scored pictures as they are ranked: of each half, by what the other half fits."""
+        if not self.halves:
+            return search.ranked(scored, self.whole)
+        ranked: dict[int, Ranked] = {}
+        for half, neighbours in self.halves:
+            numbers = np.flatnonzero(half).tolist()
+            ranked |= zip(numbers, search.ranked(scored.select(numbers), neighbours), strict=True)
+        return [ranked[number] for number in range(len(scored.pictures))]
+
+
+def _choose_neighbours(
+    evaluation: EvaluationConfig, dev: Found, memory: Memory, vocabulary: Vocabulary, is_scored: bool
+) -> _Choice:
+    """Return how neighbours rank captions. dev: of the pictures that are fitted to. is_scored: whether they are."""
+    if evaluation.neighbours == "off" or evaluation.search == "sample":
+        why = "evaluation.neighbours is off" if evaluation.neighbours == "off" else "the captions are drawn at random"
+        return _Choice(None, why, f"neighbours rank no captions: {why}")
+    if evaluation.neighbours != "fitted":
+        return _Choice(
+            Neighbours(**evaluation.neighbours.model_dump()), "", "neighbours rank captions as they are set to"
+        )
+    candidates = Candidates(dev.captions, dev.vectors, dev.pictures, memory, vocabulary)
+    fitted = candidates.fit(np.ones(len(dev.pictures), np.bool_))
+    halves: tuple[tuple[calibration.Flags, Neighbours | None], ...] = ()
+    if is_scored:
+        first = calibration.halves([picture.digest for picture in dev.pictures])
+        halves = tuple((half, candidates.fit(~half).neighbours) for half in (first, ~first))
+    quality = f"{candidates.measure} of {len(dev.pictures):,} pictures of dev {100 * fitted.gain:+.1f}"
+    if fitted.neighbours is None:
+        why = f"that does not help ({quality})"
+        return _Choice(None, why, f"neighbours rank no captions: {why}", halves)
+    return _Choice(fitted.neighbours, "", f"neighbours rank captions: {quality}", halves)
+
+
+def _add_confidence(out: Path, acceptable: float) -> JudgedConfidence | str:
     """Fit a confidence, write it to `out`, and add it to the rows of predictions.parquet.
 
     Return how well it tells acceptable captions from others, or why none can be fitted: see calibration.py.
@@ -73,12 +148,12 @@ def _add_confidence(out: Path, training: TrainingPictures, acceptable: float) ->
         return whys[0]
     confidence = np.empty(len(scored.flags))
     for part, judged in folds:
-        fitted = calibration.fit(training, part.features, part.flags)
+        fitted = calibration.fit(part.features, part.flags)
         confidence[judged] = calibration.confidences(fitted, scored.features[judged])
     table = pq.read_table(out / PREDICTIONS)
     column = table.schema.get_field_index("confidence")
     pq.write_table(table.set_column(column, "confidence", pa.array(confidence)), out / PREDICTIONS)
-    whole = calibration.fit(training, dev.features, dev.flags)
+    whole = calibration.fit(dev.features, dev.flags)
     whole.save(out)
     return calibration.judge(confidence, scored.log_probabilities, scored.flags, scored.definition)
 

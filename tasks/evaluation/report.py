@@ -16,14 +16,14 @@ from typing import Any, TypedDict
 import numpy as np
 from PIL import Image
 
-from models.captioned import key_of_digest
+from models.captioned import Supporting, key_of_digest
 from models.encoded_pictures import decode
 from models.options import Decoding
 from models.resizing import Pixels, seen
 from models.vocabulary import WORD_END
 from tasks.evaluation.caption_and_score import describe_leak, read_predictions
 from tasks.evaluation.page_files import page_file
-from tasks.evaluation.score_record import JudgedConfidence, ScoreRecord, confidence_lines
+from tasks.evaluation.score_record import JudgedConfidence, ScoreRecord, confidence_lines, neighbour_lines
 from tasks.grids.photograph_batches import read_photograph
 from tasks.grids.reader import GridReader
 from tasks.metrics import ScoredCaption
@@ -33,7 +33,7 @@ from tasks.metrics.bootstrap import ScoreComparison
 REPORT = "report.html"
 _GROUP_SIZE = 16  # pictures shown as cards per group
 _MAX_ROWS = 2000  # captions listed; with the cards the page stays below 5 MB
-_MAX_SIDE = 240  # longest side of a photograph on a card, px
+_MAX_SIDE, _NEIGHBOUR_SIDE = 240, 112  # longest side of a photograph on a card, and of a neighbour's, px
 _PLAIN = np.full((_MAX_SIDE, _MAX_SIDE, 3), 128, np.uint8)  # in place of a photograph
 
 
@@ -74,6 +74,7 @@ def write_report(
     history: Sequence[dict[str, float]] = (),
     compared: Iterable[ComparedModel] = (),
     earlier: Iterable[EarlierVersion] = (),
+    remembered: Sequence[str] = (),
 ) -> None:
     """Write the report of an evaluation as an HTML page.
 
@@ -81,7 +82,8 @@ def write_report(
     for the attention maps. files: digest -> photograph, or the .npy file of a grid. grids: those that the captioner
     reads where it does not read such files; else None. decoding: the settings that the captions were decoded with.
     history: rows of history.parquet; without them the plot of the training is left out. compared: other models on the
-    same pictures. earlier: the scores of earlier versions.
+    same pictures. earlier: the scores of earlier versions. remembered: the digests of the pictures of the captioner's
+    memory, in its order; without them, neighbours are shown without photographs.
     """
     corpus = read_predictions(predictions)
     bleu = {digest: sentence_bleu4(item) for digest, item in corpus.items()}
@@ -103,13 +105,15 @@ def write_report(
         "attends": captioner.attends,
         "groups": groups,
         "shows": not any(_is_grid(path) for path in files.values()),
-        "cards": _cards(on_cards, captioner, files, grids, decoding),
+        "cards": _cards(on_cards, captioner, files, grids, decoding, remembered),
         "rows": [
             [" ".join(corpus[digest].caption), [" ".join(words) for words in corpus[digest].references], bleu[digest]]
             for digest in listed
         ],
         "left_out": left_out,
         "confidence": " ".join(confidence_lines(result)),
+        "neighbours": " ".join(neighbour_lines(result)[:1]),
+        "copied": [{"name": name, **copied} for name, copied in result.get("copied", {}).items()],
     }
     plots = [_length_plot(list(corpus.values()))]
     judged = result.get("confidence")
@@ -161,6 +165,13 @@ def _language(statistics: Mapping[str, float], captions: int) -> str:
     return text
 
 
+class _NeighbourCard(TypedDict):
+    """A training picture that supports a caption: its photograph, empty where there is none, and its captions."""
+
+    photograph: str
+    captions: list[str]
+
+
 class _Card(TypedDict):
     """The data of a picture's card. row: its number in the photographs that were captioned for the page."""
 
@@ -171,6 +182,7 @@ class _Card(TypedDict):
     tokens: list[str]
     probabilities: list[float]
     confidence: float | None
+    neighbours: list[_NeighbourCard]
     maps: str
     side: list[int]
 
@@ -181,14 +193,19 @@ def _cards(
     files: Mapping[str, Path],
     grids: GridReader | None,
     decoding: Decoding,
+    remembered: Sequence[str],
 ) -> dict[str, _Card]:
     """Return digest -> the data of its card: the photograph or a plain square, the tokens and their attention maps.
 
     Photographs are JPEG and maps uint8 (words, h, w), both in base64. A map is scaled so that its greatest weight is
-    255.
+    255. remembered: see `write_report`.
     """
     contents = [read_photograph(digest, files[digest]) for digest in digests]
     settings = {"attention": captioner.attends, **vars(decoding)}
+    if getattr(captioner, "neighbours", None) is not None:  # models registered earlier have none
+        settings["explain"] = True
+    elif "neighbours" in settings:
+        settings["neighbours"] = False
     if grids is None:
         captioned = captioner.caption(contents, **settings)
     else:
@@ -212,10 +229,20 @@ def _cards(
             "tokens": [token.replace(WORD_END, "") for token in item.tokens],
             "probabilities": [round(value, 3) for value in getattr(item, "token_probabilities", [])],
             "confidence": getattr(item, "confidence", None),  # models registered earlier have neither
+            "neighbours": [_neighbour(one, files, remembered) for one in getattr(item, "supporting", None) or []],
             "maps": base64.b64encode(maps).decode(),
             "side": list(side),
         }
     return cards
+
+
+def _neighbour(one: Supporting, files: Mapping[str, Path], remembered: Sequence[str]) -> _NeighbourCard:
+    """Return the data of a training picture that supports a caption, without a photograph where there is none."""
+    path = files.get(remembered[one.picture]) if remembered else None
+    if path is None or _is_grid(path):
+        return {"photograph": "", "captions": one.captions}
+    jpeg, _, _ = thumbnail(decode(read_photograph(remembered[one.picture], path)), _NEIGHBOUR_SIDE)
+    return {"photograph": jpeg, "captions": one.captions}
 
 
 def _is_grid(path: Path) -> bool:
@@ -223,10 +250,13 @@ def _is_grid(path: Path) -> bool:
     return path.suffix == ".npy"
 
 
-def thumbnail(pixels: Pixels) -> tuple[str, int, int]:
-    """Return a picture, uint8 (H, W, 3), as a small JPEG file in base64, with its width and height in pixels."""
+def thumbnail(pixels: Pixels, side: int = _MAX_SIDE) -> tuple[str, int, int]:
+    """Return a picture, uint8 (H, W, 3), as a small JPEG file in base64, with its width and height in pixels.
+
+    side: the longest, in pixels.
+    """
     small = Image.fromarray(pixels)
-    small.thumbnail((_MAX_SIDE, _MAX_SIDE))
+    small.thumbnail((side, side))
     jpeg = io.BytesIO()
     small.save(jpeg, "JPEG", quality=75)
     return base64.b64encode(jpeg.getvalue()).decode(), small.width, small.height

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
 SCORES = "scores.json"
+NO_BETTER = (
+    "no better than copying captions of similar pictures; try more pictures, a better backbone, or start from an "
+    "existing captioner"
+)
 
 
 class JudgedConfidence(TypedDict):
@@ -33,14 +37,26 @@ class JudgedConfidence(TypedDict):
     curve: list[list[float]]
 
 
+class CopiedScore(TypedDict):
+    """A score of captions that are copied from similar training pictures, in percent.
+
+    gain: the 95 % interval of what the model's captions score more, by the paired bootstrap.
+    """
+
+    value: float
+    gain: list[float]
+
+
 class ScoreRecord(TypedDict):
     """The scores of captions.
 
     scores: percent, by name. intervals: the 95 % interval of each, low and high. signature: everything that the scores
     depend on beside the captions. pictures: their number. language: the statistics of caption_statistics.py. data: the
     digest of the pictures and their references. also_in_training: how many of the pictures are, byte for byte, in the
-    train split as well. confidence: how well the captions' confidence told good ones from others, or why they have
-    none. None of these is there where the captions came from a file; and only an evaluation fits a confidence.
+    train split as well. neighbours: how the captions of similar training pictures rank captions (the fields of
+    options.Neighbours), or why they do not. copied: scores of copying these, by name. confidence: how well the
+    captions' confidence told good ones from others, or why they have none. None of these is there where the captions
+    came from a file; and only an evaluation fits a confidence.
     """
 
     scores: dict[str, float]
@@ -50,6 +66,8 @@ class ScoreRecord(TypedDict):
     language: dict[str, float]
     data: NotRequired[str]
     also_in_training: NotRequired[int]
+    neighbours: NotRequired[dict[str, float | None] | str]
+    copied: NotRequired[dict[str, CopiedScore]]
     confidence: NotRequired[JudgedConfidence | str]
 
 
@@ -61,6 +79,43 @@ def read_scores(folder: Path) -> ScoreRecord:
 def write_scores(record: ScoreRecord, folder: Path) -> None:
     """Write scores.json into a folder."""
     (folder / SCORES).write_text(json.dumps(record, indent=1, sort_keys=True), encoding="utf-8")
+
+
+def neighbour_lines(result: ScoreRecord) -> list[str]:
+    """Return a sentence on the neighbours, and a table that compares the captions with copied ones, as lines.
+
+    None where the model was not evaluated with them.
+    """
+    neighbours = result.get("neighbours")
+    if neighbours is None:
+        return []
+    if isinstance(neighbours, str):
+        lines = [f"Captions of similar training pictures rank no captions: {neighbours}."]
+    else:
+        copies = neighbours["copies"]
+        lines = [
+            f"Captions are ranked by the captions of the {neighbours['number']} most similar training pictures too "
+            f"(temperature {neighbours['temperature']:g}, factor {neighbours['factor']:g}"
+            + (f", copies where {copies:g} times as similar" if copies is not None else "")
+            + "). They are in the model.",
+        ]
+    header = "| score | copied from similar pictures, % | gain of the model, 95 % interval |"
+    lines += ["", header, "| --- | --- | --- |"]
+    for name, copied in result.get("copied", {}).items():
+        low, high = copied["gain"]
+        lines.append(f"| {name} | {copied['value']:.2f} | {low:+.2f} to {high:+.2f} |")
+    return lines
+
+
+def no_better_than_copied(result: ScoreRecord, score: str) -> bool:
+    """Return whether a score is not known to be higher than that of captions copied from similar pictures."""
+    copied = result.get("copied", {}).get(score)
+    return copied is not None and copied["gain"][0] <= 0
+
+
+def copied_figures(result: ScoreRecord) -> dict[str, float]:
+    """Return the scores of copied captions by name; none where none were copied."""
+    return {f"copied_{name}": copied["value"] for name, copied in result.get("copied", {}).items()}
 
 
 def confidence_lines(result: ScoreRecord) -> list[str]:

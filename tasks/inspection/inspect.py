@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from models.confidence import TrainingPictures, pool
+from models.neighbours import Memory, pool
 from models.vocabulary import SPECIAL
 from tasks.common.progress import Bar
 from tasks.config.devices import device_of
@@ -28,7 +28,6 @@ from tasks.config.schema import Config
 from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
 from tasks.data.manifest import Picture, read_pictures
 from tasks.datasets.base import SPLITS
-from tasks.evaluation.calibration import read_training_pictures
 from tasks.evaluation.caption_and_score import ScoreInputs
 from tasks.grids.index import open_grids
 from tasks.grids.reader import GridReader
@@ -88,10 +87,10 @@ def inspect_data(config: Config, sources: ScoreInputs, known: Set[str] | None, o
     grids = open_grids(sources.grids, config.machine)
     by_digest = {picture.digest: (split, picture) for split, own in pictures.items() for picture in own}
     order = _new_first([digest for digest in by_digest if digest in grids], known)
-    training = read_training_pictures(grids, [picture.digest for picture in pictures["train"]])
+    mean = torch.from_numpy(Memory.load(sources.memory.path).grid)
     findings = _Findings(by_digest)
 
-    looked_at = _doubtful(config, sources, grids, training, order, findings)
+    looked_at = _doubtful(config, sources, grids, mean, order, findings)
     captions = {digest: list(dict.fromkeys(picture.captions)) for digest, (_, picture) in by_digest.items()}
     for item in unusual_captions(captions):
         findings.add(UNUSUAL, item.digest, item.score, item.why, caption=item.caption)
@@ -104,7 +103,8 @@ def inspect_data(config: Config, sources: ScoreInputs, known: Set[str] | None, o
         splits = {by_digest[digest][0] for digest in (first, second)}
         why += f"; one in {' and one in '.join(sorted(splits))}" if len(splits) > 1 else ""
         findings.add(ALIKE, first, pair.distance, why, other=by_digest[second][1].name)
-    drift = _drift(training, pooled, compared, known, findings)
+    is_training = torch.tensor([by_digest[digest][0] == "train" for digest in compared])
+    drift = _drift(pooled[is_training], pooled, compared, known, findings)
 
     record: InspectionRecord = {
         "captions": looked_at,
@@ -168,11 +168,14 @@ def _doubtful(
     config: Config,
     sources: ScoreInputs,
     grids: GridReader,
-    training: TrainingPictures,
+    mean: Tensor,
     order: Sequence[str],
     findings: _Findings,
 ) -> int:
-    """Add the captions that probably belong to another picture, the most doubtful first; return how many were seen."""
+    """Add the captions that probably belong to another picture, the most doubtful first; return how many were seen.
+
+    mean (h, w, C): of the training pictures' grids.
+    """
     captioned = {
         picture.digest: picture for split in _splits(sources) for picture in read_captions(sources.captions.path, split)
     }
@@ -193,7 +196,7 @@ def _doubtful(
     words = read_vocabulary(sources.captions.path)
     values = doubts(
         decoder.to(device).eval(),
-        torch.from_numpy(training.mean),
+        mean,
         grids,
         chosen,
         device,
@@ -229,16 +232,17 @@ def _pooled(grids: GridReader, digests: Sequence[str]) -> Tensor:
 
 
 def _drift(
-    training: TrainingPictures, pooled: Tensor, digests: Sequence[str], known: Set[str] | None, findings: _Findings
+    training: Tensor, pooled: Tensor, digests: Sequence[str], known: Set[str] | None, findings: _Findings
 ) -> DriftRecord | str:
     """Return whether the pictures that are not known drifted, and add those least like the training pictures.
 
-    Where all are known, or it is not known which are, pictures of all splits are added.
+    training (M, C), pooled (N, C): the pooled grids of the training pictures, and of all. Where all are known, or it is
+    not known which are, pictures of all splits are added.
     """
     is_known = torch.tensor([known is not None and digest in known for digest in digests])
     candidates = ~is_known if known is not None and not is_known.all() else torch.ones_like(is_known)
     numbers = candidates.nonzero().squeeze(1)
-    known_pooled = pooled[is_known] if is_known.any() and known is not None else torch.from_numpy(training.pooled)
+    known_pooled = pooled[is_known] if is_known.any() and known is not None else training
     distances = _distances_to_others(pooled[numbers], known_pooled)
     for place in distances.argsort(descending=True)[:_MOST_UNLIKE].tolist():
         value = float(distances[place])

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from models.ngrams import Frequencies, Ids, padded
 from tasks.metrics import Counts, ScoredCaption
-from tasks.metrics.consensus import Frequencies, Ids, cider, cider_d
+from tasks.metrics.consensus import cider, cider_d
 
 _MAX_COMPARISONS = 2**19  # comparisons of words with words in a batch: about 256 pictures with five references each
 
@@ -17,8 +18,8 @@ _MAX_COMPARISONS = 2**19  # comparisons of words with words in a batch: about 25
 def statistics(corpus: Sequence[ScoredCaption]) -> Counts:
     """Return each picture's CIDEr-D and CIDEr and the number 1, shape (pictures, 3)."""
     vocabulary: dict[str, int] = {}
-    references = [_padded([_ids(words, vocabulary) for words in item.references]) for item in corpus]
-    captions = [_padded([_ids(item.caption, vocabulary)]) for item in corpus]
+    references = [padded([_ids(words, vocabulary) for words in item.references]) for item in corpus]
+    captions = [padded([_ids(item.caption, vocabulary)]) for item in corpus]
     frequencies = Frequencies.from_references(references)
     values = np.ones((len(corpus), 3))
     shapes = [
@@ -54,14 +55,6 @@ def scores(sums: Counts) -> dict[str, Counts]:
 def _ids(words: list[str], vocabulary: dict[str, int]) -> list[int]:
     """Return the ids of words; words that the vocabulary lacks are added to it."""
     return [vocabulary.setdefault(word, len(vocabulary)) for word in words]
-
-
-def _padded(rows: list[list[int]]) -> Ids:
-    """Return R rows of word ids as an array, shape (R, T), padded with -1."""
-    padded = np.full((len(rows), max(max(map(len, rows), default=0), 1)), -1, dtype=np.int64)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = row
-    return padded
 
 
 def _stacked(pictures: list[Ids]) -> Ids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import models
 from models.backbones.base import Backbone
 from models.captioner import Captioner
 from models.confidence import Confidence
+from models.neighbours import Memory
 from tasks.config.schema import Config
 from tasks.data.caption_files import read_vocabulary
+from tasks.evaluation.score_record import read_scores
 from tasks.grids.index import open_grids
 from tasks.grids.weights import IMPORTED, load_backbone
 from tasks.registry import bundle_loader
@@ -31,12 +34,19 @@ def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
     AttendError where that does not make the same.
     """
     decoder, decoder_shape = load_ensemble(artifacts.decoder.path, config.evaluation.ensemble)
-    parts = {"decoder": decoder_shape, "decoding": vars(config.evaluation.decoding())}
+    memory, fitted = Memory.load(artifacts.memory.path), read_scores(artifacts.scores.path)["neighbours"]
+    neighbours = None if isinstance(fitted, str) else fitted
+    if neighbours is None:
+        memory = replace(memory, captions=None)
+    decoding = {**vars(config.evaluation.decoding()), "neighbours": neighbours is not None}
+    parts = {"decoder": decoder_shape, "decoding": decoding, "neighbours": neighbours}
     vocabulary = read_vocabulary(artifacts.captions.path)
     confidence = Confidence.load(artifacts.scores.path)
 
     def captioner_of(backbone_spec: dict[str, Any], backbone: Backbone | None) -> Captioner:
-        return Captioner({"backbone": backbone_spec, **parts}, vocabulary, backbone, decoder, confidence=confidence)
+        return Captioner(
+            {"backbone": backbone_spec, **parts}, vocabulary, backbone, decoder, memory, confidence=confidence
+        )
 
     if config.encoding is None:
         shape = open_grids(artifacts.grids, config.machine).shape

@@ -25,6 +25,7 @@ class CaptionerArtifacts:
     trained: Artifact
     decoder: Artifact
     scores: Artifact
+    memory: Artifact
     views: Artifact | None = None
     tuned: Artifact | None = None
 
@@ -45,6 +46,7 @@ class CaptionerArtifacts:
             trained=artifacts[trained],
             decoder=artifacts[decoder],
             scores=artifacts[scores],
+            memory=artifacts[scores.memory],
             views=None if decoder.views is None else artifacts[decoder.views],
             tuned=None if decoder.grids.tuned is None else artifacts[decoder.grids.tuned],
         )

@@ -108,7 +108,9 @@ def run_gates(config: Config, artifacts: CaptionerArtifacts, comparison: ModelCo
     captions = read_predictions(artifacts.scores.path / PREDICTIONS)
     pairs = None if comparison is None else comparison.captions or None
     sources = sources_by_digest(artifacts.manifest.path, config.data)
-    return gate_results(config.registry, captions, pairs, lambda: _retrieved(config, artifacts), sources)
+    is_compared = config.registry.min_over_copied is not None
+    copied = read_predictions(artifacts.scores.path / PREDICTIONS, "copied") if is_compared else None
+    return gate_results(config.registry, captions, pairs, lambda: _retrieved(config, artifacts), sources, copied)
 
 
 def _retrieved(config: Config, artifacts: CaptionerArtifacts) -> npt.NDArray[np.bool_]:

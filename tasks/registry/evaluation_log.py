@@ -15,6 +15,7 @@ from tasks.evaluation.caption_and_score import PREDICTIONS, describe_pictures
 from tasks.evaluation.report import REPORT, ComparedModel, EarlierVersion, write_report
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
 from tasks.grids.index import open_grids
+from tasks.neighbours.make_memory import read_remembered
 from tasks.registry.bundle import make_captioner
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.lineage import log_pictures, pictures_of
@@ -99,6 +100,7 @@ def log_report(
         pq.read_table(artifacts.decoder.path / HISTORY).to_pylist(),
         rivals,
         earlier,
+        read_remembered(artifacts.memory.path),
     )
     log.client.log_artifact(log.run_id, str(scratch / REPORT), evaluation_name(artifacts))
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tasks.config.stages import RegistryConfig
 from tasks.evaluation.self_retrieval import OTHERS
 from tasks.evaluation.slices import Sources, gender_errors, invented, noun_classes, slice_loss
-from tasks.metrics import ScoredCaption
+from tasks.metrics import ScoredCaption, cider
 from tasks.metrics.bootstrap import interval_of_ratio, interval_of_share
 from tasks.metrics.meteor import stem
 
@@ -47,12 +47,14 @@ def gate_results(
     champion: Mapping[str, tuple[ScoredCaption, ScoredCaption]] | None,
     retrieved: Callable[[], npt.NDArray[np.bool_]],
     sources: Sources,
+    copied: Mapping[str, ScoredCaption] | None = None,
 ) -> list[GateResult]:
     """Return what the gates that the config sets found in captions, by the digest of their pictures.
 
     champion: the captions of the champion (first) and of the version, of the same pictures; None where there is no
     champion to compare with. retrieved: returns which captions find their picture among others; it is called only where
-    that is a gate. sources: of each picture, of a data set of several.
+    that is a gate. sources: of each picture, of a data set of several. copied: captions of similar training
+    pictures; None where they are no gate.
     """
     corpus = list(captions.values())
     results = []
@@ -70,6 +72,8 @@ def gate_results(
         results.append(_gender_errors(corpus, registry.max_gender_errors))
     if registry.max_slice_loss is not None and champion is not None:
         results.append(_slice_loss(champion, registry.max_slice_loss, sources))
+    if registry.min_over_copied is not None and copied is not None:
+        results.append(_over_copied(corpus, list(copied.values()), registry.min_over_copied))
     return results
 
 
@@ -161,6 +165,15 @@ def _slice_loss(pairs: Mapping[str, tuple[ScoredCaption, ScoredCaption]], limit:
     change = "loses" if share >= 0 else "gains"
     why = f"CIDEr {change} {abs(share):.1%} of the champion's on {pictures:,} pictures, {_quoted(name)}"
     return GateResult("max_slice_loss", share, interval, limit, interval[0] > limit, why)
+
+
+def _over_copied(corpus: Sequence[ScoredCaption], copied: Sequence[ScoredCaption], limit: float) -> GateResult:
+    """Return CIDEr-D, divided by that of captions copied from similar training pictures."""
+    statistics = np.stack([cider.statistics(captions)[:, 0] for captions in (corpus, copied)], axis=1)
+    ratio, interval = interval_of_ratio(statistics)
+    own, other = 100 * statistics.mean(axis=0)
+    why = f"CIDEr is {own:.1f}, and {other:.1f} by copying captions of similar training pictures"
+    return GateResult("min_over_copied", ratio, interval, limit, interval[1] < limit, why)
 
 
 def _quoted(text: str) -> str:

@@ -94,6 +94,13 @@ def _signature(column: str) -> Any:
     from mlflow.types.schema import Array, Object, Property
 
     alternative = Object([Property("caption", DataType.string), Property("log_probability", DataType.double)])
+    neighbour = Object(
+        [
+            Property("captions", Array(DataType.string)),
+            Property("cosine", DataType.double),
+            Property("support", DataType.double),
+        ]
+    )
     kinds = {int: DataType.long, float: DataType.double, str: DataType.string, bool: DataType.boolean}
     return ModelSignature(
         inputs=Schema([ColSpec(DataType.binary, column)]),
@@ -107,6 +114,7 @@ def _signature(column: str) -> Any:
                 ColSpec(DataType.string, "no_confidence", required=False),
                 ColSpec(Array(alternative), "alternatives"),
                 ColSpec(Array(Array(Array(DataType.double))), "attention"),
+                ColSpec(Array(neighbour), "neighbours"),
                 ColSpec(DataType.string, "error", required=False),
             ]
         ),

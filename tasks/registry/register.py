@@ -49,6 +49,7 @@ class Registration(Stage):
             decoder.captions.vocabulary,
             self.scores.scores,
             self.scores.decoding,
+            self.scores.memory.pictures,
             *([] if tuned is None else [tuned.backbone]),
         )
 

@@ -21,7 +21,7 @@ from tasks.config.stages import RegistryConfig
 from tasks.data.manifest import files_by_name
 from tasks.evaluation.caption_and_score import PREDICTIONS, ScoreInputs, differing_scores, was_trained_on
 from tasks.evaluation.report import REPORT, ComparedModel
-from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
+from tasks.evaluation.score_record import NO_BETTER, SCORES, ScoreRecord, no_better_than_copied, read_scores
 from tasks.inspection.inspect import inspect_data
 from tasks.inspection.page import write_page
 from tasks.inspection.record import FINDINGS, INSPECTION, PAGE, InspectionRecord, describe_drift
@@ -106,6 +106,10 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
         if version is None:
             rivals = [] if match is None else [ComparedModel(match.champion, match.comparison.scores)]
             version = _bundle_and_register(log, config, artifacts, scores, rivals, gates, work, scratch)
+        notes = []
+        if no_better_than_copied(scores, registry.promote_on):
+            notes.append(f"{label(version)} is {NO_BETTER}")
+            logger.warning(f"register: {notes[0]}")
         failed = tag_gates(log.client, version, gates)
         decision = Decision("champion", f"{label(version)} is champion")
         if not is_champion:
@@ -134,7 +138,7 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
         registration["files"] = str(files)
     write_registration(registration, work.out)
     products = {"version": digest_of([registry.model, version.version])}
-    return Outcome(products, {"version": int(version.version)}, [decision.why], shared)
+    return Outcome(products, {"version": int(version.version)}, [decision.why, *notes], shared)
 
 
 def _bundle_and_register(
@@ -295,7 +299,7 @@ def _inspect(
 
     known: digests of the pictures that the champion was made from; None where that is not known.
     """
-    sources = ScoreInputs(artifacts.manifest, artifacts.captions, artifacts.grids, artifacts.decoder)
+    sources = ScoreInputs(artifacts.manifest, artifacts.captions, artifacts.grids, artifacts.decoder, artifacts.memory)
     record = inspect_data(config, sources, known, out)
     files = files_by_name(artifacts.manifest.path, config.data) if not config.data.has_grids else None
     write_page(f"{config.name}: the data, seen by the model", record, out, files)

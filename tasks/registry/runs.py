@@ -19,7 +19,7 @@ import filelock
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
 from tasks.common.log import log
-from tasks.evaluation.score_record import ScoreRecord, confidence_figures
+from tasks.evaluation.score_record import ScoreRecord, confidence_figures, copied_figures
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.lineage import Pictures, log_model_scores, source_tags
 from tasks.registry.tracking import connect, flush_location, is_embedded, local_folder, shown_tracking_uri, tracking_uri
@@ -193,7 +193,13 @@ def log_scores_of_evaluation(
     tags = {PARENT_RUN: log.run_id, "attend.signature": scores["signature"], **source_tags()}
     run = earlier[0] if earlier else log.client.create_run(experiment, tags=tags, run_name=evaluation)
     run_id = str(run.info.run_id)
-    log_model_scores(log.client, run_id, {**scores["scores"], **confidence_figures(scores)}, model_id, pictures)
+    log_model_scores(
+        log.client,
+        run_id,
+        {**scores["scores"], **copied_figures(scores), **confidence_figures(scores)},
+        model_id,
+        pictures,
+    )
     log.client.set_terminated(run_id)
     log_scores(log.client, log.run_id, scores["scores"])  # by which trainings are sorted in MLflow's pages
     return run_id

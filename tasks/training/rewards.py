@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.ngrams import Frequencies, Ids
 from models.vocabulary import NULL, Vocabulary
 from tasks.metrics import ScoredCaption, meteor
-from tasks.metrics.consensus import Frequencies, Ids, cider_d
+from tasks.metrics.consensus import cider_d
 from tasks.metrics.ptb import tokenize
 
 

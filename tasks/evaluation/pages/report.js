@@ -39,6 +39,12 @@
     at("rivals").lastChild.className = "wide";
     at("rivals").lastChild.tabIndex = 0; // it scrolls where the screen is narrow
   }
+  if (data.copied.length) {
+    at("copied").append(row(["score", "copied, %", "gain of the model, 95 % interval"], "th"),
+      ...data.copied.map((item) => row([item.name, number(item.value),
+        `${signed(item.gain[0])} to ${signed(item.gain[1])}`])));
+  }
+  at("neighbours").textContent = data.neighbours;
   at("language").textContent = data.language;
   at("confidence").textContent = data.confidence || "How sure the model is of a caption was not judged here.";
   at("how").textContent = data.attends
@@ -47,6 +53,20 @@
   if (!data.shows) at("how").textContent += " The data set has grids and no photographs: a square stands for each.";
 
   const decoded = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+
+  // A training picture that supports a caption.
+  function neighbour(item) {
+    const figure = element("figure", "", element("figcaption", item.captions[0]));
+    if (item.photograph) {
+      const image = element("img");
+      image.src = `data:image/jpeg;base64,${item.photograph}`;
+      image.alt = item.captions[0];
+      image.loading = "lazy";
+      figure.prepend(image);
+    }
+    figure.title = item.captions.join("\n");
+    return figure;
+  }
 
   function card(digest) {
     const item = data.cards[digest];
@@ -69,7 +89,9 @@
     Heat.words(line, frame, canvas, item.tokens, maps, ...item.side, item.probabilities);
     const said = element("ul", "", ...references.map((text) => element("li", text)));
     said.className = "quiet";
-    const made = element("article", "", frame, line, said, element("div", `sentence BLEU ${number(score)}`
+    const near = element("div", "", ...item.neighbours.map(neighbour));
+    near.className = "near";
+    const made = element("article", "", frame, line, said, near, element("div", `sentence BLEU ${number(score)}`
       + (item.confidence === null ? "" : `, confidence ${(100 * item.confidence).toFixed(0)} %`)));
     made.className = "card";
     made.lastChild.className = "quiet";

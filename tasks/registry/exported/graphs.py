@@ -262,7 +262,7 @@ def _add_shortlist(path: Path) -> None:
 
 
 def _write_settings(captioner: Captioner, layout: _Layout, folder: Path) -> None:
-    """Write config.json, vocabulary.json and confidence.npz."""
+    """Write config.json, vocabulary.json, memory.npz and confidence.npz."""
     decoder = captioner.decoder
     spec: dict[str, Any] = {
         "row": layout.rows,
@@ -274,6 +274,7 @@ def _write_settings(captioner: Captioner, layout: _Layout, folder: Path) -> None
     config = {**captioner.config, "onnx": spec}
     (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
     (folder / "vocabulary.json").write_text(captioner.vocabulary.to_json(), encoding="utf-8")
+    captioner.memory.save(folder)
     if captioner.confidence is not None:
         captioner.confidence.save(folder)
 

@@ -1,0 +1,113 @@
+"""The captions that a trained decoder finds for held-out pictures, free-running, from their cached grids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.captioned import key_of_digest
+from models.confidence import features_of
+from models.neighbours import Copy, Memory, Ranked, as_captions, rank
+from models.options import Neighbours
+from models.search import Caption, decode
+from models.torch_steps import TorchSteps
+from models.word_rules import Floats
+from tasks.common.errors import AttendError
+from tasks.common.progress import Bar
+from tasks.config.devices import device_of
+from tasks.config.machine import MachineConfig
+from tasks.config.stages import EvaluationConfig
+from tasks.data.manifest import Picture
+from tasks.grids.index import open_grids
+from tasks.pipeline import distributed as processes
+from tasks.pipeline.ledger import Artifact
+from tasks.training.batches import decode_batch_size, grids_in_order
+from tasks.training.outputs import load_ensemble
+
+_READ_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found for N pictures.
+
+    pictures: those that have a grid. captions: of each picture, the likeliest first. vectors (N, D): as the memory
+    embeds the pictures.
+    """
+
+    pictures: list[Picture]
+    captions: list[list[Caption]]
+    vectors: Floats
+
+    def select(self, which: Sequence[int]) -> Found:
+        """Return what was found for the pictures with these numbers."""
+        return Found(
+            [self.pictures[number] for number in which],
+            [self.captions[number] for number in which],
+            self.vectors[list(which)],
+        )
+
+
+class PictureSearch:
+    """A trained decoder, the grids that it reads, and the memory of its training pictures.
+
+    It computes in float32, because reported scores come from its captions.
+    """
+
+    def __init__(
+        self, evaluation: EvaluationConfig, machine: MachineConfig, grids: Artifact, decoder: Artifact, memory: Memory
+    ) -> None:
+        device = device_of(machine)
+        loaded, _ = load_ensemble(decoder.path, evaluation.ensemble)
+        self._steps = TorchSteps(loaded.to(device).eval().for_inference(), device)
+        self._decoding, self._machine = evaluation.decoding(), machine
+        self._grids, self._memory = open_grids(grids, machine), memory
+
+    def find(self, pictures: Sequence[Picture]) -> Found:
+        """Return the captions that a search finds for pictures; AttendError where none of them has a grid."""
+        readable = [picture for picture in pictures if picture.digest in self._grids]
+        if not readable:
+            raise AttendError(f"evaluate: none of the {len(pictures):,} pictures to be captioned could be read")
+        own, decoding = processes.share_of([picture.digest for picture in readable]), self._decoding
+        beam = decoding.search == "beam"
+        found: list[tuple[list[Caption], Floats]] = []
+        with Bar(len(own), f"captions, beam {decoding.beam}" if beam else "captions, sampled", "pictures") as bar:
+            size = decode_batch_size(self._machine, self._grids.shape, decoding.beam if beam else decoding.n_best)
+            for part, grid in grids_in_order(own, self._grids, size):
+                keys = [key_of_digest(digest) for digest in part]
+                captions = decode(self._steps, self._steps.start(grid), len(part), decoding, keys)
+                found += zip(captions, self._memory.embed(grid.numpy()), strict=True)
+                bar.advance(len(part))
+        gathered = processes.all_gather(found, len(readable))
+        return Found(readable, [captions for captions, _ in gathered], np.stack([vector for _, vector in gathered]))
+
+    def ranked(self, found: Found, neighbours: Neighbours | None) -> list[Ranked]:
+        """Return what was found as neighbours rank it; as it is where these are None."""
+        if neighbours is None:
+            return [Ranked(captions) for captions in found.captions]
+
+        def read_copies(numbers: list[int], copies: list[Copy]) -> list[Caption]:
+            captions = []
+            for start in range(0, len(numbers), _READ_AT_ONCE):
+                part = slice(start, start + _READ_AT_ONCE)
+                grid = self._grids.read([found.pictures[number].digest for number in numbers[part]])
+                captions += as_captions(self._steps, self._steps.start(grid.astype(np.float32)), copies[part])
+            return captions
+
+        return rank(self._memory, found.vectors, found.captions, neighbours, read_copies)
+
+    def features(self, found: Found, ranked: Sequence[Ranked]) -> Floats:
+        """Return the features of the best captions' confidence (see confidence.py), (N, F)."""
+        blind = self._steps.start(self._memory.grid[None])
+        distances = self._memory.distances(found.vectors)
+        similarities = np.array([item.similarity for item in ranked], np.float32)
+        best = [item.captions[0] for item in ranked]
+        return np.concatenate(
+            [
+                features_of(self._steps, blind, distances[part], similarities[part], best[part])
+                for start in range(0, len(best), _READ_AT_ONCE)
+                for part in [slice(start, start + _READ_AT_ONCE)]
+            ]
+        )

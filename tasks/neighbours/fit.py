@@ -1,0 +1,131 @@
+"""How captions are ranked by their neighbours, fitted to the captions of held-out pictures."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from models.neighbours import Consulted, Memory, consult
+from models.options import Neighbours
+from models.search import Caption
+from models.vocabulary import Vocabulary
+from models.word_rules import Floats
+from tasks.common.progress import Bar
+from tasks.data.manifest import Picture
+from tasks.metrics import ScoredCaption, load
+from tasks.metrics.ptb import tokenize
+
+FITTED_TO = 2000  # pictures of dev, at most
+_TEMPERATURES, _FACTORS, _COPIES = (0.05, 0.1, 0.2), (8.0, 16.0, 32.0), (None, 1.0, 1.25, 1.5, 2.0)
+
+Values = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was fitted.
+
+    neighbours: None where they do not help. gain: of the captions' quality, the mean over pictures.
+    """
+
+    neighbours: Neighbours | None
+    gain: float
+
+
+class Candidates:
+    """The captions that neighbours may choose for pictures, and how good each is.
+
+    A caption is as good as its CIDEr-D to the picture's references, or, of a data set that records facts, it is good
+    where all that it states is true.
+    """
+
+    def __init__(
+        self,
+        found: Sequence[Sequence[Caption]],
+        vectors: Floats,
+        pictures: Sequence[Picture],
+        memory: Memory,
+        vocabulary: Vocabulary,
+    ) -> None:
+        """Consult the memory for each temperature.
+
+        found: the captions of each picture. vectors (N, D): of the pictures.
+        """
+        self._found = found
+        self._consulted: dict[float, list[Consulted]] = {}
+        with Bar(len(found) * len(_TEMPERATURES), "neighbours consulted", "pictures") as bar:
+            for temperature in _TEMPERATURES:
+                said = consult(memory, vectors, found, Neighbours.number, temperature)
+                self._consulted[temperature] = said
+                bar.advance(len(found))
+        self.measure = "the truth" if _has_facts(pictures) else "CIDEr-D"
+        texts = [[vocabulary.text(caption.tokens) for caption in captions] for captions in found]
+        for said in self._consulted.values():
+            for own, one in zip(texts, said, strict=True):
+                own.append("" if one.copy is None else vocabulary.text(one.copy.tokens))
+        self._qualities = _qualities(texts, pictures)
+
+    def fit(self, which: Flags) -> Fit:
+        """Return what is best for some of the pictures.
+
+        Of settings whose difference is no greater than its standard error, the default is chosen.
+        """
+        plain = np.array([own[0] for own in self._qualities])[which]
+        default = self._chosen(Neighbours())[which]
+        best, values = Neighbours(), default
+        for temperature, factor, copies in itertools.product(_TEMPERATURES, _FACTORS, _COPIES):
+            neighbours = Neighbours(temperature=temperature, factor=factor, copies=copies)
+            own = self._chosen(neighbours)[which]
+            if own.mean() > values.mean():
+                best, values = neighbours, own
+        if (values - default).mean() <= _standard_error(values - default):
+            best, values = Neighbours(), default
+        gain = float((values - plain).mean())
+        return Fit(best if gain > 0 else None, gain)
+
+    def _chosen(self, neighbours: Neighbours) -> Values:
+        """Return how good the captions are that neighbours choose."""
+        place = _TEMPERATURES.index(neighbours.temperature)
+        chosen = []
+        said = self._consulted[neighbours.temperature]
+        for captions, own, qualities in zip(self._found, said, self._qualities, strict=True):
+            best = own.order(captions, neighbours.factor)[0]
+            copied = own.copy_instead(best, neighbours.copies) is not None
+            chosen.append(qualities[len(captions) + place if copied else best])
+        return np.array(chosen)
+
+
+def copied(memory: Memory, vectors: Floats, vocabulary: Vocabulary) -> list[str]:
+    """Return what copying a caption of a similar training picture says of pictures, of vectors (N, D).
+
+    It is the caption most similar to the others of the most similar pictures, which needs no training (Devlin et al.
+    2015, "Exploring Nearest Neighbor Approaches for Image Captioning"), and empty where these have no whole caption
+    without unknown words.
+    """
+    default = Neighbours()
+    said = consult(memory, vectors, [[]] * len(vectors), default.number, default.temperature)
+    return ["" if one.copy is None else vocabulary.text(one.copy.tokens) for one in said]
+
+
+def _has_facts(pictures: Sequence[Picture]) -> bool:
+    return all(picture.facts is not None for picture in pictures)
+
+
+def _standard_error(values: Values) -> float:
+    return float(values.std() / max(len(values), 1) ** 0.5)
+
+
+def _qualities(texts: Sequence[Sequence[str]], pictures: Sequence[Picture]) -> list[Values]:
+    """Return how good each caption is of each picture."""
+    corpus = []
+    for own, picture in zip(texts, pictures, strict=True):
+        references = [tokenize(text) for text in picture.captions]
+        corpus += [ScoredCaption(tokenize(text), references, picture.facts) for text in own]
+    metric = load("truth" if _has_facts(pictures) else "cider")
+    values = metric.statistics(corpus)[:, 0]
+    return np.split(values, np.cumsum([len(own) for own in texts])[:-1])

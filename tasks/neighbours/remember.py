@@ -1,0 +1,53 @@
+"""Stage `remember`: grids and captions of the training pictures -> the memory of a captioner.
+
+In: the grids of the train split, and its captions as token ids. Out: memory.npz (see
+models/neighbours.py), and pictures.parquet, the digests of the pictures in its order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tasks.common.section import Section
+from tasks.config.schema import Config
+from tasks.config.stages import MemoryConfig
+from tasks.data.tensorise import Captions
+from tasks.grids.extract import Grids
+from tasks.pipeline.ledger import Outcome
+from tasks.pipeline.stage import Hooks, Product, Stage, Work
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Remembered(Stage):
+    """The stage `remember`: training pictures -> the memory of a captioner."""
+
+    kind: ClassVar[str] = "remember"
+    version: ClassVar[int] = 1
+
+    memory: MemoryConfig
+    grids: Grids
+    captions: Captions
+
+    @property
+    def pictures(self) -> Product:
+        """Return the product that stands for the vectors and the captions of the pictures."""
+        return Product(self, "pictures")
+
+    def sections(self) -> dict[str, Section]:
+        return {"memory": self.memory}
+
+    def needs(self) -> tuple[Product, ...]:
+        captions = self.captions
+        return (self.grids.identity, self.grids.failed("train"), captions.vocabulary, captions.train)
+
+    def run(self, work: Work, hooks: Hooks) -> Outcome:
+        from tasks.neighbours.make_memory import write_memory
+
+        grids, captions = work.artifacts[self.grids], work.artifacts[self.captions]
+        return write_memory(self.memory, self.machine, grids, captions, work.key, work.out)
+
+
+def remember(config: Config, grids: Grids, captions: Captions) -> Remembered:
+    """Return the stage that makes the memory of a captioner."""
+    return Remembered(machine=config.machine, memory=config.memory, grids=grids, captions=captions)
