@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .confidence import Confidence, features_of
 from .encoded_pictures import decode
 from .given_grids import read_grid
-from .neighbours import Copy, Memory, Ranked, as_captions, rank, support_of, weights_of
+from .neighbours import Copy, LookedUp, Memory, Ranked, as_captions, pool, rank, support_of, weights_of
 from .options import Decoding, Neighbours
 from .picture_formats import Interpolation
 from .resizing import resize
@@ -56,8 +56,8 @@ class Captioned:
     tokens before it. log_probability: of the caption, natural logarithm, END counted. confidence: the probability that
     the caption is acceptable; None where there is none. no_confidence: why there is none, or None: none was fitted, or
     it was fitted to captions of another search. distance: of the photograph from those that the model was trained on,
-    from 0 to 2 (`Memory.distances`). alternatives: (caption, log-probability) of the next best captions. attention: the
-    attention map of each token, (tokens, h, w) float32, each summing to 1; None if not requested. supporting: the
+    from 0 to 2 (`LookedUp.distances`). alternatives: (caption, log-probability) of the next best captions. attention:
+    the attention map of each token, (tokens, h, w) float32, each summing to 1; None if not requested. supporting: the
     training pictures that support the caption the most; None if not requested. error: why there is no caption, or None.
 
     Where the confidence is less than was asked for, `caption` is the text for that, and there are no tokens and no
@@ -185,14 +185,14 @@ class BaseCaptioner(ABC):
             raise ValueError(f"the decoder {self.config['decoder']['name']} has no attention, so no attention maps")
         start = self.steps.start(np.asarray(grid, np.float32))
         found = decode_captions(self.steps, start, len(grid), settings, keys)
-        vectors = self.memory.embed(grid)
-        ranked = self._ranked(start, found, vectors, settings)
+        number = self.neighbours.number if self.neighbours is not None else 1
+        near = self.memory.look_up(pool(np.asarray(grid)), number)
+        ranked = self._ranked(start, found, near, settings)
         best = [item.captions[0] for item in ranked]
-        distances = self.memory.distances(vectors)
         confidences: Sequence[float | None] = [None] * len(best)
         if no_confidence is None:
             similarities = np.array([item.similarity for item in ranked], np.float32)
-            confidences = self._confidences(best, distances, similarities)
+            confidences = self._confidences(best, near.distances, similarities)
         maps = self._maps(start, best, grid.shape[1:3]) if attention else [None] * len(best)
         results = [
             replace(
@@ -203,7 +203,7 @@ class BaseCaptioner(ABC):
                 attention=own,
                 supporting=self._supporting(item) if explain else None,
             )
-            for item, confidence, distance, own in zip(ranked, confidences, distances.tolist(), maps, strict=True)
+            for item, confidence, distance, own in zip(ranked, confidences, near.distances.tolist(), maps, strict=True)
         ]
         return results if min_confidence is None else withheld(results, min_confidence, otherwise)
 
@@ -215,22 +215,20 @@ class BaseCaptioner(ABC):
         changed = [f"{name}={value}" for name, value in own.items() if getattr(settings, name) != value]
         return f"it was fitted to captions of {', '.join(changed)}" if changed else None
 
-    def _ranked(
-        self, start: State, found: Sequence[list[Caption]], vectors: Floats, settings: Decoding
-    ) -> list[Ranked]:
+    def _ranked(self, start: State, found: Sequence[list[Caption]], near: LookedUp, settings: Decoding) -> list[Ranked]:
         """Return the captions of each of N pictures as they are ranked.
 
-        start: the state before the first word. vectors (N, D): of the pictures.
+        start: the state before the first word. near: the most similar training pictures.
         """
         if not settings.neighbours:
             return [Ranked(captions) for captions in found]
-        if self.neighbours is None:
+        if self.neighbours is None or self.memory.captions is None:
             raise ValueError("neighbours: this model consults none: the model card says why")
 
         def read_copies(pictures: list[int], copies: list[Copy]) -> list[Caption]:
             return as_captions(self.steps, start.keep(np.array(pictures)), copies)
 
-        return rank(self.memory, vectors, found, self.neighbours, read_copies)
+        return rank(self.memory.captions, near, found, self.neighbours, read_copies)
 
     def _supporting(self, ranked: Ranked) -> list[Supporting]:
         """Return the training pictures that support the best caption of a picture the most, the strongest first."""

@@ -69,9 +69,9 @@ class KeptCaptions:
 class Memory:
     """What a captioner keeps of M training pictures.
 
-    grid (h, w, C) float32: the mean of their grids. mean (C,), basis (C, D) float32: the projection of grids that were
-    averaged over their positions. vectors (M, D) float16: of each picture, of length 1. captions: theirs; None where
-    they are not kept.
+    grid (h, w, C) float32: the mean of their grids. mean (C,), basis (C, D) float32: the mean and the principal axes of
+    their pooled grids (see `pool`). vectors (M, D) float16: of each picture, its pooled grid less the mean, projected
+    on the axes. captions: theirs; None where they are not kept.
     """
 
     grid: Floats
@@ -106,31 +106,61 @@ class Memory:
     def _vectors(self) -> Floats:
         return self.vectors.astype(np.float32)  # NumPy multiplies matrices of float16 one number at a time
 
-    def embed(self, grids: npt.NDArray[Any]) -> Floats:
-        """Return the vectors of grids (N, h, w, C), (N, D), of length 1."""
-        return embed(grids.mean(axis=(1, 2), dtype=np.float32), self.mean, self.basis)
+    @cached_property
+    def _lengths(self) -> Floats:
+        """Return the length of each vector, (M,)."""
+        return _lengths_of(self._vectors)
 
-    def nearest(self, vectors: Floats, number: int) -> tuple[Ids, Floats]:
-        """Return the nearest pictures to vectors (N, D), the nearest first, and their cosines: both (N, P).
+    @cached_property
+    def _along_mean(self) -> Floats:
+        """Return the product of each vector with the mean, (M,)."""
+        along: Floats = self._vectors @ (self.mean @ self.basis)
+        return along
 
-        P is `number`, or M where there are fewer.
-        """
-        number, known = min(number, len(self.vectors)), self._vectors.T
-        pictures, cosines = [], []
-        for start in range(0, len(vectors), _COMPARED):
-            values = vectors[start : start + _COMPARED] @ known
-            found = np.argpartition(-values, number - 1, axis=1)[:, :number]
-            values = np.take_along_axis(values, found, axis=1)
-            order = np.argsort(-values, axis=1, kind="stable")
-            pictures.append(np.take_along_axis(found, order, axis=1))
-            cosines.append(np.take_along_axis(values, order, axis=1))
-        return np.concatenate(pictures), np.concatenate(cosines)
+    def look_up(self, pooled: Floats, number: int) -> LookedUp:
+        """Return the `number` most similar pictures to those of pooled grids (N, C), or all where there are fewer."""
+        parts = [self._look_up(pooled[start : start + _COMPARED], number) for start in range(0, len(pooled), _COMPARED)]
+        return LookedUp(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def distances(self, vectors: Floats) -> Floats:
-        """Return the mean distance of vectors (N, D) to the nearest of these, from 0 to 2: (N,)."""
-        _, cosines = self.nearest(vectors, _NEAREST)
-        distances: Floats = np.sqrt(2 - 2 * cosines.clip(-1, 1)).mean(axis=1)
-        return distances
+    def _look_up(self, pooled: Floats, number: int) -> LookedUp:
+        vectors = ((pooled - self.mean) @ self.basis).astype(np.float32, copy=False)
+        products = vectors @ self._vectors.T
+        cosines = products / (_lengths_of(vectors)[:, None] * self._lengths)
+        number = min(number, cosines.shape[1])
+        pictures = np.argpartition(-cosines, number - 1, axis=1)[:, :number]
+        cosines = np.take_along_axis(cosines, pictures, axis=1)
+        order = np.argsort(-cosines, axis=1, kind="stable")
+        # Pictures unlike any differ in what all others share, the mean: so distances are those of whole pooled grids.
+        whole = products + (pooled @ self.mean)[:, None] + self._along_mean
+        lengths = np.sqrt((self.mean @ self.mean + 2 * self._along_mean + self._lengths**2).clip(1e-24))
+        near = whole / (_lengths_of(pooled)[:, None] * lengths)
+        near = -np.partition(-near, min(_NEAREST, near.shape[1]) - 1, axis=1)[:, :_NEAREST]
+        distances = np.sqrt(2 - 2 * near.clip(-1, 1)).mean(axis=1)
+        ordered = np.take_along_axis(pictures, order, axis=1), np.take_along_axis(cosines, order, axis=1)
+        return LookedUp(*ordered, distances)
+
+
+class LookedUp(NamedTuple):
+    """The P most similar training pictures to each of N pictures.
+
+    pictures (N, P): their numbers in the memory, the most similar first. cosines (N, P): their similarity. distances
+    (N,): the mean distance of the pictures to the nearest of all training pictures, from 0 to 2.
+    """
+
+    pictures: Ids
+    cosines: Floats
+    distances: Floats
+
+    def select(self, which: Sequence[int]) -> LookedUp:
+        """Return what was looked up for the pictures with these numbers."""
+        rows = list(which)
+        return LookedUp(self.pictures[rows], self.cosines[rows], self.distances[rows])
+
+
+def _lengths_of(vectors: Floats) -> Floats:
+    """Return the lengths of vectors (N, D), (N,)."""
+    lengths: Floats = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
+    return lengths
 
 
 class Copy(NamedTuple):
@@ -160,7 +190,7 @@ class Consulted(NamedTuple):
     pictures (P,): their numbers in the memory, the most similar first. cosines (P,): their similarity to the picture.
     similarities (K,): the CIDEr-D of each caption to each picture's captions, from 0 to 1, the mean over these, and
     the mean over the pictures, weighted by exp(cosine / temperature). copy: of the pictures' own captions, the one most
-    similar to the others; None where all have unknown words, or were cut.
+    similar to the others; None where it is not looked for, or all have unknown words, or were cut.
     """
 
     pictures: Ids
@@ -182,22 +212,28 @@ class Consulted(NamedTuple):
 
 
 def consult(
-    memory: Memory, vectors: Floats, found: Sequence[Sequence[Caption]], number: int, temperature: float
+    kept: KeptCaptions,
+    near: LookedUp,
+    found: Sequence[Sequence[Caption]],
+    temperature: float,
+    with_copy: bool = True,
 ) -> list[Consulted]:
-    """Return what the `number` most similar training pictures say of the captions of N pictures.
+    """Return what the most similar training pictures say of the captions of N pictures.
 
-    vectors (N, D): of the pictures. found: the captions of each. The memory must have captions.
+    kept: the memory's captions. near: the similar pictures. found: the captions of each of the N. with_copy: whether a
+    copy is looked for.
     """
-    kept = memory.captions
-    assert kept is not None
     consulted = []
-    for pictures, cosines, captions in zip(*memory.nearest(vectors, number), found, strict=True):
+    for pictures, cosines, captions in zip(near.pictures, near.cosines, found, strict=True):
         references, owners = kept.of(pictures)
         weights = weights_of(cosines, temperature)[owners] / np.bincount(owners)[owners]
         grams = _NGrams.of(references, kept.frequencies)
         candidates = _NGrams.of(padded([caption.with_end for caption in captions]), kept.frequencies)
         similarities = _weighted_similarities(candidates, grams, weights)
-        copy = _most_similar(references, _weighted_similarities(grams, grams, weights) - weights * grams.to_itself)
+        copy = None
+        if with_copy:
+            to_others = _weighted_similarities(grams, grams, weights) - weights * grams.to_itself
+            copy = _most_similar(references, to_others)
         consulted.append(Consulted(pictures, cosines, similarities, copy))
     return consulted
 
@@ -230,18 +266,18 @@ def _most_similar(captions: Ids, similarities: Values) -> Copy | None:
 
 
 def rank(
-    memory: Memory,
-    vectors: Floats,
+    kept: KeptCaptions,
+    near: LookedUp,
     found: Sequence[Sequence[Caption]],
     neighbours: Neighbours,
     read_copies: Callable[[list[int], list[Copy]], list[Caption]],
 ) -> list[Ranked]:
     """Return the captions of N pictures as their neighbours rank them.
 
-    vectors (N, D): of the pictures. found: the captions of each. read_copies: returns copies for the pictures with
-    these numbers as captions, see `as_captions`. The memory must have captions.
+    kept: the memory's captions. near: the similar pictures. found: the captions of each of the N. read_copies: returns
+    copies for the pictures with these numbers as captions, see `as_captions`.
     """
-    consulted = consult(memory, vectors, found, neighbours.number, neighbours.temperature)
+    consulted = consult(kept, near, found, neighbours.temperature, neighbours.copies is not None)
     ranked, copies = [], {}
     for picture, (captions, said) in enumerate(zip(found, consulted, strict=True)):
         order = said.order(captions, neighbours.factor)
@@ -270,17 +306,9 @@ def as_captions(decoder: Steps, start: State, copies: Sequence[Copy]) -> list[Ca
 
 
 def pool(grids: npt.NDArray[Any]) -> Floats:
-    """Return the means of grids (N, h, w, C) over their positions, scaled to length 1: (N, C) float32."""
-    means = grids.mean(axis=(1, 2), dtype=np.float32)
-    pooled: Floats = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+    """Return grids (N, h, w, C) pooled: their means over the positions, (N, C) float32."""
+    pooled: Floats = grids.mean(axis=(1, 2), dtype=np.float32)
     return pooled
-
-
-def embed(pooled: Floats, mean: Floats, basis: Floats) -> Floats:
-    """Return pooled grids (N, C), less their mean (C,), projected by a basis (C, D) and scaled to length 1: (N, D)."""
-    vectors = (pooled - mean) @ basis
-    scaled: Floats = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return scaled
 
 
 class _NGrams(NamedTuple):
@@ -305,17 +333,30 @@ class _NGrams(NamedTuple):
         parts, to_itself = [], np.zeros(len(captions))
         for order in ORDERS:
             keys, valid = ngrams(captions, order)
-            same = (keys[:, :, None] == keys[:, None, :]) & valid[:, None, :]
-            counts, weights = same.sum(axis=2), frequencies.weights(keys) ** 2
-            occurrence = np.tril(same).sum(axis=2).astype(np.uint64)
+            counts, occurrence = _occurrences(keys, valid)
+            weights = frequencies.weights(keys) ** 2
             norms = np.sqrt(np.where(valid, counts * weights, 0.0).sum(axis=1, keepdims=True))
             to_itself += (norms[:, 0] > 0) / len(ORDERS)
             norms[norms == 0] = 1.0
             rows = np.broadcast_to(np.arange(len(captions))[:, None], keys.shape)
-            columns = (keys + occurrence * _OCCURRENCE, rows, weights / norms, counts / norms)
+            columns = (keys + occurrence.astype(np.uint64) * _OCCURRENCE, rows, weights / norms, counts / norms)
             parts.append([column[valid] for column in columns])
-        keys, rows, weights, counts = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return cls(keys, rows, weights, counts, (captions >= 0).sum(axis=1), to_itself)
+        entries = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        return cls(*entries, lengths=(captions >= 0).sum(axis=1), to_itself=to_itself)
+
+
+def _occurrences(keys: Keys, valid: npt.NDArray[np.bool_]) -> tuple[Ids, Ids]:
+    """Return how often each n-gram is in its caption, and the number of this occurrence, from 1: both (R, P).
+
+    keys, valid (R, P): as `ngrams` returns them.
+    """
+    counts, occurrence = np.ones((2, *keys.shape), np.int64)
+    ordered = np.sort(np.where(valid, keys, np.arange(keys.shape[1], dtype=np.uint64)), axis=1)
+    # Few captions repeat an n-gram, and all its pairs of positions need be compared for these alone.
+    repeats = np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(axis=1))
+    same = (keys[repeats, :, None] == keys[repeats, None, :]) & valid[repeats, None, :]
+    counts[repeats], occurrence[repeats] = same.sum(axis=2), np.tril(same).sum(axis=2)
+    return counts, occurrence
 
 
 def _weighted_similarities(candidates: _NGrams, references: _NGrams, weights: Values) -> Values:

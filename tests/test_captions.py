@@ -62,7 +62,7 @@ def test_an_unknown_pair_stands_for_itself() -> None:
 
 def test_a_captioner_of_byte_pairs_speaks_words(workspace: Path) -> None:
     config = small(workspace, captions__units="bpe", captions__merges=40, captions__max_tokens=60)
-    run(config, "ingest", "extract", "tensorise", "train", "evaluate")
+    run(config, "ingest", "extract", "tensorise", "train", "remember", "evaluate")
     vocabulary = read_vocabulary(artifacts(config)["tensorise"].path)
     assert vocabulary.settings["units"] == "bpe"
     captions = pq.read_table(artifacts(config)["evaluate"].path / "predictions.parquet").column("caption").to_pylist()

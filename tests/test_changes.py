@@ -56,7 +56,7 @@ def test_a_change_within_one_tick_of_a_coarse_clock_is_noticed(tmp_path: Path, m
         digests.of([path])
 
 
-ALL = ("ingest", "extract", "tensorise", "train", "evaluate", "register")
+ALL = ("ingest", "extract", "tensorise", "train", "remember", "evaluate", "register")
 Rows = list[dict[str, str]]
 
 
@@ -256,11 +256,17 @@ def ledger_deleted(place: Place) -> None:
         (picture_changed, Done(ALL, extracted=1, shards=1, runs=1, versions=1)),
         (picture_renamed, Done(("ingest",))),
         (picture_removed, Done(ALL, runs=1, versions=1)),
-        (caption_edited, Done(("ingest", "tensorise", "train", "evaluate", "register"), runs=1, versions=1)),
+        (
+            caption_edited,
+            Done(("ingest", "tensorise", "train", "remember", "evaluate", "register"), runs=1, versions=1),
+        ),
         (held_out_caption_edited, Done(("ingest", "tensorise", "evaluate", "register"), versions=1)),
-        (caption_added, Done(("ingest", "tensorise", "train", "evaluate", "register"), runs=1, versions=1)),
-        (caption_removed, Done(("ingest", "tensorise", "train", "evaluate", "register"), runs=1, versions=1)),
-        (split_changed, Done(("ingest", "tensorise", "train", "evaluate", "register"), runs=1, versions=1)),
+        (caption_added, Done(("ingest", "tensorise", "train", "remember", "evaluate", "register"), runs=1, versions=1)),
+        (
+            caption_removed,
+            Done(("ingest", "tensorise", "train", "remember", "evaluate", "register"), runs=1, versions=1),
+        ),
+        (split_changed, Done(("ingest", "tensorise", "train", "remember", "evaluate", "register"), runs=1, versions=1)),
         (rows_reordered, Done(("ingest",))),
         (weights_deleted, Done(("train",))),
         (scores_damaged, Done(("evaluate",))),
@@ -280,10 +286,13 @@ def test_a_change_costs_what_depends_on_it(place: Place, change: Callable[[Place
     [
         ({"evaluation__beam": 3}, Done(("evaluate", "register"), versions=1)),
         ({"training__seed": 5}, Done(("train", "evaluate", "register"), runs=1, versions=1)),
-        ({"captions__max_tokens": 9}, Done(("tensorise", "train", "evaluate", "register"), runs=1, versions=1)),
+        (
+            {"captions__max_tokens": 9},
+            Done(("tensorise", "train", "remember", "evaluate", "register"), runs=1, versions=1),
+        ),
         (
             {"grids__image_size": 96},
-            Done(("extract", "train", "evaluate", "register"), extracted=40, shards=3, runs=1, versions=1),
+            Done(("extract", "train", "remember", "evaluate", "register"), extracted=40, shards=3, runs=1, versions=1),
         ),
         ({"machine__shard_rows": 5}, Done()),
     ],
@@ -316,7 +325,7 @@ def source_of(place: Place, pictures: list[str], split: str) -> dict[str, object
         (
             ["scene_000001.png"],
             "train",
-            Done(("ingest", "tensorise", "train", "evaluate", "register"), runs=1, versions=1),
+            Done(("ingest", "tensorise", "train", "remember", "evaluate", "register"), runs=1, versions=1),
         ),
         (["scene_000039.png"], "test", Done(("ingest", "tensorise", "evaluate", "register"), versions=1)),
         (["new.png"], "train", Done(ALL, extracted=1, shards=1, runs=1, versions=1)),
@@ -346,7 +355,10 @@ def test_a_source_added_changed_and_removed(place: Place, pictures: list[str], s
     ("name", "done"),
     [
         ("ingest", Done(("ingest",))),
-        ("extract", Done(("extract", "train", "evaluate", "register"), extracted=40, shards=3, runs=1, versions=1)),
+        (
+            "extract",
+            Done(("extract", "train", "remember", "evaluate", "register"), extracted=40, shards=3, runs=1, versions=1),
+        ),
         ("tensorise", Done(("tensorise",))),
         ("train", Done(("train",))),
         ("evaluate", Done(("evaluate",))),

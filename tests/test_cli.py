@@ -283,8 +283,9 @@ def check_prefect(database: Path) -> None:
         "extract": {"ingest"},
         "tensorise": {"ingest"},
         "train": {"ingest", "extract", "tensorise"},
-        "evaluate": {"ingest", "extract", "tensorise", "train"},
-        "register": {"extract", "tensorise", "train", "evaluate"},
+        "remember": {"extract", "tensorise", "ingest"},
+        "evaluate": {"ingest", "extract", "tensorise", "train", "remember"},
+        "register": {"extract", "tensorise", "train", "remember", "evaluate"},
     }
     assert any(line.startswith("train: epoch 1/4") for line in lines)
     assert "register: version 1 is champion: it is the first" in lines
@@ -304,7 +305,7 @@ def test_the_whole_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "Traceback" not in first.stderr
     check_prefect(tmp_path / "workspace" / "prefect" / "prefect.db")
     code, out, err = attend(monkeypatch, capsys, "run", path)
-    assert code == 0 and "nothing to do: every stage is fresh" in out and out.count("fresh ") == 6
+    assert code == 0 and "nothing to do: every stage is fresh" in out and out.count("fresh ") == 7
     assert "Prefect" not in err
     picture = next((tmp_path / "workspace").rglob("scene_000000.png"))
     place = ["--workspace", str(tmp_path / "workspace")]

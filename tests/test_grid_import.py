@@ -107,7 +107,7 @@ def test_a_decoder_trains_on_imported_grids_and_is_registered_for_grids(workspac
     config = imported(workspace)
     write(tmp_path / "grids.npz", "nhwc")
     import_grids(config, tmp_path / "grids.npz")
-    for stage in ("extract", "tensorise", "train", "evaluate"):
+    for stage in ("extract", "tensorise", "train", "remember", "evaluate"):
         run_stage(config, stage)
 
     give_store(workspace)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from models.captioner import Captioner
-from models.neighbours import Consulted, Copy, KeptCaptions, Memory, consult, support_of, weights_of
+from models.neighbours import Consulted, Copy, KeptCaptions, LookedUp, Memory, consult, support_of, weights_of
 from models.ngrams import Frequencies, padded
 from models.options import Neighbours
 from models.search import Caption
@@ -71,8 +71,8 @@ def found_for(count: int, seed: int = 1) -> list[list[Caption]]:
 def test_similarities_are_weighted_means_of_cider_d() -> None:
     memory, captions = remembered(30)
     assert memory.captions is not None
-    found, vectors = found_for(5), memory.embed(np.random.default_rng(2).normal(size=(5, 2, 2, 8)).astype(np.float32))
-    for own, said in zip(found, consult(memory, vectors, found, 7, 0.2), strict=True):
+    found, near = found_for(5), memory.look_up(normal(5, 8), 7)
+    for own, said in zip(found, consult(memory.captions, near, found, 0.2), strict=True):
         assert len(said.pictures) == 7
         weights = weights_of(said.cosines, 0.2)
         assert weights.sum() == pytest.approx(1) and weights == pytest.approx(np.sort(weights)[::-1])
@@ -86,30 +86,40 @@ def test_similarities_are_weighted_means_of_cider_d() -> None:
         assert float(support @ weights) == pytest.approx(said.similarities[0], abs=1e-9)
 
 
-def test_the_nearest_are_those_of_a_full_comparison_however_many_are_asked_at_once() -> None:
-    memory, _ = remembered(50)
-    vectors = memory.embed(np.random.default_rng(3).normal(size=(150, 2, 2, 8)).astype(np.float32))
-    numbers, cosines = memory.nearest(vectors, 5)
-    expected = np.argsort(-(vectors @ memory.vectors.astype(np.float32).T), axis=1)[:, :5]
-    assert np.array_equal(numbers, expected) and (np.diff(cosines, axis=1) <= 0).all()
-    one, _ = memory.nearest(vectors[77:78], 5)
-    assert np.array_equal(one[0], numbers[77])
-    assert memory.nearest(vectors, 1000)[0].shape == (150, 50)
+def test_the_most_similar_are_those_of_a_full_comparison_however_many_are_asked_at_once() -> None:
+    pooled, queries = normal(50, 8, seed=6) + 1, normal(150, 8, seed=3) + 1
+    memory = memory_of(np.zeros((2, 2, 8), np.float32), pooled, 8)
+    near = memory.look_up(queries, 5)
+    scaled = [values / np.linalg.norm(values, axis=1, keepdims=True) for values in (queries, pooled)]
+    centred = [values - pooled.mean(axis=0) for values in (queries, pooled)]
+    lengths = [np.linalg.norm(values, axis=1) for values in centred]
+    cosines = centred[0] @ centred[1].T / (lengths[0][:, None] * lengths[1])
+    expected = -np.sort(-cosines, axis=1)[:, :5]
+    np.testing.assert_allclose(near.cosines, expected, atol=5e-3)  # vectors are kept in float16
+    np.testing.assert_allclose(np.take_along_axis(cosines, near.pictures, axis=1), near.cosines, atol=5e-3)
+    distances = np.sort(np.linalg.norm(scaled[0][:, None] - scaled[1], axis=2), axis=1)[:, :5].mean(axis=1)
+    np.testing.assert_allclose(near.distances, distances, atol=5e-3)
+    alone = memory.look_up(queries[77:78], 5)
+    assert np.array_equal(alone.pictures[0], near.pictures[77])
+    assert memory.look_up(queries, 1000).pictures.shape == (150, 50)
+
+
+def normal(count: int, size: int, seed: int = 2) -> Any:
+    return np.random.default_rng(seed).normal(size=(count, size)).astype(np.float32)
 
 
 def test_a_copy_is_the_whole_caption_most_similar_to_the_others() -> None:
     shared = [10, 11, 12, 13, END]
     captions = [[shared, [20, 21, END]], [[10, 11, 12, 14, END]], [[10, 11, 15, 13, END]], [[10, 11, 12, UNK, END]]]
     captions += [[[30 + number, 31, 32]] for number in range(4)]  # cut
-    memory = replace(
-        memory_of(np.zeros((1, 1, 2), np.float32), np.eye(8, 2, dtype=np.float32), 2), captions=kept(captions)
-    )
-    (said,) = consult(memory, np.array([[1, 0]], np.float32), [[]], 8, 10.0)
+    near = LookedUp(np.arange(8)[None], np.zeros((1, 8), np.float32), np.zeros(1, np.float32))
+    (said,) = consult(kept(captions), near, [[]], 10.0)
     assert said.copy is not None and said.copy.tokens == shared and said.copy.similarity > 0
     # A caption's likeness to itself is none to others.
-    alone = replace(memory, captions=kept([[[20 + number, END]] for number in range(8)]))
-    (said,) = consult(alone, np.array([[1, 0]], np.float32), [[]], 8, 10.0)
+    (said,) = consult(kept([[[20 + number, END]] for number in range(8)]), near, [[]], 10.0)
     assert said.copy is not None and said.copy.similarity == pytest.approx(0, abs=1e-12)
+    assert consult(kept(captions), near, [[]], 10.0, with_copy=False)[0].copy is None
+    assert consult(kept([[[4, UNK, END]]] * 8), near, [[]], 10.0)[0].copy is None
 
 
 def test_captions_are_ranked_by_likelihood_and_similarity() -> None:
@@ -125,39 +135,29 @@ def test_a_memory_is_saved_and_loaded_whole(tmp_path: Path) -> None:
     memory, _ = remembered(20)
     memory.save(tmp_path)
     again = Memory.load(tmp_path)
-    found, vectors = found_for(3), memory.vectors[:3].astype(np.float32)
-    pairs = zip(consult(memory, vectors, found, 5, 0.1), consult(again, vectors, found, 5, 0.1), strict=True)
+    assert memory.captions is not None and again.captions is not None
+    found, near, same = found_for(3), memory.look_up(normal(3, 8), 5), again.look_up(normal(3, 8), 5)
+    assert all(np.array_equal(getattr(near, name), getattr(same, name)) for name in near._fields)
+    pairs = zip(consult(memory.captions, near, found, 0.1), consult(again.captions, same, found, 0.1), strict=True)
     assert all(np.array_equal(a.similarities, b.similarities) and a.copy == b.copy for a, b in pairs)
-    assert np.array_equal(memory.distances(vectors), again.distances(vectors))
     replace(memory, captions=None).save(tmp_path)
     assert Memory.load(tmp_path).captions is None
-
-
-def test_principal_axes_keep_the_angles() -> None:
-    pooled = np.random.default_rng(4).normal(size=(60, 8)).astype(np.float32)
-    memory = memory_of(np.zeros((2, 2, 8), np.float32), pooled, 100)
-    centred = pooled - pooled.mean(axis=0)
-    centred /= np.linalg.norm(centred, axis=1, keepdims=True)
-    vectors = memory.vectors.astype(np.float32)
-    assert vectors.shape == (60, 8)
-    np.testing.assert_allclose(vectors @ vectors.T, centred @ centred.T, atol=5e-3)
 
 
 def candidates_of(knows: bool, count: int = 120) -> Candidates:
     """Pictures whose likelier caption is wrong, as the memory knows; or right, and the memory is of other things."""
     generator = np.random.default_rng(5)
-    vectors = generator.normal(size=(count, 8)).astype(np.float32)
-    memory = memory_of(np.zeros((1, 1, 8), np.float32), vectors, 8)
+    pooled = normal(count, 8)
+    memory = memory_of(np.zeros((1, 1, 8), np.float32), pooled, 8)
     right = [[*generator.integers(4, 4 + WORDS, 6).tolist(), END] for _ in range(count)]
     said = right if knows else [[*generator.integers(4, 4 + WORDS, 6).tolist(), END] for _ in range(count)]
-    memory = replace(memory, captions=kept([[own] for own in said]))
     found = []
     for own in right:
         wrong = generator.integers(4, 4 + WORDS, 6).tolist()
         likelier, other = (wrong, own[:-1]) if knows else (own[:-1], wrong)
         found.append([Caption(likelier, -3.0, True), Caption(other, -4.0, True)])
     held = [Picture(str(number), str(number), [VOCABULARY.text(own)], None) for number, own in enumerate(right)]
-    return Candidates(found, memory.embed(vectors[:, None, None]), held, memory, VOCABULARY)
+    return Candidates(found, memory.look_up(pooled, 60), held, kept([[own] for own in said]), VOCABULARY)
 
 
 def test_neighbours_are_consulted_where_they_help_and_left_out_where_they_do_not() -> None:
@@ -273,7 +273,7 @@ def test_copying_is_scored_beside_the_model_and_a_model_that_is_no_better_is_tol
     version = client.get_model_version("small", "1")
     assert "copied from similar pictures" in str(version.description)
     (child,) = client.search_runs(
-        [client.get_run(version.run_id).info.experiment_id], f"tags.`mlflow.parentRunId` = '{version.run_id}'"
+        [client.get_run(str(version.run_id)).info.experiment_id], f"tags.`mlflow.parentRunId` = '{version.run_id}'"
     )
     assert child.data.metrics["copied_bleu4"] == pytest.approx(record["copied"]["bleu4"]["value"])
     untrained = small(tmp_path / "workspace", training__epochs=1, training__learning_rate=1e-6)

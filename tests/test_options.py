@@ -26,7 +26,8 @@ def test_every_option_can_be_set() -> None:
     assert options == set(DecoderConfig.model_fields) - {"name", "word_vectors", "freeze_words"}
     decoding = {item.name for item in fields(Decoding)}
     assert decoding == set(EvaluationConfig.model_fields) - {"split", "metrics", "ensemble", "acceptable"}
-    assert EvaluationConfig().decoding() == Decoding()
+    assert EvaluationConfig().decoding() == Decoding(neighbours=True)
+    assert EvaluationConfig(search="sample").decoding() == Decoding(search="sample")
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -165,7 +165,7 @@ def test_a_preset_is_one_file(workspace: Path, tmp_path: Path) -> None:
     settings = [*SMALL, "grids.backbone=tiny", "grids.image_size=64", f"machine.workspace={workspace}"]
     config = load(str(tmp_path / "mine.yaml"), settings)
     assert (config.name, config.decoder.name, config.decoder.head) == ("mine", "lstm", "bottleneck")
-    for stage in ("ingest", "extract", "tensorise", "train", "evaluate"):
+    for stage in ("ingest", "extract", "tensorise", "train", "remember", "evaluate"):
         run_stage(config, stage)
     assert artifacts(config)["evaluate"].ledger.counts["captions"] > 0
 
@@ -196,6 +196,6 @@ def test_a_decoder_is_one_file_and_one_line(workspace: Path, tmp_path: Path, mon
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(DECODERS, "blind", Member("elsewhere.blind", "Blind", RecurrentOptions, attends=False))
     config = small(workspace, decoder={"name": "blind", "embedding": 8, "hidden": 16})
-    for stage in ("ingest", "extract", "tensorise", "train", "evaluate"):
+    for stage in ("ingest", "extract", "tensorise", "train", "remember", "evaluate"):
         run_stage(config, stage)
     assert artifacts(config)["evaluate"].ledger.counts["captions"] > 0

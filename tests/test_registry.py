@@ -369,8 +369,8 @@ def test_mlflow_evaluates_photographs_in_base64(workspace: Path) -> None:
 
 def test_predictions_file_is_plain_parquet(workspace: Path) -> None:
     path = artifacts(trained(workspace))["evaluate"].path / "predictions.parquet"
-    names = ["digest", "caption", "tokens", "log_probability", "finished", "alternatives"]
-    names += ["mean_log_probability", "gain", "distance", "confidence", "references", "facts"]
+    names = ["digest", "caption", "tokens", "log_probability", "finished", "alternatives", "copied"]
+    names += ["mean_log_probability", "similarity", "gain", "distance", "confidence", "references", "facts"]
     assert pq.read_schema(path).names == names
 
 

@@ -439,6 +439,7 @@ def test_predictions_are_on_disk_and_scoring_them_again_gives_the_scores(workspa
     evaluation, found = small(workspace).evaluation, artifacts(small(workspace))
     told = json.loads((found["evaluate"].path / "scores.json").read_text())
     told.pop("confidence")  # is judged where it is fitted
+    told.pop("neighbours")
     pictures, trained_on = (read_pictures(found["ingest"].path, split) for split in ("test", "train"))
     vocabulary, predictions = read_vocabulary(found["tensorise"].path), found["evaluate"].path / "predictions.parquet"
     assert score(predictions, pictures, trained_on, vocabulary, evaluation, evaluation.decoding()) == told

@@ -114,7 +114,9 @@ class Copier:
 def _pooled(grids: GridReader, digests: list[str]) -> npt.NDArray[np.float32]:
     """Return the mean annotation vector of each picture, shape (pictures, C)."""
     parts = [digests[start : start + 256] for start in range(0, len(digests), 256)]
-    return np.concatenate([pool(grids.read(part)) for part in parts])
+    pooled = np.concatenate([pool(grids.read(part)) for part in parts])
+    scaled: npt.NDArray[np.float32] = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+    return scaled
 
 
 class Remembered:

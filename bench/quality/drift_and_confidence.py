@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
 from torch import Tensor
+from torch.nn import functional
 
 from bench.machine import describe
 from models.neighbours import pool
@@ -78,7 +79,8 @@ def _pooled(captioner: Any, photographs: Sequence[bytes]) -> Tensor:
     parts = []
     with Bar(len(photographs), "grids", "pictures") as bar:
         for start in range(0, len(photographs), _BATCH):
-            parts.append(torch.from_numpy(pool(captioner.grids(photographs[start : start + _BATCH]))))
+            pooled = torch.from_numpy(pool(captioner.grids(photographs[start : start + _BATCH])))
+            parts.append(functional.normalize(pooled))
             bar.advance(len(parts[-1]))
     return torch.cat(parts)
 

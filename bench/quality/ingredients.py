@@ -41,7 +41,7 @@ FINER = -1  # stands for the second of the sizes
 PLAIN: Settings = {
     "decoder": {"name": "show_attend_tell", "output": "deep", "pca_dim": 512, "tie_weights": True},
     "training": {"select": "cider"},
-    "evaluation": {"split": "dev", "beam": 5},
+    "evaluation": {"split": "dev", "beam": 5, "neighbours": "off"},
 }
 TUNING = {
     "epochs": 5,
@@ -67,7 +67,7 @@ ROWS = (
     Row("four views", {"views": {"number": 4}}, alone=True),
     Row("length normalisation 0.7", {"evaluation": {"length_normalisation": 0.7}}),
     Row("no trigram twice", {"evaluation": {"no_repeat": 3}}),
-    Row("the consensus of a beam of 20", {"evaluation": {"beam": 20, "consensus": True}}, alone=True),
+    Row("neighbours and a beam of 20", {"evaluation": {"beam": 20, "neighbours": "fitted"}}, alone=True),
     Row("three checkpoints together", {"training": {"keep": 3}, "evaluation": {"ensemble": 3}}, alone=True),
     Row("Up-Down instead", {"decoder": {"name": "up_down", "output": None}}, alone=True),
     Row("Transformer instead", {"decoder": TRANSFORMER}, alone=True),

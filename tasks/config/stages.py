@@ -163,7 +163,7 @@ class MemoryConfig(Section):
     pictures: int = Field(
         200_000, ge=1, description="training pictures that are kept; of more, so many are drawn at random"
     )
-    size: int = Field(256, ge=1, le=4096, description="numbers that are kept of a picture's grid, by PCA")
+    size: int = Field(128, ge=1, le=4096, description="numbers that are kept of a picture's grid, by PCA")
 
 
 class NeighboursConfig(Section):

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.confidence import FEATURES
-from models.neighbours import Memory, Ranked
+from models.neighbours import KeptCaptions, Memory, Ranked
 from models.options import Neighbours
 from models.vocabulary import Vocabulary
 from tasks.config.machine import MachineConfig
@@ -45,16 +45,18 @@ def evaluate_decoder(evaluation: EvaluationConfig, machine: MachineConfig, sourc
     vocabulary = read_vocabulary(sources.captions.path)
     pictures = read_pictures(sources.manifest.path, evaluation.split)
     memory = Memory.load(sources.memory.path)
+    kept = memory.captions
+    assert kept is not None  # only the memory in a registered model may lack them
     search = PictureSearch(evaluation, machine, sources.grids, sources.decoder, memory)
     scored = search.find(pictures)
     dev = None
     if evaluation.split != "dev":
         known = read_pictures(sources.manifest.path, "dev")
         dev = search.find(random.Random(0).sample(known, min(len(known), MOST_FITTED_TO)))
-    choice = _choose_neighbours(evaluation, scored if dev is None else dev, memory, vocabulary, dev is None)
+    choice = _choose_neighbours(evaluation, scored if dev is None else dev, kept, vocabulary, dev is None)
 
     def write(found: Found, ranked: Sequence[Ranked], path: Path) -> None:
-        copies = copied(memory, found.vectors, vocabulary)
+        copies = copied(kept, found.near, vocabulary)
         rows = rows_of(found, ranked, search.features(found, ranked), copies, vocabulary, evaluation)
         write_predictions(rows, found.pictures, path)
 
@@ -106,9 +108,10 @@ class _Choice:
 
 
 def _choose_neighbours(
-    evaluation: EvaluationConfig, dev: Found, memory: Memory, vocabulary: Vocabulary, is_scored: bool
+    evaluation: EvaluationConfig, dev: Found, kept: KeptCaptions, vocabulary: Vocabulary, is_scored: bool
 ) -> _Choice:
-    """Return how neighbours rank captions. dev: of the pictures that are fitted to. is_scored: whether they are."""
+    """Return how neighbours rank captions. dev: of the pictures that are fitted to. is_scored: whether they are
+    scored too."""
     if evaluation.neighbours == "off" or evaluation.search == "sample":
         why = "evaluation.neighbours is off" if evaluation.neighbours == "off" else "the captions are drawn at random"
         return _Choice(None, why, f"neighbours rank no captions: {why}")
@@ -116,7 +119,7 @@ def _choose_neighbours(
         return _Choice(
             Neighbours(**evaluation.neighbours.model_dump()), "", "neighbours rank captions as they are set to"
         )
-    candidates = Candidates(dev.captions, dev.vectors, dev.pictures, memory, vocabulary)
+    candidates = Candidates(dev.captions, dev.near, dev.pictures, kept, vocabulary)
     fitted = candidates.fit(np.ones(len(dev.pictures), np.bool_))
     halves: tuple[tuple[calibration.Flags, Neighbours | None], ...] = ()
     if is_scored:

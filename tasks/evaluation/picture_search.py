@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from models.captioned import key_of_digest
 from models.confidence import features_of
-from models.neighbours import Copy, Memory, Ranked, as_captions, rank
+from models.neighbours import Copy, LookedUp, Memory, Ranked, as_captions, pool, rank
 from models.options import Neighbours
 from models.search import Caption, decode
 from models.torch_steps import TorchSteps
@@ -33,20 +34,20 @@ _READ_AT_ONCE = 64
 class Found:
     """What a search found for N pictures.
 
-    pictures: those that have a grid. captions: of each picture, the likeliest first. vectors (N, D): as the memory
-    embeds the pictures.
+    pictures: those that have a grid. captions: of each picture, the likeliest first. near: the most similar training
+    pictures to each.
     """
 
     pictures: list[Picture]
     captions: list[list[Caption]]
-    vectors: Floats
+    near: LookedUp
 
     def select(self, which: Sequence[int]) -> Found:
         """Return what was found for the pictures with these numbers."""
         return Found(
             [self.pictures[number] for number in which],
             [self.captions[number] for number in which],
-            self.vectors[list(which)],
+            self.near.select(which),
         )
 
 
@@ -62,7 +63,7 @@ class PictureSearch:
         device = device_of(machine)
         loaded, _ = load_ensemble(decoder.path, evaluation.ensemble)
         self._steps = TorchSteps(loaded.to(device).eval().for_inference(), device)
-        self._decoding, self._machine = evaluation.decoding(), machine
+        self._evaluation, self._decoding, self._machine = evaluation, evaluation.decoding(), machine
         self._grids, self._memory = open_grids(grids, machine), memory
 
     def find(self, pictures: Sequence[Picture]) -> Found:
@@ -72,20 +73,24 @@ class PictureSearch:
             raise AttendError(f"evaluate: none of the {len(pictures):,} pictures to be captioned could be read")
         own, decoding = processes.share_of([picture.digest for picture in readable]), self._decoding
         beam = decoding.search == "beam"
-        found: list[tuple[list[Caption], Floats]] = []
+        fixed = self._evaluation.neighbours
+        number = Neighbours.number if isinstance(fixed, str) else fixed.number
+        found: list[list[Caption]] = []
+        near: list[tuple[Any, ...]] = []
         with Bar(len(own), f"captions, beam {decoding.beam}" if beam else "captions, sampled", "pictures") as bar:
             size = decode_batch_size(self._machine, self._grids.shape, decoding.beam if beam else decoding.n_best)
             for part, grid in grids_in_order(own, self._grids, size):
                 keys = [key_of_digest(digest) for digest in part]
-                captions = decode(self._steps, self._steps.start(grid), len(part), decoding, keys)
-                found += zip(captions, self._memory.embed(grid.numpy()), strict=True)
+                found += decode(self._steps, self._steps.start(grid), len(part), decoding, keys)
+                near += zip(*self._memory.look_up(pool(grid.numpy()), number), strict=True)
                 bar.advance(len(part))
-        gathered = processes.all_gather(found, len(readable))
-        return Found(readable, [captions for captions, _ in gathered], np.stack([vector for _, vector in gathered]))
+        near = processes.all_gather(near, len(readable))
+        captions = processes.all_gather(found, len(readable))
+        return Found(readable, captions, LookedUp(*(np.stack(column) for column in zip(*near, strict=True))))
 
     def ranked(self, found: Found, neighbours: Neighbours | None) -> list[Ranked]:
         """Return what was found as neighbours rank it; as it is where these are None."""
-        if neighbours is None:
+        if neighbours is None or self._memory.captions is None:
             return [Ranked(captions) for captions in found.captions]
 
         def read_copies(numbers: list[int], copies: list[Copy]) -> list[Caption]:
@@ -96,12 +101,12 @@ class PictureSearch:
                 captions += as_captions(self._steps, self._steps.start(grid.astype(np.float32)), copies[part])
             return captions
 
-        return rank(self._memory, found.vectors, found.captions, neighbours, read_copies)
+        return rank(self._memory.captions, found.near, found.captions, neighbours, read_copies)
 
     def features(self, found: Found, ranked: Sequence[Ranked]) -> Floats:
         """Return the features of the best captions' confidence (see confidence.py), (N, F)."""
         blind = self._steps.start(self._memory.grid[None])
-        distances = self._memory.distances(found.vectors)
+        distances = found.near.distances
         similarities = np.array([item.similarity for item in ranked], np.float32)
         best = [item.captions[0] for item in ranked]
         return np.concatenate(

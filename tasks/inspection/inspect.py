@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from models.neighbours import Memory, pool
 from models.vocabulary import SPECIAL
@@ -226,7 +227,7 @@ def _pooled(grids: GridReader, digests: Sequence[str]) -> Tensor:
     with Bar(len(digests), "pictures compared", "pictures") as bar:
         for start in range(0, len(digests), _READ_AT_ONCE):
             part = list(digests[start : start + _READ_AT_ONCE])
-            parts.append(torch.from_numpy(pool(grids.read(part))))
+            parts.append(functional.normalize(torch.from_numpy(pool(grids.read(part)))))
             bar.advance(len(part))
     return torch.cat(parts)
 

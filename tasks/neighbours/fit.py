@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from models.neighbours import Consulted, Memory, consult
+from models.neighbours import Consulted, KeptCaptions, LookedUp, consult
 from models.options import Neighbours
 from models.search import Caption
 from models.vocabulary import Vocabulary
-from models.word_rules import Floats
 from tasks.common.progress import Bar
 from tasks.data.manifest import Picture
 from tasks.metrics import ScoredCaption, load
@@ -47,20 +46,20 @@ class Candidates:
     def __init__(
         self,
         found: Sequence[Sequence[Caption]],
-        vectors: Floats,
+        near: LookedUp,
         pictures: Sequence[Picture],
-        memory: Memory,
+        kept: KeptCaptions,
         vocabulary: Vocabulary,
     ) -> None:
         """Consult the memory for each temperature.
 
-        found: the captions of each picture. vectors (N, D): of the pictures.
+        found: the captions of each picture. near: the similar pictures to each. kept: the memory's captions.
         """
         self._found = found
         self._consulted: dict[float, list[Consulted]] = {}
         with Bar(len(found) * len(_TEMPERATURES), "neighbours consulted", "pictures") as bar:
             for temperature in _TEMPERATURES:
-                said = consult(memory, vectors, found, Neighbours.number, temperature)
+                said = consult(kept, near, found, temperature)
                 self._consulted[temperature] = said
                 bar.advance(len(found))
         self.measure = "the truth" if _has_facts(pictures) else "CIDEr-D"
@@ -100,15 +99,14 @@ class Candidates:
         return np.array(chosen)
 
 
-def copied(memory: Memory, vectors: Floats, vocabulary: Vocabulary) -> list[str]:
-    """Return what copying a caption of a similar training picture says of pictures, of vectors (N, D).
+def copied(kept: KeptCaptions, near: LookedUp, vocabulary: Vocabulary) -> list[str]:
+    """Return what copying a caption of a similar training picture says of pictures.
 
     It is the caption most similar to the others of the most similar pictures, which needs no training (Devlin et al.
     2015, "Exploring Nearest Neighbor Approaches for Image Captioning"), and empty where these have no whole caption
     without unknown words.
     """
-    default = Neighbours()
-    said = consult(memory, vectors, [[]] * len(vectors), default.number, default.temperature)
+    said = consult(kept, near, [[]] * len(near.pictures), Neighbours.temperature)
     return ["" if one.copy is None else vocabulary.text(one.copy.tokens) for one in said]
 
 

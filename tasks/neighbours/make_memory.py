@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.neighbours import KeptCaptions, Memory, embed
+from models.neighbours import KeptCaptions, Memory, pool
 from models.ngrams import Frequencies
 from models.vocabulary import NULL
 from models.word_rules import Floats
@@ -66,7 +66,7 @@ def make_memory(grids: GridReader, pictures: Sequence[CaptionedPicture], frequen
             part = [picture.digest for picture in pictures[start : start + _READ_AT_ONCE]]
             grid = grids.read(part)
             total += grid.sum(axis=0, dtype=np.float64)
-            pooled[start : start + len(part)] = grid.mean(axis=(1, 2), dtype=np.float32)
+            pooled[start : start + len(part)] = pool(grid)
             bar.advance(len(part))
     mean = (total / len(pictures)).astype(np.float32)
     return replace(memory_of(mean, pooled, size), captions=_kept_captions(pictures, frequencies))
@@ -75,12 +75,12 @@ def make_memory(grids: GridReader, pictures: Sequence[CaptionedPicture], frequen
 def memory_of(grid: Floats, pooled: Floats, size: int) -> Memory:
     """Return a memory without captions.
 
-    grid (h, w, C): the mean of the pictures' grids. pooled (M, C): their means over the positions. size: numbers of a
+    grid (h, w, C): the mean of the pictures' grids. pooled (M, C): their pooled grids. size: numbers of a
     vector, fewer where the grids or the pictures have no more.
     """
     mean = pooled.mean(axis=0)
     basis = _principal_axes(pooled - mean, size)
-    return Memory(grid, mean, basis, embed(pooled, mean, basis).astype(np.float16))
+    return Memory(grid, mean, basis, ((pooled - mean) @ basis).astype(np.float16))
 
 
 def _principal_axes(centred: Floats, size: int) -> Floats:

@@ -1,0 +1,97 @@
+"""What consulting neighbours costs: the look-up of similar pictures, and the ranking of a beam by their captions.
+
+    python -m bench.speed.neighbours [--pictures 6000 120000] [--captions 5] [--number 60]
+
+The memory is random: vectors of 128 numbers, and captions of eleven words drawn as often as words of English are. Times
+are of one picture, alone and in a batch of 32, and do not depend on what the vectors are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from bench.machine import describe
+from models.neighbours import KeptCaptions, Memory, consult
+from models.ngrams import Frequencies, ngrams
+from models.search import Caption
+from models.vocabulary import END
+
+_SIZE, _WORDS, _VOCABULARY, _BEAM, _BATCH = 128, 11, 8000, 20, 32
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--pictures", type=int, nargs="+", default=[6_000, 120_000])
+    arguments.add_argument("--captions", type=int, default=5)
+    arguments.add_argument("--number", type=int, default=60)
+    given = arguments.parse_args()
+    describe()
+    print("\n| pictures | MB | look-up alone, ms | in a batch, ms | ranking, ms | with a copy, ms |")
+    print("| --- | --- | --- | --- | --- | --- |", flush=True)
+    for pictures in given.pictures:
+        memory = _memory(pictures, given.captions)
+        with tempfile.TemporaryDirectory() as scratch:
+            memory.save(Path(scratch))
+            size = sum(path.stat().st_size for path in Path(scratch).iterdir())
+        queries = memory.vectors[:_BATCH].astype(np.float32)
+        near = memory.look_up(queries, given.number)
+        kept = memory.captions
+        assert kept is not None
+        found = [_beam(kept, number) for number in range(_BATCH)]
+
+        def ranked(with_copy: bool) -> Callable[[], object]:
+            return lambda: consult(kept, near, found, 0.1, with_copy)  # noqa: B023
+
+        alone = _milliseconds(lambda: memory.look_up(queries[:1], given.number))  # noqa: B023
+        together = _milliseconds(lambda: memory.look_up(queries, given.number)) / _BATCH  # noqa: B023
+        plain, copied = (_milliseconds(ranked(with_copy)) / _BATCH for with_copy in (False, True))
+        print(
+            f"| {pictures:,} | {size / 1e6:.1f} | {alone:.2f} | {together:.2f} | {plain:.2f} | {copied:.2f} |",
+            flush=True,
+        )
+
+
+def _memory(pictures: int, captions: int) -> Memory:
+    generator = np.random.default_rng(0)
+    vectors = generator.normal(size=(pictures, _SIZE)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    rows = generator.zipf(1.2, size=(pictures * captions, _WORDS + 1)) % _VOCABULARY + 4
+    rows[:, -1] = END
+    keys, counts = np.unique(
+        np.concatenate([ngrams(rows, order)[0].ravel() for order in range(1, 5)]), return_counts=True
+    )
+    frequencies = Frequencies(keys[counts > 1], counts[counts > 1].astype(np.float64), pictures)
+    kept = KeptCaptions(
+        rows.ravel().astype(np.uint16), np.full(len(rows), _WORDS + 1), np.full(pictures, captions), frequencies
+    )
+    identity = np.eye(_SIZE, dtype=np.float32)
+    return Memory(
+        np.zeros((1, 1, _SIZE), np.float32), np.zeros(_SIZE, np.float32), identity, vectors.astype(np.float16), kept
+    )
+
+
+def _beam(kept: KeptCaptions, picture: int) -> list[Caption]:
+    """Return captions of some pictures as if a search had found them."""
+    rows, _ = kept.of(np.arange(_BEAM) + picture)
+    return [Caption(row[row > END].tolist(), -10.0, True) for row in rows[:_BEAM]]
+
+
+def _milliseconds(run: Callable[[], object]) -> float:
+    """Return the shortest of ten runs."""
+    run()
+    seconds = []
+    for _ in range(10):
+        began = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - began)
+    return 1000 * min(seconds)
+
+
+if __name__ == "__main__":
+    main()
