@@ -341,8 +341,10 @@ class _NGrams(NamedTuple):
             rows = np.broadcast_to(np.arange(len(captions))[:, None], keys.shape)
             columns = (keys + occurrence.astype(np.uint64) * _OCCURRENCE, rows, weights / norms, counts / norms)
             parts.append([column[valid] for column in columns])
-        entries = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        return cls(*entries, lengths=(captions >= 0).sum(axis=1), to_itself=to_itself)
+        entries: dict[str, Any] = {
+            name: np.concatenate(column) for name, column in zip(cls._fields, zip(*parts, strict=True), strict=False)
+        }
+        return cls(**entries, lengths=(captions >= 0).sum(axis=1), to_itself=to_itself)
 
 
 def _occurrences(keys: Keys, valid: npt.NDArray[np.bool_]) -> tuple[Ids, Ids]:

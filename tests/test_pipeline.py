@@ -35,17 +35,17 @@ VIEWS = {"number": 2}
 @pytest.mark.parametrize(
     ("sections", "names"),
     [
-        ({}, "ingest extract tensorise train evaluate register"),
-        ({"views": VIEWS}, "ingest extract views tensorise train evaluate register"),
-        ({"self_critical": CRITICAL}, "ingest extract tensorise train self_critical evaluate register"),
+        ({}, "ingest extract tensorise train remember evaluate register"),
+        ({"views": VIEWS}, "ingest extract views tensorise train remember evaluate register"),
+        ({"self_critical": CRITICAL}, "ingest extract tensorise train self_critical remember evaluate register"),
         (
             {"tuning": TUNING},
-            "ingest extract-frozen tensorise train-frozen tune extract train evaluate register",
+            "ingest extract-frozen tensorise train-frozen tune extract train remember evaluate register",
         ),
         (
             {"tuning": TUNING, "views": VIEWS, "self_critical": CRITICAL},
             "ingest extract-frozen views-frozen tensorise train-frozen tune extract views train self_critical "
-            "evaluate register",
+            "remember evaluate register",
         ),
     ],
     ids=["plain", "views", "self_critical", "tuning", "all"],

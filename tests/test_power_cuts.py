@@ -104,7 +104,7 @@ def test_damaged_weights_that_are_called_fresh_are_counted(finished_copy: Path) 
     (folder / "killed.yaml").write_text(json.dumps(config), encoding="utf-8")
     digests = {path: digest_of_file(path) for path in folder.rglob("*") if path.is_file()}
     counts = looked_at(folder, Left({}, set()), Alone([], digests, {}, {}), "here")
-    assert counts["stages found fresh"] == 5 and not counts["damaged and called fresh"]
+    assert counts["stages found fresh"] == 6 and not counts["damaged and called fresh"]
     (weights,) = finished_copy.rglob("train/*/weights.safetensors")
     weights.write_bytes(bytes(weights.stat().st_size))  # no run was killed: only its size is looked at
     counts = looked_at(folder, Left({}, {str(weights)}), Alone([], digests, {}, {}), "here")

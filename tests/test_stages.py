@@ -83,8 +83,8 @@ def test_a_second_run_does_nothing(workspace: Path) -> None:
             {"train", "evaluate"},
             "decoder.name: show_attend_tell -> attention_lstm",
         ),
-        ({"captions__max_tokens": 9}, {"tensorise", "train", "evaluate"}, "captions.max_tokens: 15 -> 9"),
-        ({"grids__image_size": 96}, {"extract", "train", "evaluate"}, "grids.image_size: 64 -> 96"),
+        ({"captions__max_tokens": 9}, {"tensorise", "train", "remember", "evaluate"}, "captions.max_tokens: 15 -> 9"),
+        ({"grids__image_size": 96}, {"extract", "train", "remember", "evaluate"}, "grids.image_size: 64 -> 96"),
         ({"machine__shard_rows": 7, "machine__threads": 1}, set(), ""),
     ],
 )

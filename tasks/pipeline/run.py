@@ -64,7 +64,7 @@ def _run(workspace: Workspace, status: Status, artifacts: Mapping[Stage, Artifac
             outcome = lead(stage, work, hooks)
         else:
             outcome = stage.run(work, hooks)
-        made_from = {stage.kind: artifact.ledger.key for stage, artifact in artifacts.items()}
+        made_from = {earlier.kind: artifacts[earlier].ledger.key for earlier in stage.all_upstream()}
         workspace.publish(stage.kind, status.key, status.parts, outcome, watch.seconds(), made_from)
     except BaseException as error:
         if not stage.resumable:
