@@ -283,7 +283,7 @@ def check_prefect(database: Path) -> None:
         "extract": {"ingest"},
         "tensorise": {"ingest"},
         "train": {"ingest", "extract", "tensorise"},
-        "remember": {"extract", "tensorise", "ingest"},
+        "remember": {"extract", "tensorise"},
         "evaluate": {"ingest", "extract", "tensorise", "train", "remember"},
         "register": {"extract", "tensorise", "train", "remember", "evaluate"},
     }

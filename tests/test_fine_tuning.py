@@ -261,7 +261,7 @@ def test_the_decoder_that_was_tuned_is_kept_where_asked(finished: Path, tmp_path
     config = tuned_config(workspace, tuning=kept, self_critical=rewarded)
     states = run(config, "register")
     assert [name for name, state in states.items() if state != "fresh"] == [
-        "train", "self_critical", "remember", "evaluate", "register",
+        "train", "self_critical", "evaluate", "register",
     ]  # fmt: skip
     found = artifacts(config)
     for name in ("weights.safetensors", "decoder.json", "history.parquet"):

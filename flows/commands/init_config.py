@@ -134,6 +134,7 @@ def _settings_by_size(found: Survey) -> list[str]:
         "evaluation:",
         f"  split: {evaluated}" + ("" if evaluated == "test" else "  # there is no test split"),
         f"  max_length: {max_tokens + 1}",
+        *(["  no_echo: false  # a character may follow itself"] if is_spaceless else []),
     ]
 
 
