@@ -67,7 +67,7 @@ class KeptCaptions:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a captioner keeps of M training pictures.
+    """The memory that a captioner has of M training pictures.
 
     grid (h, w, C) float32: the mean of their grids. mean (C,), basis (C, D) float32: the mean and the principal axes of
     their pooled grids (see `pool`). vectors (M, D) float16: of each picture, its pooled grid less the mean, projected
@@ -174,18 +174,16 @@ class Copy(NamedTuple):
 class Ranked:
     """The captions of a picture, best first, and what its neighbours say of them.
 
-    similarity: of the best to their captions, 0 where none are consulted. copied: whether the best is a caption of
-    theirs. consulted: None where none are.
+    similarity: of the best to their captions, 0 where none are consulted. consulted: None where none are.
     """
 
     captions: list[Caption]
     similarity: float = 0.0
-    copied: bool = False
     consulted: Consulted | None = None
 
 
 class Consulted(NamedTuple):
-    """What the P most similar training pictures say of the K captions that a search found for a picture.
+    """The opinion of the P most similar training pictures on the K captions that a search found for a picture.
 
     pictures (P,): their numbers in the memory, the most similar first. cosines (P,): their similarity to the picture.
     similarities (K,): the CIDEr-D of each caption to each picture's captions, from 0 to 1, the mean over these, and
@@ -285,7 +283,7 @@ def rank(
         similarity = float(said.similarities[order[0]]) if copy is None else copy.similarity
         if copy is not None:
             copies[picture] = copy
-        ranked.append(Ranked([captions[place] for place in order], similarity, copy is not None, said))
+        ranked.append(Ranked([captions[place] for place in order], similarity, said))
     if copies:
         for picture, caption in zip(copies, read_copies(list(copies), list(copies.values())), strict=True):
             ranked[picture].captions.insert(0, caption)

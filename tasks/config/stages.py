@@ -158,7 +158,7 @@ class CaptionsConfig(Section):
 
 
 class MemoryConfig(Section):
-    """What a captioner keeps of its training pictures, to consult those like a new one (stage `remember`)."""
+    """The training pictures that a captioner remembers, to consult those like a new one (stage `remember`)."""
 
     pictures: int = Field(
         200_000, ge=1, description="training pictures that are kept; of more, so many are drawn at random"

@@ -32,7 +32,7 @@ _READ_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found for N pictures.
+    """The captions that a search found for N pictures.
 
     pictures: those that have a grid. captions: of each picture, the likeliest first. near: the most similar training
     pictures to each.

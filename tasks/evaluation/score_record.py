@@ -97,7 +97,7 @@ def neighbour_lines(result: ScoreRecord) -> list[str]:
             f"Captions are ranked by the captions of the {neighbours['number']} most similar training pictures too "
             f"(temperature {neighbours['temperature']:g}, factor {neighbours['factor']:g}"
             + (f", copies where {copies:g} times as similar" if copies is not None else "")
-            + "). They are in the model.",
+            + "). These captions are in the model.",
         ]
     header = "| score | copied from similar pictures, % | gain of the model, 95 % interval |"
     lines += ["", header, "| --- | --- | --- |"]

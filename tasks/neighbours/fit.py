@@ -27,7 +27,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Fit:
-    """What was fitted.
+    """The result of a fit.
 
     neighbours: None where they do not help. gain: of the captions' quality, the mean over pictures.
     """

@@ -50,6 +50,9 @@
   at("how").textContent = data.attends
     ? "Pass over a word, or reach it with the Tab key, to see where the model looked for it."
     : "This decoder gets the picture in its first state alone: there are no attention maps.";
+  if (Object.values(data.cards).some((item) => item.neighbours.length)) {
+    at("how").textContent += " The small pictures are the training pictures whose captions support the caption the most.";
+  }
   if (!data.shows) at("how").textContent += " The data set has grids and no photographs: a square stands for each.";
 
   const decoded = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
