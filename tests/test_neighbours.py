@@ -4,6 +4,8 @@ where it does not.
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +18,21 @@ from models.captioner import Captioner
 from models.neighbours import Consulted, Copy, KeptCaptions, LookedUp, Memory, consult, support_of, weights_of
 from models.ngrams import Frequencies, padded
 from models.options import Neighbours
+from models.requests import answer
 from models.search import Caption
 from models.vocabulary import END, UNK, Vocabulary
+from tasks.config.stages import RegistryConfig
 from tasks.data.manifest import Picture
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
+from tasks.evaluation.report import REPORT
 from tasks.evaluation.score_record import no_better_than_copied, read_scores
-from tasks.metrics import measure
+from tasks.metrics import ScoredCaption, measure
 from tasks.metrics.consensus import cider_d
 from tasks.neighbours.fit import Candidates
 from tasks.neighbours.make_memory import memory_of, read_remembered
 from tasks.registry import tracking
 from tasks.registry.bundle import make_captioner
+from tasks.registry.gates import gate_results
 from tests.support import artifacts, captioner_artifacts, pictures, plan, register_all, run_all, small, trained
 from tests.test_datasets import tabled
 
@@ -286,3 +292,38 @@ def _digest(path: Path) -> str:
     import hashlib
 
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_rows_have_neighbours_on_request_only(ranked: Path) -> None:
+    captioner = make_captioner(config_of(ranked), captioner_artifacts(config_of(ranked)))
+    photograph = pictures(ranked)[0].read_bytes()
+    (plain,), (explained,) = (
+        answer(captioner, [photograph], {"return_neighbours": wanted}) for wanted in (False, True)
+    )
+    assert plain["neighbours"] == [] and len(explained["neighbours"]) == 3
+    assert {**plain, "neighbours": []} == {**explained, "neighbours": []}
+    supports = [one["support"] for one in explained["neighbours"]]
+    assert all(one["captions"] for one in explained["neighbours"]) and all(0 <= value <= 1 for value in supports)
+
+
+def test_the_report_shows_the_pictures_that_support_a_caption(ranked: Path) -> None:
+    (report,) = ranked.glob(f"artifacts/register/*/{REPORT}")
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', report.read_text(encoding="utf-8"))
+    assert found is not None
+    data = json.loads(found.group(1))
+    assert {item["name"] for item in data["copied"]} >= {"bleu4"} and "most similar training pictures" in data[
+        "neighbours"
+    ]
+    for card in data["cards"].values():
+        assert len(card["neighbours"]) == 3
+        assert all(one["photograph"] and one["captions"] for one in card["neighbours"])
+
+
+def test_a_gate_refuses_what_is_worse_than_copying() -> None:
+    said = {str(number): ScoredCaption(["a", "cat"], [[f"dog{number}", "runs", "fast"]]) for number in range(40)}
+    copied = {name: replace(item, caption=item.references[0]) for name, item in said.items()}
+    registry = RegistryConfig(model="any", min_over_copied=1)
+    for own, other, refused in ((said, copied, True), (copied, said, False)):
+        (result,) = gate_results(registry, own, None, lambda: np.zeros(0, np.bool_), {}, other)
+        assert result.name == "min_over_copied" and result.refused == refused
+        assert "by copying captions of similar training pictures" in str(result)
