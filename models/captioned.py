@@ -228,7 +228,7 @@ class BaseCaptioner(ABC):
         def read_copies(pictures: list[int], copies: list[Copy]) -> list[Caption]:
             return as_captions(self.steps, start.keep(np.array(pictures)), copies)
 
-        return rank(self.memory.captions, near, found, self.neighbours, read_copies)
+        return rank(self.memory.captions, near, found, self.neighbours, settings, read_copies)
 
     def _supporting(self, ranked: Ranked) -> list[Supporting]:
         """Return the training pictures that support the best caption of a picture the most, the strongest first."""

@@ -20,11 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .ngrams import ORDERS, SIGMA, Frequencies, Ids, Keys, Values, ngrams, padded
-from .options import Neighbours
+from .options import Decoding, Neighbours
 from .search import Caption, State, Steps, read
 from .vocabulary import END, UNK
 from .word_rules import Floats
 
+ANY_LENGTH = range(2**31)
 _FILE = "memory.npz"
 _COMPARED = 64  # pictures that are compared with the memory at once
 _NEAREST = 5  # pictures that a distance is taken to
@@ -188,7 +189,7 @@ class Consulted(NamedTuple):
     pictures (P,): their numbers in the memory, the most similar first. cosines (P,): their similarity to the picture.
     similarities (K,): the CIDEr-D of each caption to each picture's captions, from 0 to 1, the mean over these, and
     the mean over the pictures, weighted by exp(cosine / temperature). copy: of the pictures' own captions, the one most
-    similar to the others; None where it is not looked for, or all have unknown words, or were cut.
+    similar to the others; None where it is not looked for, or none may be copied.
     """
 
     pictures: Ids
@@ -214,12 +215,12 @@ def consult(
     near: LookedUp,
     found: Sequence[Sequence[Caption]],
     temperature: float,
-    with_copy: bool = True,
+    copied: range = ANY_LENGTH,
 ) -> list[Consulted]:
     """Return what the most similar training pictures say of the captions of N pictures.
 
-    kept: the memory's captions. near: the similar pictures. found: the captions of each of the N. with_copy: whether a
-    copy is looked for.
+    kept: the memory's captions. near: the similar pictures. found: the captions of each of the N. copied: the lengths,
+    END counted, that a copy may have; without any, none is looked for.
     """
     consulted = []
     for pictures, cosines, captions in zip(near.pictures, near.cosines, found, strict=True):
@@ -229,9 +230,9 @@ def consult(
         candidates = _NGrams.of(padded([caption.with_end for caption in captions]), kept.frequencies)
         similarities = _weighted_similarities(candidates, grams, weights)
         copy = None
-        if with_copy:
+        if copied:
             to_others = _weighted_similarities(grams, grams, weights) - weights * grams.to_itself
-            copy = _most_similar(references, to_others)
+            copy = _most_similar(references, to_others, copied)
         consulted.append(Consulted(pictures, cosines, similarities, copy))
     return consulted
 
@@ -254,9 +255,14 @@ def weights_of(cosines: Floats, temperature: float) -> Values:
     return normalised
 
 
-def _most_similar(captions: Ids, similarities: Values) -> Copy | None:
-    """Return the caption of the greatest similarity, of those (R, T) that have no unknown word and were not cut."""
+def _most_similar(captions: Ids, similarities: Values, copied: range) -> Copy | None:
+    """Return the caption of the greatest similarity, of those (R, T) that may be copied.
+
+    These have one of the lengths `copied`, no unknown word, and were not cut.
+    """
+    lengths = (captions >= 0).sum(axis=1)
     usable = (captions == END).any(axis=1) & (captions != UNK).all(axis=1)
+    usable &= (lengths >= copied.start) & (lengths < copied.stop)
     if not usable.any():
         return None
     best = int(np.argmax(np.where(usable, similarities, -1.0)))
@@ -268,14 +274,17 @@ def rank(
     near: LookedUp,
     found: Sequence[Sequence[Caption]],
     neighbours: Neighbours,
+    decoding: Decoding,
     read_copies: Callable[[list[int], list[Copy]], list[Caption]],
 ) -> list[Ranked]:
     """Return the captions of N pictures as their neighbours rank them.
 
-    kept: the memory's captions. near: the similar pictures. found: the captions of each of the N. read_copies: returns
-    copies for the pictures with these numbers as captions, see `as_captions`.
+    kept: the memory's captions. near: the similar pictures. found: the captions of each of the N. decoding: the
+    search's settings, whose bounds of a caption's length hold for copies as well. read_copies: returns copies for the
+    pictures with these numbers as captions, see `as_captions`.
     """
-    consulted = consult(kept, near, found, neighbours.temperature, neighbours.copies is not None)
+    copied = range(0) if neighbours.copies is None else decoding.lengths
+    consulted = consult(kept, near, found, neighbours.temperature, copied)
     ranked, copies = [], {}
     for picture, (captions, said) in enumerate(zip(found, consulted, strict=True)):
         order = said.order(captions, neighbours.factor)

@@ -191,6 +191,11 @@ class Decoding:
     n_best: int = 1
 
     @property
+    def lengths(self) -> range:
+        """Return the lengths that a caption may have, END counted."""
+        return range(self.min_length + 1, self.max_length + 1)
+
+    @property
     def wanted(self) -> int:
         """Return how many captions of a picture a beam search returns: all of them where neighbours rank them."""
         return self.beam if self.neighbours else self.n_best

@@ -15,7 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from models.captioner import Captioner
-from models.neighbours import Consulted, Copy, KeptCaptions, LookedUp, Memory, consult, support_of, weights_of
+from models.neighbours import (
+    ANY_LENGTH,
+    Consulted,
+    Copy,
+    KeptCaptions,
+    LookedUp,
+    Memory,
+    consult,
+    support_of,
+    weights_of,
+)
 from models.ngrams import Frequencies, padded
 from models.options import Neighbours
 from models.requests import answer
@@ -124,7 +134,9 @@ def test_a_copy_is_the_whole_caption_most_similar_to_the_others() -> None:
     # A caption's likeness to itself is none to others.
     (said,) = consult(kept([[[20 + number, END]] for number in range(8)]), near, [[]], 10.0)
     assert said.copy is not None and said.copy.similarity == pytest.approx(0, abs=1e-12)
-    assert consult(kept(captions), near, [[]], 10.0, with_copy=False)[0].copy is None
+    assert consult(kept(captions), near, [[]], 10.0, range(0))[0].copy is None
+    (short,) = consult(kept(captions), near, [[]], 10.0, range(1, 4))
+    assert short.copy is not None and short.copy.tokens == [20, 21, END]
     assert consult(kept([[[4, UNK, END]]] * 8), near, [[]], 10.0)[0].copy is None
 
 
@@ -163,7 +175,7 @@ def candidates_of(knows: bool, count: int = 120) -> Candidates:
         likelier, other = (wrong, own[:-1]) if knows else (own[:-1], wrong)
         found.append([Caption(likelier, -3.0, True), Caption(other, -4.0, True)])
     held = [Picture(str(number), str(number), [VOCABULARY.text(own)], None) for number, own in enumerate(right)]
-    return Candidates(found, memory.look_up(pooled, 60), held, kept([[own] for own in said]), VOCABULARY)
+    return Candidates(found, memory.look_up(pooled, 60), held, kept([[own] for own in said]), VOCABULARY, ANY_LENGTH)
 
 
 def test_neighbours_are_consulted_where_they_help_and_left_out_where_they_do_not() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.machine import describe
-from models.neighbours import KeptCaptions, Memory, consult
+from models.neighbours import ANY_LENGTH, KeptCaptions, Memory, consult
 from models.ngrams import Frequencies, ngrams
 from models.search import Caption
 from models.vocabulary import END
@@ -45,12 +45,12 @@ def main() -> None:
         assert kept is not None
         found = [_beam(kept, number) for number in range(_BATCH)]
 
-        def ranked(with_copy: bool) -> Callable[[], object]:
-            return lambda: consult(kept, near, found, 0.1, with_copy)  # noqa: B023
+        def ranked(lengths: range) -> Callable[[], object]:
+            return lambda: consult(kept, near, found, 0.1, lengths)  # noqa: B023
 
         alone = _milliseconds(lambda: memory.look_up(queries[:1], given.number))  # noqa: B023
         together = _milliseconds(lambda: memory.look_up(queries, given.number)) / _BATCH  # noqa: B023
-        plain, copied = (_milliseconds(ranked(with_copy)) / _BATCH for with_copy in (False, True))
+        plain, copied = (_milliseconds(ranked(lengths)) / _BATCH for lengths in (range(0), ANY_LENGTH))
         print(
             f"| {pictures:,} | {size / 1e6:.1f} | {alone:.2f} | {together:.2f} | {plain:.2f} | {copied:.2f} |",
             flush=True,

@@ -119,7 +119,8 @@ def _choose_neighbours(
         return _Choice(
             Neighbours(**evaluation.neighbours.model_dump()), "", "neighbours rank captions as they are set to"
         )
-    candidates = Candidates(dev.captions, dev.near, dev.pictures, kept, vocabulary)
+    lengths = evaluation.decoding().lengths
+    candidates = Candidates(dev.captions, dev.near, dev.pictures, kept, vocabulary, lengths)
     fitted = candidates.fit(np.ones(len(dev.pictures), np.bool_))
     halves: tuple[tuple[calibration.Flags, Neighbours | None], ...] = ()
     if is_scored:

@@ -101,7 +101,7 @@ class PictureSearch:
                 captions += as_captions(self._steps, self._steps.start(grid.astype(np.float32)), copies[part])
             return captions
 
-        return rank(self._memory.captions, found.near, found.captions, neighbours, read_copies)
+        return rank(self._memory.captions, found.near, found.captions, neighbours, self._decoding, read_copies)
 
     def features(self, found: Found, ranked: Sequence[Ranked]) -> Floats:
         """Return the features of the best captions' confidence (see confidence.py), (N, F)."""

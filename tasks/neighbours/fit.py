@@ -50,16 +50,18 @@ class Candidates:
         pictures: Sequence[Picture],
         kept: KeptCaptions,
         vocabulary: Vocabulary,
+        lengths: range,
     ) -> None:
         """Consult the memory for each temperature.
 
-        found: the captions of each picture. near: the similar pictures to each. kept: the memory's captions.
+        found: the captions of each picture. near: the similar pictures to each. kept: the memory's captions. lengths:
+        that a copy may have, END counted.
         """
         self._found = found
         self._consulted: dict[float, list[Consulted]] = {}
         with Bar(len(found) * len(_TEMPERATURES), "neighbours consulted", "pictures") as bar:
             for temperature in _TEMPERATURES:
-                said = consult(kept, near, found, temperature)
+                said = consult(kept, near, found, temperature, lengths)
                 self._consulted[temperature] = said
                 bar.advance(len(found))
         self.measure = "the truth" if _has_facts(pictures) else "CIDEr-D"
