@@ -290,10 +290,11 @@ def test_copying_is_scored_beside_the_model_and_a_model_that_is_no_better_is_tol
     client = tracking.connect(ranked)
     version = client.get_model_version("small", "1")
     assert "copied from similar pictures" in str(version.description)
-    (child,) = client.search_runs(
+    children = client.search_runs(
         [client.get_run(str(version.run_id)).info.experiment_id], f"tags.`mlflow.parentRunId` = '{version.run_id}'"
     )
-    assert child.data.metrics["copied_bleu4"] == pytest.approx(record["copied"]["bleu4"]["value"])
+    values = [child.data.metrics["copied_bleu4"] for child in children]
+    assert pytest.approx(record["copied"]["bleu4"]["value"]) in values
     untrained = small(tmp_path / "workspace", training__epochs=1, training__learning_rate=1e-6)
     register_all(untrained)
     assert no_better_than_copied(read_scores(artifacts(untrained)["evaluate"].path), "bleu4")
