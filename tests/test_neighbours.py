@@ -31,6 +31,7 @@ from models.options import Neighbours
 from models.requests import answer
 from models.search import Caption
 from models.vocabulary import END, UNK, Vocabulary
+from tasks.common.files import digest_of_file
 from tasks.config.stages import RegistryConfig
 from tasks.data.manifest import Picture
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
@@ -206,7 +207,7 @@ def test_the_model_says_what_the_evaluation_did(ranked: Path) -> None:
     rows = {row["digest"]: row for row in pq.read_table(found["evaluate"].path / PREDICTIONS).to_pylist()}
     captioner = make_captioner(config, captioner_artifacts(config))
     assert captioner.neighbours == Neighbours(**SET)  # type: ignore[arg-type]
-    files = {path: row for path in pictures(ranked) if (row := rows.get(_digest(path))) is not None}
+    files = {path: row for path in pictures(ranked) if (row := rows.get(digest_of_file(path))) is not None}
     results = captioner.caption([path.read_bytes() for path in files], explain=True)
     for row, result in zip(files.values(), results, strict=True):
         assert row["caption"] == result.caption and row["similarity"] >= 0
@@ -299,12 +300,6 @@ def test_copying_is_scored_beside_the_model_and_a_model_that_is_no_better_is_tol
     register_all(untrained)
     assert no_better_than_copied(read_scores(artifacts(untrained)["evaluate"].path), "bleu4")
     assert "no better than copying captions of similar pictures" in caplog.text
-
-
-def _digest(path: Path) -> str:
-    import hashlib
-
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_rows_have_neighbours_on_request_only(ranked: Path) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from models.confidence import FEATURES, TAIL, Confidence
 from tasks.evaluation.score_record import JudgedConfidence
-from tasks.metrics import ScoredCaption, load
+from tasks.metrics import ScoredCaption, has_facts, qualities
 from tasks.metrics.bootstrap import LEVEL, ROUNDS
 
 _FEWEST = 10  # captions that are acceptable, and captions that are not, from which it is fitted
@@ -31,21 +31,13 @@ Values = npt.NDArray[np.float64]
 
 def is_acceptable(captions: Sequence[ScoredCaption], acceptable: float) -> Flags:
     """Return which captions are acceptable; acceptable: the least CIDEr-D, in percent, where no facts are known."""
-    flags: Flags
-    if _has_facts(captions):
-        flags = load("truth").statistics(captions)[:, 0] > 0
-    else:
-        flags = 100.0 * load("cider").statistics(captions)[:, 0] >= acceptable
-    return flags
+    values = qualities(captions)
+    return values > 0 if has_facts(captions) else 100.0 * values >= acceptable
 
 
 def describe_acceptable(captions: Sequence[ScoredCaption], acceptable: float) -> str:
     """Return in words which captions are acceptable."""
-    return "all that it states is true" if _has_facts(captions) else f"its CIDEr-D is {acceptable:g} or more"
-
-
-def _has_facts(captions: Sequence[ScoredCaption]) -> bool:
-    return all(item.facts is not None for item in captions)
+    return "all that it states is true" if has_facts(captions) else f"its CIDEr-D is {acceptable:g} or more"
 
 
 def halves(digests: Sequence[str]) -> Flags:

@@ -3,10 +3,10 @@
 predictions.parquet: digest, caption, tokens, log_probability, finished, alternatives (the next best captions), copied
 (what copying a caption of a similar training picture says), the features of the caption's confidence
 (models/confidence.py) and that confidence, null where none could be fitted, and the truth that they are scored against:
-references (cut into words, see metrics/ptb.py) and facts (JSON or null). fitted_to.parquet: the same of the dev
-pictures that the confidence was fitted to, where dev is not what is scored. scores.json: the scores in percent with
-their intervals, the statistics of the captions' language, how well the confidence told good captions from others, and a
-signature of the settings.
+references (cut into words, see metrics/ptb.py) and facts (JSON or null). fitted_to.parquet: the same, but for copied,
+of the dev pictures that the confidence was fitted to, where dev is not what is scored. scores.json: the scores in
+percent with their intervals, the statistics of the captions' language, how well the confidence told good captions from
+others, and a signature of the settings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tasks.config.stages import EvaluationConfig
 from tasks.data.manifest import Picture
 from tasks.evaluation.caption_statistics import DESCRIPTIONS, caption_statistics
 from tasks.evaluation.picture_search import Found
-from tasks.evaluation.score_record import CopiedScore, ScoreRecord, confidence_lines, neighbour_lines
+from tasks.evaluation.score_record import CopiedScore, ScoreRecord, confidence_lines, copied_lines, describe_neighbours
 from tasks.metrics import METRICS, ScoredCaption, is_latin, load, measure
 from tasks.metrics.bootstrap import compare, intervals
 from tasks.metrics.ptb import tokenize
@@ -66,7 +66,7 @@ class PredictionRow(TypedDict):
     log_probability: NotRequired[float]
     finished: NotRequired[bool]
     alternatives: NotRequired[list[str]]
-    copied: NotRequired[str]
+    copied: NotRequired[str | None]
     mean_log_probability: NotRequired[float]
     similarity: NotRequired[float]
     gain: NotRequired[float]
@@ -91,13 +91,14 @@ def rows_of(
     found: Found,
     ranked: Sequence[Ranked],
     features: Floats,
-    copies: Sequence[str],
+    copies: Sequence[str | None],
     vocabulary: Vocabulary,
     evaluation: EvaluationConfig,
 ) -> list[PredictionRow]:
     """Return the rows of predictions.parquet, without references and facts.
 
-    features (N, F): of the best captions' confidence. copies: what copying a caption of a similar picture says.
+    features (N, F): of the best captions' confidence. copies: what copying a caption of a similar picture says,
+    or None.
     """
     rows = []
     for picture, item, values, copy in zip(found.pictures, ranked, features.tolist(), copies, strict=True):
@@ -260,7 +261,7 @@ def score_lines(result: ScoreRecord) -> list[str]:
     lines += [f"| {DESCRIPTIONS[name]} | {_formatted(name, value)} |" for name, value in result["language"].items()]
     signature = result["signature"].replace("|", ", ")
     lines += ["", f"{describe_pictures(result)}; `{signature}`."]
-    lines += ["", *neighbour_lines(result)] if "neighbours" in result else []
+    lines += ["", describe_neighbours(result), "", *copied_lines(result)] if "neighbours" in result else []
     lines += ["", *confidence_lines(result)] if "confidence" in result else []
     return [*lines, "", f"**{leak}**"] if (leak := describe_leak(result)) else lines
 

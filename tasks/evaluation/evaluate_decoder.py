@@ -55,14 +55,13 @@ def evaluate_decoder(evaluation: EvaluationConfig, machine: MachineConfig, sourc
         dev = search.find(random.Random(0).sample(known, min(len(known), MOST_FITTED_TO)))
     choice = _choose_neighbours(evaluation, scored if dev is None else dev, kept, vocabulary, dev is None)
 
-    def write(found: Found, ranked: Sequence[Ranked], path: Path) -> None:
-        copies = copied(kept, found.near, vocabulary)
+    def write(found: Found, ranked: Sequence[Ranked], copies: Sequence[str | None], path: Path) -> None:
         rows = rows_of(found, ranked, search.features(found, ranked), copies, vocabulary, evaluation)
         write_predictions(rows, found.pictures, path)
 
-    write(scored, choice.rank(search, scored), out / PREDICTIONS)
+    write(scored, choice.rank(search, scored), copied(kept, scored.near, vocabulary), out / PREDICTIONS)
     if dev is not None:
-        write(dev, search.ranked(dev, choice.whole), out / FITTED_TO)
+        write(dev, search.ranked(dev, choice.whole), [None] * len(dev.pictures), out / FITTED_TO)  # none are scored
     judged = _add_confidence(out, evaluation.acceptable)
     trained_on = read_pictures(sources.manifest.path, "train")
     scores = score(out / PREDICTIONS, pictures, trained_on, vocabulary, evaluation, evaluation.decoding())

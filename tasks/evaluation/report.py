@@ -23,7 +23,7 @@ from models.resizing import Pixels, seen
 from models.vocabulary import WORD_END
 from tasks.evaluation.caption_and_score import describe_leak, read_predictions
 from tasks.evaluation.page_files import page_file
-from tasks.evaluation.score_record import JudgedConfidence, ScoreRecord, confidence_lines, neighbour_lines
+from tasks.evaluation.score_record import JudgedConfidence, ScoreRecord, confidence_lines, describe_neighbours
 from tasks.grids.photograph_batches import read_photograph
 from tasks.grids.reader import GridReader
 from tasks.metrics import ScoredCaption
@@ -112,7 +112,7 @@ def write_report(
         ],
         "left_out": left_out,
         "confidence": " ".join(confidence_lines(result)),
-        "neighbours": " ".join(neighbour_lines(result)[:1]),
+        "neighbours": describe_neighbours(result),
         "copied": [{"name": name, **copied} for name, copied in result.get("copied", {}).items()],
     }
     plots = [_length_plot(list(corpus.values()))]

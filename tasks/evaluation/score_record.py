@@ -81,26 +81,23 @@ def write_scores(record: ScoreRecord, folder: Path) -> None:
     (folder / SCORES).write_text(json.dumps(record, indent=1, sort_keys=True), encoding="utf-8")
 
 
-def neighbour_lines(result: ScoreRecord) -> list[str]:
-    """Return a sentence on the neighbours, and a table that compares the captions with copied ones, as lines.
-
-    None where the model was not evaluated with them.
-    """
-    neighbours = result.get("neighbours")
-    if neighbours is None:
-        return []
+def describe_neighbours(result: ScoreRecord) -> str:
+    """Return a sentence on how neighbours rank captions; empty where the model was not evaluated with them."""
+    neighbours = result.get("neighbours", "")
     if isinstance(neighbours, str):
-        lines = [f"Captions of similar training pictures rank no captions: {neighbours}."]
-    else:
-        copies = neighbours["copies"]
-        lines = [
-            f"Captions are ranked by the captions of the {neighbours['number']} most similar training pictures too "
-            f"(temperature {neighbours['temperature']:g}, factor {neighbours['factor']:g}"
-            + (f", copies where {copies:g} times as similar" if copies is not None else "")
-            + "). These captions are in the model.",
-        ]
-    header = "| score | copied from similar pictures, % | gain of the model, 95 % interval |"
-    lines += ["", header, "| --- | --- | --- |"]
+        return f"Captions of similar training pictures rank no captions: {neighbours}." if neighbours else ""
+    copies = neighbours["copies"]
+    return (
+        f"Captions are ranked by the captions of the {neighbours['number']} most similar training pictures too "
+        f"(temperature {neighbours['temperature']:g}, factor {neighbours['factor']:g}"
+        + (f", copies where {copies:g} times as similar" if copies is not None else "")
+        + "). These captions are in the model."
+    )
+
+
+def copied_lines(result: ScoreRecord) -> list[str]:
+    """Return the lines of a Markdown table that compares the captions with copied ones."""
+    lines = ["| score | copied from similar pictures, % | gain of the model, 95 % interval |", "| --- | --- | --- |"]
     for name, copied in result.get("copied", {}).items():
         low, high = copied["gain"]
         lines.append(f"| {name} | {copied['value']:.2f} | {low:+.2f} to {high:+.2f} |")

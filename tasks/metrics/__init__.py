@@ -77,6 +77,17 @@ def load(name: str) -> Metric:
     return cast(Metric, importlib.import_module(f"tasks.metrics.{METRICS[name].module}"))
 
 
+def has_facts(corpus: Sequence[ScoredCaption]) -> bool:
+    """Return whether facts are recorded of every picture."""
+    return all(item.facts is not None for item in corpus)
+
+
+def qualities(corpus: Sequence[ScoredCaption]) -> Counts:
+    """Return how good each caption is: 1 or 0, whether it is true, where facts are recorded; else CIDEr-D, 0 to 10."""
+    values: Counts = load("truth" if has_facts(corpus) else "cider").statistics(corpus)[:, 0]
+    return values
+
+
 def measure(name: str, corpus: Sequence[ScoredCaption]) -> dict[str, float]:
     """Return the scores of a corpus by the metric called `name`, by the name of each score."""
     metric = load(name)

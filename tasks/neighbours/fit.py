@@ -15,7 +15,7 @@ from models.search import Caption
 from models.vocabulary import Vocabulary
 from tasks.common.progress import Bar
 from tasks.data.manifest import Picture
-from tasks.metrics import ScoredCaption, load
+from tasks.metrics import ScoredCaption, has_facts, qualities
 from tasks.metrics.ptb import tokenize
 
 FITTED_TO = 2000  # pictures of dev, at most
@@ -64,12 +64,16 @@ class Candidates:
                 said = consult(kept, near, found, temperature, lengths)
                 self._consulted[temperature] = said
                 bar.advance(len(found))
-        self.measure = "the truth" if _has_facts(pictures) else "CIDEr-D"
         texts = [[vocabulary.text(caption.tokens) for caption in captions] for captions in found]
         for said in self._consulted.values():
             for own, one in zip(texts, said, strict=True):
                 own.append("" if one.copy is None else vocabulary.text(one.copy.tokens))
-        self._qualities = _qualities(texts, pictures)
+        corpus = []
+        for own, picture in zip(texts, pictures, strict=True):
+            references = [tokenize(text) for text in picture.captions]
+            corpus += [ScoredCaption(tokenize(text), references, picture.facts) for text in own]
+        self.measure = "the truth" if has_facts(corpus) else "CIDEr-D"
+        self._qualities = np.split(qualities(corpus), np.cumsum([len(own) for own in texts])[:-1])
 
     def fit(self, which: Flags) -> Fit:
         """Return what is best for some of the pictures.
@@ -94,10 +98,10 @@ class Candidates:
         place = _TEMPERATURES.index(neighbours.temperature)
         chosen = []
         said = self._consulted[neighbours.temperature]
-        for captions, own, qualities in zip(self._found, said, self._qualities, strict=True):
+        for captions, own, values in zip(self._found, said, self._qualities, strict=True):
             best = own.order(captions, neighbours.factor)[0]
             copied = own.copy_instead(best, neighbours.copies) is not None
-            chosen.append(qualities[len(captions) + place if copied else best])
+            chosen.append(values[len(captions) + place if copied else best])
         return np.array(chosen)
 
 
@@ -112,20 +116,5 @@ def copied(kept: KeptCaptions, near: LookedUp, vocabulary: Vocabulary) -> list[s
     return ["" if one.copy is None else vocabulary.text(one.copy.tokens) for one in said]
 
 
-def _has_facts(pictures: Sequence[Picture]) -> bool:
-    return all(picture.facts is not None for picture in pictures)
-
-
 def _standard_error(values: Values) -> float:
     return float(values.std() / max(len(values), 1) ** 0.5)
-
-
-def _qualities(texts: Sequence[Sequence[str]], pictures: Sequence[Picture]) -> list[Values]:
-    """Return how good each caption is of each picture."""
-    corpus = []
-    for own, picture in zip(texts, pictures, strict=True):
-        references = [tokenize(text) for text in picture.captions]
-        corpus += [ScoredCaption(tokenize(text), references, picture.facts) for text in own]
-    metric = load("truth" if _has_facts(pictures) else "cider")
-    values = metric.statistics(corpus)[:, 0]
-    return np.split(values, np.cumsum([len(own) for own in texts])[:-1])

@@ -95,12 +95,12 @@ def _principal_axes(centred: Floats, size: int) -> Floats:
 
 def _kept_captions(pictures: Sequence[CaptionedPicture], frequencies: Frequencies) -> KeptCaptions:
     """Return the captions of pictures, each different one of a picture once. frequencies: of their n-grams."""
-    rows = [row for picture in pictures for row in np.unique(picture.tokens[:, 1:], axis=0)]
-    captions = [row[row != NULL] for row in rows]
+    different = [np.unique(picture.tokens[:, 1:], axis=0) for picture in pictures]  # without START
+    captions = [row[row != NULL] for rows in different for row in rows]
     tokens = np.concatenate(captions)
     return KeptCaptions(
         tokens.astype(np.uint16) if tokens.max() < 2**16 else tokens,
         np.array([len(caption) for caption in captions], np.uint16),
-        np.array([len(np.unique(picture.tokens, axis=0)) for picture in pictures], np.uint16),
+        np.array([len(rows) for rows in different], np.uint16),
         frequencies,
     )

@@ -116,5 +116,4 @@
   }
   document.addEventListener("drop", (event) => take(event.dataTransfer.files[0]));
   document.addEventListener("paste", (event) => take([...event.clipboardData.files].find((file) => file.type.startsWith("image/"))));
-
 })();
