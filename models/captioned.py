@@ -239,7 +239,7 @@ class BaseCaptioner(ABC):
         weights = weights_of(said.cosines, neighbours.temperature)
         found = []
         for place in np.argsort(-support * weights, kind="stable")[:_SUPPORTING]:
-            rows, _ = kept.of(said.pictures[[place]])
+            rows = kept.of(said.pictures[[place]]).tokens
             texts = [self.vocabulary.text(row[row >= 0].tolist()) for row in rows]
             number = int(said.pictures[place])
             found.append(Supporting(number, texts, float(said.cosines[place]), float(support[place])))

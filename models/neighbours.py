@@ -11,7 +11,7 @@ This file needs no torch: captioners of every runtime share it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -27,9 +27,12 @@ from .word_rules import Floats
 
 ANY_LENGTH = range(2**31)
 _FILE = "memory.npz"
+_OF_CAPTIONS = ("tokens", "lengths", "counts", "norms")
 _COMPARED = 64  # pictures that are compared with the memory at once
 _NEAREST = 5  # pictures that a distance is taken to
-_OCCURRENCE = np.uint64(0xD1B54A32D192ED03)  # an odd factor, so that the keys of occurrences differ
+_ODD = np.uint64(0xD1B54A32D192ED03)  # an odd factor, so that keys differ
+_NORMED = 1024  # captions whose norms are computed at once
+_LEAST = 1e-12  # in place of the norm of a caption whose every n-gram all pictures have
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,28 @@ class KeptCaptions:
     """The captions of M pictures, as token ids without START, with END unless they were cut.
 
     tokens (T,) uint16 or int32: of all captions, one after the other. lengths (K,): the number of tokens of each
-    caption. counts (M,): the number of captions of each picture. frequencies: of their n-grams.
+    caption. counts (M,): the number of captions of each picture. norms (K, 4) float32: of each caption's tf-idf vectors
+    of n-grams of 1 to 4 words. frequencies: of their n-grams.
     """
 
     tokens: npt.NDArray[Any]
     lengths: npt.NDArray[Any]
     counts: npt.NDArray[Any]
+    norms: Floats
     frequencies: Frequencies
+
+    @classmethod
+    def make(
+        cls, tokens: npt.NDArray[Any], lengths: npt.NDArray[Any], counts: npt.NDArray[Any], frequencies: Frequencies
+    ) -> Self:
+        """Return captions with the norms of their tf-idf vectors."""
+        kept = cls(tokens, lengths, counts, np.zeros((0, len(ORDERS)), np.float32), frequencies)
+        parts = np.split(np.arange(len(lengths)), range(_NORMED, len(lengths), _NORMED))
+        norms = []
+        for part in parts:
+            grams = _NGrams.of(kept._rows(part))
+            norms.append(grams.norms(frequencies.weights(grams.keys) ** 2))
+        return replace(kept, norms=np.concatenate(norms).astype(np.float32))
 
     @cached_property
     def _token_ends(self) -> Ids:
@@ -53,17 +71,33 @@ class KeptCaptions:
     def _caption_ends(self) -> Ids:
         return np.cumsum(self.counts, dtype=np.int64)
 
-    def of(self, pictures: Ids) -> tuple[Ids, Ids]:
-        """Return the captions of P pictures, (R, T) padded with -1, and the place in `pictures` of each, (R,)."""
+    def of(self, pictures: Ids) -> OfPictures:
+        """Return the captions of P pictures."""
         counts = self.counts[pictures].astype(np.int64)
         owners = np.repeat(np.arange(len(pictures)), counts)
         before = np.repeat(np.cumsum(counts), counts) - np.arange(len(owners))  # the end of the picture's captions
         captions = self._caption_ends[pictures][owners] - before
+        return OfPictures(self._rows(captions), owners, self.norms[captions])
+
+    def _rows(self, captions: Ids) -> Ids:
+        """Return the tokens of R captions, (R, T) padded with -1."""
         lengths = self.lengths[captions].astype(np.int64)
         places = np.arange(lengths.max(initial=1))
         inside = places < lengths[:, None]
         index = np.where(inside, (self._token_ends[captions] - lengths)[:, None] + places, 0)
-        return np.where(inside, self.tokens[index].astype(np.int64), -1), owners
+        return np.where(inside, self.tokens[index].astype(np.int64), -1)
+
+
+class OfPictures(NamedTuple):
+    """The R captions of P pictures.
+
+    tokens (R, T): padded with -1. owners (R,): of each, the place of its picture among the P. norms (R, 4): of their
+    tf-idf vectors.
+    """
+
+    tokens: Ids
+    owners: Ids
+    norms: Floats
 
 
 @dataclass(frozen=True)
@@ -86,7 +120,7 @@ class Memory:
         arrays: dict[str, Any] = {name: getattr(self, name) for name in ("grid", "mean", "basis", "vectors")}
         if self.captions is not None:
             frequencies = self.captions.frequencies
-            arrays |= {name: getattr(self.captions, name) for name in ("tokens", "lengths", "counts")}
+            arrays |= {name: getattr(self.captions, name) for name in _OF_CAPTIONS}
             arrays |= {"ngrams": frequencies.keys, "document_frequencies": frequencies.counts.astype(np.int32)}
             arrays["documents"] = np.int64(frequencies.pictures)
         np.savez(folder / _FILE, **arrays)
@@ -100,7 +134,7 @@ class Memory:
         if "tokens" in arrays:
             counts = arrays["document_frequencies"].astype(np.float64)
             frequencies = Frequencies(arrays["ngrams"], counts, int(arrays["documents"]))
-            captions = KeptCaptions(arrays["tokens"], arrays["lengths"], arrays["counts"], frequencies)
+            captions = KeptCaptions(**{name: arrays[name] for name in _OF_CAPTIONS}, frequencies=frequencies)
         return cls(arrays["grid"], arrays["mean"], arrays["basis"], arrays["vectors"], captions)
 
     @cached_property
@@ -224,28 +258,38 @@ def consult(
     """
     consulted = []
     for pictures, cosines, captions in zip(near.pictures, near.cosines, found, strict=True):
-        references, owners = kept.of(pictures)
-        weights = weights_of(cosines, temperature)[owners] / np.bincount(owners)[owners]
-        grams = _NGrams.of(references, kept.frequencies)
-        candidates = _NGrams.of(padded([caption.with_end for caption in captions]), kept.frequencies)
-        similarities = _weighted_similarities(candidates, grams, weights)
+        references = kept.of(pictures)
+        weights = weights_of(cosines, temperature)[references.owners]
+        weights /= np.bincount(references.owners)[references.owners]
+        similarities = _to_captions(captions, references, weights, kept.frequencies)
         copy = None
         if copied:
-            to_others = _weighted_similarities(grams, grams, weights) - weights * grams.to_itself
-            copy = _most_similar(references, to_others, copied)
+            grams = _NGrams.of(references.tokens)
+            to_others = _weighted_similarities(grams, grams, references.norms, weights, kept.frequencies)
+            to_itself = (references.norms > 0).mean(axis=1)  # less than 1 where a caption has fewer than 4 words
+            to_others = np.maximum(to_others - weights * to_itself, 0)
+            copy = _most_similar(references.tokens, to_others, copied)
         consulted.append(Consulted(pictures, cosines, similarities, copy))
     return consulted
 
 
 def support_of(kept: KeptCaptions, caption: Caption, pictures: Ids) -> Values:
     """Return the mean CIDEr-D of a caption to the captions of each of P pictures, from 0 to 1: (P,)."""
-    own = _NGrams.of(padded([caption.with_end]), kept.frequencies)
     support = np.zeros(len(pictures))
     for place in range(len(pictures)):
-        references, _ = kept.of(pictures[[place]])
-        grams = _NGrams.of(references, kept.frequencies)
-        (support[place],) = _weighted_similarities(own, grams, np.full(len(references), 1 / len(references)))
+        references = kept.of(pictures[[place]])
+        weights = np.full(len(references.tokens), 1 / len(references.tokens))
+        (support[place],) = _to_captions([caption], references, weights, kept.frequencies)
     return support
+
+
+def _to_captions(
+    captions: Sequence[Caption], references: OfPictures, weights: Values, frequencies: Frequencies
+) -> Values:
+    """Return the sum of the CIDEr-D of captions to R references, from 0 to 1, each times its weight (R,)."""
+    candidates = _NGrams.of(padded([caption.with_end for caption in captions]))
+    shared = _NGrams.of(references.tokens, among=np.unique(candidates.keys))
+    return _weighted_similarities(candidates, shared, references.norms, weights, frequencies)
 
 
 def weights_of(cosines: Floats, temperature: float) -> Values:
@@ -321,69 +365,90 @@ def pool(grids: npt.NDArray[Any]) -> Floats:
 class _NGrams(NamedTuple):
     """The n-grams of R captions, an entry for each of the E places where one of 1 to 4 words begins.
 
-    keys (E,): of the n-gram and its occurrence: the first of it in a caption, the second, and so on. rows (E,): the
-    caption of each. weights (E,): the squared inverse document frequency, and counts (E,): how often the caption has
-    the n-gram, both divided by the length of the caption's tf-idf vector. lengths (R,): of the captions, in words.
-    to_itself (R,): the CIDEr-D of each to itself, from 0 to 1, which is less than 1 where it has fewer than 4 words.
+    keys (E,): of the n-gram. rows (E,): its caption. orders (E,): the number of its words, less one. counts (E,): how
+    often the caption has it. numbers (E,): 0 where it is the first time, 1 at the second, and so on. lengths (R,): of
+    the captions, in words.
     """
 
     keys: Keys
     rows: Ids
-    weights: Values
-    counts: Values
+    orders: Ids
+    counts: Ids
+    numbers: Ids
     lengths: Ids
-    to_itself: Values
 
     @classmethod
-    def of(cls, captions: Ids, frequencies: Frequencies) -> Self:
-        """Return the n-grams of captions (R, T), padded with -1."""
-        parts, to_itself = [], np.zeros(len(captions))
+    def of(cls, captions: Ids, among: Keys | None = None) -> Self:
+        """Return the n-grams of captions (R, T), padded with -1; those in the sorted keys `among` alone, if given."""
+        parts = []
         for order in ORDERS:
             keys, valid = ngrams(captions, order)
-            counts, occurrence = _occurrences(keys, valid)
-            weights = frequencies.weights(keys) ** 2
-            norms = np.sqrt(np.where(valid, counts * weights, 0.0).sum(axis=1, keepdims=True))
-            to_itself += (norms[:, 0] > 0) / len(ORDERS)
-            norms[norms == 0] = 1.0
-            rows = np.broadcast_to(np.arange(len(captions))[:, None], keys.shape)
-            columns = (keys + occurrence.astype(np.uint64) * _OCCURRENCE, rows, weights / norms, counts / norms)
-            parts.append([column[valid] for column in columns])
-        entries: dict[str, Any] = {
-            name: np.concatenate(column) for name, column in zip(cls._fields, zip(*parts, strict=True), strict=False)
-        }
-        return cls(**entries, lengths=(captions >= 0).sum(axis=1), to_itself=to_itself)
+            if among is not None:
+                valid = valid & _is_in(keys, among)
+            rows = np.nonzero(valid)[0]
+            parts.append((keys[valid], rows, np.full(len(rows), order - 1)))
+        keys, rows, orders = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return cls(keys, rows, orders, *_count(keys + rows.astype(np.uint64) * _ODD), (captions >= 0).sum(axis=1))
+
+    @property
+    def occurrences(self) -> Keys:
+        """Return a key of each n-gram and its number, (E,)."""
+        return self.keys + self.numbers.astype(np.uint64) * _ODD
+
+    def norms(self, weights: Values) -> Values:
+        """Return the norms of the captions' tf-idf vectors of 1 to 4 words, (R, 4).
+
+        weights (E,): the squared inverse document frequencies.
+        """
+        cells = self.rows * len(ORDERS) + self.orders
+        squared = np.bincount(cells, self.counts * weights, len(self.lengths) * len(ORDERS))
+        norms: Values = np.sqrt(squared).reshape(-1, len(ORDERS))
+        return norms
 
 
-def _occurrences(keys: Keys, valid: npt.NDArray[np.bool_]) -> tuple[Ids, Ids]:
-    """Return how often each n-gram is in its caption, and the number of this occurrence, from 1: both (R, P).
-
-    keys, valid (R, P): as `ngrams` returns them.
-    """
-    counts, occurrence = np.ones((2, *keys.shape), np.int64)
-    ordered = np.sort(np.where(valid, keys, np.arange(keys.shape[1], dtype=np.uint64)), axis=1)
-    # Few captions repeat an n-gram, and all its pairs of positions need be compared for these alone.
-    repeats = np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(axis=1))
-    same = (keys[repeats, :, None] == keys[repeats, None, :]) & valid[repeats, None, :]
-    counts[repeats], occurrence[repeats] = same.sum(axis=2), np.tril(same).sum(axis=2)
-    return counts, occurrence
+def _is_in(keys: Keys, among: Keys) -> npt.NDArray[np.bool_]:
+    """Return which keys are in the sorted keys `among`."""
+    if not len(among):
+        return np.zeros(keys.shape, np.bool_)
+    found: npt.NDArray[np.bool_] = among[np.searchsorted(among, keys).clip(max=len(among) - 1)] == keys
+    return found
 
 
-def _weighted_similarities(candidates: _NGrams, references: _NGrams, weights: Values) -> Values:
+def _count(keys: Keys) -> tuple[Ids, Ids]:
+    """Return how often each key is among the keys (E,), and how often before its place: both (E,)."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(keys)])
+    sizes = np.diff(np.append(starts, len(keys)))
+    counts, numbers = np.empty((2, len(keys)), np.int64)
+    counts[order] = np.repeat(sizes, sizes)
+    numbers[order] = np.arange(len(keys)) - np.repeat(starts, sizes)
+    return counts, numbers
+
+
+def _weighted_similarities(
+    candidates: _NGrams, references: _NGrams, norms: Floats, weights: Values, frequencies: Frequencies
+) -> Values:
     """Return the sum of the CIDEr-D of K candidates to R references, from 0 to 1, each times its weight (R,): (K,).
 
-    CIDEr-D counts an n-gram as often as both captions have it, so it is a sum over the occurrences that both have, and
-    references of one length, on which the length penalty depends, are summed before they are compared.
+    norms (R, 4): of the references' tf-idf vectors. CIDEr-D counts an n-gram as often as both captions have it, so it
+    is a sum over the occurrences that both have, and references of one length, on which the length penalty depends, are
+    summed before they are compared.
     """
-    keys, places = np.unique(candidates.keys, return_inverse=True)
+    keys, places = np.unique(candidates.occurrences, return_inverse=True)
     if not len(keys):
         return np.zeros(len(candidates.lengths))
-    found = np.searchsorted(keys, references.keys).clip(max=len(keys) - 1)
-    shared = keys[found] == references.keys
+    occurrences = references.occurrences
+    found = np.searchsorted(keys, occurrences).clip(max=len(keys) - 1)
+    shared = keys[found] == occurrences
     lengths, groups = np.unique(references.lengths, return_inverse=True)
-    rows = references.rows[shared]
+    rows, orders = references.rows[shared], references.orders[shared]
     cells = found[shared] * len(lengths) + groups[rows]
-    table = np.bincount(cells, references.counts[shared] * weights[rows], len(keys) * len(lengths))
+    shares = references.counts[shared] * weights[rows] / np.maximum(norms[rows, orders], _LEAST)
+    table = np.bincount(cells, shares, len(keys) * len(lengths)).reshape(len(keys), -1)
     penalty = np.exp(-((candidates.lengths[:, None] - lengths) ** 2) / (2 * SIGMA**2))
-    summed = (table.reshape(len(keys), -1)[places] * penalty[candidates.rows]).sum(axis=1) * candidates.weights
+    squared = frequencies.weights(candidates.keys) ** 2
+    own = np.maximum(candidates.norms(squared), _LEAST)[candidates.rows, candidates.orders]
+    summed = (table[places] * penalty[candidates.rows]).sum(axis=1) * squared / own
     values: Values = np.bincount(candidates.rows, summed, len(candidates.lengths)) / len(ORDERS)
     return values

@@ -197,8 +197,13 @@ class Decoding:
 
     @property
     def wanted(self) -> int:
-        """Return how many captions of a picture a beam search returns: all of them where neighbours rank them."""
+        """Return how many captions of a picture a beam search looks for: a whole beam where neighbours rank them."""
         return self.beam if self.neighbours else self.n_best
+
+    @property
+    def kept(self) -> int:
+        """Return how many captions of a picture it returns at most: all that ended where neighbours rank them."""
+        return self.beam * self.max_length if self.neighbours else self.n_best
 
     def __post_init__(self) -> None:
         if self.search not in get_args(Searches):

@@ -89,7 +89,7 @@ class Caption:
 def decode(
     decoder: Steps, start: State, pictures: int, decoding: Decoding, keys: Sequence[int] | None = None
 ) -> list[list[Caption]]:
-    """Return the `wanted` captions of each of N pictures, best first.
+    """Return the captions of each of N pictures, best first: `decoding.kept` of them at most.
 
     start: the state before the first word. pictures: N. keys: for sampling, an integer per picture that
     identifies its content: the captions drawn for a picture depend on the seed and its key alone, not on the other
@@ -295,11 +295,11 @@ class _Sampling(_WordByWord):
 class _BeamSearch(_Search):
     """Beam search with `beam` live hypotheses for each picture until it is done.
 
-    A hypothesis ends where END is among the `beam` best candidates; the `beam` best of those that ended are kept, by
-    length-normalised score, END counted in the length. The beam stays full: as many live hypotheses go on as before. A
-    picture is done when no live hypothesis can still beat its best ended ones, as many as are wanted: the bound is
-    exact, because log-probabilities only fall and no length exceeds `max_length`. Where too few ended within that
-    length, the best live ones are returned as well.
+    A hypothesis ends where END is among the `beam` best candidates. Those that ended are ordered by length-normalised
+    score, END counted in the length. The beam stays full: as many live hypotheses go on as before. A picture is done
+    when no live hypothesis can still beat its best ended ones, as many as are wanted: the bound is exact, because
+    log-probabilities only fall and no length exceeds `max_length`. Where too few ended within that length, the best
+    live ones are returned as well.
 
     scores (N', R): log-probabilities of live hypotheses, -inf where there is none. ended: of each picture,
     (length-normalised score, caption), the best first.
@@ -332,8 +332,8 @@ class _BeamSearch(_Search):
 
     def _end(self, said: Next, ranked: Words, scores: Floats, ended: npt.NDArray[np.bool_]) -> None:
         """Keep the hypotheses that end with this word; ranked, scores, ended (N', 2 * beam): of the best candidates."""
-        beam, shortlist = self.decoding.beam, said.words.shape[2]
-        places = np.argwhere(ended[:, :beam])
+        most, shortlist = self.decoding.kept, said.words.shape[2]
+        places = np.argwhere(ended[:, : self.decoding.beam])
         if not len(places):
             return
         for picture, rank in places.tolist():
@@ -341,10 +341,10 @@ class _BeamSearch(_Search):
             row, chosen = divmod(index, shortlist)
             normalised = total / self.length**self.decoding.length_normalisation
             kept = self.ended[picture]
-            if len(kept) < beam or normalised > kept[-1][0]:
+            if len(kept) < most or normalised > kept[-1][0]:
                 kept.append((normalised, self._ended_caption(said, picture, row, chosen, total)))
                 kept.sort(key=lambda item: -item[0])
-                del kept[beam:]
+                del kept[most:]
 
     def _ended_caption(self, said: Next, picture: int, row: int, chosen: int, total: float) -> Caption:
         """Return the caption of a hypothesis that ends with a candidate of `said`."""
@@ -365,12 +365,12 @@ class _BeamSearch(_Search):
         self.scores, self.ended = self.scores[left], [self.ended[index] for index in left]
 
     def captions(self, picture: int) -> list[Caption]:
-        """Return the wanted captions of a picture: those that ended, then live ones if fewer than n_best ended."""
+        """Return the captions of a picture: those that ended, then live ones if fewer than n_best ended."""
         decoding = self.decoding
-        found = [caption for _, caption in self.ended[picture][: decoding.wanted]]
+        found = [caption for _, caption in self.ended[picture]]
         if len(found) < decoding.n_best:
             # All live ones have the same length, so length normalisation would not change their order.
             scores = self.scores[picture]
             live = [row for row in np.argsort(-scores, kind="stable").tolist() if scores[row] > -np.inf]
             found += [self.history.caption(picture, row, float(scores[row])) for row in live]
-        return found[: decoding.wanted]
+        return found[: decoding.kept]

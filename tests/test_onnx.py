@@ -115,7 +115,7 @@ def some_memory(channels: int) -> Memory:
     captions = torch.randint(4, WORDS + 4, (60, 6)).numpy()
     captions[:, -1] = END
     frequencies = Frequencies.from_references(list(captions.reshape(20, 3, 6)))
-    kept = KeptCaptions(captions.reshape(-1), np.full(60, 6), np.full(20, 3), frequencies)
+    kept = KeptCaptions.make(captions.reshape(-1), np.full(60, 6), np.full(20, 3), frequencies)
     return replace(memory, captions=kept)
 
 

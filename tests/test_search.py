@@ -305,13 +305,18 @@ def test_no_caption_ends_before_its_least_length(search: Decoding) -> None:
     assert min(len(caption.tokens) for caption in ruled) >= 5
 
 
-def test_neighbours_are_given_the_whole_beam() -> None:
+def test_neighbours_are_given_all_that_ended() -> None:
     grid = tables(40, 16, end=-1.0)
     search = Decoding(beam=6, length_normalisation=0.7, max_length=9)
     whole = beam_search(Markov(), grid, replace(search, neighbours=True))
     assert [captions[0] for captions in whole] == [captions[0] for captions in beam_search(Markov(), grid, search)]
     for captions, best in zip(whole, beam_search(Markov(), grid, replace(search, n_best=6)), strict=True):
-        assert captions == ([caption for caption in best if caption.finished] or best[:1])
+        ended = [caption for caption in best if caption.finished]
+        assert captions[: len(ended) or 1] == (ended or best[:1])
+        assert len(captions) == 1 or all(caption.finished for caption in captions)
+        scores = [caption.log_probability / len(caption.with_end) ** 0.7 for caption in captions]
+        assert scores == sorted(scores, reverse=True)
+    assert max(map(len, whole)) > 6
 
 
 def test_sampling_consults_no_neighbours_and_no_search_has_an_unknown_name() -> None:

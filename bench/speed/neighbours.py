@@ -67,7 +67,7 @@ def _memory(pictures: int, captions: int) -> Memory:
         np.concatenate([ngrams(rows, order)[0].ravel() for order in range(1, 5)]), return_counts=True
     )
     frequencies = Frequencies(keys[counts > 1], counts[counts > 1].astype(np.float64), pictures)
-    kept = KeptCaptions(
+    kept = KeptCaptions.make(
         rows.ravel().astype(np.uint16), np.full(len(rows), _WORDS + 1), np.full(pictures, captions), frequencies
     )
     identity = np.eye(_SIZE, dtype=np.float32)
@@ -78,7 +78,7 @@ def _memory(pictures: int, captions: int) -> Memory:
 
 def _beam(kept: KeptCaptions, picture: int) -> list[Caption]:
     """Return captions of some pictures as if a search had found them."""
-    rows, _ = kept.of(np.arange(_BEAM) + picture)
+    rows = kept.of(np.arange(_BEAM) + picture).tokens
     return [Caption(row[row > END].tolist(), -10.0, True) for row in rows[:_BEAM]]
 
 

@@ -80,6 +80,8 @@ class Candidates:
 
         Of settings whose difference is no greater than its standard error, the default is chosen.
         """
+        if not which.any():
+            return Fit(None, 0.0)
         plain = np.array([own[0] for own in self._qualities])[which]
         default = self._chosen(Neighbours())[which]
         best, values = Neighbours(), default

@@ -98,7 +98,7 @@ def _kept_captions(pictures: Sequence[CaptionedPicture], frequencies: Frequencie
     different = [np.unique(picture.tokens[:, 1:], axis=0) for picture in pictures]  # without START
     captions = [row[row != NULL] for rows in different for row in rows]
     tokens = np.concatenate(captions)
-    return KeptCaptions(
+    return KeptCaptions.make(
         tokens.astype(np.uint16) if tokens.max() < 2**16 else tokens,
         np.array([len(caption) for caption in captions], np.uint16),
         np.array([len(rows) for rows in different], np.uint16),

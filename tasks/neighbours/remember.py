@@ -23,7 +23,7 @@ class Remembered(Stage):
     """The stage `remember`: training pictures -> the memory of a captioner."""
 
     kind: ClassVar[str] = "remember"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     memory: MemoryConfig
     grids: Grids
