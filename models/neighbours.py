@@ -30,6 +30,7 @@ _FILE = "memory.npz"
 _OF_CAPTIONS = ("tokens", "lengths", "counts", "norms")
 _COMPARED = 64  # pictures that are compared with the memory at once
 _NEAREST = 5  # pictures that a distance is taken to
+_BLOCK = 64  # pictures of which the most similar is found first
 _ODD = np.uint64(0xD1B54A32D192ED03)  # an odd factor, so that keys differ
 _NORMED = 1024  # captions whose norms are computed at once
 _LEAST = 1e-12  # in place of the norm of a caption whose every n-gram all pictures have
@@ -157,22 +158,24 @@ class Memory:
         parts = [self._look_up(pooled[start : start + _COMPARED], number) for start in range(0, len(pooled), _COMPARED)]
         return LookedUp(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
+    @cached_property
+    def _whole_lengths(self) -> Floats:
+        """Return the length of each picture's pooled grid, (M,)."""
+        squared = self.mean @ self.mean + 2 * self._along_mean + self._lengths**2
+        lengths: Floats = np.sqrt(squared.clip(1e-24))
+        return lengths
+
     def _look_up(self, pooled: Floats, number: int) -> LookedUp:
         vectors = ((pooled - self.mean) @ self.basis).astype(np.float32, copy=False)
         products = vectors @ self._vectors.T
-        cosines = products / (_lengths_of(vectors)[:, None] * self._lengths)
-        number = min(number, cosines.shape[1])
-        pictures = np.argpartition(-cosines, number - 1, axis=1)[:, :number]
-        cosines = np.take_along_axis(cosines, pictures, axis=1)
-        order = np.argsort(-cosines, axis=1, kind="stable")
+        pictures, cosines = _greatest(products / self._lengths, number)
+        cosines /= _lengths_of(vectors)[:, None]
         # Pictures unlike any differ in what all others share, the mean: so distances are those of whole pooled grids.
-        whole = products + (pooled @ self.mean)[:, None] + self._along_mean
-        lengths = np.sqrt((self.mean @ self.mean + 2 * self._along_mean + self._lengths**2).clip(1e-24))
-        near = whole / (_lengths_of(pooled)[:, None] * lengths)
-        near = -np.partition(-near, min(_NEAREST, near.shape[1]) - 1, axis=1)[:, :_NEAREST]
-        distances = np.sqrt(2 - 2 * near.clip(-1, 1)).mean(axis=1)
-        ordered = np.take_along_axis(pictures, order, axis=1), np.take_along_axis(cosines, order, axis=1)
-        return LookedUp(*ordered, distances)
+        products += self._along_mean
+        products += (pooled @ self.mean)[:, None]
+        products /= self._whole_lengths
+        near = _greatest(products, _NEAREST)[1] / _lengths_of(pooled)[:, None]
+        return LookedUp(pictures, cosines, np.sqrt(2 - 2 * near.clip(-1, 1)).mean(axis=1))
 
 
 class LookedUp(NamedTuple):
@@ -196,6 +199,27 @@ def _lengths_of(vectors: Floats) -> Floats:
     """Return the lengths of vectors (N, D), (N,)."""
     lengths: Floats = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
     return lengths
+
+
+def _greatest(values: Floats, number: int) -> tuple[Ids, Floats]:
+    """Return the places and the values of the `number` greatest of each row (N, M), or of all: the greatest first.
+
+    They are in the `number` blocks of values with the greatest maxima, so that the other blocks need no partition.
+    """
+    rows, length = values.shape
+    number, whole = min(number, length), length - length % _BLOCK
+    places = np.broadcast_to(np.arange(length), values.shape)
+    if whole > number * _BLOCK:
+        maxima = values[:, :whole].reshape(rows, -1, _BLOCK).max(axis=2)
+        blocks = np.argpartition(maxima, -number, axis=1)[:, -number:]
+        inside = (blocks[:, :, None] * _BLOCK + np.arange(_BLOCK)).reshape(rows, -1)
+        places = np.concatenate([inside, places[:, whole:]], axis=1)
+    candidates = np.take_along_axis(values, places, axis=1)
+    chosen = np.argpartition(candidates, -number, axis=1)[:, -number:]
+    found = np.take_along_axis(places, chosen, axis=1)
+    greatest = np.take_along_axis(values, found, axis=1)
+    order = np.lexsort((found, -greatest), axis=1)
+    return np.take_along_axis(found, order, axis=1), np.take_along_axis(greatest, order, axis=1)
 
 
 class Copy(NamedTuple):

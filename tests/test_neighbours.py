@@ -22,6 +22,7 @@ from models.neighbours import (
     KeptCaptions,
     LookedUp,
     Memory,
+    _greatest,
     consult,
     support_of,
     weights_of,
@@ -119,6 +120,14 @@ def test_the_most_similar_are_those_of_a_full_comparison_however_many_are_asked_
     alone = memory.look_up(queries[77:78], 5)
     assert np.array_equal(alone.pictures[0], near.pictures[77])
     assert memory.look_up(queries, 1000).pictures.shape == (150, 50)
+
+
+@pytest.mark.parametrize(("pictures", "number"), [(7, 9), (64, 3), (1000, 3), (1001, 15), (4000, 60)])
+def test_the_greatest_are_those_of_a_full_sort(pictures: int, number: int) -> None:
+    values = normal(6, pictures)
+    places, greatest = _greatest(values, number)
+    assert np.array_equal(places, np.argsort(-values, axis=1)[:, :number])
+    assert np.array_equal(greatest, -np.sort(-values, axis=1)[:, :number])
 
 
 def normal(count: int, size: int, seed: int = 2) -> Any:
