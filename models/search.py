@@ -342,15 +342,10 @@ class _BeamSearch(_Search):
             normalised = total / self.length**self.decoding.length_normalisation
             kept = self.ended[picture]
             if len(kept) < most or normalised > kept[-1][0]:
-                kept.append((normalised, self._ended_caption(said, picture, row, chosen, total)))
+                of_words = np.append(self.history.of_words[picture, row], said.values[picture, row, chosen])
+                kept.append((normalised, Caption(self.history.words[picture, row].tolist(), total, True, of_words)))
                 kept.sort(key=lambda item: -item[0])
                 del kept[most:]
-
-    def _ended_caption(self, said: Next, picture: int, row: int, chosen: int, total: float) -> Caption:
-        """Return the caption of a hypothesis that ends with a candidate of `said`."""
-        of = self.history.keep(np.array([picture]))
-        part = Next(said.values[[picture]], said.words[[picture]], None)
-        return of.extended(part, np.array([[row]]), np.array([[chosen]])).caption(0, 0, total)
 
     def done(self) -> npt.NDArray[np.bool_]:
         longest = self.decoding.max_length**self.decoding.length_normalisation

@@ -1,0 +1,157 @@
+"""What neighbours add to the captions of dev: copied, decoded, and decoded and ranked by neighbours.
+
+    python -m bench.quality.neighbours DATA WEIGHTS [--workspace FOLDER] [--backbone lite2|mobilenet_v2]
+        [--decoder show_attend_tell|transformer] [--seed 0] [--pictures N] [--captions N] [--dev N] [--epochs N]
+
+DATA is Flickr8k's folder, WEIGHTS a file of the backbone's weights. `best` is trained without its fine-tuning on
+--pictures training pictures, drawn at random, with --captions captions each; by default on all of them. Neighbours are
+fitted on each half of dev for the other half. The gain is that of ranking, with its 95 % interval by the paired
+bootstrap. What has run already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.machine import describe
+from flows.pipeline import build_pipeline
+from tasks.config.schema import Config, load
+from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
+from tasks.metrics import ScoredCaption, measure
+from tasks.metrics import load as load_metric
+from tasks.metrics.bootstrap import compare
+from tasks.pipeline.plan import artifacts, up_to
+from tasks.pipeline.run import run_stage
+
+_SCORES = ("bleu4", "meteor", "cider")
+_METRICS = ("bleu", "meteor", "cider")
+_SMALL = {
+    "a",
+    "an",
+    "the",
+    "in",
+    "on",
+    "of",
+    "with",
+    "at",
+    "by",
+    "from",
+    "to",
+    "into",
+    "over",
+    "near",
+    "through",
+    "and",
+}
+_SMALL |= {"is", "are", "his", "her", "their"}
+_BACKBONES = {
+    "lite2": [],
+    "mobilenet_v2": ["grids.backbone=mobilenet_v2", "grids.image_size=224"],
+}
+_TRANSFORMER = (
+    "decoder={name: transformer, output: null, layers: 2, pca_dim: 512, tie_weights: true, dropout_words: 0.3, "
+    "dropout_grid: 0.3}"
+)
+
+
+def main() -> None:
+    given = _arguments()
+    describe()
+    print("\n| captions | BLEU-4 | METEOR | CIDEr | a word twice | ends on a small word |")
+    print("| --- " * 6 + "|", flush=True)
+    plain, ranked = (_captions(_config(given, neighbours)) for neighbours in ("off", "fitted"))
+    _print_row("copied", _captions(_config(given, "fitted"), "copied"))
+    _print_row("the likeliest of a beam", plain)
+    _print_row("ranked by neighbours", ranked)
+    print(f"| the gain, from and to | {' | '.join(_gains(plain, ranked))} | | |")
+
+
+def _arguments() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("--workspace", type=Path, default=Path("workspace"))
+    parser.add_argument("--backbone", choices=_BACKBONES, default="lite2")
+    parser.add_argument("--decoder", choices=("show_attend_tell", "transformer"), default="show_attend_tell")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pictures", type=int)
+    parser.add_argument("--captions", type=int, default=5)
+    parser.add_argument("--dev", type=int, help="pictures of dev; default: all")
+    parser.add_argument("--epochs", type=int, default=10)
+    return parser.parse_args()
+
+
+def _config(given: Any, neighbours: str) -> Config:
+    data = given.data.absolute()
+    if given.pictures is not None:
+        data = _draw(data, given)
+    overrides = [
+        f"data.path={data}",
+        f"grids.weights={given.weights.absolute()}",
+        "tuning=null",
+        f"training.seed={given.seed}",
+        f"training.epochs={given.epochs}",
+        f"evaluation.neighbours='{neighbours}'",
+        f"machine.workspace={given.workspace}",
+        *_BACKBONES[given.backbone],
+        *([_TRANSFORMER] if given.decoder == "transformer" else []),
+    ]
+    return load("best", overrides)
+
+
+def _draw(data: Path, given: Any) -> Path:
+    """Return a folder like DATA that has some of its training pictures, and the first captions of each."""
+    pictures, captions = given.pictures, given.captions
+    folder: Path = given.workspace / "drawn" / f"{pictures}x{captions}"
+    folder.mkdir(parents=True, exist_ok=True)
+    names = sorted((data / "Flickr_8k.trainImages.txt").read_text(encoding="utf-8").split())
+    train = set(random.Random(7).sample(names, pictures))
+    dev = (data / "Flickr_8k.devImages.txt").read_text(encoding="utf-8").split()[: given.dev]
+    kept = set(dev)
+    lines = []
+    for line in (data / "Flickr8k.token.txt").read_text(encoding="utf-8").splitlines(keepends=True):
+        name, number = line.partition("\t")[0].rsplit("#", 1)
+        if name in kept or (name in train and int(number) < captions):
+            lines.append(line)
+    (folder / "Flickr8k.token.txt").write_text("".join(lines), encoding="utf-8")
+    (folder / "Flickr_8k.trainImages.txt").write_text("\n".join(sorted(train)) + "\n", encoding="utf-8")
+    (folder / "Flickr_8k.devImages.txt").write_text("\n".join(dev) + "\n", encoding="utf-8")
+    if not (folder / "images").exists():
+        (folder / "images").symlink_to(data / "images")
+    return folder
+
+
+def _captions(config: Config, column: str = "caption") -> list[ScoredCaption]:
+    """Return the captions of dev by a config, or copied ones, in the order of the pictures' digests."""
+    pipeline = up_to(build_pipeline(config), "evaluate")
+    for name in pipeline.names():
+        run_stage(pipeline, name)
+    found = read_predictions(artifacts(pipeline)["evaluate"].path / PREDICTIONS, column)
+    return [found[digest] for digest in sorted(found)]
+
+
+def _print_row(name: str, corpus: Sequence[ScoredCaption]) -> None:
+    scores: dict[str, float] = {}
+    for metric in _METRICS:
+        scores |= measure(metric, corpus)
+    said = [item.caption for item in corpus]
+    repeat = [any(words.count(word) > 1 for word in words if word not in _SMALL) for words in said]
+    ends = [words[-1:] != [] and words[-1] in _SMALL for words in said]
+    cells = [*(f"{scores[score]:.1f}" for score in _SCORES), *(f"{sum(of) / len(said):.1%}" for of in (repeat, ends))]
+    print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+def _gains(plain: Sequence[ScoredCaption], ranked: Sequence[ScoredCaption]) -> list[str]:
+    found = {item.score: item for metric in _METRICS for item in compare(load_metric(metric), plain, ranked)}
+    return [
+        "{:+.1f} ({:+.1f} to {:+.1f})".format(found[score].second - found[score].first, *found[score].interval)
+        for score in _SCORES
+    ]
+
+
+if __name__ == "__main__":
+    main()
