@@ -309,6 +309,7 @@ class _BeamSearch(_Search):
         super().__init__(decoder, state, decoding, pictures, 1)  # one hypothesis: others would be the same
         self.scores = np.zeros((pictures, 1), np.float32)
         self.ended: list[list[tuple[float, Caption]]] = [[] for _ in range(pictures)]
+        self._is_done = np.zeros(pictures, np.bool_)
 
     def advance(self) -> None:
         beam = self.decoding.beam
@@ -333,7 +334,8 @@ class _BeamSearch(_Search):
     def _end(self, said: Next, ranked: Words, scores: Floats, ended: npt.NDArray[np.bool_]) -> None:
         """Keep the hypotheses that end with this word; ranked, scores, ended (N', 2 * beam): of the best candidates."""
         most, shortlist = self.decoding.kept, said.words.shape[2]
-        places = np.argwhere(ended[:, : self.decoding.beam])
+        # What else ends for a picture that is done would depend on the pictures that it is searched with.
+        places = np.argwhere(ended[:, : self.decoding.beam] & ~self._is_done[:, None])
         if not len(places):
             return
         for picture, rank in places.tolist():
@@ -352,12 +354,13 @@ class _BeamSearch(_Search):
         best = self.scores.max(axis=1).astype(np.float64) / longest
         wanted = self.decoding.wanted
         to_beat = [ended[wanted - 1][0] if len(ended) >= wanted else -np.inf for ended in self.ended]
-        done: npt.NDArray[np.bool_] = np.logical_not((best > to_beat) & np.isfinite(best))
-        return done
+        self._is_done = np.logical_not((best > to_beat) & np.isfinite(best))
+        return self._is_done
 
     def keep(self, left: Words) -> None:
         super().keep(left)
         self.scores, self.ended = self.scores[left], [self.ended[index] for index in left]
+        self._is_done = self._is_done[left]
 
     def captions(self, picture: int) -> list[Caption]:
         """Return the captions of a picture: those that ended, then live ones if fewer than n_best ended."""

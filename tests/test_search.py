@@ -180,9 +180,10 @@ def test_a_wider_beam_never_finds_less_on_these_tables() -> None:
     assert max(gains) > 0.1  # greedy is not optimal here, so the law says something
 
 
-def test_pictures_do_not_disturb_each_other() -> None:
+@pytest.mark.parametrize("neighbours", [False, True])
+def test_pictures_do_not_disturb_each_other(neighbours: bool) -> None:
     grid = tables(25, 4)
-    decoding = Decoding(beam=3, max_length=8, length_normalisation=0.7, n_best=3)
+    decoding = Decoding(beam=3, max_length=8, length_normalisation=0.7, n_best=3, neighbours=neighbours)
     together = beam_search(Markov(), grid, decoding)
     alone = [beam_search(Markov(), grid[n : n + 1], decoding)[0] for n in range(25)]
     assert [[c.tokens for c in found] for found in together] == [[c.tokens for c in found] for found in alone]
