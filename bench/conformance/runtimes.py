@@ -25,6 +25,7 @@ from models.captioned import key_of_digest
 from models.captioner import Captioner, make
 from models.decoders.base import places_of
 from models.likelihood import log_probabilities, padded
+from models.neighbours import pool
 from models.onnx.captioner import OnnxCaptioner
 from models.options import Decoding
 from models.vocabulary import NULL, Vocabulary
@@ -104,7 +105,7 @@ def compared(
     """Return how the captions of both runtimes compare, as cells of the table."""
     spec = {"name": "imported", "shape": list(held.shape[1:])}
     config = {"backbone": spec, "decoder": shape, "decoding": {**vars(decoding), "neighbours": False}}
-    memory = memory_of(held.numpy().mean(axis=0), held.numpy().mean(axis=(1, 2)), 64)
+    memory = memory_of(held.numpy().mean(axis=0, dtype=np.float32), pool(held.numpy()), 64)
     captioner = Captioner({**config, "neighbours": None}, vocabulary, None, decoder, memory)
     keys = [key_of_digest(digest) for digest in digests]
     with tempfile.TemporaryDirectory() as scratch:
