@@ -336,8 +336,6 @@ class _BeamSearch(_Search):
         most, shortlist = self.decoding.kept, said.words.shape[2]
         # What else ends for a picture that is done would depend on the pictures that it is searched with.
         places = np.argwhere(ended[:, : self.decoding.beam] & ~self._is_done[:, None])
-        if not len(places):
-            return
         for picture, rank in places.tolist():
             index, total = int(ranked[picture, rank]), float(scores[picture, rank])
             row, chosen = divmod(index, shortlist)

@@ -29,25 +29,9 @@ from tasks.pipeline.run import run_stage
 
 _SCORES = ("bleu4", "meteor", "cider")
 _METRICS = ("bleu", "meteor", "cider")
-_SMALL = {
-    "a",
-    "an",
-    "the",
-    "in",
-    "on",
-    "of",
-    "with",
-    "at",
-    "by",
-    "from",
-    "to",
-    "into",
-    "over",
-    "near",
-    "through",
-    "and",
-}
-_SMALL |= {"is", "are", "his", "her", "their"}
+_SMALL = frozenset(
+    "a an the in on of with at by from to into over near through and is are his her their".split()  # noqa: SIM905
+)
 _BACKBONES = {
     "lite2": [],
     "mobilenet_v2": ["grids.backbone=mobilenet_v2", "grids.image_size=224"],
@@ -63,8 +47,10 @@ def main() -> None:
     describe()
     print("\n| captions | BLEU-4 | METEOR | CIDEr | a word twice | ends on a small word |")
     print("| --- " * 6 + "|", flush=True)
-    plain, ranked = (_captions(_config(given, neighbours)) for neighbours in ("off", "fitted"))
-    _print_row("copied", _captions(_config(given, "fitted"), "copied"))
+    data = _draw(given) if given.pictures or given.captions or given.dev else given.data.absolute()
+    off, fitted = (_predictions(_config(given, data, neighbours)) for neighbours in ("off", "fitted"))
+    plain, ranked = _captions(off), _captions(fitted)
+    _print_row("copied", _captions(fitted, "copied"))
     _print_row("the likeliest of a beam", plain)
     _print_row("ranked by neighbours", ranked)
     print(f"| the gain, from and to | {' | '.join(_gains(plain, ranked))} | | |")
@@ -79,16 +65,13 @@ def _arguments() -> Any:
     parser.add_argument("--decoder", choices=("show_attend_tell", "transformer"), default="show_attend_tell")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pictures", type=int)
-    parser.add_argument("--captions", type=int, default=5)
-    parser.add_argument("--dev", type=int, help="pictures of dev; default: all")
+    parser.add_argument("--captions", type=int)
+    parser.add_argument("--dev", type=int, help="pictures of dev, by default all")
     parser.add_argument("--epochs", type=int, default=10)
     return parser.parse_args()
 
 
-def _config(given: Any, neighbours: str) -> Config:
-    data = given.data.absolute()
-    if given.pictures is not None:
-        data = _draw(data, given)
+def _config(given: Any, data: Path, neighbours: str) -> Config:
     overrides = [
         f"data.path={data}",
         f"grids.weights={given.weights.absolute()}",
@@ -103,12 +86,13 @@ def _config(given: Any, neighbours: str) -> Config:
     return load("best", overrides)
 
 
-def _draw(data: Path, given: Any) -> Path:
-    """Return a folder like DATA that has some of its training pictures, and the first captions of each."""
-    pictures, captions = given.pictures, given.captions
+def _draw(given: Any) -> Path:
+    """Return a folder like DATA that has some of its pictures, and the first captions of those to train on."""
+    data = given.data.absolute()
+    names = sorted((data / "Flickr_8k.trainImages.txt").read_text(encoding="utf-8").split())
+    pictures, captions = given.pictures or len(names), given.captions or 5
     folder: Path = given.workspace / "drawn" / f"{pictures}x{captions}"
     folder.mkdir(parents=True, exist_ok=True)
-    names = sorted((data / "Flickr_8k.trainImages.txt").read_text(encoding="utf-8").split())
     train = set(random.Random(7).sample(names, pictures))
     dev = (data / "Flickr_8k.devImages.txt").read_text(encoding="utf-8").split()[: given.dev]
     kept = set(dev)
@@ -125,12 +109,17 @@ def _draw(data: Path, given: Any) -> Path:
     return folder
 
 
-def _captions(config: Config, column: str = "caption") -> list[ScoredCaption]:
-    """Return the captions of dev by a config, or copied ones, in the order of the pictures' digests."""
+def _predictions(config: Config) -> Path:
+    """Return the file of the captions of dev by a config, which is run as far as that."""
     pipeline = up_to(build_pipeline(config), "evaluate")
     for name in pipeline.names():
         run_stage(pipeline, name)
-    found = read_predictions(artifacts(pipeline)["evaluate"].path / PREDICTIONS, column)
+    return artifacts(pipeline)["evaluate"].path / PREDICTIONS
+
+
+def _captions(path: Path, column: str = "caption") -> list[ScoredCaption]:
+    """Return the captions of a column, in the order of the pictures' digests."""
+    found = read_predictions(path, column)
     return [found[digest] for digest in sorted(found)]
 
 
@@ -140,7 +129,7 @@ def _print_row(name: str, corpus: Sequence[ScoredCaption]) -> None:
         scores |= measure(metric, corpus)
     said = [item.caption for item in corpus]
     repeat = [any(words.count(word) > 1 for word in words if word not in _SMALL) for words in said]
-    ends = [words[-1:] != [] and words[-1] in _SMALL for words in said]
+    ends = [bool(_SMALL.intersection(words[-1:])) for words in said]
     cells = [*(f"{scores[score]:.1f}" for score in _SCORES), *(f"{sum(of) / len(said):.1%}" for of in (repeat, ends))]
     print(f"| {name} | {' | '.join(cells)} |", flush=True)
 

@@ -22,7 +22,7 @@ from models.ngrams import Frequencies, ngrams
 from models.search import Caption
 from models.vocabulary import END
 
-_SIZE, _WORDS, _VOCABULARY, _BEAM, _BATCH = 128, 11, 8000, 20, 32
+_SIZE, _WORDS, _VOCABULARY, _BEAM, _BATCH = 128, 11, 8000, 55, 32
 
 
 def main() -> None:
