@@ -41,14 +41,14 @@ class KeptCaptions:
     """The captions of M pictures, as token ids without START, with END unless they were cut.
 
     tokens (T,) uint16 or int32: of all captions, one after the other. lengths (K,): the number of tokens of each
-    caption. counts (M,): the number of captions of each picture. norms (K, 4) float32: of each caption's tf-idf vectors
+    caption. counts (M,): the number of captions of each picture. norms (K, 4) float64: of each caption's tf-idf vectors
     of n-grams of 1 to 4 words. frequencies: of their n-grams.
     """
 
     tokens: npt.NDArray[Any]
     lengths: npt.NDArray[Any]
     counts: npt.NDArray[Any]
-    norms: Floats
+    norms: Values
     frequencies: Frequencies
 
     @classmethod
@@ -56,13 +56,13 @@ class KeptCaptions:
         cls, tokens: npt.NDArray[Any], lengths: npt.NDArray[Any], counts: npt.NDArray[Any], frequencies: Frequencies
     ) -> Self:
         """Return captions with the norms of their tf-idf vectors."""
-        kept = cls(tokens, lengths, counts, np.zeros((0, len(ORDERS)), np.float32), frequencies)
+        kept = cls(tokens, lengths, counts, np.zeros((0, len(ORDERS))), frequencies)
         parts = np.split(np.arange(len(lengths)), range(_NORMED, len(lengths), _NORMED))
         norms = []
         for part in parts:
             grams = _NGrams.of(kept._rows(part))
             norms.append(grams.norms(frequencies.weights(grams.keys) ** 2))
-        return replace(kept, norms=np.concatenate(norms).astype(np.float32))
+        return replace(kept, norms=np.concatenate(norms))
 
     @cached_property
     def _token_ends(self) -> Ids:
@@ -98,7 +98,7 @@ class OfPictures(NamedTuple):
 
     tokens: Ids
     owners: Ids
-    norms: Floats
+    norms: Values
 
 
 @dataclass(frozen=True)
@@ -451,7 +451,7 @@ def _count(keys: Keys) -> tuple[Ids, Ids]:
 
 
 def _weighted_similarities(
-    candidates: _NGrams, references: _NGrams, norms: Floats, weights: Values, frequencies: Frequencies
+    candidates: _NGrams, references: _NGrams, norms: Values, weights: Values, frequencies: Frequencies
 ) -> Values:
     """Return the sum of the CIDEr-D of K candidates to R references, from 0 to 1, each times its weight (R,): (K,).
 

@@ -99,9 +99,9 @@ def test_similarities_are_weighted_means_of_cider_d() -> None:
         for picture, weight in zip(said.pictures.tolist(), weights, strict=True):
             scores = cider_d(candidates, padded(captions[picture])[None], memory.captions.frequencies)[0] / 10
             expected += weight * scores
-        assert said.similarities == pytest.approx(expected, abs=1e-7)  # norms are kept in float32
+        assert said.similarities == pytest.approx(expected, abs=1e-9)
         support = support_of(memory.captions, own[0], said.pictures)
-        assert float(support @ weights) == pytest.approx(said.similarities[0], abs=1e-7)
+        assert float(support @ weights) == pytest.approx(said.similarities[0], abs=1e-9)
 
 
 def test_the_most_similar_are_those_of_a_full_comparison_however_many_are_asked_at_once() -> None:
@@ -143,7 +143,7 @@ def test_a_copy_is_the_whole_caption_most_similar_to_the_others() -> None:
     assert said.copy is not None and said.copy.tokens == shared and said.copy.similarity > 0
     # A caption's likeness to itself is none to others.
     (said,) = consult(kept([[[20 + number, END]] for number in range(8)]), near, [[]], 10.0)
-    assert said.copy is not None and said.copy.similarity == pytest.approx(0, abs=1e-7)
+    assert said.copy is not None and said.copy.similarity == pytest.approx(0, abs=1e-12)
     assert consult(kept(captions), near, [[]], 10.0, range(0))[0].copy is None
     (short,) = consult(kept(captions), near, [[]], 10.0, range(1, 4))
     assert short.copy is not None and short.copy.tokens == [20, 21, END]
