@@ -24,7 +24,7 @@ from flows.operations import service
 from flows.operations.flow_runs import unfinished_runs
 from tasks.common.ports import is_listening
 from tasks.registry import tracking
-from tests.support import small
+from tests.support import STAGES, small
 
 HERE = Path(__file__).resolve().parents[1]
 
@@ -91,7 +91,7 @@ def test_up_runs_what_is_deployed_and_down_stops_it(project: Path) -> None:
         assert {"plan", "grids", "scores", "mlflow-run"} <= set(artifacts)
         assert [row["stage"] for row in json.loads(artifacts["plan"]["data"])][-1] == "register"
         assert f"http://127.0.0.1:{mlflow_port}/#/runs/" in artifacts["mlflow-run"]["data"]
-        assert len(cached_tasks(found.api, run["id"])) == 6
+        assert len(cached_tasks(found.api, run["id"])) == len(STAGES)
         assert run_of(found.api, names["evaluation"])["state"]["type"] == "COMPLETED"
         # A run from the command line goes to the server that is up.
         attend("run", "small.yaml", "evaluation.beam=1", project=project)
@@ -290,7 +290,7 @@ def cached_tasks(api: str, run: str) -> list[dict[str, Any]]:
     while True:
         tasks = ask(f"{api}/task_runs/filter", {"task_runs": {"flow_run_id": {"any_": [run]}}})
         cached = [task for task in tasks if task["state"]["name"] == "Cached"]
-        if len(cached) == 6 or time.monotonic() > end:
+        if len(cached) == len(STAGES) or time.monotonic() > end:
             assert all("fresh: " in task["state"]["message"] for task in cached)
             return cached
         time.sleep(1)
