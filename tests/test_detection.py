@@ -247,6 +247,69 @@ def test_numbers_may_have_lost_their_zeros(tmp_path: Path, form: str) -> None:
     }
 
 
+def test_numbers_of_rows_do_not_name_pictures_that_happen_to_end_in_them(tmp_path: Path) -> None:
+    pictures(tmp_path, name="{}.png")
+    for at, path in enumerate(sorted(tmp_path.glob("*.png"))):
+        path.rename(tmp_path / f"{('market', 'garden')[at % 2]}-{at}.png")
+    table(tmp_path / "comments.csv", ["comment_ID", "comment"], *([at, caption(at)] for at in range(24)))
+    with pytest.raises(AttendError, match="none of its columns"):
+        detect(tmp_path)
+
+
+@pytest.mark.parametrize("each", ["https://farm{}.example.org/65535/", "s3://photos/{}/"])
+def test_addresses_name_the_pictures_that_were_downloaded(tmp_path: Path, each: str) -> None:
+    names = pictures(tmp_path, name="a{}.png")
+    rows = [[each.format(at) + f"{name}?w=300#x", caption(at)] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", ["photo_url", "caption"], *rows)
+    assert {row.name: row.captions for row in read(tmp_path)} == {name: (caption(at),) for at, name in enumerate(names)}
+
+
+def test_two_addresses_that_end_alike_name_no_picture_by_their_end_alone(tmp_path: Path) -> None:
+    names = pictures(tmp_path, name="a{}.png")
+    rows = [[f"https://example.org/{folder}/{name}", caption(0)] for name in names for folder in "xy"]
+    table(tmp_path / "captions.csv", ["photo_url", "caption"], *rows)
+    with pytest.raises(AttendError, match="none of its columns"):
+        detect(tmp_path)
+
+
+def test_the_address_of_a_page_names_no_picture(tmp_path: Path) -> None:
+    pictures(tmp_path, name="{}.png")
+    rows = [[f"https://example.org/{at}", caption(at)] for at in range(24)]
+    table(tmp_path / "captions.csv", ["url", "caption"], *rows)
+    with pytest.raises(AttendError, match="none of its columns"):
+        detect(tmp_path)
+
+
+def test_verdicts_on_rows_are_noted(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    rows = [[name, caption(at), ("approved", "rejected")[at > 20]] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", ["image", "caption", "Status"], *rows)
+    (note,) = detect(tmp_path).notes
+    assert "its column Status (approved 21, rejected 3) is not used" in note
+
+
+def test_a_table_of_few_of_the_pictures_is_noted(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    table(tmp_path / "ratings.csv", ["image", "comment"], *([name, caption(at)] for at, name in enumerate(names[:8])))
+    (note,) = detect(tmp_path).notes
+    assert "8 of 24 pictures have a caption in ratings.csv" in note
+
+
+def test_a_title_above_the_columns_names_is_explained(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    table(
+        tmp_path / "captions.csv", ["Delivery of March", "", ""], ["image", "caption", "by"], [names[0], "a b c", "x"]
+    )
+    with pytest.raises(AttendError, match="2 of the 3 columns of the first line have no name"):
+        detect(tmp_path)
+
+
+def test_the_file_of_captions_may_be_named_as_it_is_in_the_folder(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    table(tmp_path / "captions.csv", ["image", "caption"], *([name, caption(at)] for at, name in enumerate(names)))
+    assert detect(tmp_path, Path("captions.csv")).options["path"] == tmp_path / "captions.csv"
+
+
 @pytest.mark.parametrize(
     ("encoding", "text"),
     [

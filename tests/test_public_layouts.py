@@ -300,6 +300,35 @@ def ai_challenger(folder: Path) -> tuple[Captions, Splits]:
     return texts(5), WITHOUT
 
 
+def google_takeout(folder: Path) -> tuple[Captions, Splits]:
+    """Google Photos: a description for each picture, the number of a name that was taken after that of the metadata."""
+    album = folder / "Takeout" / "Google Photos" / "Photos from 2021"
+    for number in range(NUMBER):
+        stem, taken = (f"IMG_{number}", "") if number % 5 else ("IMG_2003", f"({number + 1})")
+        ending = ("supplemental-metadata", "supplemental-me", "s")[number % 3]
+        save(album / f"{stem}{taken}.jpg", number)
+        side = {"title": f"{stem}.jpg", "description": text(number), "url": "https://photos.google.com/photo/x"}
+        (album / f"{stem}.jpg.{ending}{taken}.json").write_text(json.dumps(side))
+    (album / "metadata.json").write_text(json.dumps({"title": "Photos from 2021", "description": ""}))
+    (folder / "Takeout" / "archive_browser.html").write_text("<p>Your archive</p>")
+    return texts(1), WITHOUT
+
+
+def wordpress(folder: Path) -> tuple[Captions, Splits]:
+    """A media library: addresses of pictures with small copies of each, and the comments, which have numbers."""
+    rows, comments = ["ID,URL,Title,Caption,Parent"], ["comment_ID,post_ID,comment_content"]
+    for number in range(NUMBER):
+        name = f"2022/{5 + number % 2:02d}/{('market', 'garden', 'harbour')[number % 3]}-{number // 3}"
+        save(folder / "uploads" / f"{name}.jpg", number)
+        (folder / "uploads" / f"{name}-64x64.jpg").write_bytes(b"\xff\xd8 a small copy")
+        address = f"https://www.town.example/wp-content/uploads/{name}.jpg?w=300"
+        rows.append(f'{501 + number},{address},Picture {number},"{text(number)}",{number % 7}')
+        comments.append(f"{number},{501 + number % 4},I do not agree about picture {number} at all")
+    (folder / "media.csv").write_text("\n".join(rows) + "\n")
+    (folder / "comments.csv").write_text("\n".join(comments) + "\n")
+    return texts(1), WITHOUT
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -321,6 +350,8 @@ def ai_challenger(folder: Path) -> tuple[Captions, Splits]:
         fashion,
         paragraphs,
         ai_challenger,
+        google_takeout,
+        wordpress,
     ],
 )
 def test_a_published_layout_is_read_without_an_edit(

@@ -29,6 +29,7 @@ from tasks.datasets.coco_tensor_file import is_coco_tensors
 from tasks.datasets.huggingface import table_files
 from tasks.datasets.image_folder import METADATA
 from tasks.datasets.object_array import array_header
+from tasks.datasets.picture_finder import is_copy
 from tasks.datasets.sources import with_source
 from tasks.datasets.table import TABLE_SUFFIXES, is_table
 from tasks.datasets.table_columns import NO_TEXTS, Options
@@ -39,6 +40,7 @@ _MOST_SUBFOLDERS = 20  # below a folder without captions, that are looked into
 _CLOSE = 0.75  # share of the best score from which two files look alike
 _ONE_WORD, _KINDS = 1.5, 3  # words of texts that are classes, and how many kinds of them are shown
 _NEARLY_ALL = 0.9
+_FEW = 0.5  # share of the pictures below which a note says that the captions may be elsewhere
 _LISTED = 3  # files of one kind in one folder that are listed by name
 # Names of folders of captions that have the pictures next to them.
 _NEXT_TO = re.compile("annotation|caption|metadata|label|text|split", re.IGNORECASE)
@@ -71,8 +73,9 @@ class Detection(NamedTuple):
 def detect(path: Path, captions: Path | None = None) -> Detection:
     """Return the settings of `data` that read a folder or file.
 
-    captions: the file of captions to read of a folder; None for the one that looks most like captions. Raises
-    AttendError where there are no captions of pictures in any known form, or where two files look alike.
+    captions: the file of captions to read of a folder, whose path may begin there; None for the one that looks most
+    like captions. Raises AttendError where there are no captions of pictures in any known form, or where two files look
+    alike.
     """
     given, path = path, path.expanduser().absolute()
     if path.is_dir() and captions is None:
@@ -80,6 +83,8 @@ def detect(path: Path, captions: Path | None = None) -> Detection:
     if not path.exists():
         refuse_address(given, "FOLDER|FILE")
         raise AttendError(f"{path}: no such file or folder")
+    if captions is not None and path.is_dir() and not captions.exists() and (path / captions).is_file():
+        captions = path / captions
     file = path if captions is None else require_file(captions, "--captions").absolute()
     found = _of_file(file, path if path.is_dir() else file.parent)
     unread = _unread(Folder(path), {file, *found.read}, None) if path.is_dir() else []
@@ -131,6 +136,8 @@ def _best(folder: Folder, candidates: list[Candidate], errors: dict[Path, str]) 
     ordered = sorted(parts, key=lambda part: part.file)
     options = parts[0].options if len(parts) == 1 else _joined(folder.path, ordered)
     reasons = errors | {file: str(item) for item in others for file in (item.file, *item.read)}
+    known = reasons.keys() | {part.file for part in parts}
+    reasons |= dict.fromkeys(_split_lists(folder.path, known), "may list a split")
     reasons |= {item.file: f"{item}: the same captions as {parts[0].file.name}" for item in copies}
     unread = _unread(folder, {file for part in parts for file in (part.file, *part.read)}, reasons)
     seen = _given_otherwise(parts, others, errors, folder.path)
@@ -140,6 +147,13 @@ def _best(folder: Folder, candidates: list[Candidate], errors: dict[Path, str]) 
         for name, part in zip(names, ordered, strict=True)
         for note in part.found.notes
     ]
+    named = len(frozenset().union(*(part.found.pictures for part in parts)))
+    originals = sum(not is_copy(name) for name in folder.finder.names)
+    if named < _FEW * originals:
+        notes.append(
+            f"{folder.path}: {named:,} of {originals:,} pictures have a caption in {parts[0].file.name}: if the "
+            "captions are in another file, name it with --captions FILE"
+        )
     return Detection(options, unread, (*seen, *notes))
 
 
@@ -173,7 +187,7 @@ def _given_otherwise(
     has_splits = len(parts) > 1 or {"split_column", "splits"} & parts[0].options.keys() or parts[0].found.has_splits
     if lists and not has_splits:
         shown = ", ".join(path.relative_to(folder).as_posix() for path in lists)
-        yield f"{folder}: the splits that {shown} may list are not used: add a column `split`"
+        yield f"{folder}: the splits that {shown} may list are not used: add a column `split` to {parts[0].file.name}"
     others = [path for path in tables if path not in lists]
     others += [item.file for item in unread if not item.found.by_number]
     if others and parts[0].found.by_number:
@@ -187,7 +201,7 @@ def _split_lists(folder: Path, read: Collection[Path]) -> list[Path]:
     """Return the files below a folder that are named as lists of splits: train.txt and test.txt, or split.csv."""
     files = [path for path in _files(folder) if path not in read and is_table(path)]
     named = [path for path in files if folder_split([path.stem]) is not None]
-    one = [path for path in files if re.search("split|fold", path.stem.lower())]
+    one = [path for path in files if re.search("split|fold|hold.?out", path.stem.lower())]
     return one or (named if len({folder_split([path.stem]) for path in named}) > 1 else [])
 
 
@@ -275,14 +289,16 @@ def _why_unread(path: Path, folder: Folder) -> str:
 def _without_captions(folder: Folder, errors: dict[Path, str]) -> AttendError:
     """Return the error for a folder without captions: what it has instead."""
     path = folder.path
-    below = [str(own) for own in itertools.islice(_subfolders(path), _MOST_SUBFOLDERS) if _holds_captions(own)]
+    own = [error for file, error in errors.items() if file.parent == path and NO_TEXTS not in error]
+    seen = f" ({'; '.join(own)})" if own else ""
+    below = [str(inner) for inner in itertools.islice(_subfolders(path), _MOST_SUBFOLDERS) if _holds_captions(inner)]
     if len(below) > 1:
         return AttendError(
-            f"{path}: holds no captions itself, but {listed(below)} do: give one of them, or name each as one of "
+            f"{path}: holds no captions itself{seen}, but {listed(below)} do: give one of them, or name each as one of "
             "data.sources (docs/data-formats.md)"
         )
     if below:
-        return AttendError(f"{path}: holds no captions itself, but {below[0]} does: give that folder")
+        return AttendError(f"{path}: holds no captions itself{seen}, but {below[0]} does: give that folder")
     if errors:
         return AttendError(next(iter(errors.values())))
     return AttendError(f"{path}: {_what_is_there(folder)}")

@@ -17,11 +17,13 @@ from urllib.parse import unquote
 from tasks.common.errors import AttendError
 from tasks.datasets.base import PICTURE_SUFFIXES, find_pictures, folder_split
 
-_ADDRESS = re.compile("(https?|s3|gs)://")
-# A part of a path that folders of small copies have.
-_COPIES = re.compile(r"(thumb|preview|vorschau|vignette|miniat|resized|lowres)[^/]*/", re.IGNORECASE)
+_ADDRESS = re.compile("(https?|s3|gs)://[^?#]*", re.IGNORECASE)
+# A part of a path that folders of small copies have, and the end of the names of WordPress's.
+_COPIES = re.compile(
+    r"(thumb|preview|vorschau|vignette|miniat|resized|lowres)[^/]*/|-\d{2,4}x\d{2,4}\.\w+$", re.IGNORECASE
+)
 _NUMBER = re.compile(r"\d{1,15}(\.0)?")  # a picture's number, which a table may have written as a float
-_LAST_NUMBER = re.compile(r"(\d{1,15})$")
+_LAST_NUMBER = re.compile(r"^(.*?)(\d{1,15})$")
 _CAPTION_NUMBER = re.compile(r"#\d{1,3}$")  # after a name, as Flickr8k has it
 _SHOWN = 3  # of the files that a name may mean
 
@@ -31,7 +33,8 @@ class PictureFinder:
 
     A name means the file whose path ends as it does, folders included. Letter case and the way accents are written do
     not matter, and a name without ending means the picture that has one. Folders that all names begin with may be
-    missing here; others may not: `b/1.jpg` is never `a/1.jpg`.
+    missing here; others may not: `b/1.jpg` is never `a/1.jpg`. Of a picture's address, all folders may be missing,
+    unless another address ends in the same name.
     """
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
@@ -40,16 +43,12 @@ class PictureFinder:
         self._below: dict[Path, PictureFinder] = {}
         self.names = frozenset(names)
         self._by_end: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
-        self._by_number: dict[int, list[str]] = {}  # by the number that a name ends in, without zeros before it
         self._by_stem: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
         for name in sorted(self.names):
             parts = tuple(_folded(name).split("/"))
             stem = PurePosixPath(parts[-1]).stem
             self._by_end.setdefault(parts[-1], []).append((name, parts))
             self._by_stem.setdefault(stem, []).append((name, (*parts[:-1], stem)))
-            number = _LAST_NUMBER.search(stem)
-            if number is not None:
-                self._by_number.setdefault(int(number[1]), []).append(name)
 
     @classmethod
     def of(cls, folder: Path, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) -> PictureFinder:
@@ -70,13 +69,17 @@ class PictureFinder:
         """Return, for each of the names of a data set, the pictures that it may mean: one, none, or several."""
         parts = {name: _parts(name) for name in names}
         common = _common(folders[:-1] for folders in parts.values())
-        meant = {name: [name] if name in self.names else self._meant(name, parts[name], common) for name in names}
+        ends = Counter(folders[-1] for name, folders in parts.items() if is_address(name))
+        fewest = {
+            name: 1 if ends[folders[-1]] == 1 else max(len(folders) - common, 1) for name, folders in parts.items()
+        }
+        meant = {name: [name] if name in self.names else self._meant(name, parts[name], fewest[name]) for name in names}
         exact = {name for name in names if meant[name] == [name]}
         for name in meant.keys() - exact:  # a name in other letter case is another picture's
             if len(meant[name]) == 1 and meant[name][0] in exact and name.lower() == meant[name][0].lower():
                 meant[name] = []
         if not any(meant.values()) and all(_NUMBER.fullmatch(name.strip()) for name in names):
-            meant = {name: self._by_number.get(int(float(name)), []) for name in names}
+            meant = self._by_number(names)
         return _in_one_place(_without_copies(meant), parts)
 
     def named(self, name: str) -> list[str]:
@@ -84,9 +87,27 @@ class PictureFinder:
         last = _folded(name)
         return [found for found, _ in self._by_end.get(last) or self._by_stem.get(last, [])]
 
-    def _meant(self, name: str, parts: tuple[str, ...], common: int) -> list[str]:
-        """Return the pictures that a name may mean. common: how many folders all names begin with."""
-        found = [] if _ADDRESS.match(name) else self._candidates(parts)
+    def _by_number(self, names: Collection[str]) -> dict[str, list[str]]:
+        """Return the pictures that numbers mean: `COCO_val2014_000000000042.jpg` is 42.
+
+        They mean none where those of one folder begin differently, such as `market-1.jpg` and `garden-2.jpg`.
+        """
+        numbers = {name: int(float(name)) for name in names}
+        found: dict[int, list[str]] = {number: [] for number in numbers.values()}
+        beginnings: dict[str, set[str]] = {}
+        for picture in sorted(self.names):
+            folder, _, file = picture.rpartition("/")
+            number = _LAST_NUMBER.match(PurePosixPath(file).stem)
+            if number is not None and int(number[2]) in found:
+                found[int(number[2])].append(picture)
+                beginnings.setdefault(folder, set()).add(number[1])
+        is_mixed = any(len(own) > 1 for own in beginnings.values())
+        return {name: [] if is_mixed else found[number] for name, number in numbers.items()}
+
+    def _meant(self, name: str, parts: tuple[str, ...], fewest: int) -> list[str]:
+        """Return the pictures that a name may mean. fewest: how many parts of the paths must be the same."""
+        is_page = is_address(name) and not parts[-1].endswith(PICTURE_SUFFIXES)
+        found = [] if is_page else self._candidates(parts)
         if not found and _CAPTION_NUMBER.search(name):
             parts = _parts(_CAPTION_NUMBER.sub("", name))
             found = self._candidates(parts)
@@ -94,12 +115,12 @@ class PictureFinder:
             parts = _parts(unquote(name))
             found = self._candidates(parts)
         best: list[str] = []
-        best_rank = (max(len(parts) - common, 1), False, False)
+        best_rank = (fewest, False, False)
         split = folder_split(parts[:-1])
         for candidate, own in found:
             same = _common_end(parts, own)
             other_split = split is not None and folder_split(own[:-1]) not in (None, split)
-            rank = (same, same == len(own), candidate.endswith(name.rpartition("/")[2]))
+            rank = (same, same == len(own), candidate.endswith(_without_query(name).rpartition("/")[2]))
             if other_split or rank < best_rank:
                 continue
             best = [candidate] if rank > best_rank else [*best, candidate]
@@ -121,6 +142,10 @@ class PictureFinder:
                 f"{where}: {name} may be any of {len(meant)} pictures in {self.folder}: {shown}: name it with its "
                 "folder, or set data.images to the folder of one of them"
             )
+        if is_address(name):
+            raise AttendError(
+                f"{where}: {name} is an address, and no picture in {self.folder} has its name: download the pictures"
+            )
         raise AttendError(
             f"{where}: {name} is captioned, but there is no such picture in {self.folder}: {self._advice(name)}"
         )
@@ -139,8 +164,13 @@ class PictureFinder:
 
 def _without_copies(meant: dict[str, list[str]]) -> dict[str, list[str]]:
     """Return what names mean without small copies, unless these are all that there is."""
-    originals = {name: [own for own in pictures if not _COPIES.search(own)] for name, pictures in meant.items()}
+    originals = {name: [own for own in pictures if not is_copy(own)] for name, pictures in meant.items()}
     return originals if any(originals.values()) else meant
+
+
+def is_copy(picture: str) -> bool:
+    """Return whether a picture's path says that it is a small copy of another."""
+    return _COPIES.search(picture) is not None
 
 
 def _in_one_place(meant: dict[str, list[str]], parts: dict[str, tuple[str, ...]]) -> dict[str, list[str]]:
@@ -166,8 +196,20 @@ def _folded(name: str) -> str:
 
 def _parts(name: str) -> tuple[str, ...]:
     """Return the parts of a name as it may be written anywhere, folded."""
-    parts = tuple(part for part in _folded(name.strip()).replace("\\", "/").split("/") if part not in ("", "."))
+    whole = _folded(_without_query(name.strip())).replace("\\", "/")
+    parts = tuple(part for part in whole.split("/") if part not in ("", "."))
     return parts or ("",)
+
+
+def _without_query(name: str) -> str:
+    """Return an address without what follows its path; any other name as it is."""
+    address = _ADDRESS.match(name)
+    return name if address is None else address[0]
+
+
+def is_address(name: str) -> bool:
+    """Return whether a picture's name is an address on the web or in object storage."""
+    return _ADDRESS.match(name) is not None
 
 
 def _common(folders: Iterable[tuple[str, ...]]) -> int:

@@ -159,6 +159,11 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
 def _check_names(path: Path, columns: Sequence[str]) -> None:
     """Raise AttendError where two columns have the same name: one would hide the other."""
     twice = [name for name in columns if columns.count(name) > 1]
+    if twice == [""] * len(twice) and len(twice) > 1:
+        raise AttendError(
+            f"{path}: {len(twice)} of the {len(columns)} columns of the first line have no name: if lines before the "
+            "columns' names are a title, remove them"
+        )
     if twice:
         raise AttendError(
             f"{path}: the column {twice[0]!r} is there {columns.count(twice[0])} times: rename all but one, or give "

@@ -150,14 +150,14 @@ class RecordOptions(NamedOptions):
             raise AttendError(f"{where}: no column {column!r}; there are: {', '.join(columns)}: {advice}")
 
     def _name_of(self, value: object, where: str) -> str:
-        """Return the name of a record's picture; AttendError for an address, which is not downloaded."""
+        """Return the name of a record's picture."""
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        name = needs_text(str(value) if isinstance(value, int) else value, where, self.image_column)
-        if name.startswith(("http://", "https://")):
+        if value in (None, ""):
             raise AttendError(
-                f"{where}: {self.image_column}: is an address: download the pictures, and give their files"
+                f"{where}: {self.image_column}: is empty: name the picture in each row, also where the row above does"
             )
+        name = needs_text(str(value) if isinstance(value, int) else value, where, self.image_column)
         try:
             return check_name(name)
         except ValueError as error:

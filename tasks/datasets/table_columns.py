@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
 from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES, folder_split
 from tasks.datasets.faults import Faults
-from tasks.datasets.picture_finder import PictureFinder
+from tasks.datasets.picture_finder import PictureFinder, is_address
 from tasks.datasets.records import columns_of, listed_texts, text_of
 from tasks.datasets.table import RecordOptions, usual_images
 
@@ -50,6 +51,12 @@ _FEW_WORDS = 1.5  # of texts that are classes
 _OF_IMAGES = re.compile("image|img|photo|pic|file|bild|foto|path|jpg|png")
 _OF_OTHERS = re.compile("caption|sent|text|ann|row|index|unnamed|thumb|mask|cond|source|target")
 _MARKS_SPLIT = re.compile("(is_?)?(train|training|test|val|valid|validation|dev)", re.IGNORECASE)
+# Names of columns that say which rows are good.
+_VERDICTS = re.compile(
+    "(is_?)?(status|state|verdict|review|reviewed|valid|accepted|approved|rejected|deleted|discard|keep|use|used|ok)",
+    re.IGNORECASE,
+)
+_FEW_VERDICTS = 8
 _LETTER = re.compile(r"[^\W\d_]")
 
 
@@ -281,6 +288,7 @@ def _likeness(name: str, place: Place, most: int, is_named: bool) -> float:
     own = str(name).lower()
     titled = 0.15 * (own in IMAGE_NAMES) + 0.1 * bool(_OF_IMAGES.search(own)) - 0.15 * bool(_OF_OTHERS.search(own))
     shares = len(names) / place.total * (0.5 + 0.5 * len(names) / most)
+    shares *= 1 - 0.4 * sum(map(is_address, names)) / max(len(names), 1)  # a table may have the file's name as well
     return shares * (0.6 + 0.4 * spelled) + (titled if is_named else 0.0)
 
 
@@ -290,13 +298,17 @@ def _index(item: str, items: tuple[str, ...]) -> int:
 
 
 def _unused_marks(values: dict[str, list[Any]], has_split: bool) -> Iterator[str]:
-    """Yield notes on columns that say splits or languages in a way that is not read. values: of each column."""
+    """Yield notes on columns that are not read: splits, languages, verdicts on rows. values: of each column."""
     for name, own in values.items():
         if not has_split and _MARKS_SPLIT.fullmatch(str(name)) and len(set(map(str, own))) > 1:
             yield f"column {name} looks like a split and is not used: write the split's name into a column `split`"
         if str(name).lower() in ("lang", "language", "locale") and len(set(map(str, own))) > 1:
             shown = ", ".join(sorted(set(map(str, own)))[:5])
             yield f"column {name} says that captions are in several languages ({shown}): all are read together"
+        kinds = Counter(map(str, own)).most_common()
+        if _VERDICTS.fullmatch(str(name)) and 1 < len(kinds) <= _FEW_VERDICTS:
+            counts = ", ".join(f"{kind} {number:,}" for kind, number in kinds)
+            yield f"column {name} ({counts}) is not used: remove the rows that are not to be trained on"
 
 
 def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tuple[str | tuple[str, ...], str]:
@@ -308,7 +320,8 @@ def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tupl
     words = {name: _words(own) for name, own in values.items()}
     texts = [name for name in values if words[name] > 0]
     if not texts:
-        raise AttendError(f"{where}: {NO_TEXTS} but the pictures' ({image}); there are: {', '.join(values)}")
+        there = f"; there are: {', '.join(values)}" if values else ""
+        raise AttendError(f"{where}: {NO_TEXTS} but the pictures' ({image}){there}")
 
     def rank(name: str) -> tuple[bool, bool, int, float]:
         known = _index(str(name).lower(), CAPTION_NAMES)

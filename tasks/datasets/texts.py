@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -31,6 +32,9 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MOST = 0.6  # share of texts
 _WIDE = (55, 85)  # characters of a line that was broken at the edge of a page
 TEXT_SUFFIXES = (".txt", ".caption", ".json")
+# What follows the picture's name in names such as IMG_1.jpg.supplemental-metadata(2).json, by Google Photos, which cuts
+# them: IMG_1.jpg.suppl.json. The number belongs to the picture: IMG_1(2).jpg.
+_SIDECAR = re.compile(r"(?P<stem>.+)(?P<ending>\.[a-z0-9]{3,4})(\.s[a-z.-]*)?(?P<number>\(\d+\))?", re.IGNORECASE)
 
 
 class Texts(NamedOptions):
@@ -106,13 +110,19 @@ def texts_of(folder: Path, suffix: str, finder: PictureFinder) -> list[TextFile]
         for file in sorted(files):
             if file.lower().endswith(suffix) and not file.startswith("."):
                 name = file[: -len(suffix)]
-                pictures = finder.named(name)
+                pictures = finder.named(name) or finder.named(_of_sidecar(name))
                 if place in with_pictures:
                     pictures = [picture for picture in pictures if picture.rpartition("/")[0] == place]
                 else:
                     pictures = [picture for picture in pictures if _is_parallel(place, picture.rpartition("/")[0])]
                 found.append(TextFile(Path(path) / file, f"{place}/{name}" if place else name, pictures))
     return found
+
+
+def _of_sidecar(name: str) -> str:
+    """Return the name of the picture that a file with this name, without ending, has the metadata of."""
+    found = _SIDECAR.fullmatch(name)
+    return name if found is None else f"{found['stem']}{found['number'] or ''}{found['ending']}"
 
 
 def _is_parallel(place: str, other: str) -> bool:
