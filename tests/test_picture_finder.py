@@ -94,5 +94,10 @@ def test_a_name_that_may_be_two_pictures_is_refused() -> None:
     assert one(finder("x.jpg", "x.JPG"), "x.JPG") == {"x.JPG": "x.JPG"}
 
 
-def test_an_address_is_no_name() -> None:
-    assert finder("1.jpg").find(["https://example.org/1.jpg"]) == {"https://example.org/1.jpg": []}
+def test_an_address_means_the_picture_of_its_name() -> None:
+    found = finder("images/1.jpg", "images/2.jpg")
+    first, second, page = "https://a.example.org/x/1.jpg?w=300", "s3://bucket/y/2.jpg", "https://example.org/1"
+    assert found.find([first, second]) == {first: ["images/1.jpg"], second: ["images/2.jpg"]}
+    assert found.find([page]) == {page: []}
+    alike = ["https://example.org/x/1.jpg", "https://example.org/y/1.jpg"]
+    assert found.find(alike) == dict.fromkeys(alike, [])
