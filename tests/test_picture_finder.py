@@ -100,4 +100,4 @@ def test_an_address_means_the_picture_of_its_name() -> None:
     assert found.find([first, second]) == {first: ["images/1.jpg"], second: ["images/2.jpg"]}
     assert found.find([page]) == {page: []}
     alike = ["https://example.org/x/1.jpg", "https://example.org/y/1.jpg"]
-    assert found.find(alike) == dict.fromkeys(alike, [])
+    assert found.find(alike) == {name: [] for name in alike}

@@ -147,14 +147,18 @@ def _best(folder: Folder, candidates: list[Candidate], errors: dict[Path, str]) 
         for name, part in zip(names, ordered, strict=True)
         for note in part.found.notes
     ]
-    named = len(frozenset().union(*(part.found.pictures for part in parts)))
-    originals = sum(not is_copy(name) for name in folder.finder.names)
-    if named < _FEW * originals:
-        notes.append(
-            f"{folder.path}: {named:,} of {originals:,} pictures have a caption in {parts[0].file.name}: if the "
+    return Detection(options, unread, (*seen, *notes, *_few_named(folder, parts)))
+
+
+def _few_named(folder: Folder, parts: list[Candidate]) -> Iterator[str]:
+    """Yield a note where captions name few of the pictures of a folder, small copies left out."""
+    originals = {folder.path / name for name in folder.finder.names if not is_copy(name)}
+    named = len(originals.intersection(picture for part in parts for picture in part.found.pictures))
+    if 0 < named < _FEW * len(originals):  # none are named where the pictures are inside the files
+        yield (
+            f"{folder.path}: {named:,} of {len(originals):,} pictures have a caption in {parts[0].file.name}: if the "
             "captions are in another file, name it with --captions FILE"
         )
-    return Detection(options, unread, (*seen, *notes))
 
 
 def _divides(group: list[Candidate], whole: list[Candidate]) -> bool:
