@@ -15,9 +15,10 @@ import numpy.typing as npt
 from .confidence import Confidence, features_of
 from .encoded_pictures import decode
 from .given_grids import read_grid
-from .neighbours import Copy, LookedUp, Memory, Ranked, as_captions, pool, rank, support_of, weights_of
+from .neighbours import LookedUp, Memory, pool
 from .options import Decoding, Neighbours
 from .picture_formats import Interpolation
+from .ranking import Copy, Ranked, as_captions, rank, support_of, weights_of
 from .resizing import resize
 from .search import Caption, State, Steps, read
 from .search import decode as decode_captions

@@ -1,4 +1,4 @@
-"""The n-grams of captions as integers, and their document frequencies, with which CIDEr weights them.
+"""The n-grams of captions as integers, their document frequencies, and the CIDEr-D of captions to each other.
 
 Captions are rows of word ids, none below 0, padded with -1. This file needs no torch.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ Values = npt.NDArray[np.float64]
 ORDERS = range(1, 5)
 SIGMA = 6.0  # standard deviation of the length penalty, in words
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_ODD = np.uint64(0xD1B54A32D192ED03)  # another odd factor, so that keys differ
+_LEAST = 1e-12  # in place of the norm of a caption whose every n-gram all pictures have
 
 
 @dataclass(frozen=True)
@@ -90,3 +92,105 @@ def ngrams(rows: Ids, order: int) -> tuple[Keys, npt.NDArray[np.bool_]]:
         keys = keys * _FACTOR + (rows[..., offset : offset + positions] + 1).astype(np.uint64)
         keys ^= keys >> np.uint64(29)
     return keys, rows[..., order - 1 :][..., :positions] >= 0
+
+
+class NGrams(NamedTuple):
+    """The n-grams of R captions, an entry for each of the E places where one of 1 to 4 words begins.
+
+    keys (E,): of the n-gram. rows (E,): its caption. orders (E,): the number of its words, less one. counts (E,): how
+    often the caption has it. numbers (E,): 0 where it is the first time, 1 at the second, and so on. lengths (R,): of
+    the captions, in words.
+    """
+
+    keys: Keys
+    rows: Ids
+    orders: Ids
+    counts: Ids
+    numbers: Ids
+    lengths: Ids
+
+    @classmethod
+    def of(cls, captions: Ids, among: Keys | None = None) -> Self:
+        """Return the n-grams of captions (R, T), padded with -1; those in the sorted keys `among` alone, if given."""
+        parts = []
+        for order in ORDERS:
+            keys, valid = ngrams(captions, order)
+            if among is not None:
+                valid = valid & _is_in(keys, among)
+            rows = np.nonzero(valid)[0]
+            parts.append((keys[valid], rows, np.full(len(rows), order - 1)))
+        keys, rows, orders = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return cls(keys, rows, orders, *_count(keys + rows.astype(np.uint64) * _ODD), (captions >= 0).sum(axis=1))
+
+    @property
+    def occurrences(self) -> Keys:
+        """Return a key of each n-gram and its number, (E,)."""
+        return self.keys + self.numbers.astype(np.uint64) * _ODD
+
+    def norms(self, weights: Values) -> Values:
+        """Return the norms of the captions' tf-idf vectors of 1 to 4 words, (R, 4).
+
+        weights (E,): the squared inverse document frequencies.
+        """
+        cells = self.rows * len(ORDERS) + self.orders
+        squared = np.bincount(cells, self.counts * weights, len(self.lengths) * len(ORDERS))
+        norms: Values = np.sqrt(squared).reshape(-1, len(ORDERS))
+        return norms
+
+
+def _is_in(keys: Keys, among: Keys) -> npt.NDArray[np.bool_]:
+    """Return which keys are in the sorted keys `among`."""
+    if not len(among):
+        return np.zeros(keys.shape, np.bool_)
+    found: npt.NDArray[np.bool_] = among[np.searchsorted(among, keys).clip(max=len(among) - 1)] == keys
+    return found
+
+
+def _count(keys: Keys) -> tuple[Ids, Ids]:
+    """Return how often each key is among the keys (E,), and how often before its place: both (E,)."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(keys)])
+    sizes = np.diff(np.append(starts, len(keys)))
+    counts, numbers = np.empty((2, len(keys)), np.int64)
+    counts[order] = np.repeat(sizes, sizes)
+    numbers[order] = np.arange(len(keys)) - np.repeat(starts, sizes)
+    return counts, numbers
+
+
+def similarities_to(captions: Ids, references: Ids, norms: Values, weights: Values, frequencies: Frequencies) -> Values:
+    """Return the sum of the CIDEr-D of K captions to R references, from 0 to 1, each times its weight (R,): (K,).
+
+    captions (K, T), references (R, T'): padded with -1. norms (R, 4): of the references' tf-idf vectors.
+    """
+    candidates = NGrams.of(captions)
+    shared = NGrams.of(references, among=np.unique(candidates.keys))
+    return weighted_similarities(candidates, shared, norms, weights, frequencies)
+
+
+def weighted_similarities(
+    candidates: NGrams, references: NGrams, norms: Values, weights: Values, frequencies: Frequencies
+) -> Values:
+    """Return the sum of the CIDEr-D of K candidates to R references, from 0 to 1, each times its weight (R,): (K,).
+
+    norms (R, 4): of the references' tf-idf vectors. CIDEr-D counts an n-gram as often as both captions have it, so it
+    is a sum over the occurrences that both have, and references of one length, on which the length penalty depends, are
+    summed before they are compared.
+    """
+    keys, places = np.unique(candidates.occurrences, return_inverse=True)
+    if not len(keys):
+        return np.zeros(len(candidates.lengths))
+    occurrences = references.occurrences
+    found = np.searchsorted(keys, occurrences).clip(max=len(keys) - 1)
+    shared = keys[found] == occurrences
+    lengths, groups = np.unique(references.lengths, return_inverse=True)
+    rows, orders = references.rows[shared], references.orders[shared]
+    cells = found[shared] * len(lengths) + groups[rows]
+    shares = references.counts[shared] * weights[rows] / np.maximum(norms[rows, orders], _LEAST)
+    table = np.bincount(cells, shares, len(keys) * len(lengths)).reshape(len(keys), -1)
+    penalty = np.exp(-((candidates.lengths[:, None] - lengths) ** 2) / (2 * SIGMA**2))
+    squared = frequencies.weights(candidates.keys) ** 2
+    own = np.maximum(candidates.norms(squared), _LEAST)[candidates.rows, candidates.orders]
+    summed = (table[places] * penalty[candidates.rows]).sum(axis=1) * squared / own
+    values: Values = np.bincount(candidates.rows, summed, len(candidates.lengths)) / len(ORDERS)
+    return values

@@ -15,20 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from models.captioner import Captioner
-from models.neighbours import (
-    ANY_LENGTH,
-    Consulted,
-    Copy,
-    KeptCaptions,
-    LookedUp,
-    Memory,
-    _greatest,
-    consult,
-    support_of,
-    weights_of,
-)
+from models.neighbours import KeptCaptions, LookedUp, Memory, _greatest
 from models.ngrams import Frequencies, padded
 from models.options import Neighbours
+from models.ranking import ANY_LENGTH, Consulted, Copy, consult, support_of, weights_of
 from models.requests import answer
 from models.search import Caption
 from models.vocabulary import END, UNK, Vocabulary

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from bench.machine import describe
-from models.neighbours import ANY_LENGTH, KeptCaptions, Memory, consult
+from models.neighbours import KeptCaptions, Memory
 from models.ngrams import Frequencies, ngrams
+from models.ranking import ANY_LENGTH, consult
 from models.search import Caption
 from models.vocabulary import END
 

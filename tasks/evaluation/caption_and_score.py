@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.confidence import FEATURES
-from models.neighbours import Ranked
 from models.options import Decoding
+from models.ranking import Ranked
 from models.vocabulary import Vocabulary
 from models.word_rules import Floats
 from tasks.common.errors import AttendError

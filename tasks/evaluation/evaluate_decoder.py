@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.confidence import FEATURES
-from models.neighbours import KeptCaptions, Memory, Ranked
+from models.neighbours import KeptCaptions, Memory
 from models.options import Neighbours
+from models.ranking import Ranked
 from models.vocabulary import Vocabulary
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import EvaluationConfig

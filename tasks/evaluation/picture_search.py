@@ -10,8 +10,9 @@ import numpy as np
 
 from models.captioned import key_of_digest
 from models.confidence import features_of
-from models.neighbours import Copy, LookedUp, Memory, Ranked, as_captions, pool, rank
+from models.neighbours import LookedUp, Memory, pool
 from models.options import Neighbours
+from models.ranking import Copy, Ranked, as_captions, rank
 from models.search import Caption, decode
 from models.torch_steps import TorchSteps
 from models.word_rules import Floats

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from models.neighbours import Consulted, KeptCaptions, LookedUp, consult
+from models.neighbours import KeptCaptions, LookedUp
 from models.options import Neighbours
+from models.ranking import Consulted, consult
 from models.search import Caption
 from models.vocabulary import Vocabulary
 from tasks.common.progress import Bar

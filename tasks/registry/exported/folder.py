@@ -26,6 +26,7 @@ TORCH_FREE = (
     "ngrams.py",
     "options.py",
     "picture_formats.py",
+    "ranking.py",
     "requests.py",
     "resizing.py",
     "search.py",

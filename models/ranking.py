@@ -1,0 +1,183 @@
+"""Captions that are ranked by how much they share with the captions of similar training pictures.
+
+The captions of the nearest training pictures (see neighbours.py) are a second opinion on what a picture shows: captions
+that a search found are ranked by their log-probability and by their CIDEr-D (Vedantam et al. 2015) to these (Devlin et
+al. 2015, "Exploring Nearest Neighbor Approaches for Image Captioning" and "Language Models for Image Captioning: The
+Quirks and What Works").
+
+This file needs no torch: captioners of every runtime share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from .neighbours import KeptCaptions, LookedUp
+from .ngrams import Ids, NGrams, Values, padded, similarities_to, weighted_similarities
+from .options import Decoding, Neighbours
+from .search import Caption, State, Steps, read
+from .vocabulary import END, UNK
+from .word_rules import Floats
+
+ANY_LENGTH = range(2**31)
+
+
+class Copy(NamedTuple):
+    """A caption of a similar training picture: its token ids, END included, and its similarity (see `Consulted`)."""
+
+    tokens: list[int]
+    similarity: float
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The captions of a picture, best first, and what its neighbours say of them.
+
+    similarity: of the best to their captions, 0 where none are consulted. consulted: None where none are.
+    """
+
+    captions: list[Caption]
+    similarity: float = 0.0
+    consulted: Consulted | None = None
+
+
+class Consulted(NamedTuple):
+    """The opinion of the P most similar training pictures on the K captions that a search found for a picture.
+
+    pictures (P,): their numbers in the memory, the most similar first. cosines (P,): their similarity to the picture.
+    similarities (K,): the CIDEr-D of each caption to each picture's captions, from 0 to 1, the mean over these, and
+    the mean over the pictures, weighted by exp(cosine / temperature). copy: of the pictures' own captions, the one most
+    similar to the others; None where it is not looked for, or none may be copied.
+    """
+
+    pictures: Ids
+    cosines: Floats
+    similarities: Values
+    copy: Copy | None
+
+    def order(self, captions: Sequence[Caption], factor: float) -> list[int]:
+        """Return the places of the captions, the best first; of equals, in the order that they had."""
+        means = np.array([caption.log_probability / max(len(caption.with_end), 1) for caption in captions])
+        order: list[int] = np.argsort(-(means + factor * self.similarities), kind="stable").tolist()
+        return order
+
+    def copy_instead(self, best: int, ratio: float | None) -> Copy | None:
+        """Return the copy where it is used instead of the best caption: see `options.Neighbours`."""
+        if self.copy is None or ratio is None or self.copy.similarity <= ratio * self.similarities[best]:
+            return None
+        return self.copy
+
+
+def consult(
+    kept: KeptCaptions,
+    near: LookedUp,
+    found: Sequence[Sequence[Caption]],
+    temperature: float,
+    copied: range = ANY_LENGTH,
+) -> list[Consulted]:
+    """Return what the most similar training pictures say of the captions of N pictures.
+
+    kept: the memory's captions. near: the similar pictures. found: the captions of each of the N. copied: the lengths,
+    END counted, that a copy may have; without any, none is looked for.
+    """
+    consulted = []
+    for pictures, cosines, captions in zip(near.pictures, near.cosines, found, strict=True):
+        references = kept.of(pictures)
+        weights = weights_of(cosines, temperature)[references.owners]
+        weights /= np.bincount(references.owners)[references.owners]
+        similarities = similarities_to(
+            padded([caption.with_end for caption in captions]),
+            references.tokens,
+            references.norms,
+            weights,
+            kept.frequencies,
+        )
+        copy = None
+        if copied:
+            grams = NGrams.of(references.tokens)
+            to_others = weighted_similarities(grams, grams, references.norms, weights, kept.frequencies)
+            to_itself = (references.norms > 0).mean(axis=1)  # less than 1 where a caption has fewer than 4 words
+            to_others = np.maximum(to_others - weights * to_itself, 0)
+            copy = _most_similar(references.tokens, to_others, copied)
+        consulted.append(Consulted(pictures, cosines, similarities, copy))
+    return consulted
+
+
+def support_of(kept: KeptCaptions, caption: Caption, pictures: Ids) -> Values:
+    """Return the mean CIDEr-D of a caption to the captions of each of P pictures, from 0 to 1: (P,)."""
+    support = np.zeros(len(pictures))
+    for place in range(len(pictures)):
+        references = kept.of(pictures[[place]])
+        weights = np.full(len(references.tokens), 1 / len(references.tokens))
+        (support[place],) = similarities_to(
+            padded([caption.with_end]), references.tokens, references.norms, weights, kept.frequencies
+        )
+    return support
+
+
+def weights_of(cosines: Floats, temperature: float) -> Values:
+    """Return the weights of pictures by their similarity (P,), which sum to 1."""
+    weights = np.exp((cosines - cosines.max()).astype(np.float64) / temperature)
+    normalised: Values = weights / weights.sum()
+    return normalised
+
+
+def _most_similar(captions: Ids, similarities: Values, copied: range) -> Copy | None:
+    """Return the caption of the greatest similarity, of those (R, T) that may be copied.
+
+    These have one of the lengths `copied`, no unknown word, and were not cut.
+    """
+    lengths = (captions >= 0).sum(axis=1)
+    usable = (captions == END).any(axis=1) & (captions != UNK).all(axis=1)
+    usable &= (lengths >= copied.start) & (lengths < copied.stop)
+    if not usable.any():
+        return None
+    best = int(np.argmax(np.where(usable, similarities, -1.0)))
+    return Copy(captions[best][captions[best] >= 0].tolist(), float(similarities[best]))
+
+
+def rank(
+    kept: KeptCaptions,
+    near: LookedUp,
+    found: Sequence[Sequence[Caption]],
+    neighbours: Neighbours,
+    decoding: Decoding,
+    read_copies: Callable[[list[int], list[Copy]], list[Caption]],
+) -> list[Ranked]:
+    """Return the captions of N pictures as their neighbours rank them.
+
+    kept: the memory's captions. near: the similar pictures. found: the captions of each of the N. decoding: the
+    search's settings, whose bounds of a caption's length hold for copies as well. read_copies: returns copies for the
+    pictures with these numbers as captions, see `as_captions`.
+    """
+    copied = range(0) if neighbours.copies is None else decoding.lengths
+    consulted = consult(kept, near, found, neighbours.temperature, copied)
+    ranked, copies = [], {}
+    for picture, (captions, said) in enumerate(zip(found, consulted, strict=True)):
+        order = said.order(captions, neighbours.factor)
+        copy = said.copy_instead(order[0], neighbours.copies)
+        similarity = float(said.similarities[order[0]]) if copy is None else copy.similarity
+        if copy is not None:
+            copies[picture] = copy
+        ranked.append(Ranked([captions[place] for place in order], similarity, said))
+    if copies:
+        for picture, caption in zip(copies, read_copies(list(copies), list(copies.values())), strict=True):
+            ranked[picture].captions.insert(0, caption)
+    return ranked
+
+
+def as_captions(decoder: Steps, start: State, copies: Sequence[Copy]) -> list[Caption]:
+    """Return copies for N pictures as captions, with the log-probabilities that the decoder gives their words.
+
+    start: the state before the first word, of the N pictures.
+    """
+    of_words, _ = read(decoder, start, [[copy.tokens] for copy in copies])
+    captions = []
+    for copy, (own, *_) in zip(copies, of_words, strict=True):
+        values = own[: len(copy.tokens)]
+        captions.append(Caption(copy.tokens[:-1], float(values.sum()), True, values))
+    return captions
