@@ -280,12 +280,133 @@ def test_the_address_of_a_page_names_no_picture(tmp_path: Path) -> None:
         detect(tmp_path)
 
 
-def test_verdicts_on_rows_are_noted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("Status", ("approved", "rejected"), "(approved 21, rejected 3) is not used: remove the rows that are not to"),
+        ("answer", ("accept", "reject"), "(accept 21, reject 3) is not used"),
+        ("isCorrect", ("1", "0"), "(1 21, 0 3) is not used"),
+        ("task", ("caption", "question"), "(caption 21, question 3) is not used: remove the rows that are no captions"),
+        ("iso", ("eng", "deu"), "says that captions are in several languages (eng 21, deu 3)"),
+        ("use for", ("train", "later"), "(train 21, later 3)"),
+    ],
+)
+def test_columns_that_say_of_what_kind_rows_are_are_noted(
+    tmp_path: Path, column: str, values: tuple[str, str], said: str
+) -> None:
     names = pictures(tmp_path)
-    rows = [[name, caption(at), ("approved", "rejected")[at > 20]] for at, name in enumerate(names)]
-    table(tmp_path / "captions.csv", ["image", "caption", "Status"], *rows)
+    rows = [[name, caption(at), values[at > 20]] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", ["image", "caption", column], *rows)
     (note,) = detect(tmp_path).notes
-    assert "its column Status (approved 21, rejected 3) is not used" in note
+    assert f"its column {column} {said}" in note
+
+
+def test_a_column_that_counts_rows_is_noted_where_it_names_pictures(tmp_path: Path) -> None:
+    pictures(tmp_path, name="{}.png")
+    table(tmp_path / "captions.csv", ["", "caption"], *([at, caption(at)] for at in range(24)))
+    (note,) = detect(tmp_path).notes
+    assert "its column  counts rows, and is read as the numbers of pictures: 0 is 0.png" in note
+
+
+@pytest.mark.parametrize("text", ["2024-03-01T08:00", "Creative Commons BY-SA 4.0"])
+def test_dates_and_texts_that_are_all_the_same_are_no_captions(tmp_path: Path, text: str) -> None:
+    table(tmp_path / "log.csv", ["image", "text"], *([name, text] for name in pictures(tmp_path)))
+    with pytest.raises(AttendError, match="no column of texts that could be captions; of text, the likeliest, one is"):
+        detect(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["data", "metadata", "annotations/v2"])
+def test_captions_may_be_in_a_folder_without_pictures(tmp_path: Path, folder: str) -> None:
+    names = pictures(tmp_path / "images")
+    (tmp_path / folder).mkdir(parents=True)
+    table(tmp_path / folder / "c.csv", ["image", "caption"], *([name, caption(at)] for at, name in enumerate(names)))
+    assert texts(read(tmp_path)) == ALL
+
+
+def test_each_split_names_the_pictures_of_its_folder(tmp_path: Path) -> None:
+    for split, first in (("train", 0), ("dev", 8), ("test", 16)):
+        names = pictures(tmp_path / "images" / split, range(8))
+        rows = [[name, caption(first + at)] for at, name in enumerate(names)]
+        table(tmp_path / f"captions_{split}.csv", ["image", "caption"], *rows)
+    options = detect(tmp_path).options
+    assert {source["images"] for source in options["sources"].values()} == {
+        tmp_path / "images" / split for split in ("train", "dev", "test")
+    }
+
+
+def text_files(folder: Path, names: list[str], content: Callable[[int], str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for at, name in enumerate(names):
+        (folder / f"{Path(name).stem}.txt").write_text(content(at))
+
+
+def labels(at: int) -> str:
+    return f"{at % 3} 0.51 0.3307 0.2 0.4206\n1 0.2 0.3 0.1 0.1\n"
+
+
+def test_labels_of_objects_are_no_captions(tmp_path: Path) -> None:
+    names = pictures(tmp_path / "images")
+    text_files(tmp_path / "labels", names, labels)
+    with pytest.raises(AttendError, match="holds numbers, not captions, as others of its kind do"):
+        detect(tmp_path)
+    text_files(tmp_path / "texts", names, caption)
+    assert texts(read(tmp_path)) == ALL
+    assert "labels/*.txt: 24 files, such as 000.txt: holds numbers, not captions" in detect(tmp_path).unread[0]
+
+
+def test_texts_in_two_folders_are_not_guessed(tmp_path: Path) -> None:
+    names = pictures(tmp_path / "images")
+    text_files(tmp_path / "captions_en", names, caption)
+    text_files(tmp_path / "captions_de", names, lambda at: f"ein Ring ist an der Wand zu sehen, Nummer {at}")
+    with pytest.raises(AttendError, match=r"several files look like captions: .*name one with --captions FILE"):
+        detect(tmp_path)
+    assert texts(read(tmp_path, tmp_path / "captions_en" / "000.txt")) == ALL
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{}\n(c) 2021 by Jo Miller", "the line '(c) 2021 by Jo Miller' is in 24 of 24 texts"),
+        ("Caption: {}", "lines begin with 'Caption:': this is part of the captions"),
+        ("2021-07-1{at}\n{}", "24 of 48 lines have no words, such as '2021-07-10'"),
+    ],
+)
+def test_lines_that_are_no_captions_are_noted(tmp_path: Path, content: str, said: str) -> None:
+    text_files(tmp_path, pictures(tmp_path), lambda at: content.format(caption(at), at=at))
+    assert any(said in note for note in detect(tmp_path).notes)
+
+
+def test_texts_in_folders_of_splits_and_others_are_noted(tmp_path: Path) -> None:
+    for place, numbers in (("train", range(16)), ("test", range(16, 20)), ("extra", range(20, 24))):
+        names = pictures(tmp_path / place, numbers)
+        text_files(tmp_path / place, names, caption)
+    (note,) = detect(tmp_path).notes
+    assert "20 of 24 texts are in folders that are named as splits, which are not used" in note
+
+
+def test_texts_in_folders_of_classes_have_the_pictures_of_their_names(tmp_path: Path) -> None:
+    names = pictures(tmp_path / "jpg")
+    for at, name in enumerate(names):
+        text_files(tmp_path / "text" / f"class_{at % 3}", [name], lambda _: caption(at))  # noqa: B023
+    assert texts(read(tmp_path)) == ALL
+
+
+def test_the_name_of_an_unread_picture_means_the_jpeg_next_to_it(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    for name in names:
+        (tmp_path / name).with_suffix(".HEIC").write_bytes(b"ftypheic")
+    rows = [[f"{Path(name).stem}.HEIC", caption(at)] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", ["image", "caption"], *rows)
+    assert texts(read(tmp_path)) == ALL
+
+
+def test_texts_without_a_picture_of_their_name_are_explained(tmp_path: Path) -> None:
+    for at, name in enumerate(pictures(tmp_path)):
+        (tmp_path / f"{Path(name).stem}.de.txt").write_text(caption(at))
+    with pytest.raises(
+        AttendError, match=r"24 \.txt files have the name of no picture, such as 000\.de\.txt: name each"
+    ):
+        detect(tmp_path)
 
 
 def test_a_table_of_few_of_the_pictures_is_noted(tmp_path: Path) -> None:

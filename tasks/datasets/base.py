@@ -47,6 +47,10 @@ SPLIT_NAMES = {
     "test": "test",
     "testing": "test",
     "testset": "test",
+    "holdout": "test",
+    "validierung": "dev",
+    "publictest": "dev",
+    "privatetest": "test",
     "tst": "test",
 }
 

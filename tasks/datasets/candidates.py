@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
-from tasks.common.wording import counted
+from tasks.common.wording import counted, listed, shortened
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import folder_split
 from tasks.datasets.coco import Coco
@@ -37,10 +37,14 @@ from tasks.datasets.table_columns import (
     lists_of,
 )
 from tasks.datasets.text_forms import encoding_of, text_forms
-from tasks.datasets.texts import TEXT_SUFFIXES, captions_of, is_unicode, lines_of, read_text, texts_of
+from tasks.datasets.texts import TEXT_SUFFIXES, TextFile, captions_of, is_unicode, lines_of, read_text, texts_of
 from tasks.datasets.webdataset import TEXTS, json_fields, samples, tar_files
 
 _NO_CAPTIONS = ("readme", "license", "licence", "requirements")  # names of files that are not looked into
+_NEARLY_ALL, _HALF, _SOME = 0.9, 0.5, 0.1
+_FEW_LETTERS = 0.3  # share of a line's signs
+_SEVERAL = 5  # texts from which one says what others are like
+_LABEL = re.compile(r"(\w[\w ]{0,20}:)\s")  # at the beginning of a line, as `Caption: a dog`
 _WORDS = 8  # of a caption: with as many, more do not make it likelier that it is one
 
 
@@ -87,12 +91,16 @@ class Folder:
     def candidates(self) -> tuple[list[Candidate], dict[Path, str]]:
         """Return all ways to read captions, and why each of the other files is none.
 
-        Tables and documents are those of the folder itself, of annotations/ in it, and of folders of splits.
+        Tables and documents are those of the folder itself, of annotations/ in it, of folders of splits and of those
+        without pictures.
         """
         candidates: list[Candidate] = []
         errors: dict[Path, str] = {}
-        texts = (partial(self._of_texts, suffix) for suffix in TEXT_SUFFIXES)
-        reads: list[Callable[[], Candidate | None]] = [self._metadata, self._coco, self._split_tables, *texts]
+        for suffix in TEXT_SUFFIXES:
+            found_texts, own_errors = self._of_texts(suffix)
+            candidates += found_texts
+            errors |= own_errors
+        reads: list[Callable[[], Candidate | None]] = [self._metadata, self._coco, self._split_tables]
         for read in (*reads, self._tars, self._hub):
             try:
                 found = read()
@@ -119,8 +127,12 @@ class Folder:
     def of_text(self, path: Path) -> Candidate | None:
         """Return how the texts of one picture each are read, where this file is one of them; else None."""
         for suffix in TEXT_SUFFIXES:
-            if any(item.text == path and item.pictures for item in self.texts[suffix]):
-                return self._of_texts(suffix)
+            found, errors = self._of_texts(suffix)
+            if path in errors:
+                raise AttendError(errors[path])
+            for candidate in found:
+                if path in candidate.read:
+                    return candidate
         return None
 
     def of_metadata(self, path: Path) -> Candidate:
@@ -137,12 +149,17 @@ class Folder:
                     yield path
 
     def _inner_folders(self) -> list[Path]:
-        """Return the folders in which captions of this one may be: annotations/, and those of splits, at any depth."""
+        """Return the folders in which captions of this one may be, at any depth.
+
+        They are annotations/, those of splits, and those without a picture.
+        """
+        with_pictures = {parent for name in self.finder.names for parent in PurePosixPath(name).parents}
         found = []
         for path, subfolders, _ in os.walk(self.path):
             subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
             parts = Path(path).relative_to(self.path).parts
-            if parts and ("annotations" in parts[-1].lower() or folder_split(parts) is not None):
+            is_named = parts and ("annotations" in parts[-1].lower() or folder_split(parts) is not None)
+            if is_named or (parts and PurePosixPath(*parts) not in with_pictures):
                 found.append(Path(path))
         return found
 
@@ -171,7 +188,8 @@ class Folder:
         except AttendError:
             return None
         options: Options = {"adapter": "coco", "path": self.path}
-        return Candidate(files[0], options, self._read(options), tuple(files))
+        has_splits = len({folder_split([file.stem]) for file in files}) > 1
+        return Candidate(files[0], options, self._read(options)._replace(has_splits=has_splits), tuple(files))
 
     def _document(self, path: Path) -> Candidate | None:
         """Return how a JSON document in COCO's or Karpathy's form is read; None for another, which may be a table."""
@@ -219,13 +237,36 @@ class Folder:
         images = {} if is_usual else {"images": found.images}
         return Candidate(file, {**options, **found.options, **images}, found)
 
-    def _of_texts(self, suffix: str) -> Candidate | None:
-        """Return how the text files of this ending are read; None where none is named after a picture."""
+    def _of_texts(self, suffix: str) -> tuple[list[Candidate], dict[Path, str]]:
+        """Return the ways to read the text files of this ending, and why others of them are no captions.
+
+        Where several folders have texts of the same pictures, such as labels/ and captions/, each is a way.
+        """
         items = [item for item in self.texts[suffix] if item.pictures]
-        if not items:
-            return None
-        options: Options = {"adapter": "texts", "path": self.path}
+        of_folder: dict[str, list[TextFile]] = {}
+        for item in items:
+            of_folder.setdefault(item.name.partition("/")[0] if "/" in item.name else "", []).append(item)
+        named = Counter(item.pictures[0] for item in items)
+        is_divided = len(of_folder) > 1 and max(named.values(), default=0) > 1
+        candidates: list[Candidate] = []
+        errors: dict[Path, str] = {}
+        for folder, own in of_folder.items() if is_divided else [("", items)] if items else []:
+            try:
+                candidates.append(self._of_texts_in(folder, suffix, own))
+            except AttendError as error:
+                errors |= dict.fromkeys((item.text for item in own), str(error))
+        return candidates, errors
+
+    def _of_texts_in(self, folder: str, suffix: str, items: list[TextFile]) -> Candidate:
+        """Return how text files of one picture each are read; AttendError where they are no captions.
+
+        folder: that they are below, where they are read without others; else empty.
+        """
+        options: Options = {"adapter": "texts", "path": self.path / folder}
         options |= {} if suffix == ".txt" else {"suffix": suffix}
+        if folder:
+            parents = {picture.rpartition("/")[0] for item in items for picture in item.pictures}
+            options["images"] = self.path if "" in parents else self.path / os.path.commonpath(parents)
         sample = items[:: max(1, len(items) // SAMPLE)]
         if suffix == ".json":
             documents = [read_json(item.text) for item in sample]
@@ -241,14 +282,21 @@ class Folder:
             texts = tuple(
                 text for content in contents for text in captions_of(content, options.get("lines", "captions"))
             )
-        splits = {folder_split(item.name.split("/")[:-1]) for item in items}
-        if None not in splits and len(splits) > 1:
-            options["splits"] = "folders"
         if not texts:
             raise AttendError(f"{items[0].text}: is empty, as others of its kind are")
+        if sum(map(_is_numbers, texts)) > _NEARLY_ALL * len(texts):
+            raise AttendError(f"{items[0].text}: holds numbers, not captions, as others of its kind do")
+        splits = Counter(folder_split(item.name.split("/")[:-1]) for item in items)
+        notes = [f"{items[0].text}: {note}" for note in _odd_lines(texts, len(sample))]
+        if None not in splits and len(splits) > 1:
+            options["splits"] = "folders"
+        elif len(splits) > 1:
+            notes.append(
+                f"{self.path}: {splits.total() - splits[None]:,} of {splits.total():,} texts are in folders that are "
+                "named as splits, which are not used: put the others into such folders too"
+            )
         pictures = frozenset(self.path / item.pictures[0] for item in items)
-        notes = tuple(f"{items[0].text}: {note}" for note in _odd_lines(texts))
-        found = Columns({}, self.path, pictures, ("texts", suffix), "caption", texts, 1.0, notes)
+        found = Columns({}, self.path, pictures, ("texts", suffix), "caption", texts, 1.0, tuple(notes))
         return Candidate(items[0].text, options, found, tuple(item.text for item in items))
 
     def _tars(self) -> Candidate | None:
@@ -281,8 +329,25 @@ def _first_that_reads(
     raise first
 
 
-def _odd_lines(lines: Sequence[str]) -> Iterator[str]:
-    """Yield what is odd about the lines of texts."""
+def _is_numbers(line: str) -> bool:
+    """Return whether a line is made of numbers, as labels of objects are, and not of words."""
+    signs = [sign for sign in line if not sign.isspace()]
+    return sum(map(str.isalpha, signs)) < _FEW_LETTERS * len(signs)
+
+
+def _odd_lines(lines: Sequence[str], texts: int) -> Iterator[str]:
+    """Yield what is odd about the lines of texts. texts: how many these are."""
+    line, times = Counter(lines).most_common(1)[0]
+    if texts >= _SEVERAL and times > _HALF * texts:
+        yield f"the line {shortened(line, 60)!r} is in {times} of {texts} texts, and read as a caption of each"
+    numbers = [line for line in lines if _is_numbers(line)]
+    if len(numbers) > _SOME * len(lines):
+        shown = shortened(numbers[0], 60)
+        yield f"{len(numbers)} of {len(lines)} lines have no words, such as {shown!r}: they are read as captions"
+    labels = Counter(found[1] for line in lines if (found := _LABEL.match(line)) is not None)
+    often = [label for label, times in labels.items() if times > _HALF * texts]
+    if texts >= _SEVERAL and often:
+        yield f"lines begin with {listed([repr(label) for label in often])}: this is part of the captions"
     if sum(re.match(r"\d+[.)] ", line) is not None for line in lines) > 0.9 * len(lines):
         yield "lines begin with numbers, as in others of its kind: they are part of the captions"
     if sum(" " not in line.strip() and not SPACELESS.search(line) for line in lines) > 0.9 * len(lines):
@@ -360,6 +425,7 @@ def of_tars(folder: Path) -> Candidate:
     texts: list[str] = []
     contents: list[str] = []
     keys = []
+    known: dict[str, object] = {}  # fields of a sample's .json
     for key, members in itertools.islice(samples(tars[0]), SAMPLE):
         keys.append(key)
         text = next((suffix for suffix in TEXTS if suffix in members), None)
@@ -370,6 +436,7 @@ def of_tars(folder: Path) -> Candidate:
                 fields = json_fields(members, f"{tars[0]}: {key}")
             except AttendError:  # a row that is not valid, which is reported when the rows are read
                 continue
+            known = known or fields
             names = [name for name in CAPTION_NAMES if isinstance(fields.get(name), str | list)]
             if names:
                 options["caption_field"] = names[0]
@@ -378,5 +445,8 @@ def of_tars(folder: Path) -> Candidate:
         options.pop("caption_field", None)
         options |= lines_of(contents)
         texts = [text for content in contents for text in captions_of(content, options.get("lines", "captions"))]
+    if not texts:
+        remedy = f", but .json with {', '.join(known)}: set data.caption_field" if known else ": unpack it first"
+        raise AttendError(f"{tars[0]}: holds no captions{remedy}")
     found = Columns({}, folder, frozenset(folder / key for key in keys), ("tar",), "caption", tuple(texts), 1.0)
     return Candidate(tars[0], options, found, tuple(tars))

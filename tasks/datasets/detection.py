@@ -41,6 +41,7 @@ _CLOSE = 0.75  # share of the best score from which two files look alike
 _ONE_WORD, _KINDS = 1.5, 3  # words of texts that are classes, and how many kinds of them are shown
 _NEARLY_ALL = 0.9
 _FEW = 0.5  # share of the pictures below which a note says that the captions may be elsewhere
+_LISTS = (".txt", ".csv", ".tsv")  # of names of pictures
 _LISTED = 3  # files of one kind in one folder that are listed by name
 # Names of folders of captions that have the pictures next to them.
 _NEXT_TO = re.compile("annotation|caption|metadata|label|text|split", re.IGNORECASE)
@@ -152,6 +153,8 @@ def _best(folder: Folder, candidates: list[Candidate], errors: dict[Path, str]) 
 
 def _few_named(folder: Folder, parts: list[Candidate]) -> Iterator[str]:
     """Yield a note where captions name few of the pictures of a folder, small copies left out."""
+    if any(len(part.read) > 1 and part.options["adapter"] != "texts" for part in parts):
+        return  # of several files of one form, the first was looked into
     originals = {folder.path / name for name in folder.finder.names if not is_copy(name)}
     named = len(originals.intersection(picture for part in parts for picture in part.found.pictures))
     if 0 < named < _FEW * len(originals):  # none are named where the pictures are inside the files
@@ -188,10 +191,14 @@ def _given_otherwise(
     """Yield notes on files that name pictures, or their splits, in a way that is not read."""
     tables = [path for path, error in errors.items() if NO_TEXTS in error]
     lists = _split_lists(folder, {file for part in parts for file in (part.file, *part.read)})
+    lists += [path for path in tables if path not in lists and folder_split([path.stem]) is not None]
     has_splits = len(parts) > 1 or {"split_column", "splits"} & parts[0].options.keys() or parts[0].found.has_splits
     if lists and not has_splits:
         shown = ", ".join(path.relative_to(folder).as_posix() for path in lists)
-        yield f"{folder}: the splits that {shown} may list are not used: add a column `split` to {parts[0].file.name}"
+        how = f"add a column `split` to {parts[0].file.name}"
+        if parts[0].options["adapter"] in ("texts", "webdataset"):
+            how = "put the pictures into folders train, dev and test"
+        yield f"{folder}: the splits that {shown} may list are not used: {how}"
     others = [path for path in tables if path not in lists]
     others += [item.file for item in unread if not item.found.by_number]
     if others and parts[0].found.by_number:
@@ -204,7 +211,7 @@ def _given_otherwise(
 def _split_lists(folder: Path, read: Collection[Path]) -> list[Path]:
     """Return the files below a folder that are named as lists of splits: train.txt and test.txt, or split.csv."""
     files = [path for path in _files(folder) if path not in read and is_table(path)]
-    named = [path for path in files if folder_split([path.stem]) is not None]
+    named = [path for path in files if path.suffix.lower() in _LISTS and folder_split([path.stem]) is not None]
     one = [path for path in files if re.search("split|fold|hold.?out", path.stem.lower())]
     return one or (named if len({folder_split([path.stem]) for path in named}) > 1 else [])
 
@@ -242,7 +249,7 @@ def _unread(folder: Folder, read: Collection[Path], reasons: dict[Path, str] | N
     """
     texts = {item.text: item for items in folder.texts.values() for item in items}
     named = {item.text.suffix.lower() for item in texts.values() if item.pictures}
-    groups: dict[tuple[Path, str], list[tuple[Path, str]]] = {}
+    groups: dict[tuple[Path, str, bool], list[tuple[Path, str]]] = {}
     for path in _files(folder.path):
         if path in read or path.relative_to(folder.path).as_posix() in folder.finder.names:
             continue
@@ -251,9 +258,10 @@ def _unread(folder: Folder, read: Collection[Path], reasons: dict[Path, str] | N
             why = "--captions names another file"
         else:
             why = "no picture has this name" if is_orphan else reasons.get(path, _why_unread(path, folder))
-        groups.setdefault((path.parent, path.suffix.lower()), []).append((path, why.removeprefix(f"{path}: ")))
+        key = (path.parent, path.suffix.lower(), is_orphan)
+        groups.setdefault(key, []).append((path, why.removeprefix(f"{path}: ")))
     lines = []
-    for (place, suffix), files in groups.items():
+    for (place, suffix, _), files in groups.items():
         if len(files) > _LISTED:
             shown = (place.relative_to(folder.path) / f"*{suffix}").as_posix()
             first, why = files[0]
@@ -303,8 +311,16 @@ def _without_captions(folder: Folder, errors: dict[Path, str]) -> AttendError:
         )
     if below:
         return AttendError(f"{path}: holds no captions itself{seen}, but {below[0]} does: give that folder")
+    orphans = [item.text for item in folder.texts[".txt"] if not item.pictures]
+    if len(orphans) > _LISTED and folder.finder.names:
+        return AttendError(
+            f"{path}: {len(orphans):,} .txt files have the name of no picture, such as {orphans[0].name}: name each as "
+            f"its picture, such as {Path(min(folder.finder.names)).stem}.txt"
+        )
     if errors:
-        return AttendError(next(iter(errors.values())))
+        unpacked = [file for file in _files(path) if file.suffix.lower() in _CONVERT]
+        hint = f"; {unpacked[0].name} is not read: {_how_to_convert(unpacked[0])}" if unpacked else ""
+        return AttendError(next(iter(errors.values())) + hint)
     return AttendError(f"{path}: {_what_is_there(folder)}")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from tasks.common.errors import AttendError
-from tasks.datasets.base import PICTURE_SUFFIXES, find_pictures, folder_split
+from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, find_pictures, folder_split
 
 _ADDRESS = re.compile("(https?|s3|gs)://[^?#]*", re.IGNORECASE)
 # A part of a path that folders of small copies have, and the end of the names of WordPress's.
@@ -106,6 +106,8 @@ class PictureFinder:
 
     def _meant(self, name: str, parts: tuple[str, ...], fewest: int) -> list[str]:
         """Return the pictures that a name may mean. fewest: how many parts of the paths must be the same."""
+        if parts[-1].endswith(OTHER_PICTURES):  # which people have with a JPEG of the same name
+            parts = (*parts[:-1], PurePosixPath(parts[-1]).stem)
         is_page = is_address(name) and not parts[-1].endswith(PICTURE_SUFFIXES)
         found = [] if is_page else self._candidates(parts)
         if not found and _CAPTION_NUMBER.search(name):

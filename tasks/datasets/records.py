@@ -42,7 +42,7 @@ def records_of(path: Path, form: TextForm, faults: Faults) -> Iterable[Record]:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return _parquet_records(path)
-    if suffix == ".jsonl":
+    if suffix in (".jsonl", ".ndjson"):
         return _json_line_records(path, faults)
     if suffix == ".json":
         return _json_records(path)

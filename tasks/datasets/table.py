@@ -55,7 +55,7 @@ class _Named:
         self.texts += texts
 
 
-TABLE_SUFFIXES = (".csv", ".txt", ".tsv", ".parquet", ".jsonl", ".json")
+TABLE_SUFFIXES = (".csv", ".txt", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")
 IMAGE_FOLDERS = ("Images", "images")
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
+from tasks.common.wording import shortened
 from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES, folder_split
 from tasks.datasets.faults import Faults
 from tasks.datasets.picture_finder import PictureFinder, is_address
@@ -45,18 +46,23 @@ _MOST_RECORDS = 200_000  # of a table that are read
 _BETWEEN = ("||", "###", "|", "\n")  # what some tables have between the captions of a cell
 NO_TEXTS = "no column of texts"  # in the message on a table that only names pictures
 _NEARLY_ALL = 0.9
+_SEVERAL = 5  # texts from which one says what others are like
 _SOME = 0.2
 _RIVAL = 0.75  # share of the best likeness from which another column may name the pictures
 _FEW_WORDS = 1.5  # of texts that are classes
 _OF_IMAGES = re.compile("image|img|photo|pic|file|bild|foto|path|jpg|png")
 _OF_OTHERS = re.compile("caption|sent|text|ann|row|index|unnamed|thumb|mask|cond|source|target")
 _MARKS_SPLIT = re.compile("(is_?)?(train|training|test|val|valid|validation|dev)", re.IGNORECASE)
-# Names of columns that say which rows are good.
-_VERDICTS = re.compile(
-    "(is_?)?(status|state|verdict|review|reviewed|valid|accepted|approved|rejected|deleted|discard|keep|use|used|ok)",
-    re.IGNORECASE,
+# Words in the names of columns that say which rows are good, and values that say it.
+_VERDICT_NAMES = re.compile(
+    "status|state|verdict|reviewe?d?|valid|accepted|approved|rejected|deleted|discard|keep|used?|ok|match|correct|"
+    "quality|spam"
 )
-_FEW_VERDICTS = 8
+_VERDICTS = re.compile("accept(ed)?|approved?|reject(ed)?|bad|spam|invalid|deleted")
+_LANGUAGES = re.compile(
+    "en|de|fr|es|it|pt|nl|ru|ja|zh|ko|ar|hi|tr|pl|cs|sv|eng|deu|ger|fra|fre|spa|ita|por|nld|rus|jpn|zho|kor"
+)
+_FEW_KINDS = 8  # of the values of a column that says what rows are
 _LETTER = re.compile(r"[^\W\d_]")
 
 
@@ -66,7 +72,7 @@ class Columns(NamedTuple):
     options: the settings of `data` that read it, but for adapter and path. images: the folder of its pictures.
     pictures: the names of those in the sample. columns: the names of all. caption: the column of the captions.
     texts: the captions. share: of the pictures, those that are there. notes: what a person should look at. is_own:
-    whether the folder of the pictures is named as the table is. by_number: whether pictures are named by
+    whether the folder of the pictures is named as the table or its split is. by_number: whether pictures are named by
     numbers. has_splits: whether rows say their split.
     """
 
@@ -118,6 +124,11 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     cells = [record[own] for record in _sample(records) for own in columns if record.get(own) not in (None, "")]
     settings: Options = {} if header is None else {"columns": header}
     notes = list(found.notes)
+    if all(name.isdecimal() for name in place.found) and _counts_rows(values):
+        name, picture = next(iter(place.found.items()))
+        notes.append(
+            f"{file}: its column {image} counts rows, and is read as the numbers of pictures: {name} is {picture}"
+        )
     settings |= {} if image == kind.model_fields["image_column"].default else {"image_column": image}
     settings |= {} if caption == kind.model_fields["caption_column"].default else {"caption_column": caption}
     if split is not None:
@@ -141,10 +152,15 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
         texts,
         place.share,
         tuple(notes),
-        is_own=place.base.name == file.stem,
+        is_own=place.base not in (usual_images(file.parent), finder.folder),
         by_number=all(name.isdecimal() for name in place.found),
         has_splits=split is not None,
     )
+
+
+def _counts_rows(names: Collection[str]) -> bool:
+    """Return whether the names of pictures are 0, 1, 2, ... or 1, 2, 3, ... in this order."""
+    return list(names) in [list(map(str, range(first, first + len(names)))) for first in (0, 1)]
 
 
 class Place(NamedTuple):
@@ -178,6 +194,10 @@ def place_of(names: Collection[str], file: Path, finder: PictureFinder) -> Place
     """Return the pictures that names mean: in the usual folder of a file's pictures, or anywhere; None without one."""
     best: Place | None = None
     named = [file.parent / file.stem, usual_images(file.parent) / file.stem]  # a folder that is named as the file is
+    split = folder_split([file.stem])
+    if split is not None:
+        inner = usual_images(file.parent)
+        named += [path for path in inner.iterdir() if path.is_dir() and folder_split([path.name]) == split]
     for base in dict.fromkeys((*named, usual_images(file.parent), finder.folder)):
         if not base.is_relative_to(finder.folder) or (base in named and not base.is_dir()):
             continue
@@ -237,7 +257,7 @@ def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFind
     if image is None or place is None:
         raise AttendError(
             f"{file}: none of its columns ({', '.join(map(str, names))}) names pictures in {finder.folder}; its first "
-            f"row: {_row(records[0])}: put the pictures there, or run `attend init` on the folder that holds both"
+            f"row: {_row(records[0])}: {_remedy(finder)}"
         )
     splits = [name for name in names if name != image and is_split(values[name])]
     splits.sort(key=lambda name: _index(str(name).lower(), _SPLIT_COLUMNS))
@@ -248,6 +268,13 @@ def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFind
     notes += [f"{file}: its {note}" for note in _unused_marks(rest, has_split=split is not None)]
     caption, note = caption_column(rest, str(file), image)
     return _Found(image, caption, split, [*notes, *([note] if note else [])], names, place, finder)
+
+
+def _remedy(finder: PictureFinder) -> str:
+    """Return what to do about a table that names no picture of a folder."""
+    if finder.names:
+        return f"pictures there have names such as {min(finder.names)}: correct the names, or the table's delimiter"
+    return "put the pictures there, or run `attend init` on the folder that holds both"
 
 
 def _image_column(
@@ -302,13 +329,30 @@ def _unused_marks(values: dict[str, list[Any]], has_split: bool) -> Iterator[str
     for name, own in values.items():
         if not has_split and _MARKS_SPLIT.fullmatch(str(name)) and len(set(map(str, own))) > 1:
             yield f"column {name} looks like a split and is not used: write the split's name into a column `split`"
+            continue
         if str(name).lower() in ("lang", "language", "locale") and len(set(map(str, own))) > 1:
             shown = ", ".join(sorted(set(map(str, own)))[:5])
             yield f"column {name} says that captions are in several languages ({shown}): all are read together"
-        kinds = Counter(map(str, own)).most_common()
-        if _VERDICTS.fullmatch(str(name)) and 1 < len(kinds) <= _FEW_VERDICTS:
-            counts = ", ".join(f"{kind} {number:,}" for kind, number in kinds)
-            yield f"column {name} ({counts}) is not used: remove the rows that are not to be trained on"
+            continue
+        yield from _unused_kinds(str(name), own, has_split)
+
+
+def _unused_kinds(name: str, values: list[Any], has_split: bool) -> Iterator[str]:
+    """Yield a note on a column that says of what kind rows are, which is not read. values: those that are not blank."""
+    kinds = Counter(str(value).strip() for value in values)
+    if not 1 < len(kinds) <= _FEW_KINDS:
+        return
+    counts = ", ".join(f"{kind} {number:,}" for kind, number in kinds.most_common())
+    folded = {kind.lower() for kind in kinds}
+    words = set(re.findall("[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
+    if any(map(_VERDICT_NAMES.fullmatch, words)) or any(map(_VERDICTS.fullmatch, folded)):
+        yield f"column {name} ({counts}) is not used: remove the rows that are not to be trained on"
+    elif folded & {"caption", "captions", "description"}:
+        yield f"column {name} ({counts}) is not used: remove the rows that are no captions"
+    elif all(map(_LANGUAGES.fullmatch, folded)):
+        yield f"column {name} says that captions are in several languages ({counts}): all are read together"
+    elif not has_split and folded & SPLIT_NAMES.keys():
+        yield f"column {name} ({counts}) looks like a split and is not used: its values are to be train, dev and test"
 
 
 def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tuple[str | tuple[str, ...], str]:
@@ -326,10 +370,16 @@ def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tupl
     def rank(name: str) -> tuple[bool, bool, int, float]:
         known = _index(str(name).lower(), CAPTION_NAMES)
         is_class = words[name] < _FEW_WORDS and max(words.values()) >= FEWEST_WORDS
-        return _are_questions(values[name]), is_class, known, -words[name]
+        is_odd = _are_questions(values[name]) or _are_objects(values[name]) or _are_the_same(values[name])
+        return is_odd, is_class, known, -words[name]
 
     caption = min(texts, key=rank)
-    numbered = [name for name in texts if _unnumbered(name) == _unnumbered(caption) and words[name] >= FEWEST_WORDS]
+    if _are_marks(values[caption]) or (words[caption] >= _FEW_WORDS and _are_the_same(values[caption])):
+        shown = shortened(str(values[caption][0]), 60)
+        raise AttendError(f"{where}: {NO_TEXTS} that could be captions; of {caption}, the likeliest, one is {shown!r}")
+    stem = _unnumbered(caption)
+    are_captions = any(name in stem.lower() for name in CAPTION_NAMES)
+    numbered = [name for name in texts if _unnumbered(name) == stem and words[name] >= FEWEST_WORDS and are_captions]
     is_known = str(caption).lower() in CAPTION_NAMES
     others = [name for name in texts if name != caption and words[name] >= (FEWEST_WORDS if is_known else 1)]
     others = [name for name in others if not _are_codes(values[name]) and not (len(numbered) > 1 and name in numbered)]
@@ -372,11 +422,28 @@ def _are_questions(values: list[Any]) -> bool:
     return bool(texts) and sum(text.rstrip().endswith("?") for text in texts) >= _NEARLY_ALL * len(texts)
 
 
+def _are_objects(values: list[Any]) -> bool:
+    return sum(str(value).startswith("{") for value in values) >= _NEARLY_ALL * len(values)
+
+
+def _are_the_same(values: list[Any]) -> bool:
+    return len(values) >= _SEVERAL and len(set(map(str, values))) == 1
+
+
 def _are_codes(values: list[Any]) -> bool:
     """Return whether a column's texts are no language: file names, addresses, dates, or a few classes."""
     texts = [str(text) for text in values]
-    single = sum(" " not in text.strip() for text in texts) >= _NEARLY_ALL * len(texts)
-    return single and (len(set(texts)) <= max(3, len(texts) // 4) or any(re.search(r"[\d/_.:-]", t) for t in texts[:5]))
+    return _are_marks(values) or (_are_single(texts) and len(set(texts)) <= max(3, len(texts) // 4))
+
+
+def _are_marks(values: list[Any]) -> bool:
+    """Return whether a column's texts are file names, addresses, dates or numbers: without spaces, and with signs."""
+    texts = [str(text) for text in values]
+    return _are_single(texts) and all(re.search(r"[\d/_.:-]", text) for text in texts[:_SEVERAL])
+
+
+def _are_single(texts: list[str]) -> bool:
+    return sum(" " not in text.strip() for text in texts) >= _NEARLY_ALL * len(texts)
 
 
 def _as_header(found: _Found, records: list[dict[str, Any]], file: Path) -> tuple[str, ...] | None:

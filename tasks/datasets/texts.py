@@ -29,7 +29,7 @@ Lines = Annotated[
     Field(description="each line of a text is one of the `captions`, or all are a `paragraph`"),
 ]
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_MOST = 0.6  # share of texts
+_MOST, _NEARLY_ALL = 0.6, 0.9  # shares of texts
 _WIDE = (55, 85)  # characters of a line that was broken at the edge of a page
 TEXT_SUFFIXES = (".txt", ".caption", ".json")
 # What follows the picture's name in names such as IMG_1.jpg.supplemental-metadata(2).json, by Google Photos, which cuts
@@ -116,7 +116,33 @@ def texts_of(folder: Path, suffix: str, finder: PictureFinder) -> list[TextFile]
                 else:
                     pictures = [picture for picture in pictures if _is_parallel(place, picture.rpartition("/")[0])]
                 found.append(TextFile(Path(path) / file, f"{place}/{name}" if place else name, pictures))
-    return found
+    return _next_to_pictures_first(found) if any(item.pictures for item in found) else _by_names_alone(found, finder)
+
+
+def _next_to_pictures_first(found: list[TextFile]) -> list[TextFile]:
+    """Return text files without the pictures of those in other folders that have a text next to them."""
+    near = {picture for item in found for picture in item.pictures if _folder(picture) == _folder(item.name)}
+    return [
+        item._replace(pictures=[own for own in item.pictures if own not in near or _folder(own) == _folder(item.name)])
+        for item in found
+    ]
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _by_names_alone(found: list[TextFile], finder: PictureFinder) -> list[TextFile]:
+    """Return text files with the pictures of their names in any folder.
+
+    They are returned as they are, unless nearly each name is that of one picture, and most pictures have a text.
+    """
+    named = [item._replace(pictures=finder.named(item.name.rpartition("/")[2])) for item in found]
+    pictures = [item.pictures[0] for item in named if len(item.pictures) == 1]
+    is_clear = len(pictures) == len(set(pictures)) and len(pictures) >= max(
+        _NEARLY_ALL * len(named), _MOST * len(finder.names)
+    )
+    return named if is_clear else found
 
 
 def _of_sidecar(name: str) -> str:
