@@ -20,7 +20,7 @@ from tasks.metrics import ScoredCaption, has_facts, qualities
 from tasks.metrics.ptb import tokenize
 
 FITTED_TO = 2000  # pictures of dev, at most
-_TEMPERATURES, _FACTORS, _COPIES = (0.05, 0.1, 0.2), (8.0, 16.0, 32.0), (None, 1.0, 1.25, 1.5, 2.0)
+_TEMPERATURES, _FACTORS, _COPIES = (0.05, 0.1, 0.2), (8.0, 16.0, 32.0, 64.0), (None, 1.0, 1.25, 1.5, 2.0)
 
 Values = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
