@@ -63,6 +63,7 @@ _LANGUAGES = re.compile(
     "en|de|fr|es|it|pt|nl|ru|ja|zh|ko|ar|hi|tr|pl|cs|sv|eng|deu|ger|fra|fre|spa|ita|por|nld|rus|jpn|zho|kor"
 )
 _FEW_KINDS = 8  # of the values of a column that says what rows are
+_FILE = re.compile(r"\.(txt|jpe?g|png|json|xml|csv)$", re.IGNORECASE)
 _LETTER = re.compile(r"[^\W\d_]")
 
 
@@ -437,8 +438,10 @@ def _are_codes(values: list[Any]) -> bool:
 
 
 def _are_marks(values: list[Any]) -> bool:
-    """Return whether a column's texts are file names, addresses, dates or numbers: without spaces, and with signs."""
-    texts = [str(text) for text in values]
+    """Return whether a column's texts are file names, addresses, dates or numbers."""
+    texts = [str(text).strip() for text in values]
+    if sum(_FILE.search(text) is not None for text in texts) >= _NEARLY_ALL * len(texts):
+        return True
     return _are_single(texts) and all(re.search(r"[\d/_.:-]", text) for text in texts[:_SEVERAL])
 
 
