@@ -247,10 +247,11 @@ class Folder:
         for item in items:
             of_folder.setdefault(item.name.partition("/")[0] if "/" in item.name else "", []).append(item)
         named = Counter(item.pictures[0] for item in items)
-        is_divided = len(of_folder) > 1 and max(named.values(), default=0) > 1
+        if items and (len(of_folder) == 1 or max(named.values()) == 1):
+            of_folder = {"": items}
         candidates: list[Candidate] = []
         errors: dict[Path, str] = {}
-        for folder, own in of_folder.items() if is_divided else [("", items)] if items else []:
+        for folder, own in of_folder.items():
             try:
                 candidates.append(self._of_texts_in(folder, suffix, own))
             except AttendError as error:
