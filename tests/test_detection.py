@@ -283,12 +283,20 @@ def test_the_address_of_a_page_names_no_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "values", "said"),
     [
-        ("Status", ("approved", "rejected"), "(approved 21, rejected 3) is not used: remove the rows that are not to"),
-        ("answer", ("accept", "reject"), "(accept 21, reject 3) is not used"),
-        ("isCorrect", ("1", "0"), "(1 21, 0 3) is not used"),
-        ("task", ("caption", "question"), "(caption 21, question 3) is not used: remove the rows that are no captions"),
-        ("iso", ("eng", "deu"), "says that captions are in several languages (eng 21, deu 3)"),
-        ("use for", ("train", "later"), "(train 21, later 3)"),
+        (
+            "Status",
+            ("approved", "rejected"),
+            "(approved 88%, rejected 12%) is not used: remove the rows that are not to",
+        ),
+        ("answer", ("accept", "reject"), "(accept 88%, reject 12%) is not used"),
+        ("isCorrect", ("1", "0"), "(1 88%, 0 12%) is not used"),
+        (
+            "task",
+            ("caption", "question"),
+            "(caption 88%, question 12%) is not used: remove the rows that are no captions",
+        ),
+        ("iso", ("eng", "deu"), "says that captions are in several languages (eng 88%, deu 12%)"),
+        ("use for", ("train", "later"), "(train 88%, later 12%)"),
     ],
 )
 def test_columns_that_say_of_what_kind_rows_are_are_noted(
@@ -299,6 +307,14 @@ def test_columns_that_say_of_what_kind_rows_are_are_noted(
     table(tmp_path / "captions.csv", ["image", "caption", column], *rows)
     (note,) = detect(tmp_path).notes
     assert f"its column {column} {said}" in note
+
+
+def test_a_column_that_says_when_rows_were_deleted_is_noted(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    rows = [[name, caption(at), "" if at > 3 else "2024-03-01"] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", ["image", "caption", "deleted_at"], *rows)
+    (note,) = detect(tmp_path).notes
+    assert "its column deleted_at is filled in 17% of the rows and not used" in note
 
 
 def test_a_column_that_counts_rows_is_noted_where_it_names_pictures(tmp_path: Path) -> None:

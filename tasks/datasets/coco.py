@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.common.errors import AttendError
+from tasks.common.log import log
+from tasks.common.wording import counted
 from tasks.datasets.base import NamedOptions, Row, needs_text, parse_split, require_folder
 from tasks.datasets.documents import read_json, require_field, require_objects
 from tasks.datasets.faults import REFUSE, Faults
@@ -78,7 +80,13 @@ class Coco(NamedOptions):
                 if identifier in images:
                     raise AttendError(f"{where}.id: {identifier} is already the id of {images[identifier][1]}")
                 images[identifier] = (name, where, image.get("split"))
-        for index, annotation in enumerate(require_objects(document, "annotations", str(path))):
+        annotations = require_objects(document, "annotations", str(path))
+        rejected = sum(bool(annotation.get("is_rejected")) for annotation in annotations)
+        if rejected:  # as VizWiz marks them
+            log.warning(
+                f"{path}: {counted(rejected, 'annotation')} with is_rejected are read as others: or remove them"
+            )
+        for index, annotation in enumerate(annotations):
             where = f"{path}: annotations[{index}]"
             with faults.of_row():
                 image_id = _id(annotation, "image_id", where)

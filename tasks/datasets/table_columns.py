@@ -327,6 +327,7 @@ def _index(item: str, items: tuple[str, ...]) -> int:
 
 def _unused_marks(values: dict[str, list[Any]], has_split: bool) -> Iterator[str]:
     """Yield notes on columns that are not read: splits, languages, verdicts on rows. values: of each column."""
+    most = max(map(len, values.values()), default=0)
     for name, own in values.items():
         if not has_split and _MARKS_SPLIT.fullmatch(str(name)) and len(set(map(str, own))) > 1:
             yield f"column {name} looks like a split and is not used: write the split's name into a column `split`"
@@ -334,6 +335,10 @@ def _unused_marks(values: dict[str, list[Any]], has_split: bool) -> Iterator[str
         if str(name).lower() in ("lang", "language", "locale") and len(set(map(str, own))) > 1:
             shown = ", ".join(sorted(set(map(str, own)))[:5])
             yield f"column {name} says that captions are in several languages ({shown}): all are read together"
+            continue
+        if "deleted" in str(name).lower() and 0 < len(own) < most:
+            share = f"{len(own) / most:.0%} of the rows"
+            yield f"column {name} is filled in {share} and not used: remove the rows that are not to be trained on"
             continue
         yield from _unused_kinds(str(name), own, has_split)
 
@@ -343,17 +348,17 @@ def _unused_kinds(name: str, values: list[Any], has_split: bool) -> Iterator[str
     kinds = Counter(str(value).strip() for value in values)
     if not 1 < len(kinds) <= _FEW_KINDS:
         return
-    counts = ", ".join(f"{kind} {number:,}" for kind, number in kinds.most_common())
+    shares = ", ".join(f"{kind} {number / kinds.total():.0%}" for kind, number in kinds.most_common())
     folded = {kind.lower() for kind in kinds}
     words = set(re.findall("[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
     if any(map(_VERDICT_NAMES.fullmatch, words)) or any(map(_VERDICTS.fullmatch, folded)):
-        yield f"column {name} ({counts}) is not used: remove the rows that are not to be trained on"
+        yield f"column {name} ({shares}) is not used: remove the rows that are not to be trained on"
     elif folded & {"caption", "captions", "description"}:
-        yield f"column {name} ({counts}) is not used: remove the rows that are no captions"
+        yield f"column {name} ({shares}) is not used: remove the rows that are no captions"
     elif all(map(_LANGUAGES.fullmatch, folded)):
-        yield f"column {name} says that captions are in several languages ({counts}): all are read together"
+        yield f"column {name} says that captions are in several languages ({shares}): all are read together"
     elif not has_split and folded & SPLIT_NAMES.keys():
-        yield f"column {name} ({counts}) looks like a split and is not used: its values are to be train, dev and test"
+        yield f"column {name} ({shares}) looks like a split and is not used: its values are to be train, dev and test"
 
 
 def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tuple[str | tuple[str, ...], str]:
