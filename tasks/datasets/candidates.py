@@ -127,6 +127,8 @@ class Folder:
     def of_text(self, path: Path) -> Candidate | None:
         """Return how the texts of one picture each are read, where this file is one of them; else None."""
         for suffix in TEXT_SUFFIXES:
+            if not any(item.text == path and item.pictures for item in self.texts[suffix]):
+                continue
             found, errors = self._of_texts(suffix)
             if path in errors:
                 raise AttendError(errors[path])

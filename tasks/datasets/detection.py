@@ -137,11 +137,12 @@ def _best(folder: Folder, candidates: list[Candidate], errors: dict[Path, str]) 
     ordered = sorted(parts, key=lambda part: part.file)
     options = parts[0].options if len(parts) == 1 else _joined(folder.path, ordered)
     reasons = errors | {file: str(item) for item in others for file in (item.file, *item.read)}
-    known = reasons.keys() | {part.file for part in parts}
-    reasons |= dict.fromkeys(_split_lists(folder.path, known), "may list a split")
+    read = {file for part in parts for file in (part.file, *part.read)}
+    lists = _split_lists(folder.path, read)
+    reasons = dict.fromkeys(lists, "may list a split") | reasons
     reasons |= {item.file: f"{item}: the same captions as {parts[0].file.name}" for item in copies}
-    unread = _unread(folder, {file for part in parts for file in (part.file, *part.read)}, reasons)
-    seen = _given_otherwise(parts, others, errors, folder.path)
+    unread = _unread(folder, read, reasons)
+    seen = _given_otherwise(parts, others, errors, lists, folder.path)
     names = list(options["sources"]) if len(parts) > 1 else [""]
     notes = [
         with_source(f"{name}/" if name else "", note)
@@ -186,12 +187,14 @@ def _refuse_classes(item: Candidate, folder: Path) -> None:
 
 
 def _given_otherwise(
-    parts: list[Candidate], unread: list[Candidate], errors: dict[Path, str], folder: Path
+    parts: list[Candidate], unread: list[Candidate], errors: dict[Path, str], lists: list[Path], folder: Path
 ) -> Iterator[str]:
-    """Yield notes on files that name pictures, or their splits, in a way that is not read."""
+    """Yield notes on files that name pictures, or their splits, in a way that is not read.
+
+    lists: the files that are named as lists of splits.
+    """
     tables = [path for path, error in errors.items() if NO_TEXTS in error]
-    lists = _split_lists(folder, {file for part in parts for file in (part.file, *part.read)})
-    lists += [path for path in tables if path not in lists and folder_split([path.stem]) is not None]
+    lists = lists + [path for path in tables if path not in lists and folder_split([path.stem]) is not None]
     has_splits = len(parts) > 1 or {"split_column", "splits"} & parts[0].options.keys() or parts[0].found.has_splits
     if lists and not has_splits:
         shown = ", ".join(path.relative_to(folder).as_posix() for path in lists)

@@ -119,10 +119,11 @@ class PictureFinder:
         best: list[str] = []
         best_rank = (fewest, False, False)
         split = folder_split(parts[:-1])
+        file = _without_query(name).rpartition("/")[2]
         for candidate, own in found:
             same = _common_end(parts, own)
             other_split = split is not None and folder_split(own[:-1]) not in (None, split)
-            rank = (same, same == len(own), candidate.endswith(_without_query(name).rpartition("/")[2]))
+            rank = (same, same == len(own), candidate.endswith(file))
             if other_split or rank < best_rank:
                 continue
             best = [candidate] if rank > best_rank else [*best, candidate]

@@ -63,6 +63,7 @@ _LANGUAGES = re.compile(
     "en|de|fr|es|it|pt|nl|ru|ja|zh|ko|ar|hi|tr|pl|cs|sv|eng|deu|ger|fra|fre|spa|ita|por|nld|rus|jpn|zho|kor"
 )
 _FEW_KINDS = 8  # of the values of a column that says what rows are
+_SIGNS = re.compile(r"[\d/_.:-]")  # which file names, addresses and dates have
 _FILE = re.compile(r"\.(txt|jpe?g|png|json|xml|csv)$", re.IGNORECASE)
 _LETTER = re.compile(r"[^\W\d_]")
 
@@ -125,7 +126,8 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     cells = [record[own] for record in _sample(records) for own in columns if record.get(own) not in (None, "")]
     settings: Options = {} if header is None else {"columns": header}
     notes = list(found.notes)
-    if all(name.isdecimal() for name in place.found) and _counts_rows(values):
+    by_number = all(name.isdecimal() for name in place.found)
+    if by_number and _counts_rows(values):
         name, picture = next(iter(place.found.items()))
         notes.append(
             f"{file}: its column {image} counts rows, and is read as the numbers of pictures: {name} is {picture}"
@@ -154,7 +156,7 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
         place.share,
         tuple(notes),
         is_own=place.base not in (usual_images(file.parent), finder.folder),
-        by_number=all(name.isdecimal() for name in place.found),
+        by_number=by_number,
         has_splits=split is not None,
     )
 
@@ -439,7 +441,8 @@ def _are_the_same(values: list[Any]) -> bool:
 def _are_codes(values: list[Any]) -> bool:
     """Return whether a column's texts are no language: file names, addresses, dates, or a few classes."""
     texts = [str(text) for text in values]
-    return _are_marks(values) or (_are_single(texts) and len(set(texts)) <= max(3, len(texts) // 4))
+    has_signs = any(map(_SIGNS.search, texts[:_SEVERAL]))
+    return _are_marks(values) or (_are_single(texts) and (has_signs or len(set(texts)) <= max(3, len(texts) // 4)))
 
 
 def _are_marks(values: list[Any]) -> bool:
@@ -447,7 +450,7 @@ def _are_marks(values: list[Any]) -> bool:
     texts = [str(text).strip() for text in values]
     if sum(_FILE.search(text) is not None for text in texts) >= _NEARLY_ALL * len(texts):
         return True
-    return _are_single(texts) and all(re.search(r"[\d/_.:-]", text) for text in texts[:_SEVERAL])
+    return _are_single(texts) and all(map(_SIGNS.search, texts[:_SEVERAL]))
 
 
 def _are_single(texts: list[str]) -> bool:
