@@ -16,10 +16,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from flows.configs import refusals
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
 from tasks.common.wording import counted, counted_by_split, minute, shortened
-from tasks.config.schema import Config, data_section, refusals
+from tasks.config.schema import Config, data_section
 from tasks.config.stages import CaptionsConfig, EvaluationConfig, GridsConfig
 from tasks.data.inputs import digests_of
 from tasks.data.splits import divides

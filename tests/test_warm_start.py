@@ -58,7 +58,8 @@ def begun(folder: Path, name: str, **options: Any) -> tuple[Any, str]:
     torch.manual_seed(2)
     shape = DecoderSpec(name=name, channels=16, vocabulary=len(NEW), options={**SIZES[name], **options})
     decoder = make(**shape).eval()
-    return decoder, start_from(decoder, {**shape, "options": full(shape)}, NEW, folder)
+    [message] = start_from(decoder, {**shape, "options": full(shape)}, NEW, folder, "the champion")
+    return decoder, message
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -66,7 +67,7 @@ def begun(folder: Path, name: str, **options: Any) -> tuple[Any, str]:
 def test_known_words_have_the_logits_that_they_had(name: str, head: dict[str, Any], tmp_path: Path) -> None:
     folder, champion = bundle_of(tmp_path, name, **head)
     decoder, message = begun(folder, name, **head)
-    assert message == "goes on from the champion's weights; 2 of 10 tokens are new"
+    assert message == "starts from the weights of the champion; 2 of 10 tokens are new"
     grid = torch.randn(2, 2, 2, 16)
     texts = [["dog", "runs", "on"], ["grass", "on", "dog"]]
     logits = []
@@ -92,7 +93,7 @@ def test_a_champion_registered_before_there_was_an_option_has_its_default(tmp_pa
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"hidden": 12}, "the champion's decoder has decoder.hidden 8, this config 12"),
+        ({"hidden": 12}, "the decoder of the champion has decoder.hidden 8, this config 12"),
         ({"head": "adaptive"}, "set decoder.head=full"),
     ],
 )
@@ -117,14 +118,14 @@ def test_an_ensemble_is_refused(tmp_path: Path) -> None:
 
 def test_another_backbone_is_refused(tmp_path: Path) -> None:
     folder, _ = bundle_of(tmp_path, "show_attend_tell")
-    check_backbone(folder, GridsConfig(backbone="tiny", weights="random:0", image_size=64))
+    check_backbone(folder, GridsConfig(backbone="tiny", weights="random:0", image_size=64), "the champion")
     for grids, told in (
         (GridsConfig(backbone="tiny", weights="random:1", image_size=64), "other weights of it"),
         (GridsConfig(backbone="tiny", weights="random:0", image_size=96), "has grids.image_size 64, this config 96"),
         (GridsConfig(backbone="imported", weights="imported:x", image_size=64), "of another kind"),
     ):
         with pytest.raises(AttendError, match=told):
-            check_backbone(folder, grids)
+            check_backbone(folder, grids, "the champion")
 
 
 def test_a_model_without_a_champion_is_trained_from_the_beginning_and_it_is_said(

@@ -91,8 +91,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Bring a captioner up to date: run the stages that are stale, and no others."""
+    from flows.configs import load
     from flows.pipeline import build_pipeline
-    from tasks.config.schema import load
     from tasks.pipeline.plan import plan, up_to
     from tasks.pipeline.plan import verify as verify_files
 
@@ -120,9 +120,9 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show what `attend run` would do, and why, without running anything."""
+    from flows.configs import load
     from flows.pipeline import build_pipeline
     from flows.preflight import last_verdict
-    from tasks.config.schema import load
     from tasks.pipeline.plan import plan, up_to, with_running
     from tasks.pipeline.plan import verify as verify_files
 
@@ -143,7 +143,7 @@ def status(
 def demo(workspace: WorkspaceOption = Path("workspace")) -> None:
     """Generate pictures, train and register a captioner, and show some captions. Takes minutes, works offline."""
     from flows.commands.demo import show
-    from tasks.config.schema import load
+    from flows.configs import load
 
     settings = with_workspace([], workspace)
     config = load("demo", settings)
@@ -192,10 +192,10 @@ def up(
     mlflow_port: Annotated[int, typer.Option(help="port of MLflow's pages", **whole_number(1, 65535))] = 5000,
 ) -> None:
     """Start Prefect's server, the deployments of prefect.yaml and a worker on this machine, in the background."""
+    from flows.configs import load
     from flows.operations.deploy import ServiceOptions
     from flows.operations.schedules import schedule_lines
     from flows.operations.service import up as start
-    from tasks.config.schema import load
 
     home, place = (str(path.expanduser().absolute()) for path in (project, workspace))
     if config is not None:
@@ -234,9 +234,9 @@ def page(
     """Write and open the page of a config: its pictures, stages and versions, and what the next run would do."""
     import webbrowser
 
+    from flows.configs import load
     from flows.page.project_page import last_page, write_page
     from flows.pipeline import build_pipeline
-    from tasks.config.schema import load
     from tasks.pipeline.plan import plan
 
     if preset is None:

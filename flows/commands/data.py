@@ -31,7 +31,7 @@ def formats(as_json: Json = False) -> None:
 def retry(preset: Preset, overrides: Overrides = None, workspace: ConfigWorkspace = None) -> None:
     """Try the pictures again that could not be read; `attend run` then takes up those that can be read now."""
     from flows.commands.retry_pictures import retry_failed
-    from tasks.config.schema import load
+    from flows.configs import load
     from tasks.pipeline.sessions import exclusive_session
     from tasks.pipeline.workspace import Workspace
 
@@ -56,7 +56,7 @@ def import_(
 ) -> None:
     """Import grids that another program extracted; their ids name pictures of a config whose backbone is `imported`."""
     from flows.commands.import_grids import import_grids
-    from tasks.config.schema import load
+    from flows.configs import load
     from tasks.pipeline.sessions import session
     from tasks.pipeline.workspace import Workspace
 

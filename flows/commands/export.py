@@ -1,4 +1,4 @@
-"""`attend export`: write a registered model into a folder that needs neither MLflow nor torch nor this program."""
+"""`attend export`: write a registered model into a folder that needs neither MLflow nor this program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from flows.commands.options import RuntimeOption, WorkspaceOption
-from tasks.common.errors import AttendError
 
 
 def export(
@@ -20,11 +19,15 @@ def export(
     runtime: RuntimeOption = None,
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
-    """Write a registered model into a folder that onnxruntime, NumPy and Pillow run; its README.md documents it."""
+    """Write a registered model into a folder that onnxruntime, NumPy and Pillow run; its README.md documents it.
+
+    With --runtime torch the folder is one that other trainings can start from.
+    """
     from flows.registered.export import export_model
 
-    if runtime == "torch":
-        raise AttendError("--runtime torch: needs no export: the version's files in MLflow are such a folder")
     folder = to.expanduser()
     size = export_model(model, folder, runtime or "onnx", workspace.expanduser().absolute())
-    typer.echo(f"{folder}: {size / 1e6:.1f} MB; {folder / 'README.md'} says how to use it")
+    use = f"{folder / 'README.md'} says how to use it"
+    if runtime == "torch":
+        use = f"a training starts from it with training.start_from={folder}, or attend init --from {folder}"
+    typer.echo(f"{folder}: {size / 1e6:.1f} MB; {use}")

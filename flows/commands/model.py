@@ -45,10 +45,10 @@ def _show_config(preset: str, overrides: list[str], words: int | None, depth: in
     """Print the backbone and the decoder of a config, with random weights."""
     import torch
 
+    from flows.configs import load
     from flows.pipeline import build_pipeline
     from models.decoders.base import make
     from tasks.config.presets import presets
-    from tasks.config.schema import load
     from tasks.data.caption_files import read_vocabulary
     from tasks.grids.weights import IMPORTED, random_backbone
     from tasks.pipeline.plan import artifacts

@@ -182,8 +182,8 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score a registered model (by default the config's champion) on the config's held-out pictures as they are now."""
+    from flows.configs import load
     from flows.registered.evaluate import evaluate_registered
-    from tasks.config.schema import load
 
     evaluation = evaluate_registered(load(preset, with_workspace(overrides, workspace)), model, results)
     if as_json:
@@ -214,7 +214,7 @@ def rollback(
 
 def _config(on: str | None, overrides: Overrides, workspace: Path) -> Config | None:
     """Return the config that --on names, with `workspace` as its workspace; None where --on is not given."""
-    from tasks.config.schema import load
+    from flows.configs import load
 
     if on is None and overrides:
         raise AttendError(f"{overrides[0]}: settings belong to a config: give it with --on")

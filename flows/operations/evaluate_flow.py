@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.configs import load
 from flows.operations import prefect_reports
 from flows.operations.run_form import ConfigName, ConfigOverrides, run_name
 from flows.registered.evaluate import evaluate_registered
 from tasks.common.log import show_log
-from tasks.config.schema import load
 from tasks.evaluation.score_record import ScoreRecord
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from functools import partial
 
+from flows.configs import load
 from flows.operations import service
 from flows.operations.deploy import logs_of
 from flows.operations.prefect_server import start_for_this_process, wait_or_start_again
@@ -15,7 +16,7 @@ from flows.startup_checks import notice_crashes, prepare
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.common.ports import why_silent
-from tasks.config.schema import Config, load
+from tasks.config.schema import Config
 from tasks.pipeline.plan import Status, plan, up_to
 from tasks.pipeline.run import trust_fresh
 from tasks.pipeline.workspace import Workspace

@@ -19,6 +19,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed
 
+from flows.configs import load
 from flows.operations import prefect_reports
 from flows.operations.dask_shards import executor_of
 from flows.operations.run_form import ConfigName, ConfigOverrides, LastStage, run_name
@@ -30,7 +31,7 @@ from flows.unregistered import log_evaluation
 from tasks.common.errors import is_disk_full
 from tasks.common.log import log, show_log
 from tasks.common.retries import may_pass
-from tasks.config.schema import Config, load
+from tasks.config.schema import Config
 from tasks.grids.extract import Grids
 from tasks.grids.views import Views
 from tasks.pipeline import distributed

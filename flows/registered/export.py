@@ -12,7 +12,7 @@ from models.options import Runtime
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.registry import tracking
-from tasks.registry.bundle import is_whole, seal
+from tasks.registry.bundle import ORIGIN, is_whole, seal
 from tasks.registry.exported.folder import write_exported
 from tasks.registry.logged_model import BUNDLE, bundle_of
 from tasks.registry.versions import find, version_of_address
@@ -21,8 +21,8 @@ from tasks.registry.versions import find, version_of_address
 def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: Path) -> int:
     """Write a registered version for a runtime into a new folder, and return the bytes written.
 
-    model: an address in MLflow's registry; None for the champion promoted last. runtime: any but torch; where the
-    version was not registered for it, it is exported now. Raises AttendError where there is no such model, it cannot be
+    model: an address in MLflow's registry; None for the champion promoted last. runtime: where the version was not
+    registered for it, it is exported now. Raises AttendError where there is no such model, it cannot be
     exported, or there is something at `folder` already.
     """
     folder = folder.absolute()
@@ -47,7 +47,7 @@ def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: P
             log.info(f"{found.address} was not registered for {runtime}: it is exported now, and not scored")
             write_exported(_captioner_in(files / BUNDLE, found.address), out, runtime)
         origin = {"model": version.name, "version": str(version.version), "runtime": runtime}
-        (out / "origin.json").write_text(json.dumps(origin), encoding="utf-8")
+        (out / ORIGIN).write_text(json.dumps(origin), encoding="utf-8")
         (out / "MODEL_CARD.md").write_text(version.description or "", encoding="utf-8")
         seal(out)
         try:

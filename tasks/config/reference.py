@@ -40,6 +40,8 @@ def sections() -> dict[str, SectionReference]:
     """Return every section of a config by name; `data` has an entry for each adapter, `data.NAME`."""
     found = {_GENERAL: SectionReference("What is not in a section.", [])}
     for name, field in Config.model_fields.items():
+        if field.exclude:
+            continue
         if name == "data":
             for adapter, kind in ADAPTERS.items():
                 found[f"data.{adapter}"] = _section(kind, "data")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, model_validator
+from pydantic import Field, InstanceOf, TypeAdapter, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
 from models.backbones import BACKBONES
@@ -20,7 +20,7 @@ from tasks.common.errors import AttendError, suggestion
 from tasks.common.section import Checked
 from tasks.config.decoder import DecoderConfig
 from tasks.config.machine import MachineConfig
-from tasks.config.presets import resolve_preset, values_of
+from tasks.config.presets import CHAMPION, resolve_preset, values_of
 from tasks.config.stages import (
     CaptionsConfig,
     EncoderConfig,
@@ -30,11 +30,8 @@ from tasks.config.stages import (
     RegistryConfig,
     ViewsConfig,
 )
-from tasks.config.training import (
-    SelfCriticalConfig,
-    TrainingConfig,
-    TuningConfig,
-)
+from tasks.config.starting_point import Find, StartingPoint, with_starting_point
+from tasks.config.training import SelfCriticalConfig, TrainingConfig, TuningConfig
 from tasks.datasets import ADAPTERS, Dataset
 from tasks.datasets.base import DatasetOptions
 from tasks.metrics import METRICS
@@ -71,6 +68,7 @@ class Config(Checked):
     evaluation: EvaluationConfig = EvaluationConfig()
     registry: RegistryConfig
     machine: MachineConfig = MachineConfig()
+    starting_point: InstanceOf[StartingPoint] | None = Field(None, exclude=True)  # found by `load`; not a setting
 
     @model_validator(mode="before")
     @classmethod
@@ -127,11 +125,7 @@ class Config(Checked):
                 yield (
                     f"tuning.first_block: {self.grids.backbone} {has}: block {self.tuning.first_block} cannot be tuned"
                 )
-        if self.tuning is not None and self.training.start_from is not None:
-            yield (
-                "training.start_from: a champion whose backbone was fine-tuned is no start for a frozen one: leave "
-                "start_from or tuning out"
-            )
+        yield from self._contradictions_of_start()
         if self.evaluation.no_echo and (self.captions.units == "bpe" or self.captions.tokeniser == "characters"):
             yield "evaluation.no_echo: letters and byte pairs may well follow themselves: leave it out"
         if self.captions.units == "bpe" and self.decoder.word_vectors is not None:
@@ -139,6 +133,23 @@ class Config(Checked):
         if self.tuning is not None and self.tuning.doubly_stochastic and not DECODERS[self.decoder.name].attends:
             yield (f"tuning.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
         yield from self._contradictions_of_data()
+
+    def _contradictions_of_start(self) -> Iterator[str]:
+        """Yield what does not go together with where training starts."""
+        if self.tuning is not None and self.training.start_from == CHAMPION:
+            yield (
+                "training.start_from: a champion whose backbone was fine-tuned is no start for a frozen one: leave "
+                "start_from or tuning out"
+            )
+        if self.training.start_store is not None and not (self.training.start_from or "").startswith("models:/"):
+            yield "training.start_store: is for a model of MLflow, as in training.start_from=models:/NAME@champion"
+        if self.captions.vocabulary == "joined" and self.starting_point is None:
+            yield (
+                "captions.vocabulary: there is no vocabulary to join: set training.start_from to a captioner, or "
+                "vocabulary=train"
+            )
+        if self.memory.joined and self.captions.vocabulary != "joined":
+            yield "memory.joined: the captions that are kept need their words: set captions.vocabulary=joined"
 
     def _contradictions_of_data(self) -> Iterator[str]:
         """Yield what does not go together in the section of the data set."""
@@ -178,12 +189,17 @@ class Config(Checked):
         return self.machine.folder
 
 
-def load(preset_or_file: str, overrides: Sequence[str] = ()) -> Config:
+def _no_captioner(start_from: str, _store: str | None, _workspace: Path) -> StartingPoint:
+    raise AttendError(f"training.start_from: {start_from}: captioners are found by flows/configs.py")
+
+
+def load(preset_or_file: str, overrides: Sequence[str] = (), find: Find = _no_captioner) -> Config:
     """Return the config of a preset or YAML file with `section.field=value` overrides merged over it.
 
-    Raises AttendError for an unknown preset, a file that is not a mapping, or any value refused.
+    find: finds the captioner that training starts from, where the config names one. Raises AttendError for an unknown
+    preset, a file that is not a mapping, or any value refused.
     """
-    return validate(values_of(preset_or_file, overrides), preset_or_file)
+    return validate(with_starting_point(values_of(preset_or_file, overrides), find), preset_or_file)
 
 
 def validate(values: dict[str, Any], where: str) -> Config:
@@ -197,15 +213,22 @@ def validate(values: dict[str, Any], where: str) -> Config:
         raise AttendError(f"{where}: {'; '.join(_refusal(min(error.errors(), key=_misspelt_first)))}") from None
 
 
-def refusals(preset_or_file: str, overrides: Sequence[str] = ()) -> tuple[list[str], Config | None]:
+def refusals(
+    preset_or_file: str, overrides: Sequence[str] = (), find: Find = _no_captioner
+) -> tuple[list[str], Config | None]:
     """Return all that is wrong with a config, and the config without the fields at fault; None where it has no sense.
 
     A field that is refused is left out, so that what is wrong with the others is found too. Raises AttendError for an
     unknown preset, and a file that is not a mapping.
     """
     try:
-        values = resolve_preset(values_of(preset_or_file, overrides))
+        given = values_of(preset_or_file, overrides)
+        values = resolve_preset(given)
     except ValueError as error:
+        return [str(error)], None
+    try:
+        values = resolve_preset(with_starting_point(given, find))
+    except AttendError as error:
         return [str(error)], None
     found: list[str] = []
     removed: set[str] = set()

@@ -135,10 +135,11 @@ class CaptionsConfig(Section):
     min_count: int = Field(
         5, ge=1, description="occurrences in the train split that a word, or byte pair, needs to be in the vocabulary"
     )
-    vocabulary: Literal["train", "given"] = Field(
+    vocabulary: Literal["train", "given", "joined"] = Field(
         "train",
-        description="where the words come from: the captions of the `train` split, or the data set's own vocabulary "
-        "(`given`), ids and all, with `tokeniser: whitespace`",
+        description="where the words come from: the captions of the `train` split; these and the vocabulary of the "
+        "captioner that training starts from (`joined`); or the data set's own vocabulary (`given`), ids and all, with "
+        "`tokeniser: whitespace`",
     )
     max_tokens: int = Field(
         15,
@@ -154,6 +155,8 @@ class CaptionsConfig(Section):
             raise ValueError("units: byte pairs are within words, or of whole captions: set tokeniser=characters")
         if self.vocabulary == "given" and (self.tokeniser, self.units) != ("whitespace", "words"):
             raise ValueError("vocabulary: a given one is of whole words: set tokeniser=whitespace and units=words")
+        if self.vocabulary == "joined" and self.units != "words":
+            raise ValueError("vocabulary: byte pairs of two vocabularies cannot be joined: set vocabulary=train")
         return self
 
 
@@ -164,6 +167,11 @@ class MemoryConfig(Section):
         200_000, ge=1, description="training pictures that are kept; of more, so many are drawn at random"
     )
     size: int = Field(128, ge=1, le=4096, description="numbers that are kept of a picture's grid, by PCA")
+    joined: bool | None = Field(
+        None,
+        description="keep the pictures that the captioner of training.start_from remembers too; needs "
+        "captions.vocabulary=joined; default: false",
+    )
 
 
 class NeighboursConfig(Section):

@@ -86,11 +86,19 @@ class GridTrainingConfig(FitConfig):
 class TrainingConfig(CrossEntropyConfig, GridTrainingConfig):
     """How the decoder is trained on the cached grids by teacher forcing (stage `train`)."""
 
-    start_from: Literal["champion"] | None = Field(
+    start_from: str | None = Field(
         None,
-        description="`champion`: training goes on from the weights of the model's champion, where there is one: words "
-        "keep theirs, and new ones are added; set few `epochs` and a low `learning_rate`. Another champion alone is no "
-        "reason to train again. Default: from the beginning",
+        min_length=1,
+        description="captioner whose weights training starts from: words keep theirs, and new ones are added. "
+        "`models:/NAME@ALIAS` or `models:/NAME/VERSION`, or the folder or URL of an exported captioner: `grids`, "
+        "`decoder` and the tokeniser are then its own; another digest of it trains again. `champion`: the model's own "
+        "champion, where there is one; another champion alone is no reason to train again. Default: from the beginning",
+    )
+    start_store: str | None = Field(
+        None,
+        min_length=1,
+        description="MLflow store that has the model of `start_from`: the folder of a workspace, or the URL of a "
+        "tracking server; default: this workspace's own",
     )
 
 

@@ -45,10 +45,11 @@ class CaptionedPicture:
     tokens: npt.NDArray[np.int32]
 
 
-def write_captions(captions: CaptionsConfig, manifest: Artifact, out: Path) -> Outcome:
+def write_captions(captions: CaptionsConfig, manifest: Artifact, out: Path, joined: Sequence[str] = ()) -> Outcome:
     """Build the vocabulary from the train split, and write it, every split's captions as token ids, and frequencies.
 
-    manifest: the artifact of `ingest`. out: the folder to write to. The outcome's products are a digest for each
+    manifest: the artifact of `ingest`. out: the folder to write to. joined: the words of the vocabulary that is joined,
+    where `captions` says so. The outcome's products are a digest for each
     split, `vocabulary` and `frequencies`.
     """
     split_words = tokeniser(captions.tokeniser)
@@ -71,7 +72,8 @@ def write_captions(captions: CaptionsConfig, manifest: Artifact, out: Path) -> O
         units = json.loads((manifest.path / GIVEN_WORDS).read_text(encoding="utf-8"))
         vocabulary = Vocabulary(tuple(units), _settings(captions))
     else:
-        vocabulary = build_vocabulary([text for _, texts in words["train"] for text in texts], captions, units)
+        texts = [text for _, texts in words["train"] for text in texts]
+        vocabulary = build_vocabulary(texts, captions, units, joined if captions.vocabulary == "joined" else ())
     rows = [
         (digest, split, vocabulary.encode(text, captions.max_tokens), len(text) > captions.max_tokens)
         for split in splits
@@ -98,14 +100,16 @@ def write_captions(captions: CaptionsConfig, manifest: Artifact, out: Path) -> O
     return Outcome(products, {"words": len(vocabulary.words), "captions": len(rows)})
 
 
-def build_vocabulary(texts: list[list[str]], captions: CaptionsConfig, units: Sequence[str] = ()) -> Vocabulary:
+def build_vocabulary(
+    texts: list[list[str]], captions: CaptionsConfig, units: Sequence[str] = (), joined: Sequence[str] = ()
+) -> Vocabulary:
     """Return the vocabulary of the texts, ordered by falling count, ties alphabetically.
 
     texts: captions as words, or as byte pairs. units: all byte pairs; where it is empty, the vocabulary consists of
-    the words that occur at least `captions.min_count` times.
+    the words that occur at least `captions.min_count` times, and of those in `joined`.
     """
     counts = Counter(word for text in texts for word in text if word not in SPECIAL)
-    entries = units or [word for word, count in counts.items() if count >= captions.min_count]
+    entries = units or {*joined, *(word for word, count in counts.items() if count >= captions.min_count)}
     entries = sorted(entries, key=lambda word: (-counts[word], word))
     return Vocabulary(tuple(entries), _settings(captions))
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tasks.common.files import digest_of_file
 from tasks.common.section import Section
 from tasks.config.schema import Config
 from tasks.config.stages import CaptionsConfig
+from tasks.config.starting_point import VOCABULARY, StartingPoint
 from tasks.data.ingest import Manifest
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
@@ -26,6 +28,7 @@ class Captions(Stage):
 
     captions: CaptionsConfig
     manifest: Manifest
+    start: StartingPoint | None = None  # whose vocabulary is joined, where `captions.vocabulary` says so
 
     @property
     def vocabulary(self) -> Product:
@@ -49,12 +52,18 @@ class Captions(Stage):
         given = (self.manifest.given_words,) if self.captions.vocabulary == "given" else ()
         return (self.manifest.captions, *given)
 
-    def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.data.caption_files import write_captions
+    def inputs(self) -> dict[str, str]:
+        if self.captions.vocabulary != "joined" or self.start is None:
+            return {}
+        return {"vocabulary of start_from": digest_of_file(self.start.folder / VOCABULARY)}
 
-        return write_captions(self.captions, work.artifacts[self.manifest], work.out)
+    def run(self, work: Work, hooks: Hooks) -> Outcome:
+        from tasks.data.caption_files import read_vocabulary, write_captions
+
+        joined = [] if self.start is None else read_vocabulary(self.start.folder).words
+        return write_captions(self.captions, work.artifacts[self.manifest], work.out, joined)
 
 
 def tensorise(config: Config, manifest: Manifest) -> Captions:
     """Return the stage that turns a manifest's captions into token ids."""
-    return Captions(machine=config.machine, captions=config.captions, manifest=manifest)
+    return Captions(machine=config.machine, captions=config.captions, manifest=manifest, start=config.starting_point)

@@ -1,18 +1,19 @@
 """Load a backbone's weights: torchvision's or timm's by name, a local file, or random ones by seed. Never a fallback.
 
 `grids.weights` is `torchvision:IMAGENET1K_V2`, `timm:pretrained`, `random:0`, `imported:NAME` for grids that others
-extracted, or the path of a .safetensors, .pth or .pt file.
+extracted, the path of a .safetensors, .pth or .pt file, or `captioner:FOLDER`, the backbone of a captioner.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.memory import is_out_of_memory
 from tasks.common.errors import AttendError
 from tasks.config.machine import MachineConfig
-from tasks.config.presets import WEIGHT_NAMES
+from tasks.config.presets import CAPTIONER, WEIGHT_NAMES
 from tasks.config.stages import GridsConfig
 from tasks.pipeline.file_digests import Digests
 
@@ -39,12 +40,23 @@ def weight_digests(grids: GridsConfig, machine: MachineConfig) -> dict[str, str]
         raise AttendError("grids: backbone=imported and weights=imported:NAME belong together: set both or neither")
     if weights.startswith("imported:"):
         return {"weights": weights, "grids": _imported_digest(grids, machine)}
+    if weights.startswith(CAPTIONER):
+        return {"weights": _captioner_weights(Path(weights.removeprefix(CAPTIONER)), machine)}
     if weights_file(weights) is None:
         _checked_seed(weights)
         return {"weights": weights}
     digests = Digests(machine.folder / "digests.sqlite")
     path = _existing_file(weights)
     return {"weights": digests.of([path])[path]}
+
+
+def _captioner_weights(folder: Path, machine: MachineConfig) -> str:
+    """Return what identifies the weights of a captioner's backbone: as in its own grids, so that these are found."""
+    recorded = json.loads((folder / "config.json").read_text(encoding="utf-8"))["backbone"].get("weights")
+    if recorded is not None:
+        return str(recorded)
+    path = folder / TUNED
+    return Digests(machine.folder / "digests.sqlite").of([path])[path]
 
 
 def _imported_digest(grids: GridsConfig, machine: MachineConfig) -> str:
@@ -162,8 +174,14 @@ def load_backbone(grids: GridsConfig, tuned: Artifact | None = None) -> Backbone
         raise AttendError("grids.backbone: imported grids come without a backbone, so photographs cannot be encoded")
     kind, _, name = grids.weights.partition(":")
     backbone = random_backbone(grids, _checked_seed(grids.weights) if kind == "random" else None)
+    whole = Path(name) / TUNED if grids.weights.startswith(CAPTIONER) else None
     if tuned is not None:
-        backbone.load_state_dict(safetensors.torch.load_file(tuned.path / TUNED))
+        whole = tuned.path / TUNED
+    if whole is not None:
+        state = safetensors.torch.load_file(whole)
+        if "projection" in state:
+            backbone.project(state["projection"])
+        backbone.load_state_dict(state)
         return backbone
     if kind == "random":
         return backbone

@@ -6,20 +6,23 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.neighbours import KeptCaptions, Memory, pool
-from models.ngrams import Frequencies
-from models.vocabulary import NULL
+from models.ngrams import Frequencies, Ids, padded
+from models.vocabulary import NULL, SPECIAL
 from models.word_rules import Floats
 from tasks.common.errors import AttendError
 from tasks.common.progress import Bar
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import MemoryConfig
-from tasks.data.caption_files import CaptionedPicture, read_captions, read_frequencies
+from tasks.config.starting_point import StartingPoint
+from tasks.data.caption_files import CaptionedPicture, read_captions, read_frequencies, read_vocabulary
 from tasks.grids.index import open_grids
 from tasks.grids.reader import GridReader
 from tasks.pipeline.ledger import Artifact, Outcome
@@ -29,11 +32,18 @@ _READ_AT_ONCE = 64
 
 
 def write_memory(
-    memory: MemoryConfig, machine: MachineConfig, grids: Artifact, captions: Artifact, key: str, out: Path
+    memory: MemoryConfig,
+    machine: MachineConfig,
+    grids: Artifact,
+    captions: Artifact,
+    key: str,
+    out: Path,
+    start: StartingPoint | None = None,
 ) -> Outcome:
     """Write the memory of the train split's pictures to `out`.
 
-    key: of the stage. Raises AttendError where no picture has a grid.
+    key: of the stage. start: a captioner whose memory is kept too. Raises AttendError where no picture has a grid, and
+    where that captioner remembers no captions.
     """
     reader = open_grids(grids, machine)
     pictures = [picture for picture in read_captions(captions.path, "train") if picture.digest in reader]
@@ -41,16 +51,30 @@ def write_memory(
         raise AttendError("remember: none of the training pictures could be read")
     left_out = max(len(pictures) - memory.pictures, 0)
     kept = random.Random(0).sample(pictures, len(pictures) - left_out)
-    found = make_memory(reader, kept, read_frequencies(captions.path), memory.size)
+    if start is None:
+        found = make_memory(reader, kept, read_frequencies(captions.path), memory.size)
+    else:
+        before = Memory.load(start.folder)
+        if before.captions is None:
+            raise AttendError(
+                f"memory.joined: {start.address} remembers no captions, as neighbours did not help it: set it to false"
+            )
+        found = join_memory(before, before.captions, reader, kept, _new_ids(start.folder, captions.path))
     found.save(out)
-    pq.write_table(pa.table({"digest": [picture.digest for picture in kept]}), out / PICTURES)
+    others = len(found.vectors) - len(kept)  # whose photographs are not here
+    pq.write_table(pa.table({"digest": [picture.digest for picture in kept] + [""] * others}), out / PICTURES)
     notes = [f"{left_out:,} pictures are left out: memory.pictures is {memory.pictures:,}"] if left_out else []
+    if start is not None:
+        notes.append(f"{others:,} of the pictures are of the memory of {start.address}")
     # The numbers differ by rounding from machine to machine, so the key stands for them.
-    return Outcome({"pictures": key}, {"pictures": len(kept)}, notes)
+    return Outcome({"pictures": key}, {"pictures": len(found.vectors)}, notes)
 
 
 def read_remembered(folder: Path) -> list[str]:
-    """Return the digests of the pictures of a memory, in its order, from the folder of the artifact."""
+    """Return the digests of the pictures of a memory, in its order, from the folder of the artifact.
+
+    They are empty for pictures of the memory of another captioner.
+    """
     digests: list[str] = pq.read_table(folder / PICTURES)["digest"].to_pylist()
     return digests
 
@@ -60,6 +84,13 @@ def make_memory(grids: GridReader, pictures: Sequence[CaptionedPicture], frequen
 
     frequencies: of the n-grams of their captions. size: see `memory_of`.
     """
+    mean, pooled = _mean_and_pooled(grids, pictures)
+    captions = KeptCaptions.make(*_different_captions(pictures), frequencies)
+    return replace(memory_of(mean, pooled, size), captions=captions)
+
+
+def _mean_and_pooled(grids: GridReader, pictures: Sequence[CaptionedPicture]) -> tuple[Floats, Floats]:
+    """Return the mean of the grids of M pictures, (h, w, C), and their pooled grids, (M, C)."""
     total, pooled = np.zeros(grids.shape), np.empty((len(pictures), grids.shape[2]), np.float32)
     with Bar(len(pictures), "training pictures", "pictures") as bar:
         for start in range(0, len(pictures), _READ_AT_ONCE):
@@ -68,8 +99,36 @@ def make_memory(grids: GridReader, pictures: Sequence[CaptionedPicture], frequen
             total += grid.sum(axis=0, dtype=np.float64)
             pooled[start : start + len(part)] = pool(grid)
             bar.advance(len(part))
-    mean = (total / len(pictures)).astype(np.float32)
-    return replace(memory_of(mean, pooled, size), captions=_kept_captions(pictures, frequencies))
+    return (total / len(pictures)).astype(np.float32), pooled
+
+
+def _new_ids(before: Path, now: Path) -> Ids:
+    """Return the token ids of a vocabulary by those of an earlier one; UNK for words that it lacks.
+
+    before, now: the folders of the two.
+    """
+    vocabulary = read_vocabulary(now)
+    return np.array([*range(len(SPECIAL)), *map(vocabulary.id_of, read_vocabulary(before).words)])
+
+
+def join_memory(
+    before: Memory, captions: KeptCaptions, grids: GridReader, pictures: Sequence[CaptionedPicture], words: Ids
+) -> Memory:
+    """Return a memory of pictures, followed by those of an earlier memory, whose mean and axes are kept.
+
+    captions: of the earlier memory. words: the token ids of now, by those of the earlier memory.
+    """
+    _, pooled = _mean_and_pooled(grids, pictures)
+    vectors = ((pooled - before.mean) @ before.basis).astype(np.float16)
+    own = _different_captions(pictures)
+    tokens = np.concatenate([own.tokens, _small(words[captions.tokens])])
+    lengths = np.concatenate([own.lengths, captions.lengths])
+    counts = np.concatenate([own.counts, captions.counts])
+    rows = [row.tolist() for row in np.split(tokens, np.cumsum(lengths)[:-1])]
+    ends = np.cumsum(counts)
+    references = [padded(rows[end - count : end]) for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
+    joined = KeptCaptions.make(_small(tokens), lengths, counts, Frequencies.from_references(references))
+    return replace(before, vectors=np.concatenate([vectors, before.vectors]), captions=joined)
 
 
 def memory_of(grid: Floats, pooled: Floats, size: int) -> Memory:
@@ -93,14 +152,22 @@ def _principal_axes(centred: Floats, size: int) -> Floats:
     return basis
 
 
-def _kept_captions(pictures: Sequence[CaptionedPicture], frequencies: Frequencies) -> KeptCaptions:
-    """Return the captions of pictures, each different one of a picture once. frequencies: of their n-grams."""
+class _Captions(NamedTuple):
+    """The captions of pictures, as `KeptCaptions` has them."""
+
+    tokens: npt.NDArray[Any]
+    lengths: npt.NDArray[Any]
+    counts: npt.NDArray[Any]
+
+
+def _different_captions(pictures: Sequence[CaptionedPicture]) -> _Captions:
+    """Return the captions of pictures, each different one of a picture once."""
     different = [np.unique(picture.tokens[:, 1:], axis=0) for picture in pictures]  # without START
     captions = [row[row != NULL] for rows in different for row in rows]
-    tokens = np.concatenate(captions)
-    return KeptCaptions.make(
-        tokens.astype(np.uint16) if tokens.max() < 2**16 else tokens,
-        np.array([len(caption) for caption in captions], np.uint16),
-        np.array([len(rows) for rows in different], np.uint16),
-        frequencies,
-    )
+    lengths = np.array([len(caption) for caption in captions], np.uint16)
+    return _Captions(_small(np.concatenate(captions)), lengths, np.array([len(rows) for rows in different], np.uint16))
+
+
+def _small(tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return token ids as uint16, if all are small enough."""
+    return tokens.astype(np.uint16) if tokens.max(initial=0) < 2**16 else tokens

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tasks.common.files import digest_of_file
 from tasks.common.section import Section
 from tasks.config.schema import Config
 from tasks.config.stages import MemoryConfig
+from tasks.config.starting_point import MEMORY, StartingPoint
 from tasks.data.tensorise import Captions
 from tasks.grids.extract import Grids
 from tasks.pipeline.ledger import Outcome
@@ -28,6 +30,7 @@ class Remembered(Stage):
     memory: MemoryConfig
     grids: Grids
     captions: Captions
+    start: StartingPoint | None = None  # whose memory is kept too, where `memory.joined` says so
 
     @property
     def pictures(self) -> Product:
@@ -41,13 +44,22 @@ class Remembered(Stage):
         captions = self.captions
         return (self.grids.identity, self.grids.failed("train"), captions.vocabulary, captions.train)
 
+    def inputs(self) -> dict[str, str]:
+        start = self._joined()
+        return {} if start is None else {"memory of start_from": digest_of_file(start.folder / MEMORY)}
+
+    def _joined(self) -> StartingPoint | None:
+        return self.start if self.memory.joined else None
+
     def run(self, work: Work, hooks: Hooks) -> Outcome:
         from tasks.neighbours.make_memory import write_memory
 
         grids, captions = work.artifacts[self.grids], work.artifacts[self.captions]
-        return write_memory(self.memory, self.machine, grids, captions, work.key, work.out)
+        return write_memory(self.memory, self.machine, grids, captions, work.key, work.out, self._joined())
 
 
 def remember(config: Config, grids: Grids, captions: Captions) -> Remembered:
     """Return the stage that makes the memory of a captioner."""
-    return Remembered(machine=config.machine, memory=config.memory, grids=grids, captions=captions)
+    return Remembered(
+        machine=config.machine, memory=config.memory, grids=grids, captions=captions, start=config.starting_point
+    )

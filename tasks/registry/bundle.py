@@ -16,7 +16,7 @@ from models.neighbours import Memory
 from tasks.config.schema import Config
 from tasks.data.caption_files import read_vocabulary
 from tasks.evaluation.score_record import read_scores
-from tasks.grids.index import open_grids
+from tasks.grids.index import open_grids, read_identity
 from tasks.grids.weights import IMPORTED, load_backbone
 from tasks.registry import bundle_loader
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
@@ -25,6 +25,7 @@ from tasks.registry.logged_model import LOADER
 from tasks.training.outputs import load_ensemble
 
 CODE = Path(models.__file__).parent
+ORIGIN = "origin.json"  # in an exported folder: the version that it is of
 
 
 def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
@@ -39,7 +40,9 @@ def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
     if neighbours is None:
         memory = replace(memory, captions=None)
     decoding = {**vars(config.evaluation.decoding()), "neighbours": neighbours is not None}
-    parts = {"decoder": decoder_shape, "decoding": decoding, "neighbours": neighbours}
+    parts: dict[str, Any] = {"decoder": decoder_shape, "decoding": decoding, "neighbours": neighbours}
+    if config.starting_point is not None:
+        parts["started_from"] = config.starting_point.origin()
     vocabulary = read_vocabulary(artifacts.captions.path)
     confidence = Confidence.load(artifacts.scores.path)
 
@@ -59,6 +62,7 @@ def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
         "precision": config.encoding.precision,
     }
     if config.encoder is None:
+        spec["weights"] = read_identity(artifacts.grids).weights
         return captioner_of(spec, load_backbone(config.grids, artifacts.tuned))
     channels = open_grids(artifacts.grids, config.machine).shape[2]
     if config.encoder.projection is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -71,6 +72,7 @@ def card(
         f"- backbone: {_backbone(config)}{tuned}{augmented}",
         f"- decoder: {ensemble}`{decoder.name}`, {trained['epochs']} epochs{self_critical}, seed {training.seed}, "
         f"{_precision(artifacts.trained)}",
+        *([] if config.starting_point is None else [f"- started from: {ancestry(config.starting_point.origin())}"]),
         "",
         "## Scores",
         "",
@@ -97,6 +99,13 @@ def card(
         lines += [f"| {_cell(item.caption)} | {_cell(item.references[0])} |" for item in chosen]
         lines.append("")
     return "\n".join(lines)
+
+
+def ancestry(origin: Mapping[str, Any]) -> str:
+    """Return the captioners that a training started from, the latest first. origin: see `StartingPoint.origin`."""
+    shown = f"{origin['address']} ({origin['digest'][:12]})"
+    earlier = origin["started_from"]
+    return shown if earlier is None else f"{shown}, which started from {ancestry(earlier)}"
 
 
 def _backbone(config: Config) -> str:

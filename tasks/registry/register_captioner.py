@@ -18,6 +18,7 @@ from tasks.common.log import log as logger
 from tasks.common.source import commit
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
+from tasks.config.starting_point import StartingPoint
 from tasks.data.manifest import files_by_name
 from tasks.evaluation.caption_and_score import PREDICTIONS, ScoreInputs, differing_scores, was_trained_on
 from tasks.evaluation.report import REPORT, ComparedModel
@@ -45,7 +46,7 @@ from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, 
 from tasks.registry.gates import GateResult
 from tasks.registry.lineage import version_tag
 from tasks.registry.logged_model import drop_unregistered, flush_logged_model, input_of, log_model
-from tasks.registry.model_card import card
+from tasks.registry.model_card import ancestry, card
 from tasks.registry.promotion import apply, was_rolled_back
 from tasks.registry.registration_record import RegistrationRecord, write_registration
 from tasks.registry.runs import EVALUATED_VERSION, TRAIN_KEY, TrainingLog, flush_run, training_log
@@ -179,7 +180,8 @@ def _bundle_and_register(
     flush_run(log.client, log.run_id)
     flush_logged_model(log.client, source)
     description = card(config, artifacts, scores, gates, exported)
-    version = _create_version(log, config.registry, source, work, artifacts, scores, digest, description)
+    start = config.starting_point
+    version = _create_version(log, config.registry, source, work, artifacts, scores, digest, description, start)
     for runtime in exported:
         log.client.set_model_version_tag(version.name, version.version, f"attend.runtime.{runtime.name}", str(runtime))
     log.client.set_tag(evaluation_run, EVALUATED_VERSION, address_of(version))
@@ -260,10 +262,12 @@ def _create_version(
     scores: ScoreRecord,
     digest: str,
     description: str,
+    start: StartingPoint | None,
 ) -> ModelVersion:
     """Create the version of a logged model, with tags for its scores and all that it was made from.
 
-    source: the address of the logged model. digest: of its bundle. description: its model card.
+    source: the address of the logged model. digest: of its bundle. description: its model card. start: the captioner
+    that training started from.
     """
     from mlflow.exceptions import MlflowException
 
@@ -278,6 +282,7 @@ def _create_version(
         "attend.signature": scores["signature"],
         EVALUATION: evaluation_name(artifacts),
         **({"attend.commit": commit()} if commit() else {}),
+        **({} if start is None else {"attend.started_from": ancestry(start.origin())}),
         PREDICTIONS_DIGEST: artifacts.scores.ledger.files[PREDICTIONS].sha256,
         **{f"score.{name}": repr(value) for name, value in scores["scores"].items()},
         **{f"{MADE_FROM}.{stage}": artifact.ledger.key for stage, artifact in by_kind(work.artifacts).items()},

@@ -9,6 +9,7 @@ import os
 import urllib.request
 import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -127,7 +128,7 @@ def check_store(workspace: Path, must_exist: bool = False) -> None:
     """
     uri = tracking_uri(workspace)
     if uri.startswith(("http://", "https://")):
-        _check_server(uri)
+        check_server(uri)
     elif Remote.for_cache(workspace) is not None:
         raise AttendError(
             f"{workspace}: is the cache of a workspace in object storage, which cannot contain an MLflow store: "
@@ -149,6 +150,41 @@ def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
     """
     check_store(workspace, must_exist)
     uri = tracking_uri(workspace)
+    mlflow = _quiet_mlflow()
+    user_set = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")}
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(user_set["MLFLOW_REGISTRY_URI"] or uri)
+    for name, value in user_set.items():
+        # MLflow writes the address to the environment, where it would be taken for one that the user set.
+        if value is None:
+            os.environ.pop(name, None)
+    # MLflow's client creates and upgrades the tables of a database: two at the same moment break each other's.
+    may_write = Workspace(workspace).is_writable()
+    with Workspace(workspace).lock("mlflow-store", "the MLflow store") if may_write else contextlib.nullcontext():
+        if is_embedded():
+            prepare_database(workspace, may_write)
+        client: MlflowClient = mlflow.MlflowClient()
+        client.search_experiments(max_results=1)
+    return client
+
+
+def client_of(uri: str) -> MlflowClient:
+    """Return MLflow's client for another store than the workspace's, which stays the one that MLflow's functions use.
+
+    Raises AttendError where its database cannot be read.
+    """
+    mlflow = _quiet_mlflow()
+    if uri.startswith("sqlite:///"):
+        workspace = Path(uri.removeprefix("sqlite:///")).parent
+        may_write = Workspace(workspace).is_writable()
+        with Workspace(workspace).lock("mlflow-store", "the MLflow store") if may_write else contextlib.nullcontext():
+            prepare_database(workspace, may_write)
+    client: MlflowClient = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+    return client
+
+
+def _quiet_mlflow() -> ModuleType:
+    """Return MLflow, imported so that it prints nothing and sends nothing."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
@@ -162,25 +198,11 @@ def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
 
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the errors that it raises
-    user_set = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")}
-    mlflow.set_tracking_uri(uri)
-    mlflow.set_registry_uri(user_set["MLFLOW_REGISTRY_URI"] or uri)
-    for name, value in user_set.items():
-        # MLflow writes the address to the environment, where it would be taken for one that the user set.
-        if value is None:
-            os.environ.pop(name, None)
-    # MLflow's client creates and upgrades the tables of a database: two at the same moment break each other's.
-    may_write = Workspace(workspace).is_writable()
-    with Workspace(workspace).lock("mlflow-store", "the MLflow store") if may_write else contextlib.nullcontext():
-        if is_embedded():
-            prepare_database(workspace, may_write)
-        client = mlflow.MlflowClient()
-        client.search_experiments(max_results=1)
-    return client
+    return mlflow
 
 
-def _check_server(uri: str) -> None:
-    """Raise AttendError where the MLflow server does not answer within 5 s."""
+def check_server(uri: str, setting: str = "MLFLOW_TRACKING_URI") -> None:
+    """Raise AttendError where the MLflow server does not answer within 5 s. setting: what names it, for the message."""
     shown = without_credentials(uri).rstrip("/")
     parts = urlsplit(uri)
     credentials, _, host = parts.netloc.rpartition("@")
@@ -190,8 +212,8 @@ def _check_server(uri: str) -> None:
     reason = why_silent(request)
     if reason is not None:
         raise AttendError(
-            f"MLFLOW_TRACKING_URI: the MLflow server {shown} does not answer ({reason}): start it, or unset the "
-            "variable to use the store in the workspace"
+            f"{setting}: the MLflow server {shown} does not answer ({reason}): start it, or unset {setting} to use the "
+            "store in the workspace"
         )
 
 

@@ -51,8 +51,14 @@ def files_of(client: MlflowClient, version: ModelVersion) -> Path | None:
 
     None as well for a version that another program registered, from something else than a logged model.
     """
+    location = location_of(client, version)
+    return None if location is None else tracking.local_folder(location)
+
+
+def location_of(client: MlflowClient, version: ModelVersion) -> str | None:
+    """Return MLflow's location of a version's files; None for a version of something else than a logged model."""
     logged = _logged_model(client, version)
-    return None if logged is None else tracking.local_folder(str(logged.artifact_location))
+    return None if logged is None else str(logged.artifact_location)
 
 
 def logged_model_of(client: MlflowClient, version: ModelVersion) -> str | None:

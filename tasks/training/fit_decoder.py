@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow.parquet as pq
 import torch
 
@@ -55,6 +56,13 @@ class FitInputs:
         return read_vocabulary(self.captions.path)
 
 
+class Start(NamedTuple):
+    """A captioner whose weights a training begins with. folder: its bundle for torch. name: for messages."""
+
+    folder: Path
+    name: str
+
+
 def fit_decoder(
     decoder: DecoderConfig,
     training: TrainingConfig,
@@ -62,11 +70,11 @@ def fit_decoder(
     sources: FitInputs,
     out: Path,
     epoch_done: EpochDone,
-    start: Path | None = None,
+    start: Start | None = None,
 ) -> Outcome:
     """Train a decoder, keep the weights with the best free-running dev score, and write them to `out`.
 
-    start: the folder of the registered captioner whose weights it begins with; None for the beginning.
+    start: the captioner whose weights it begins with; None for the beginning.
     """
     vocabulary = sources.vocabulary()
     training = with_precision(training, device_of(machine), "training")
@@ -78,7 +86,10 @@ def fit_decoder(
         "options": decoder.options(),
     }
     initial = _initial_decoder(shape, decoder, training, batches, vocabulary)
-    notes = [] if start is None else [start_from(initial, shape, vocabulary, start)]
+    notes = []
+    if start is not None:
+        said = np.concatenate([picture.tokens.ravel() for picture in batches.captioned]).tolist()
+        notes = start_from(initial, shape, vocabulary, start.folder, start.name, said)
     groups = [WeightGroup(training.learning_rate, initial.parameters())]
     fit = TrainingLoop(initial, groups, training, machine, batches, out, CrossEntropy(training))
     fit.run(dev, epoch_done)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, ClassVar
 from tasks.common.log import log
 from tasks.common.section import Section
 from tasks.config.decoder import DecoderConfig
+from tasks.config.presets import CHAMPION
 from tasks.config.schema import Config
+from tasks.config.starting_point import StartingPoint
 from tasks.config.training import TrainingConfig
 from tasks.data.tensorise import Captions
 from tasks.data.word_vectors import vector_digests
@@ -76,6 +78,7 @@ class Trained(TrainedDecoder):
     version: ClassVar[int] = 4
 
     training: TrainingConfig
+    start: StartingPoint | None = None
 
     def sections(self) -> dict[str, Section]:
         return {"decoder": self.decoder, "training": self.training}
@@ -84,20 +87,25 @@ class Trained(TrainedDecoder):
         return self.fitted_to()
 
     def inputs(self) -> dict[str, str]:
-        return vector_digests(self.decoder, self.machine)
+        start = {} if self.start is None else {"start_from": self.start.digest}
+        return vector_digests(self.decoder, self.machine) | start
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
-        from tasks.training.fit_decoder import fit_decoder
+        from tasks.training.fit_decoder import Start, fit_decoder
         from tasks.training.warm_start import check_backbone
 
-        sources = self.sources(work)
-        start = hooks.champion() if self.training.start_from == "champion" else None
-        notes = []
+        sources, start, notes = self.sources(work), None, []
+        if self.start is not None:
+            start = Start(self.start.folder, self.start.address)
+        elif self.training.start_from == CHAMPION:
+            champion = hooks.champion()
+            if champion is not None:
+                start = Start(champion, "the champion")
+            else:
+                notes = [_NO_CHAMPION]
+                log.warning(_NO_CHAMPION)
         if start is not None:
-            check_backbone(start, self.grids.grids)
-        elif self.training.start_from is not None:
-            notes = [_NO_CHAMPION]
-            log.warning(_NO_CHAMPION)
+            check_backbone(start.folder, self.grids.grids, start.name)
         outcome = fit_decoder(self.decoder, self.training, self.machine, sources, work.out, hooks.epoch_done, start)
         return replace(outcome, notes=[*notes, *outcome.notes])
 
@@ -109,6 +117,7 @@ def train(config: Config, grids: Grids, views: Views | None, captions: Captions,
         suffix=suffix,
         decoder=config.decoder,
         training=config.training,
+        start=config.starting_point,
         grids=grids,
         views=views,
         captions=captions,

@@ -42,7 +42,7 @@ def values_of(preset_or_file: str, overrides: Sequence[str] = ()) -> dict[str, A
     else:
         values = {"name": path.stem, **_read_with_paths(path)}
     for override in overrides:
-        values = _merged(values, _parse_override(override))
+        values = merged(values, _parse_override(override))
     return values
 
 
@@ -81,10 +81,14 @@ def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> d
     theirs, own = base.get("data"), values.get("data")
     if isinstance(theirs, dict) and isinstance(own, dict) and own.get("adapter", "") not in ("", theirs.get("adapter")):
         base = {**base, "data": {}}  # settings of an adapter mean nothing to another
-    return _merged(base, values)
+    return merged(base, values)
 
 
-WEIGHT_NAMES = ("torchvision:", "timm:", "random:", "imported:")  # beginnings of weights that are no path
+CAPTIONER = "captioner:"  # begins `grids.weights` that are those of a captioner's folder
+WEIGHT_NAMES = ("torchvision:", "timm:", "random:", "imported:", CAPTIONER)  # beginnings of weights that are no path
+_NO_PATHS = (*WEIGHT_NAMES, "models:/")
+CHAMPION = "champion"  # the value of `training.start_from` that names the model's own champion
+_START_FROM = ("training", "start_from")
 # Fields that hold a path (`*`: of each entry); in a YAML file a relative one is relative to that file.
 _PATHS = (
     ("data", "path"),
@@ -98,6 +102,8 @@ _PATHS = (
     ("encoder", "projection"),
     ("encoder", "examples"),
     ("decoder", "word_vectors"),
+    _START_FROM,
+    ("training", "start_store"),
     ("machine", "workspace"),
     ("machine", "cache"),
 )
@@ -106,8 +112,11 @@ _PATHS = (
 def _read_with_paths(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, the relative paths in it made absolute; AttendError where it holds none."""
     values, folder = _read(path), path.expanduser().absolute().parent
+    training = values.get("training")
+    starts_from_champion = isinstance(training, dict) and training.get("start_from") == CHAMPION
     for field in _PATHS:
-        values = _with_absolute_path(values, field, folder)
+        if not (starts_from_champion and field == _START_FROM):
+            values = _with_absolute_path(values, field, folder)
     preset = values.get("preset")
     if isinstance(preset, str) and preset.endswith((".yaml", ".yml")) and not preset.startswith("~"):
         values["preset"] = str(folder / preset)
@@ -117,7 +126,7 @@ def _read_with_paths(path: Path) -> dict[str, Any]:
 def _with_absolute_path(values: Any, field: Sequence[str], folder: Path) -> Any:
     """Return nested values in which the field, where it is a relative path, is one below `folder`."""
     if not field:
-        is_path = isinstance(values, str) and not (values.startswith(("~", *WEIGHT_NAMES)) or "://" in values)
+        is_path = isinstance(values, str) and not (values.startswith(("~", *_NO_PATHS)) or "://" in values)
         return str(folder / values) if is_path else values
     if not isinstance(values, dict):
         return values
@@ -214,10 +223,10 @@ def _parse_override(text: str) -> dict[str, Any]:
     return tree
 
 
-def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """Return `base` with the values of `over` in place of its own; mappings in both are merged in the same way."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
-        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return result

@@ -1,0 +1,189 @@
+"""Find the captioner that training starts from: a registered version, or an exported folder, here or in object storage.
+
+What is not on this machine is downloaded into the workspace's folder `captioners`, once.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tasks.common.errors import AttendError
+from tasks.config.starting_point import StartingPoint
+from tasks.pipeline.ledger import digest_of
+from tasks.pipeline.workspace import Workspace
+from tasks.registry.bundle import ORIGIN, is_whole
+from tasks.registry.bundle_loader import DIGEST
+from tasks.registry.embedded_store import DATABASE
+from tasks.registry.logged_model import BUNDLE
+from tasks.registry.store_answers import ask
+from tasks.registry.tracking import check_server, client_of, local_folder, tracking_uri, without_credentials
+from tasks.registry.versions import address_of, location_of, version_of_address
+
+CAPTIONERS = "captioners"
+_FIELD = "training.start_from"
+_WEIGHTS = "decoder.safetensors"
+Answer = TypeVar("Answer")
+
+
+def find_starting_point(start_from: str, store: str | None, workspace: Path) -> StartingPoint:
+    """Return the captioner that `training.start_from` names, whose files are whole.
+
+    store: `training.start_store`. workspace: the folder of the workspace. Raises AttendError where there is no such
+    captioner, or it has no weights for torch, or its files are damaged.
+    """
+    if start_from.startswith("models:/"):
+        address, folder = _registered(start_from, store, workspace)
+    elif "://" in start_from:
+        address, folder = without_credentials(start_from), _in_storage(start_from, workspace)
+    else:
+        folder = Path(start_from).expanduser().absolute()
+        address = _address_of(folder)
+        if not folder.is_dir():
+            raise AttendError(
+                f"{_FIELD}: {folder}: no such folder: give models:/NAME@champion, or a captioner's folder"
+            )
+    bundle = _bundle_in(folder, address)
+    if not is_whole(bundle):
+        raise AttendError(
+            f"{_FIELD}: {address}: the files in {bundle} do not match its {DIGEST}: they are damaged or incomplete: "
+            "export or download the captioner again"
+        )
+    return StartingPoint(address, bundle, json.loads((bundle / DIGEST).read_text(encoding="utf-8"))["digest"])
+
+
+def _address_of(folder: Path) -> str:
+    """Return a folder with the address of the version that was exported to it, where it says so."""
+    try:
+        origin = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+        return f"models:/{origin['model']}/{origin['version']} in {folder}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return str(folder)
+
+
+def _bundle_in(folder: Path, address: str) -> Path:
+    """Return the bundle for torch in the folder of a captioner: the folder itself, or one of MLflow's."""
+    for bundle in (folder / BUNDLE, folder):
+        if (bundle / DIGEST).is_file() and (bundle / _WEIGHTS).is_file():
+            return bundle
+    if any(folder.rglob("*.onnx")):
+        raise AttendError(
+            f"{_FIELD}: {address}: was exported for onnxruntime, and has no weights to train: export it with "
+            "`attend export --runtime torch`"
+        )
+    raise AttendError(
+        f"{_FIELD}: {address}: is no captioner: it has no {DIGEST} and no {_WEIGHTS}: give the folder that `attend "
+        "export --runtime torch` or MLflow wrote"
+    )
+
+
+def _registered(start_from: str, store: str | None, workspace: Path) -> tuple[str, Path]:
+    """Return the address and the folder of a version in a store."""
+    uri = _uri(store, workspace)
+
+    def answer() -> list[str]:
+        client = client_of(uri)
+        version = version_of_address(client, start_from)
+        location = location_of(client, version)
+        if location is None:
+            raise AttendError(f"{_FIELD}: {start_from}: is no captioner that attend registered")
+        return [address_of(version), location]
+
+    address, location = _asked(uri, f"starting point {start_from}", answer)
+    shown = address if store is None else f"{address} of {without_credentials(store) if '://' in store else store}"
+    folder = local_folder(location)
+    if folder is not None:
+        if not folder.is_dir():
+            raise AttendError(
+                f"{_FIELD}: {shown}: its files were in {folder}, which is gone: where the workspace was moved, "
+                "`attend run` there registers the model again"
+            )
+        return shown, folder
+    return shown, _download(workspace, [uri, location], shown, lambda target: _from_mlflow(uri, location, target))
+
+
+def _uri(store: str | None, workspace: Path) -> str:
+    """Return the URI of a store, which is a workspace's folder or a URI; of the workspace's own where it is None."""
+    if store is None:
+        uri = tracking_uri(workspace)
+    elif "://" in store:
+        uri = store
+    else:
+        uri = f"sqlite:///{Path(store).expanduser().absolute() / DATABASE}"
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        where = Path(uri.removeprefix("sqlite:///")).parent
+        raise AttendError(
+            f"{_FIELD}: {where}: no model is registered in this workspace: name the one that has it with "
+            "training.start_store=WORKSPACE"
+        )
+    if uri.startswith(("http://", "https://")):
+        check_server(uri, "training.start_store" if store else "MLFLOW_TRACKING_URI")
+    return uri
+
+
+def _asked(uri: str, question: str, answer: Callable[[], Answer]) -> Answer:
+    """Return the answer of a store, which is kept where the store is a workspace's own."""
+    if not uri.startswith("sqlite:///"):
+        return answer()
+    return ask(Path(uri.removeprefix("sqlite:///")).parent, question, answer)
+
+
+def _from_mlflow(uri: str, location: str, target: Path) -> None:
+    """Download the files at an MLflow location into a folder."""
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    try:
+        download_artifacts(artifact_uri=location, dst_path=str(target), tracking_uri=uri)
+    except MlflowException as error:
+        raise OSError(str(error)) from None
+
+
+def _in_storage(url: str, workspace: Path) -> Path:
+    """Return the folder to which a captioner in object storage was downloaded.
+
+    Its small bundle.json is read each time, so that a captioner that was replaced is downloaded again.
+    """
+    import fsspec
+
+    try:
+        filesystem, root = fsspec.core.url_to_fs(url)
+        names = [name for name in (f"{root}/{BUNDLE}/{DIGEST}", f"{root}/{DIGEST}") if filesystem.exists(name)]
+        if not names:
+            raise AttendError(f"{_FIELD}: {url}: has no {DIGEST}: give the URL of an exported captioner")
+        content = filesystem.cat_file(names[0])
+    except (ImportError, ValueError, OSError) as error:
+        raise AttendError(f"{_FIELD}: {url}: cannot be read: {' '.join(str(error).split())[:160]}") from None
+    bundle = names[0].removesuffix(f"/{DIGEST}")
+    return _download(
+        workspace,
+        [url, content.decode("utf-8", "replace")],
+        without_credentials(url),
+        lambda target: filesystem.get(f"{bundle}/", f"{target}/", recursive=True),
+    )
+
+
+def _download(workspace: Path, source: list[Any], shown: str, fetch: Callable[[Path], None]) -> Path:
+    """Return the folder of a captioner that `fetch` downloads into a given folder, where it is not there already.
+
+    source: what tells it from all other captioners. shown: its address, for messages.
+    """
+    folder = workspace / CAPTIONERS / digest_of(source)[:20]
+    with Workspace(workspace).lock(f"captioner-{folder.name}", f"download of {shown}"):
+        if folder.is_dir():
+            return folder
+        partial = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            fetch(partial)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise AttendError(
+                f"{_FIELD}: {shown}: cannot be downloaded: {' '.join(str(error).split())[:160]}"
+            ) from None
+        partial.rename(folder)
+    return folder
