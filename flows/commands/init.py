@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from collections import Counter
@@ -12,10 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.commands.init_config import SAMPLE, USUAL, Reviewed, are_symbols, config_text, is_downloaded, source_name
+from flows.commands.init_config import (
+    SAMPLE,
+    USUAL,
+    Reviewed,
+    Started,
+    are_symbols,
+    config_text,
+    is_downloaded,
+    source_name,
+)
 from flows.commands.options import workspace_folder
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted, counted_by_split, kind_of, listed, shortened
+from tasks.config.starting_point import VOCABULARY
 
 if TYPE_CHECKING:
     from tasks.data.survey import Survey
@@ -30,6 +41,7 @@ _PRESETS = {"coco_pt": "regnet_attention", "arrays": "googlenet"}
 _UNTOLD = ("adapter", "path", "near_duplicates")  # settings of `data` that are not printed as its form
 _LINES = 3  # sample rows
 _KINDS = 3  # of invalid rows that are printed
+_KNOWN = 0.5  # share of the words that a captioner knows, below which a line says so
 _LISTED = 10  # files that are not read
 
 
@@ -42,6 +54,19 @@ def init(
             help="weights of the backbone, which is MobileNetV2 for most data: a file, or torchvision's, which are "
             "downloaded once; default: the preset's"
         ),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="CAPTIONER",
+            help="start from this captioner: models:/NAME@ALIAS, or the folder or URL of an exported one; for a few "
+            "hundred photographs that is worth more than all other settings",
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="with --from models:/...: the workspace or MLflow server that has it; default: ./workspace"),
     ] = None,
     captions: Annotated[
         Path | None, typer.Option(help="the file of captions in FOLDER; default: the one that looks most like captions")
@@ -67,6 +92,7 @@ def init(
     # In the config, what is read is a source, and the answers of people are another.
     named = partial(with_source, "" if "sources" in options else f"{source_name(name)}/")
     preset = _preset_for(options["adapter"])
+    started = _starting_point(start, store, weights, preset)
     if adapter.has_grids and weights is not None:
         raise AttendError(f"--weights: {data} holds grids, which need no backbone: leave it out")
     weights = _checked_weights(weights or resolve_preset(values_of(preset))["grids"]["weights"])
@@ -101,14 +127,55 @@ def init(
     if alike:
         typer.echo(f"  {alike:,} of them are nearly the same as others: too many to keep these in one split")
     path.write_text(
-        config_text(name, preset, _relative(options, path), _reviewed(read, path), weights, found), encoding="utf-8"
+        config_text(name, preset, _relative(options, path), _reviewed(read, path), weights, found, started),
+        encoding="utf-8",
     )
-    if is_downloaded(weights) and not adapter.has_grids:
+    if started is not None:
+        _tell_start(started, found)
+    elif is_downloaded(weights) and not adapter.has_grids:
         typer.echo(
             "  the backbone's weights are downloaded once, by the first run; without a network: attend init --weights "
             "FILE (.safetensors or .pth)"
         )
     typer.echo(f"{path}: written; look at it, and then:\n  attend check {path}\n  attend run {path}")
+
+
+def _starting_point(start: str | None, store: str | None, weights: str | None, preset: str) -> Started | None:
+    """Return the captioner that --from names; AttendError where there is none, or it does not suit the data."""
+    from tasks.registry.starting_points import find_starting_point
+
+    if start is None:
+        if store is not None:
+            raise AttendError("--store: says where the captioner of --from is: give that too")
+        return None
+    if weights is not None:
+        raise AttendError("--weights: the captioner of --from has its own backbone: leave one of the two out")
+    if preset != USUAL:
+        raise AttendError("--from: is for photographs, and these data are grids: leave it out")
+    if "://" not in start and not start.startswith("models:/"):
+        start = str(Path(start).expanduser().absolute())
+    if store is not None and "://" not in store:
+        store = str(Path(store).expanduser().absolute())
+    return Started(start, store, find_starting_point(start, store, workspace_folder(None)))
+
+
+def _tell_start(started: Started, found: Survey) -> None:
+    """Print what training starts from, and how many of the words it knows."""
+    from tasks.data.survey import rough_words
+
+    known = set(json.loads((started.point.folder / VOCABULARY).read_text(encoding="utf-8"))["words"])
+    words = [word for row in found.of_split("train") for text in row.captions for word in rough_words(text)]
+    share = sum(word in known for word in words) / max(len(words), 1)
+    typer.echo(
+        f"  training starts from {started.point.address}, which knows {share:.0%} of the words of these captions and "
+        f"{len(known):,} in all"
+    )
+    if share < _KNOWN:
+        typer.secho(
+            "  that is little: in another language, or of another kind, a training from the beginning may be better "
+            "(leave --from out)",
+            fg="yellow",
+        )
 
 
 def _unused(data: Path, found: Survey) -> list[str]:

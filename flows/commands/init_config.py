@@ -14,6 +14,7 @@ import yaml
 from tasks.common.wording import counted
 
 if TYPE_CHECKING:
+    from tasks.config.starting_point import StartingPoint
     from tasks.data.survey import Survey
 
 USUAL = "flickr8k"  # the preset for photographs
@@ -21,6 +22,8 @@ SAMPLE = 200  # rows by whose captions their script is told
 _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the vocabulary
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
 _STEPS = 3_000  # of training, about, in all epochs
+# Of a training that starts from a captioner: docs/few-photographs.md has the figures.
+_START_BATCH, _START_EPOCHS, _START_STEPS, _START_RATE, _START_MIN_COUNT = 16, 20, 400, 0.0002, 2
 _JUDGED = 100  # held-out pictures from which gates are written
 _GATES = {
     "max_same_caption": 0.5,
@@ -47,10 +50,27 @@ class Reviewed(NamedTuple):
     images: Path
 
 
+class Started(NamedTuple):
+    """The captioner that training starts from, and the settings that name it."""
+
+    start_from: str
+    start_store: str | None
+    point: StartingPoint
+
+
 def config_text(
-    name: str, preset: str, options: dict[str, Any], reviewed: Reviewed | None, weights: str, found: Survey
+    name: str,
+    preset: str,
+    options: dict[str, Any],
+    reviewed: Reviewed | None,
+    weights: str,
+    found: Survey,
+    started: Started | None,
 ) -> str:
-    """Return the config as commented YAML. reviewed: None for data whose pictures `attend review` cannot show."""
+    """Return the config as commented YAML.
+
+    reviewed: None for data whose pictures `attend review` cannot show. started: None for a training from the beginning.
+    """
     from tasks.datasets.sources import OF_THE_WHOLE
 
     of_source = {field: value for field, value in options.items() if field not in OF_THE_WHOLE}
@@ -58,7 +78,8 @@ def config_text(
     lines = [
         f"# Written by `attend init`. Settings that are not here are the preset's (`attend presets {preset}`) or have",
         "# their defaults; `attend settings` lists them all.",
-        f"preset: {preset}  # {_ABOUT[preset]}",
+        f"preset: {preset}"
+        + (f"  # {_ABOUT[preset]}" if started is None else "  # but for grids and decoder, which are the captioner's"),
         f"name: {_scalar(name)}",
         f"about: captions of the pictures in {name}",
         "data:",
@@ -73,17 +94,17 @@ def config_text(
         lines.append(
             f"  on_error: skip  # {counted(len(found.faults), 'row')} not valid: `attend check` lists them; or: stop"
         )
-    lines += ["grids:"]
-    if options["adapter"] == "arrays":
-        lines += [f"  backbone: imported\n  weights: {_scalar(f'imported:{name}')}", "decoder:"]
+    if started is not None:
+        lines += _settings_after_start(found, started)
+    elif options["adapter"] == "arrays":
+        lines += ["grids:", f"  backbone: imported\n  weights: {_scalar(f'imported:{name}')}", "decoder:"]
         lines += ["  pca_dim: null  # the grids' own channels"]
     else:
-        lines += [
-            f"  weights: {_scalar(weights)}" + ("  # downloaded once; or a file" if is_downloaded(weights) else "")
-        ]
-    if preset == USUAL:
+        where = "  # downloaded once; or a file" if is_downloaded(weights) else ""
+        lines += ["grids:", f"  weights: {_scalar(weights)}{where}"]
+    if preset == USUAL and started is None:
         lines += _settings_by_size(found)
-    elif "test" in found.sizes:
+    elif started is None and "test" in found.sizes:
         lines += ["evaluation:", "  split: test"]
     lines += ["registry:", f"  promote_on: cider  # {_WHY_CIDER}"]
     if preset == USUAL:
@@ -109,6 +130,38 @@ def _sources(sources: Mapping[str, Mapping[str, Any]], reviewed: Reviewed | None
             f"  # of `attend review serve {reviewed.images}`: the next run learns from them",
             *_settings({"adapter": ANSWERS, "path": reviewed.answers, "images": reviewed.images}, "      "),
         ]
+    return lines
+
+
+def _settings_after_start(found: Survey, started: Started) -> list[str]:
+    """Return the sections of a training that starts from a captioner, whose words and memory are kept."""
+    from tasks.data.survey import rough_words
+
+    captions = [rough_words(caption) for row in found.of_split("train") for caption in row.captions]
+    own, before = _length(captions)[0], int(started.point.sections()["captions"]["max_tokens"])
+    max_tokens = max(own, before)
+    steps = max(1, len(found.of_split("train")) // _START_BATCH)  # of an epoch
+    epochs = min(_START_EPOCHS, max(5, round(_START_STEPS / steps)))
+    evaluated = "test" if found.splits is None or "test" in found.sizes else "dev"
+    lines = ["training:", f"  start_from: {_scalar(started.start_from)}"]
+    if started.start_store is not None:
+        lines.append(f"  start_store: {_scalar(started.start_store)}")
+    lines += [
+        f"  epochs: {epochs}  # at most: training ends after 5 epochs without a better dev score",
+        f"  batch_pictures: {_START_BATCH}",
+        f"  learning_rate: {_START_RATE}  # lower than from the beginning, so that what it knows is not lost",
+        f"  warmup_steps: {min(20, steps)}",
+        "  select: cider",
+        "captions:",
+        "  vocabulary: joined  # its words, and the new ones of these captions",
+        f"  min_count: {_START_MIN_COUNT}",
+        *([f"  max_tokens: {max_tokens}"] if max_tokens != before else []),
+        "memory:",
+        "  joined: true  # its pictures are consulted too",
+        "evaluation:",
+        f"  split: {evaluated}" + ("" if evaluated == "test" else "  # there is no test split"),
+        f"  max_length: {max_tokens + 1}",
+    ]
     return lines
 
 

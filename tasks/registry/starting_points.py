@@ -86,7 +86,10 @@ def _registered(start_from: str, store: str | None, workspace: Path) -> tuple[st
 
     def answer() -> list[str]:
         client = client_of(uri)
-        version = version_of_address(client, start_from)
+        try:
+            version = version_of_address(client, start_from)
+        except AttendError as error:
+            raise AttendError(f"{_FIELD}: {error}") from None
         location = location_of(client, version)
         if location is None:
             raise AttendError(f"{_FIELD}: {start_from}: is no captioner that attend registered")
