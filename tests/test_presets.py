@@ -47,6 +47,7 @@ SIZES = {
     "googlenet": 64,
     "flickr8k_tuned": 64,
     "best": 64,
+    "base": 64,
 }
 
 
@@ -56,8 +57,10 @@ def test_every_preset_runs_end_to_end(preset: str, tmp_path: Path) -> None:
     settings = [*SMALL, f"machine.workspace={tmp_path / 'workspace'}"]
     if preset in SIZES:
         settings.append(f"grids.image_size={SIZES[preset]}")
-    if preset == "best":
+    if preset in ("best", "base"):
         settings += ["grids.grid=2", "decoder.pca_dim=16"]
+    if preset == "base":  # tied, and so of one size
+        settings += ["decoder.embedding=24", "decoder.feed_forward=16"]
     if preset.endswith("_tuned") or preset == "best":
         settings += ["tuning.epochs=1", "tuning.precision=float32"]
     if preset == "googlenet":

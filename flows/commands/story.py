@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from flows.commands.advice import advice
 from flows.commands.options import program
 from flows.page.project_page import page_path
 from tasks.common.errors import AttendError
@@ -65,23 +66,7 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
         number = int(made["extract"].ledger.counts["failed"])
         yield f"         {counted(number, 'picture')} that cannot be read left out, listed in {short(failed)}"
     if "evaluate" in made:
-        record = read_scores(made["evaluate"].path)
-        shown = [name for name in _SCORES if name in record["scores"]]
-        scores = ", ".join(
-            f"{_SCORES[name]} {record['scores'][name]:.1f} ({record['intervals'][name][0]:.1f} to "
-            f"{record['intervals'][name][1]:.1f})"
-            for name in shown
-        )
-        pictures = f"{counted(record['pictures'], 'picture')} of {config.evaluation.split}"
-        yield f"scores:  {scores}; {pictures}, 95 % intervals"
-        loss = made["train"].ledger.counts.get("dev_loss", 0.0) if "train" in made else 0.0
-        if loss > _CHANCE:
-            yield f"note:    training diverged, its dev loss is {loss:.3g}: lower training.learning_rate"
-        elif record["scores"].get("bleu4", _POOR) < _POOR:
-            yield (
-                "note:    these captions are poor: look at some in the report. More pictures with captions help most, "
-                "then more epochs"
-            )
+        yield from _scores(config, made)
     if "register" in made:
         registration = read_registration(made["register"].path)
         report = made["register"].path / REPORT
@@ -101,6 +86,26 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
         yield f"next:    {'; '.join(commands)}"
     else:
         yield f"next:    {run_again}"
+
+
+def _scores(config: Config, made: Mapping[str, Artifact]) -> Iterator[str]:
+    """Yield the lines on a run's scores, and on what would make them better."""
+    record = read_scores(made["evaluate"].path)
+    shown = [name for name in _SCORES if name in record["scores"]]
+    scores = ", ".join(
+        f"{_SCORES[name]} {record['scores'][name]:.1f} ({record['intervals'][name][0]:.1f} to "
+        f"{record['intervals'][name][1]:.1f})"
+        for name in shown
+    )
+    pictures = f"{counted(record['pictures'], 'picture')} of {config.evaluation.split}"
+    yield f"scores:  {scores}; {pictures}, 95 % intervals"
+    loss = made["train"].ledger.counts.get("dev_loss", 0.0) if "train" in made else 0.0
+    if loss > _CHANCE:
+        yield f"note:    training diverged, its dev loss is {loss:.3g}: lower training.learning_rate"
+    elif record["scores"].get("bleu4", _POOR) < _POOR:
+        yield "note:    these captions are poor: look at some in the report"
+    for number, line in enumerate(advice(config, made)):
+        yield f"{'' if number else 'better: ':<9}{line}"
 
 
 def _version(config: Config, registration: RegistrationRecord) -> Iterator[str]:
