@@ -10,10 +10,13 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from PIL import Image
 
+from flows.commands.advice import advice
 from flows.configs import load, refusals
 from flows.registered.export import export_model
 from models.captioner import Captioner
@@ -23,9 +26,11 @@ from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.evaluation.score_record import read_scores
 from tasks.grids.index import read_identity
+from tasks.pipeline.ledger import Artifact
 from tasks.registry.bundle import make_captioner, write_bundle
 from tasks.registry.embedded_store import DATABASE
 from tasks.registry.model_card import card
+from tasks.training.outputs import HISTORY
 from tests.support import artifacts, captioner_artifacts, plan, register_all, run_all, run_stage, small, trained
 
 AWS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -280,22 +285,40 @@ def test_another_digest_trains_again(base: Path, tmp_path: Path) -> None:
     assert status.state == "stale" and "start_from" in " ".join(status.why)
 
 
-def test_captions_in_other_words_are_warned_of(exported: Path, tmp_path: Path) -> None:
-    from PIL import Image
-
-    folder = tmp_path / "photos"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The section `data` of 80 photographs with captions in another language."""
+    folder = tmp_path_factory.mktemp("photos")
     rows = ["image,caption"]
     for number in range(80):
         Image.new("RGB", (64, 64), (number * 3, 80, 160)).save(folder / f"{number}.png")
         rows.append(f"{number}.png,ein roter Ball liegt links neben dem grossen Haus")
     (folder / "captions.csv").write_text("\n".join(rows))
-    data = {"adapter": "table", "path": str(folder / "captions.csv"), "images": str(folder)}
-    path = own(tmp_path, exported, evaluation={"metrics": ["bleu"]})
-    values = yaml.safe_load(path.read_text()) | {"data": data}
-    path.write_text(yaml.safe_dump(values))
-    config = load(str(path))
+    return {"adapter": "table", "path": str(folder / "captions.csv"), "images": str(folder)}
+
+
+def _trained(config: Config) -> dict[str, Artifact]:
     for name in ("ingest", "extract", "tensorise", "train"):
         run_stage(config, name)
-    notes = " ".join(artifacts(config, "train")["train"].ledger.notes)
-    assert "knows only 0% of the words" in notes
+    return artifacts(config, "train")
+
+
+def test_captions_in_other_words_are_warned_of(exported: Path, photos: dict[str, Any], tmp_path: Path) -> None:
+    path = own(tmp_path, exported, evaluation={"metrics": ["bleu"]})
+    values = yaml.safe_load(path.read_text()) | {"data": photos}
+    path.write_text(yaml.safe_dump(values))
+    config = load(str(path))
+    made = _trained(config)
+    assert "knows only 0% of the words" in " ".join(made["train"].ledger.notes)
+    assert not any("--from" in line for line in advice(config, made))
+
+
+def test_few_captions_are_advised_to_start_from_a_captioner(photos: dict[str, Any], tmp_path: Path) -> None:
+    config = small(tmp_path, data=photos, training__epochs=3, training__patience=1)
+    made = _trained(config)
+    ended, start, *others = advice(config, made)
+    epochs = len(pq.read_table(made["train"].path / HISTORY))
+    assert ("more of them may help" in ended) == (epochs == 3 and "the last of 3 epochs" in ended)
+    number = made["tensorise"].ledger.counts["captions"] - sum(made["ingest"].ledger.counts[s] for s in ("dev", "test"))
+    assert f"with {number:.0f} captions to learn from" in start and "--from models:/NAME@champion" in start
+    assert "docs/few-photographs.md" in others[-1]
