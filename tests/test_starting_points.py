@@ -32,6 +32,7 @@ from tasks.registry.embedded_store import DATABASE
 from tasks.registry.model_card import card
 from tasks.training.outputs import HISTORY
 from tests.support import artifacts, captioner_artifacts, plan, register_all, run_all, run_stage, small, trained
+from tests.test_cli import Capture, attend, refused
 
 AWS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
 MODEL = "models:/small@champion"
@@ -292,9 +293,31 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     rows = ["image,caption"]
     for number in range(80):
         Image.new("RGB", (64, 64), (number * 3, 80, 160)).save(folder / f"{number}.png")
-        rows.append(f"{number}.png,ein roter Ball liegt links neben dem grossen Haus")
+        colour, side = ("roter", "blauer", "gruener")[number % 3], ("links", "rechts")[number % 2]
+        rows.append(f"{number}.png,ein {colour} Ball liegt {side} neben dem Haus Nummer {number % 7}")
     (folder / "captions.csv").write_text("\n".join(rows))
     return {"adapter": "table", "path": str(folder / "captions.csv"), "images": str(folder)}
+
+
+def test_init_writes_a_config_that_starts_from_it(
+    exported: Path, photos: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = (photos["path"], "--from", str(exported), "--out", "photos.yaml")
+    code, out, err = attend(monkeypatch, capsys, "init", *given)
+    assert code == 0, err
+    assert "training starts from models:/small/1 in" in out and "which knows 0% of the words" in out
+    config = load("photos.yaml", ["training.epochs=1", "machine.device=cpu"])
+    assert config.starting_point is not None and config.starting_point.folder == exported
+    assert (config.grids.backbone, config.captions.vocabulary, config.memory.joined) == ("tiny", "joined", True)
+    assert config.evaluation.max_length == config.captions.max_tokens + 1
+    run_all(config)
+    for line, told in (
+        (("--from", str(tmp_path / "nowhere")), "no such folder"),
+        (("--from", str(exported), "--weights", str(exported / "decoder.safetensors")), "has its own backbone"),
+        (("--store", "workspace"), "give that too"),
+    ):
+        assert told in refused(monkeypatch, capsys, "init", photos["path"], *line, "--out", "other.yaml")
 
 
 def _trained(config: Config) -> dict[str, Artifact]:

@@ -123,7 +123,7 @@ def init(
             "or folders that say the split of each (train, validation, test)"
         )
     _tell_how(options, unread, [named(note) for note in notes], shares)
-    _tell(found, shares, _unused(data, found), named)
+    _tell(found, shares, _unused(data, found), named, started is not None)
     if alike:
         typer.echo(f"  {alike:,} of them are nearly the same as others: too many to keep these in one split")
     path.write_text(
@@ -265,11 +265,13 @@ def _tell_how(options: dict[str, Any], unread: list[str], notes: list[str], shar
         typer.echo(f"not read: {len(unread) - _LISTED:,} more files")
 
 
-def _tell(found: Survey, shares: dict[str, float], without: list[str], named: Callable[[str], str]) -> None:
+def _tell(
+    found: Survey, shares: dict[str, float], without: list[str], named: Callable[[str], str], is_started: bool
+) -> None:
     """Print what a data set holds.
 
     shares: of dev and test, where they are not the usual tenth. without: pictures that have no caption. named: returns
-    a message with the settings as the config names them.
+    a message with the settings as the config names them. is_started: whether training starts from a captioner.
     """
     rows = found.rows
     each = found.captions / len(rows)
@@ -293,9 +295,11 @@ def _tell(found: Survey, shares: dict[str, float], without: list[str], named: Ca
         typer.echo(
             f"  {counted(len(without), 'other picture')} there without a caption, not used: {shown}, as {without[0]}"
         )
-    if len(rows) < _FEW:
+    if len(rows) < _FEW and not is_started:
         typer.echo(
-            "  expect rough captions: 300 photographs of Flickr8k gave BLEU-4 8, its 6,000 give 20 (100 is best)"
+            "  expect rough captions of so few pictures; to start from a captioner that has seen more helps most:\n"
+            "  attend init --from models:/NAME@champion, or a folder\n"
+            "  where there is none, `attend run base` makes one of COCO or Flickr30k, once: docs/few-photographs.md"
         )
     for line in _of_captions(found):
         typer.echo(f"  {line}")

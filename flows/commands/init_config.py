@@ -23,7 +23,7 @@ _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the v
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
 _STEPS = 3_000  # of training, about, in all epochs
 # Of a training that starts from a captioner: docs/few-photographs.md has the figures.
-_START_BATCH, _START_EPOCHS, _START_STEPS, _START_RATE, _START_MIN_COUNT = 16, 20, 400, 0.0002, 2
+_START_BATCH, _START_EPOCHS, _START_RATE = 16, 10, 0.0001
 _JUDGED = 100  # held-out pictures from which gates are written
 _GATES = {
     "max_same_caption": 0.5,
@@ -141,20 +141,20 @@ def _settings_after_start(found: Survey, started: Started) -> list[str]:
     own, before = _length(captions)[0], int(started.point.sections()["captions"]["max_tokens"])
     max_tokens = max(own, before)
     steps = max(1, len(found.of_split("train")) // _START_BATCH)  # of an epoch
-    epochs = min(_START_EPOCHS, max(5, round(_START_STEPS / steps)))
     evaluated = "test" if found.splits is None or "test" in found.sizes else "dev"
     lines = ["training:", f"  start_from: {_scalar(started.start_from)}"]
     if started.start_store is not None:
         lines.append(f"  start_store: {_scalar(started.start_store)}")
     lines += [
-        f"  epochs: {epochs}  # at most: training ends after 5 epochs without a better dev score",
+        f"  epochs: {_START_EPOCHS}  # at most: training ends after 5 epochs without a better dev score",
         f"  batch_pictures: {_START_BATCH}",
         f"  learning_rate: {_START_RATE}  # lower than from the beginning, so that what it knows is not lost",
-        f"  warmup_steps: {min(20, steps)}",
+        f"  warmup_steps: {min(10, steps)}",
+        f"  averaging: {round(1 - 1 / max(steps / 2, 10), 3)}  # the mean weights of about half an epoch",
         "  select: cider",
         "captions:",
         "  vocabulary: joined  # its words, and the new ones of these captions",
-        f"  min_count: {_START_MIN_COUNT}",
+        "  min_count: 1",
         *([f"  max_tokens: {max_tokens}"] if max_tokens != before else []),
         "memory:",
         "  joined: true  # its pictures are consulted too",
