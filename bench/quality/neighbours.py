@@ -48,9 +48,9 @@ def main() -> None:
     print("\n| captions | BLEU-4 | METEOR | CIDEr | a word twice | ends on a small word |")
     print("| --- " * 6 + "|", flush=True)
     data = _draw(given) if given.pictures or given.captions or given.dev else given.data.absolute()
-    off, fitted = (_predictions(_config(given, data, neighbours)) for neighbours in ("off", "fitted"))
-    plain, ranked = _captions(off), _captions(fitted)
-    _print_row("copied", _captions(fitted, "copied"))
+    off, fitted = (predictions_of(_config(given, data, neighbours)) for neighbours in ("off", "fitted"))
+    plain, ranked = captions_in(off), captions_in(fitted)
+    _print_row("copied", captions_in(fitted, "copied"))
     _print_row("the likeliest of a beam", plain)
     _print_row("ranked by neighbours", ranked)
     print(f"| the gain, from and to | {' | '.join(_gains(plain, ranked))} | | |")
@@ -109,7 +109,7 @@ def _draw(given: Any) -> Path:
     return folder
 
 
-def _predictions(config: Config) -> Path:
+def predictions_of(config: Config) -> Path:
     """Return the file of the captions of dev by a config, which is run as far as that."""
     pipeline = up_to(build_pipeline(config), "evaluate")
     for name in pipeline.names():
@@ -117,21 +117,25 @@ def _predictions(config: Config) -> Path:
     return artifacts(pipeline)["evaluate"].path / PREDICTIONS
 
 
-def _captions(path: Path, column: str = "caption") -> list[ScoredCaption]:
+def captions_in(path: Path, column: str = "caption") -> list[ScoredCaption]:
     """Return the captions of a column, in the order of the pictures' digests."""
     found = read_predictions(path, column)
     return [found[digest] for digest in sorted(found)]
 
 
 def _print_row(name: str, corpus: Sequence[ScoredCaption]) -> None:
+    print(f"| {name} | {' | '.join(cells_of(corpus))} |", flush=True)
+
+
+def cells_of(corpus: Sequence[ScoredCaption]) -> list[str]:
+    """Return the scores of captions, the share that has a word twice, and the share that ends on a small word."""
     scores: dict[str, float] = {}
     for metric in _METRICS:
         scores |= measure(metric, corpus)
     said = [item.caption for item in corpus]
     repeat = [any(words.count(word) > 1 for word in words if word not in _SMALL) for words in said]
     ends = [bool(_SMALL.intersection(words[-1:])) for words in said]
-    cells = [*(f"{scores[score]:.1f}" for score in _SCORES), *(f"{sum(of) / len(said):.1%}" for of in (repeat, ends))]
-    print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    return [*(f"{scores[score]:.1f}" for score in _SCORES), *(f"{sum(of) / len(said):.1%}" for of in (repeat, ends))]
 
 
 def _gains(plain: Sequence[ScoredCaption], ranked: Sequence[ScoredCaption]) -> list[str]:

@@ -146,12 +146,12 @@ def _settings_after_start(found: Survey, started: Started) -> list[str]:
     if started.start_store is not None:
         lines.append(f"  start_store: {_scalar(started.start_store)}")
     lines += [
-        f"  epochs: {_START_EPOCHS}  # at most: training ends after 5 epochs without a better dev score",
+        f"  epochs: {_START_EPOCHS}",
         f"  batch_pictures: {_START_BATCH}",
         f"  learning_rate: {_START_RATE}  # lower than from the beginning, so that what it knows is not lost",
         f"  warmup_steps: {min(10, steps)}",
         f"  averaging: {round(1 - 1 / max(steps / 2, 10), 3)}  # the mean weights of about half an epoch",
-        "  select: cider",
+        "  select: likelihood  # CIDEr of few dev captions is mostly chance",
         "captions:",
         "  vocabulary: joined  # its words, and the new ones of these captions",
         "  min_count: 1",

@@ -23,10 +23,11 @@ class FitConfig(Section):
     averaging: float = Field(
         0.0, ge=0, lt=1, description="decay of the moving average of the weights that is validated and kept; 0 for none"
     )
-    select: Literal["bleu4", "meteor", "cider", "mean"] = Field(
+    select: Literal["bleu4", "meteor", "cider", "mean", "likelihood"] = Field(
         "bleu4",
         description="score of greedy captions of the dev pictures by which the best epochs are chosen; `mean`: of "
-        "BLEU-4, METEOR and CIDEr",
+        "BLEU-4, METEOR and CIDEr; `likelihood`: the geometric mean probability of the words of their captions, which "
+        "says more where dev has few captions",
     )
     patience: int = Field(5, ge=1, description="epochs without a better dev score after which training stops")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
@@ -145,10 +146,11 @@ class SelfCriticalConfig(GridTrainingConfig):
 
     epochs: int = Field(10, ge=1, description="epochs at most; see `patience`")
     learning_rate: float = Field(5e-5, gt=0, description="learning rate at its peak; it falls to 0 along a cosine")
-    select: Literal["bleu4", "meteor", "cider", "mean"] = Field(
+    select: Literal["bleu4", "meteor", "cider", "mean", "likelihood"] = Field(
         "cider",
         description="score of greedy captions of the dev pictures by which the best epochs are chosen; `mean`: of "
-        "BLEU-4, METEOR and CIDEr",
+        "BLEU-4, METEOR and CIDEr; `likelihood`: the geometric mean probability of the words of their captions, which "
+        "says more where dev has few captions",
     )
     samples: int = Field(
         5,

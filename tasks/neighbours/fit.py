@@ -79,7 +79,8 @@ class Candidates:
     def fit(self, which: Flags) -> Fit:
         """Return what is best for some of the pictures.
 
-        Of settings whose difference is no greater than its standard error, the default is chosen.
+        The default is chosen where the best of the settings is not better by more than twice the standard error of the
+        difference: of so many settings, one is better than that by chance where there are few pictures.
         """
         if not which.any():
             return Fit(None, 0.0)
@@ -91,7 +92,7 @@ class Candidates:
             own = self._chosen(neighbours)[which]
             if own.mean() > values.mean():
                 best, values = neighbours, own
-        if (values - default).mean() <= _standard_error(values - default):
+        if (values - default).mean() <= 2 * _standard_error(values - default):
             best, values = Neighbours(), default
         gain = float((values - plain).mean())
         return Fit(best if gain > 0 else None, gain)

@@ -24,7 +24,7 @@ from tasks.metrics.ptb import tokenize
 from tasks.pipeline import distributed as processes
 from tasks.training.batches import Batch, decode_batch_size, grids_in_order, padded
 
-DEV_SCORES = ("dev_bleu4", "dev_meteor", "dev_cider", "dev_mean")
+DEV_SCORES = ("dev_bleu4", "dev_meteor", "dev_cider", "dev_mean", "dev_likelihood")
 _ROWS = 160  # captions whose logits are computed at once: with a large vocabulary, some 60 MB
 
 
@@ -52,9 +52,9 @@ class Dev(ABC):
     def scores(self, model: nn.Module) -> dict[str, float]:
         """Return the scores of all dev pictures.
 
-        `DEV_SCORES` are those of greedy captions, free-running; `dev_mean` is the mean of the others. `dev_loss` is the
-        cross-entropy of the pictures' own captions under teacher forcing, in nats per token, without what training adds
-        to it, and `dev_perplexity` is its exponential.
+        The first three of `DEV_SCORES` are those of greedy captions, free-running; `dev_mean` is their mean. `dev_loss`
+        is the cross-entropy of the pictures' own captions under teacher forcing, in nats per token, without what training
+        adds to it, `dev_perplexity` is its exponential, and `dev_likelihood` the inverse of that, in percent.
         """
         model.eval()
         local_captions: list[list[str]] = []
@@ -83,6 +83,7 @@ class Dev(ABC):
             "dev_mean": sum(measured.values()) / len(measured),
             "dev_loss": loss / tokens,
             "dev_perplexity": math.exp(min(loss / tokens, 700.0)),  # above, floats end
+            "dev_likelihood": 100 * math.exp(-loss / tokens),
         }
 
 

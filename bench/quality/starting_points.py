@@ -1,0 +1,143 @@
+"""What it is worth to start from a captioner: few photographs of a topic that it has never seen.
+
+    python -m bench.quality.starting_points DATA WEIGHTS [--workspace W] [--seed 0] [PICTURESxCAPTIONS ...]
+
+DATA is Flickr8k's folder, WEIGHTS a file of EfficientNet-Lite2's weights. The preset `base` is trained for six epochs
+on the training pictures whose captions never mention a dog. The own pictures are drawn from the others, with one
+caption each or five, and 40 more for dev; captions of the dev pictures of dogs are scored with five references. From
+the beginning the same decoder is trained on the same grids. What has run already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import random
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.machine import describe
+from bench.quality.neighbours import captions_in, cells_of, predictions_of
+from flows.configs import load
+from flows.pipeline import build_pipeline
+from flows.registered.evaluate import evaluate_registered
+from tasks.config.schema import Config
+from tasks.pipeline.run import run_stage
+
+_DOG = re.compile(r"\b(dogs?|pupp(y|ies))\b", re.IGNORECASE)
+_HELD_OUT = 40  # own pictures for dev
+_SIZES = ["50x1", "300x1", "1000x1", "300x5"]
+_STARTED = [
+    "training={start_from: 'models:/base@champion', epochs: 10, learning_rate: 0.0001}",
+    "training={warmup_steps: 10, averaging: 0.9, select: likelihood}",
+    "captions={vocabulary: joined, min_count: 1}",
+    "memory.joined=true",
+]
+_FROM_BEGINNING = [
+    "training={epochs: 40, patience: 8, batch_pictures: 8, warmup_steps: 37, averaging: 0.973}",
+    "captions.min_count=2",
+]
+
+
+def main() -> None:
+    given = _arguments()
+    describe()
+    print("\n| own pictures x captions | captioner | BLEU-4 | METEOR | CIDEr | a word twice | ends on a small word |")
+    print("| --- " * 7 + "|", flush=True)
+    flickr = Flickr(given.data.absolute())
+    base = _config(given, flickr, "base", flickr.base(), ["training.epochs=6"])
+    pipeline = build_pipeline(base)
+    for name in pipeline.names():
+        run_stage(pipeline, name)
+    for size in given.sizes or _SIZES:
+        pictures, captions = map(int, size.split("x"))
+        rows = flickr.own(pictures, captions, given.seed)
+        own = f"own-{size}-{given.seed}"
+        alone = evaluate_registered(_config(given, flickr, own, rows, _FROM_BEGINNING), "models:/base@champion")
+        scores = " | ".join(f"{alone.scores['scores'][name]:.1f}" for name in ("bleu4", "meteor", "cider"))
+        print(f"| {size} | the base alone | {scores} |  |  |", flush=True)
+        for label, settings in (("from the beginning", _FROM_BEGINNING), ("started from the base", _STARTED)):
+            for ranked, neighbours in (("", "off"), (", with neighbours", "fitted")):
+                config = _config(given, flickr, own, rows, [*settings, f"evaluation.neighbours='{neighbours}'"])
+                cells = cells_of(captions_in(predictions_of(config)))
+                print(f"| {size} | {label}{ranked} | {' | '.join(cells)} |", flush=True)
+
+
+def _arguments() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("sizes", nargs="*", metavar="PICTURESxCAPTIONS", help=f"default: {' '.join(_SIZES)}")
+    parser.add_argument("--workspace", type=Path, default=Path("workspace"))
+    parser.add_argument("--seed", type=int, default=0, help="of the pictures that are drawn")
+    return parser.parse_args()
+
+
+def _config(given: Any, flickr: Flickr, name: str, rows: Iterable[Row], settings: list[str]) -> Config:
+    """Return the config of a data set, which is written as a table. settings: overrides of the preset `base`."""
+    table = given.workspace.absolute() / "tables" / f"{name}.csv"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    with table.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("image", "caption", "split"), *rows])
+    started = any("start_from" in setting for setting in settings)
+    return load(
+        "base",
+        [
+            f"name={name}",
+            f"data={{adapter: table, path: {table}, images: {flickr.folder / 'images'}}}",
+            *([] if started else [f"grids.weights={given.weights.absolute()}"]),
+            "evaluation.split=test",
+            f"machine.workspace={given.workspace.absolute()}",
+            *settings,
+        ],
+    )
+
+
+Row = tuple[str, str, str]
+
+
+class Flickr:
+    """Flickr8k's pictures, of dogs and of everything else."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._captions: dict[str, list[str]] = {}
+        for line in (folder / "Flickr8k.token.txt").read_text(encoding="utf-8").splitlines():
+            name, _, caption = line.partition("\t")
+            self._captions.setdefault(name.partition("#")[0], []).append(caption.strip())
+        self._train, self._dev = (self._by_topic(f"Flickr_8k.{split}Images.txt") for split in ("train", "dev"))
+
+    def _by_topic(self, file: str) -> Mapping[bool, list[str]]:
+        """Return the pictures of a split by whether a caption mentions a dog."""
+        names = sorted((self.folder / file).read_text(encoding="utf-8").split())
+        found: dict[bool, list[str]] = {True: [], False: []}
+        for name in names:
+            if name in self._captions and (self.folder / "images" / name).is_file():
+                found[any(map(_DOG.search, self._captions[name]))].append(name)
+        return found
+
+    def _rows(self, names: Iterable[str], split: str) -> Iterable[Row]:
+        return ((name, caption, split) for name in names for caption in self._captions[name])
+
+    def base(self) -> Iterable[Row]:
+        """Yield the rows without dogs."""
+        dev = self._dev[False]
+        yield from self._rows(self._train[False], "train")
+        yield from self._rows(dev[:255], "dev")
+        yield from self._rows(dev[255:], "test")
+
+    def own(self, pictures: int, captions: int, seed: int) -> Iterable[Row]:
+        """Yield the rows of some pictures of dogs, and all of dev's to be scored."""
+        chance = random.Random(seed)
+        order = chance.sample(self._train[True], len(self._train[True]))
+        for names, split in ((order[:pictures], "train"), (order[-_HELD_OUT:], "dev")):
+            for name in names:
+                texts = self._captions[name]
+                yield from ((name, text, split) for text in (texts if captions > 1 else [chance.choice(texts)]))
+        yield from self._rows(self._dev[True], "test")
+
+
+if __name__ == "__main__":
+    main()
