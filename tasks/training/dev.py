@@ -53,8 +53,8 @@ class Dev(ABC):
         """Return the scores of all dev pictures.
 
         The first three of `DEV_SCORES` are those of greedy captions, free-running; `dev_mean` is their mean. `dev_loss`
-        is the cross-entropy of the pictures' own captions under teacher forcing, in nats per token, without what training
-        adds to it, `dev_perplexity` is its exponential, and `dev_likelihood` the inverse of that, in percent.
+        is the cross-entropy of the pictures' own captions under teacher forcing, in nats per token, without what
+        training adds to it, `dev_perplexity` is its exponential, and `dev_likelihood` the inverse of that, in percent.
         """
         model.eval()
         local_captions: list[list[str]] = []
