@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,7 @@ from models.captioner import Captioner
 from models.neighbours import Memory
 from models.vocabulary import UNK
 from tasks.common.errors import AttendError
+from tasks.common.ports import why_silent
 from tasks.config.schema import Config
 from tasks.evaluation.score_record import read_scores
 from tasks.grids.index import read_identity
@@ -167,6 +172,33 @@ def test_what_is_in_object_storage_is_downloaded_once(storage: str, tmp_path: Pa
     again = load(str(path)).starting_point
     assert again == first
     assert kept == [file.stat().st_mtime_ns for file in sorted(first.folder.iterdir())]
+
+
+@pytest.mark.slow
+def test_a_tracking_server_that_keeps_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    stores = ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--artifacts-destination", f"{tmp_path}/files"]
+    with subprocess.Popen([*command, *stores], stderr=subprocess.DEVNULL) as process:
+        try:
+            while why_silent(f"{server}/health") is not None:
+                assert process.poll() is None
+                time.sleep(0.5)
+            with monkeypatch.context() as patch:
+                patch.setenv("MLFLOW_TRACKING_URI", server)
+                run_all(small(tmp_path / "base"))
+                run_stage(small(tmp_path / "base"), "register")
+            path = str(own(tmp_path, MODEL, training={"start_store": server}))
+            found = load(path).starting_point
+            assert found is not None and found.address == f"models:/small/1 of {server}"
+            Captioner.load(found.folder)
+        finally:
+            process.terminate()
+    with pytest.raises(AttendError, match=r"training\.start_store: the MLflow server .* does not answer"):
+        load(path)
 
 
 @pytest.mark.parametrize(

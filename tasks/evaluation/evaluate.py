@@ -25,7 +25,7 @@ class Scores(Stage):
     """The stage `evaluate`: held-out pictures -> captions -> scores."""
 
     kind: ClassVar[str] = "evaluate"
-    version: ClassVar[int] = 8
+    version: ClassVar[int] = 9
     distributed: ClassVar[bool] = True
 
     evaluation: EvaluationConfig

@@ -80,7 +80,9 @@ class Candidates:
         """Return what is best for some of the pictures.
 
         The default is chosen where the best of the settings is not better by more than twice the standard error of the
-        difference: of so many settings, one is better than that by chance where there are few pictures.
+        difference: of so many settings, one is better than that by chance where there are few pictures. Neighbours are
+        left out where even twice the standard error above the gain is no gain: they help nearly always, and few
+        pictures that say otherwise may do so by chance.
         """
         if not which.any():
             return Fit(None, 0.0)
@@ -94,8 +96,8 @@ class Candidates:
                 best, values = neighbours, own
         if (values - default).mean() <= 2 * _standard_error(values - default):
             best, values = Neighbours(), default
-        gain = float((values - plain).mean())
-        return Fit(best if gain > 0 else None, gain)
+        gain, error = float((values - plain).mean()), _standard_error(values - plain)
+        return Fit(best if gain + 2 * error > 0 else None, gain)
 
     def _chosen(self, neighbours: Neighbours) -> Values:
         """Return how good the captions are that neighbours choose."""

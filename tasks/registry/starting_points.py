@@ -48,6 +48,8 @@ def find_starting_point(start_from: str, store: str | None, workspace: Path) -> 
             )
     bundle = _bundle_in(folder, address)
     if not is_whole(bundle):
+        if bundle.is_relative_to(workspace / CAPTIONERS):
+            shutil.rmtree(folder, ignore_errors=True)  # it is downloaded again
         raise AttendError(
             f"{_FIELD}: {address}: the files in {bundle} do not match its {DIGEST}: they are damaged or incomplete: "
             "export or download the captioner again"
@@ -134,13 +136,13 @@ def _asked(uri: str, question: str, answer: Callable[[], Answer]) -> Answer:
     return ask(Path(uri.removeprefix("sqlite:///")).parent, question, answer)
 
 
-def _from_mlflow(uri: str, location: str, target: Path) -> None:
-    """Download the files at an MLflow location into a folder."""
+def _from_mlflow(uri: str, location: str, target: Path) -> Path:
+    """Download the files at an MLflow location into a folder, and return the one of its folders that has them."""
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
     try:
-        download_artifacts(artifact_uri=location, dst_path=str(target), tracking_uri=uri)
+        return Path(download_artifacts(artifact_uri=location, dst_path=str(target), tracking_uri=uri))
     except MlflowException as error:
         raise OSError(str(error)) from None
 
@@ -161,18 +163,19 @@ def _in_storage(url: str, workspace: Path) -> Path:
     except (ImportError, ValueError, OSError) as error:
         raise AttendError(f"{_FIELD}: {url}: cannot be read: {' '.join(str(error).split())[:160]}") from None
     bundle = names[0].removesuffix(f"/{DIGEST}")
-    return _download(
-        workspace,
-        [url, content.decode("utf-8", "replace")],
-        without_credentials(url),
-        lambda target: filesystem.get(f"{bundle}/", f"{target}/", recursive=True),
-    )
+
+    def fetch(target: Path) -> Path:
+        filesystem.get(f"{bundle}/", f"{target}/", recursive=True)
+        return target
+
+    return _download(workspace, [url, content.decode("utf-8", "replace")], without_credentials(url), fetch)
 
 
-def _download(workspace: Path, source: list[Any], shown: str, fetch: Callable[[Path], None]) -> Path:
-    """Return the folder of a captioner that `fetch` downloads into a given folder, where it is not there already.
+def _download(workspace: Path, source: list[Any], shown: str, fetch: Callable[[Path], Path]) -> Path:
+    """Return the folder of a captioner, which is downloaded where it is not there already.
 
-    source: what tells it from all other captioners. shown: its address, for messages.
+    source: what tells it from all other captioners. shown: its address, for messages. fetch: downloads it into a given
+    folder, and returns that or the folder in it that has the files.
     """
     folder = workspace / CAPTIONERS / digest_of(source)[:20]
     with Workspace(workspace).lock(f"captioner-{folder.name}", f"download of {shown}"):
@@ -182,11 +185,11 @@ def _download(workspace: Path, source: list[Any], shown: str, fetch: Callable[[P
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
-            fetch(partial)
+            fetch(partial).rename(folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise AttendError(
                 f"{_FIELD}: {shown}: cannot be downloaded: {' '.join(str(error).split())[:160]}"
             ) from None
-        partial.rename(folder)
+        shutil.rmtree(partial, ignore_errors=True)
     return folder
