@@ -29,7 +29,9 @@ def test_every_setting_is_told_with_its_meaning(monkeypatch: pytest.MonkeyPatch,
     for name, part in small(Path("w"), views={}, tuning={}, self_critical={}).model_dump().items():
         assert name in told or {f"{name}.{field}" for field in part or EncoderConfig.model_fields} <= told
     assert not [setting.name for part in known.values() for setting in part.settings if not setting.about]
-    assert set(Config.model_fields) - {"data"} <= {name.partition(".")[0] for name in [*known, *told]}
+    assert {name for name, field in Config.model_fields.items() if not field.exclude} - {"data"} <= {
+        name.partition(".")[0] for name in [*known, *told]
+    }
     _, out, _ = attend(monkeypatch, capsys, "settings", "training")
     assert "training.epochs  (whole number, >= 1; default 20)" in out
     _, out, _ = attend(monkeypatch, capsys, "settings", "--json")

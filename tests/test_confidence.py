@@ -149,6 +149,7 @@ def test_the_registered_model_says_what_the_evaluation_did(workspace: Path) -> N
 
 def test_a_word_is_as_likely_as_the_search_found_it(workspace: Path) -> None:
     captioner = make_captioner(config_of(workspace), captioner_artifacts(config_of(workspace)))
+    captioner.neighbours = None  # they may choose another of the captions found
     grid = captioner.grids([path.read_bytes() for path in pictures(workspace)[:5]])
     start = captioner.steps.start(grid.astype(np.float32))
     found = decode(captioner.steps, start, len(grid), captioner.decoding)
