@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def test_the_registered_model_says_what_the_evaluation_did(workspace: Path) -> N
 
 def test_a_word_is_as_likely_as_the_search_found_it(workspace: Path) -> None:
     captioner = make_captioner(config_of(workspace), captioner_artifacts(config_of(workspace)))
-    captioner.neighbours = None  # they may choose another of the captions found
+    captioner.decoding = replace(captioner.decoding, neighbours=False)  # they may choose another of those found
     grid = captioner.grids([path.read_bytes() for path in pictures(workspace)[:5]])
     start = captioner.steps.start(grid.astype(np.float32))
     found = decode(captioner.steps, start, len(grid), captioner.decoding)
