@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 from flows.commands.options import program
 from tasks.common.wording import counted
 from tasks.config.schema import Config
+from tasks.config.training import FitConfig
 from tasks.data.caption_files import CAPTIONS
 from tasks.pipeline.ledger import Artifact
 from tasks.training.outputs import HISTORY
@@ -41,8 +42,15 @@ def advice(config: Config, made: Mapping[str, Artifact]) -> Iterator[str]:
 
 
 def _ending(config: Config, trained: Artifact) -> str:
-    """Return what ended the training, and whether more epochs may help."""
-    training = config.training
+    """Return what ended the training, and whether more epochs may help.
+
+    trained: the decoder, whose history is of its tuning where that decoder is kept.
+    """
+    tuning = config.tuning
+    training: FitConfig = config.training
+    section = "training"
+    if tuning is not None and tuning.keep_decoder:
+        training, section = tuning, "tuning"
     scores = pq.read_table(trained.path / HISTORY)[f"dev_{training.select}"].to_pylist()
     best = max(range(len(scores)), key=lambda epoch: float(scores[epoch])) + 1
     if len(scores) < training.epochs:
@@ -51,5 +59,5 @@ def _ending(config: Config, trained: Artifact) -> str:
             "more epochs would not help"
         )
     if best == len(scores):
-        return f"the last of {counted(best, 'epoch')} was the best on dev: more of them may help (training.epochs)"
+        return f"the last of {counted(best, 'epoch')} was the best on dev: more of them may help ({section}.epochs)"
     return f"epoch {best} of {len(scores)} was the best on dev: more epochs would not help"
