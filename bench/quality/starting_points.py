@@ -53,7 +53,7 @@ def main() -> None:
         run_stage(pipeline, name)
     for size in given.sizes or _SIZES:
         pictures, captions = map(int, size.split("x"))
-        rows = flickr.own(pictures, captions, given.seed)
+        rows = list(flickr.own(pictures, captions, given.seed))  # each config writes them
         own = f"own-{size}-{given.seed}"
         alone = evaluate_registered(_config(given, flickr, own, rows, _FROM_BEGINNING), "models:/base@champion")
         scores = " | ".join(f"{alone.scores['scores'][name]:.1f}" for name in ("bleu4", "meteor", "cider"))
