@@ -525,6 +525,38 @@ def test_after_sigterm_it_answers_for_a_while_and_says_that_it_leaves(
         asked(port, "/ready")
 
 
+_HELLO = """
+import socket, sys
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from flows.serving.serve import run
+
+async def hello(request):
+    return PlainTextResponse("hello")
+
+run(Starlette(routes=[Route("/", hello)]), socket.socket(fileno=int(sys.argv[1])))
+"""
+
+
+def test_a_request_that_is_on_its_way_when_the_server_stops_is_answered() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-c", _HELLO, str(listener.fileno())]
+        with subprocess.Popen(command, cwd=HERE, pass_fds=[listener.fileno()]) as process:
+            connections = [http.client.HTTPConnection(*listener.getsockname(), timeout=60) for _ in range(2)]
+            connections[0].request("GET", "/")
+            assert connections[0].getresponse().read() == b"hello"  # it has started
+            connections[0].close()
+            connections[1].connect()
+            time.sleep(0.3)
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            connections[1].request("GET", "/")
+            assert connections[1].getresponse().read() == b"hello"
+            connections[1].close()
+            assert process.wait(30) == -signal.SIGTERM
+
+
 @pytest.mark.slow
 def test_a_restart_on_a_socket_that_is_handed_over_loses_no_request(
     registered: Path, photographs: list[bytes], expected: list[str]

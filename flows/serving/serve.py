@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -24,6 +26,7 @@ _MAX_HEAD_BYTES = 16 * 1024
 _MAX_CONNECTIONS = 1024  # with those that send nothing, of which limits.py keeps few
 _CLIENT_TIMEOUT_MS = 60_000
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+_FIRST_REQUEST_SECONDS = 1.0  # for which a stopping server waits for the request of a new connection
 _FIRST_FD = 3  # of the sockets that systemd, or another that starts services, hands over
 
 
@@ -103,6 +106,22 @@ class _DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         stops = await super().on_tick(counter)
         return stops or (self._stop_at is not None and time.monotonic() >= self._stop_at)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn closes the connections whose first request has not arrived, and the request on its way is lost: accept
+        # no more, and wait for those that were accepted.
+        for listener in sockets or []:
+            asyncio.get_running_loop().remove_reader(listener)
+        await asyncio.sleep(0.02)  # until what was accepted last is among the connections
+        stop_at = time.monotonic() + _FIRST_REQUEST_SECONDS
+        while self._await_request() and not self.force_exit and time.monotonic() < stop_at:
+            await asyncio.sleep(0.02)
+        await super().shutdown(sockets)
+
+    def _await_request(self) -> bool:
+        """Return whether a connection waits for its first request."""
+        connections = cast(set[PatientProtocol], self.server_state.connections)
+        return any(connection.cycle is None for connection in connections)
 
 
 def _inherited() -> socket.socket | None:
