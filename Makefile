@@ -44,8 +44,8 @@ test-slow: $(READY_DEV)  ## the tests that take longer, and those on real photog
 check: $(READY_DEV)  ## lint, format and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-bench: $(READY_DEV)  ## the speed benches: half an hour on an idle machine; reading.py needs disk for more than its memory
-	@for name in training_step beam_search extraction status reading threads; do \
+bench: $(READY_DEV)  ## the speed benches: twenty minutes on an idle machine
+	@for name in training_step beam_search extraction status; do \
 	  echo "== bench/speed/$$name.py"; $(BIN)/python -m bench.speed.$$name || exit 1; done
 
 # With the packages that the machine has, so that it runs where nothing can be installed.

@@ -1,4 +1,4 @@
-"""Render docs/settings.md and the table of docs/commands.md from the program itself.
+"""Render docs/settings.md, the table of docs/commands.md and the files of docs/architecture.md from the program itself.
 
     python -m docs.render [--check]
 
@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -19,8 +20,39 @@ from flows.commands.cli import app
 from tasks.config.reference import Setting, sections
 
 DOCS = Path(__file__).parent
-SETTINGS, COMMANDS = DOCS / "settings.md", DOCS / "commands.md"
+SETTINGS, COMMANDS, ARCHITECTURE = DOCS / "settings.md", DOCS / "commands.md", DOCS / "architecture.md"
+# The folders of the code. Those of tasks/ and flows/ import from those before them, never from those after them.
+FOLDERS = (
+    "models",
+    "models/backbones",
+    "models/decoders",
+    "models/onnx",
+    "tasks",
+    "tasks/common",
+    "tasks/datasets",
+    "tasks/metrics",
+    "tasks/review",
+    "tasks/config",
+    "tasks/config/presets",
+    "tasks/pipeline",
+    "tasks/data",
+    "tasks/grids",
+    "tasks/neighbours",
+    "tasks/training",
+    "tasks/evaluation",
+    "tasks/inspection",
+    "tasks/registry",
+    "tasks/registry/exported",
+    "flows",
+    "flows/registered",
+    "flows/page",
+    "flows/operations",
+    "flows/serving",
+    "flows/review",
+    "flows/commands",
+)
 _TABLE = re.compile(r"<!-- commands -->\n.*?<!-- end -->", re.DOTALL)
+_FILES = re.compile(r"<!-- files -->\n.*?<!-- end -->", re.DOTALL)
 _SECTIONS = re.compile(r"<!-- settings -->\n.*?<!-- end -->", re.DOTALL)
 _WITHOUT_PATH = ("data.scenes", "data.sources")  # formats that read no files of their own
 _SHARED = {"workspace": "`--workspace`", "as_json": "`--json`", "until": "`--until`"}  # parameters with own columns
@@ -28,7 +60,7 @@ _SHARED = {"workspace": "`--workspace`", "as_json": "`--json`", "until": "`--unt
 
 def main() -> None:
     """Render the pages, or check them."""
-    for path, render in ((SETTINGS, rendered_settings), (COMMANDS, rendered_commands)):
+    for path, render in PAGES.items():
         before = path.read_text(encoding="utf-8")
         after = render(before)
         if "--check" not in sys.argv[1:]:
@@ -59,6 +91,19 @@ def rendered_commands(page: str) -> str:
     return _TABLE.sub(lambda _: "\n".join(["<!-- commands -->", *lines, "<!-- end -->"]), page)
 
 
+def rendered_architecture(page: str) -> str:
+    """Return docs/architecture.md with the list of folders and files, by the first lines of their docstrings."""
+    lines: list[str] = []
+    for folder in FOLDERS:
+        path = DOCS.parent / folder
+        files = sorted(file for file in path.glob("*.py") if file.name != "__init__.py")
+        rows = [_row([f"[{file.name}](../{folder}/{file.name})", _first_line(file)]) for file in files]
+        lines += [f"### {folder}/", "", _cell(_first_line(path / "__init__.py")), ""]
+        if rows:
+            lines += [_row(["file", "what it is"]), _row(["---"] * 2), *rows, ""]
+    return _FILES.sub(lambda _: "\n".join(["<!-- files -->", *lines, "<!-- end -->"]), page)
+
+
 def commands() -> Iterator[tuple[str, Any]]:
     """Yield every command of `attend` with its full name, those without a group first."""
     top = typer.main.get_command(app)
@@ -69,6 +114,12 @@ def commands() -> Iterator[tuple[str, Any]]:
         else:
             yield name, command
     yield from groups
+
+
+def _first_line(path: Path) -> str:
+    """Return the first line of a module's docstring, without its full stop."""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0].removesuffix(".")
 
 
 def _command(name: str, command: Any) -> list[str]:
@@ -119,6 +170,8 @@ def _cell(text: str) -> str:
     """Return a text as Markdown shows it: what looks like a tag is none."""
     return re.sub(r"<(?=[A-Za-z/])", "&lt;", text)
 
+
+PAGES = {SETTINGS: rendered_settings, COMMANDS: rendered_commands, ARCHITECTURE: rendered_architecture}
 
 if __name__ == "__main__":
     main()

@@ -1,1 +1,1 @@
-"""Flows: the pipeline from photographs to a registered captioner, and what runs and uses it. Read pipeline.py first."""
+"""The pipeline, Prefect, the command line and the servers."""

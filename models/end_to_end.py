@@ -55,7 +55,7 @@ class GroupedConvolutionsInFloat32(TorchFunctionMode):
     """A context in which autocast leaves convolutions of several groups in float32.
 
     Depthwise convolutions read more than they compute, so that bfloat16 gains little; and their backward pass takes a
-    processor longer in bfloat16 than in float32: see bench/speed/tuning_step.py.
+    processor longer in bfloat16 than in float32: see docs/measured.md, "A fine-tuning step, and encoding".
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""The work of the stages: plain functions that turn a config and upstream files into files, without Prefect."""
+"""The work of the stages, without Prefect."""
 
 from tasks.common.cores import configure_threads
 

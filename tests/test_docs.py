@@ -185,7 +185,7 @@ def test_modules_and_targets_exist(page: Path) -> None:
 
 
 def test_settings_and_commands_are_as_the_program_has_them() -> None:
-    for path, rendered in ((render.SETTINGS, render.rendered_settings), (render.COMMANDS, render.rendered_commands)):
+    for path, rendered in render.PAGES.items():
         page = path.read_text(encoding="utf-8")
         assert rendered(page) == page, "run python -m docs.render"
 

@@ -541,9 +541,10 @@ run(Starlette(routes=[Route("/", hello)]), socket.socket(fileno=int(sys.argv[1])
 
 def test_a_request_that_is_on_its_way_when_the_server_stops_is_answered() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         command = [sys.executable, "-c", _HELLO, str(listener.fileno())]
         with subprocess.Popen(command, cwd=HERE, pass_fds=[listener.fileno()]) as process:
-            connections = [http.client.HTTPConnection(*listener.getsockname(), timeout=60) for _ in range(2)]
+            connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(2)]
             connections[0].request("GET", "/")
             assert connections[0].getresponse().read() == b"hello"  # it has started
             connections[0].close()

@@ -1,0 +1,1 @@
+"""Prefect flows, a local run, servers and clusters."""

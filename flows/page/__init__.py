@@ -1,1 +1,1 @@
-"""The page of a project: what its workspace holds, how it grew, and what the next run would do."""
+"""The page of a project: its captions, scores and history, and what the next run would do."""

@@ -1,0 +1,1 @@
+"""Captioning, scoring and comparing with registered models."""

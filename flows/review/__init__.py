@@ -1,1 +1,1 @@
-"""The page on which people correct captions, and its server."""
+"""`attend review serve`: the page on which people correct captions."""

@@ -1,4 +1,4 @@
-"""Backbones: photographs (N, 3, H, W) -> annotation vectors on a grid (N, h, w, C).
+"""Photographs -> grids of annotation vectors, a file a family.
 
 To add a backbone, write a file with a builder function and add a line to `BACKBONES`. This registry imports no
 backbone, so that configs are checked without loading torch.

@@ -1,4 +1,4 @@
-"""Decoders: a grid of annotation vectors -> captions, word by word.
+"""Grids -> captions word by word, a file a family.
 
 To add a decoder, write a file with a subclass of `base.Decoder` and add a line to `DECODERS`. This registry imports no
 decoder, so that configs are checked without loading torch.

@@ -1,0 +1,1 @@
+"""Errors, files, progress, object storage: what all stages share."""

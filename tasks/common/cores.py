@@ -24,7 +24,7 @@ def configure_threads() -> None:
     By default threads spin for milliseconds while they wait. That takes the processor from every other program, and
     from each other where there are more threads than cores. GNU's OpenMP runtime, which torch brings along on Linux, is
     set to spin for some 40 microseconds before it sleeps: otherwise work that is cut into small pieces would wait for a
-    thread to wake up at every piece (bench/README.md, `threads`).
+    thread to wake up at every piece (docs/measured.md, "Idle threads").
     """
     if available_cores() < _cores_by_affinity():
         os.environ.setdefault("OMP_NUM_THREADS", str(available_cores()))

@@ -1,0 +1,1 @@
+"""What a run depends on: sections, presets, and what this machine is."""

@@ -1,0 +1,1 @@
+"""Stages `ingest` and `tensorise`: data set -> manifest -> token ids."""

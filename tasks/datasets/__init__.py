@@ -1,4 +1,4 @@
-"""Adapters that read data sets in the formats in which they are published: see formats.py; sources.py joins several."""
+"""Formats of data sets, an adapter each."""
 
 from typing import Annotated, get_args
 

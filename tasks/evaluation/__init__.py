@@ -1,0 +1,1 @@
+"""Stage `evaluate`: held-out pictures -> captions -> scores."""

@@ -1,0 +1,1 @@
+"""Stages `extract` and `views`: photographs -> grids, kept once."""

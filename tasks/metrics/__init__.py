@@ -1,4 +1,4 @@
-"""Metrics of captions: each takes predictions and references and returns named scores.
+"""Scores of captions, a file each.
 
 A metric computes statistics for each picture and then scores their sum, so that any selection of pictures, such as a
 bootstrap resample, is scored without computing the statistics again. To add a metric, write a file with the two

@@ -1,0 +1,1 @@
+"""Stages in general: what is stale, how one runs, where artifacts are."""

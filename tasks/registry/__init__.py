@@ -1,0 +1,1 @@
+"""Stage `register`: all artifacts -> a version in MLflow."""

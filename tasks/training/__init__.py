@@ -1,0 +1,1 @@
+"""Stages `train`, `tune` and `self_critical`: grids and captions -> weights."""

@@ -1,4 +1,4 @@
-"""The values of a config before they are checked: presets, YAML files and dotted overrides, merged in that order."""
+"""The values of a config before they are checked: presets, YAML files and overrides, merged in that order."""
 
 from __future__ import annotations
 

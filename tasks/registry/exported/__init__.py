@@ -1,0 +1,1 @@
+"""A captioner's export to ONNX."""
