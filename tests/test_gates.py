@@ -33,7 +33,7 @@ from tasks.registry.registration_record import REGISTRATION
 from tasks.training.outputs import load_ensemble
 from tests.support import artifacts, plan, register_all, run_all, small, trained
 
-GATES = {"max_same_caption": 0.5, "max_overused_word": 0.5, "min_variety": 0.5, "min_retrieved": 0.1}
+GATES = {"max_same_caption": 0.5, "max_overused_word": 0.5, "min_retrieved": 0.1}
 OBJECTS = ("dog", "child", "bicycle", "boat", "horse", "tree")
 Said = Callable[[int], str]
 
@@ -66,9 +66,9 @@ def results(say: Said, champion: Said | None = None, retrieved: float = 0.4) -> 
 
 
 def test_an_honest_version_passes_with_and_without_a_champion() -> None:
-    alone, beside = results(truth), results(truth, champion=truth)
-    assert set(alone) == {"max_same_caption", "max_overused_word", "min_retrieved"} and set(beside) == set(GATES)
-    assert not any(result.refused for result in [*alone.values(), *beside.values()])
+    alone, compared = results(truth), results(truth, champion=truth)
+    assert set(alone) == set(compared) == set(GATES)
+    assert not any(result.refused for result in [*alone.values(), *compared.values()])
 
 
 def test_one_caption_for_most_pictures_is_refused() -> None:
@@ -83,15 +83,6 @@ def test_one_thing_that_is_named_everywhere_is_refused() -> None:
     assert found.refused and found.value == pytest.approx(5 / 6)
     assert '"dogs" is said of 120 of 120 pictures, and people mention it in the captions of 20' in str(found)
     assert results(lambda number: truth(number).replace("a ", "dogs "))["max_overused_word"].refused
-
-
-def test_much_less_variety_than_the_champion_is_refused() -> None:
-    def poor(number: int) -> str:
-        return f"a {OBJECTS[number % len(OBJECTS)]}"
-
-    found = results(poor, champion=truth)["min_variety"]
-    assert found.refused and "0 of 120 captions are of one picture alone, and 120 of the champion's" in str(found)
-    assert not results(truth, champion=poor)["min_variety"].refused
 
 
 def test_captions_that_fit_other_pictures_are_refused() -> None:
@@ -235,46 +226,6 @@ def only(
         pairs = {digest: (ScoredCaption(theirs[digest], item.references), item) for digest, item in captions.items()}
     (found,) = gate_results(RegistryConfig(model="any", **{name: limit}), captions, pairs, of_all(1), sources or {})
     return found
-
-
-def test_words_that_no_reference_has_are_refused() -> None:
-    assert not only("max_invented", 0.7, corpus(truth)).refused
-    found = only("max_invented", 0.7, corpus(lambda _: "a dog and a frisbee"))
-    assert found.refused and found.value == pytest.approx((100 + 120) / 240)
-    assert "220 of 240 content words of captions are in no reference of their picture, by stems" in str(found)
-    assert only("max_invented", 0.7, corpus(lambda _: "a")).value == 0  # no content words
-
-
-def test_a_word_is_mentioned_by_its_stem_or_by_a_class_of_wordnet(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.evaluation import slices
-
-    monkeypatch.setattr(slices, "noun_classes", lambda: None)
-    assert slices.mentioned("dogs", frozenset({"a", "dog"})) and not slices.mentioned("puppy", frozenset({"dog"}))
-    meanings = {
-        "puppy": (frozenset({"puppy.n.01"}), frozenset({"dog.n.01", "animal.n.01"})),
-        "dog": (frozenset({"dog.n.01"}), frozenset({"animal.n.01"})),
-        "cat": (frozenset({"cat.n.01"}), frozenset({"animal.n.01"})),
-        "animal": (frozenset({"animal.n.01"}), frozenset()),
-    }
-    monkeypatch.setattr(slices, "noun_classes", lambda: lambda word: meanings.get(word, (frozenset(), frozenset())))
-    for word, other, same in (("puppy", "dog", True), ("animal", "dog", True), ("cat", "dog", False)):
-        assert slices.mentioned(word, frozenset({other})) is slices.mentioned(other, frozenset({word})) is same
-
-
-def people(number: int) -> str:
-    return "a man walks" if number % 2 else "two women walk"
-
-
-def test_the_wrong_gender_is_refused() -> None:
-    captions = {
-        str(number): ScoredCaption(["a", "man", "walks"], [people(number).split(), ["one", "who", "walks"]])
-        for number in range(100)
-    }
-    found = only("max_gender_errors", 0.3, captions)
-    assert found.refused and "50 of 100 captions say man for woman, or woman for man" in str(found)
-    right = {digest: ScoredCaption(item.references[0], item.references) for digest, item in captions.items()}
-    assert not only("max_gender_errors", 0.3, right).refused
-    assert not only("max_gender_errors", 0.3, corpus(truth)).refused  # nobody is named
 
 
 def test_a_slice_that_loses_is_refused_whatever_the_rest_gains() -> None:

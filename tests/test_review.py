@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from flows.commands.cli import app
 from flows.preflight import verdict_of
+from flows.registered.review_queue import QueueOptions, questions_of
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
 from tasks.config.schema import load
@@ -20,9 +22,8 @@ from tasks.data.manifest import read_pictures
 from tasks.datasets.corrections import Answer, Corrections, add_answers, latest, read_answers
 from tasks.evaluation.score_record import read_scores
 from tasks.registry import tracking
-from tasks.registry.reviewed import note_rates
+from tasks.registry.reviewed import note_answers, note_rates
 from tasks.registry.versions import earlier_versions, find
-from tasks.review.label_studio import LOCAL_FILES, answers_in
 from tasks.review.queue import Question, Shares, at_random, choose
 from tasks.review.rates import figures
 from tests.support import artifacts, pictures, run_stage, small, trained
@@ -49,29 +50,6 @@ def inbox(registered: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def annotated(tasks: list[dict[str, Any]], say: dict[int, dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """Tasks as Label Studio exports them when a person left each caption as it was, but for what `say` changes."""
-    exported = []
-    for at, task in enumerate(tasks):
-        annotation: dict[str, Any] = {
-            "id": at,
-            "completed_by": {"id": 1, "email": "ann@example.org"},
-            "was_cancelled": False,
-            "result": task["predictions"][0]["result"],
-            "updated_at": "2026-01-31T09:30:00.000000Z",
-        }
-        exported.append({"id": at, **task, "annotations": [annotation | (say or {}).get(at, {})]})
-    return exported
-
-
-def text(caption: str) -> dict[str, Any]:
-    return {"result": [{"from_name": "caption", "to_name": "image", "type": "textarea", "value": {"text": [caption]}}]}
-
-
-def choice(value: str) -> dict[str, Any]:
-    return {"result": [{"from_name": "verdict", "to_name": "image", "type": "choices", "value": {"choices": [value]}}]}
-
-
 def answer(**changes: Any) -> Answer:
     plain: Any = {
         "picture": "a" * 64,
@@ -89,38 +67,20 @@ def answer(**changes: Any) -> Answer:
     return plain  # type: ignore[no-any-return]
 
 
-def exported(**changes: Any) -> str:
-    return json.dumps([{"data": {**answer(), "image": "x"}, **changes}])
-
-
-def test_a_queue_goes_out_and_its_answers_come_in_once(registered: Path, inbox: Path, tmp_path: Path) -> None:
-    answers, out = tmp_path / "reviews.jsonl", tmp_path / "tasks.json"
-    given = ("--answers", answers, "--workspace", registered)
-    assert "10 tasks" in attend("queue", inbox, "--out", out, "--number", 10, *given)
-    tasks = json.loads(out.read_text())
-    assert 'name="caption"' in out.with_suffix(".xml").read_text()
-    for task in tasks:
-        data = task["data"]
-        assert data["picture"] == digest_of_file(inbox / data["name"])
-        assert data["image"] == f"{LOCAL_FILES}{data['name']}"
-        assert task["predictions"][0]["result"][0]["value"]["text"] == [data["shown"]]
-        assert (data["chosen"] == "at random") == at_random(data["picture"])
-    export = tmp_path / "export.json"
-    said = {0: text("something else"), 1: choice("rejected"), 2: choice("no photograph"), 3: {"was_cancelled": True}}
-    export.write_text(json.dumps([*annotated(tasks, said), *annotated(tasks, said)[:3]]))
-    assert "10 answers added, 0 were there" in attend("take", export, *given)
-    assert "0 answers added, 10 were there" in attend("take", export, *given)
+def test_what_was_answered_is_not_asked_again(registered: Path, inbox: Path, tmp_path: Path) -> None:
+    options = QueueOptions(inbox, None, 10, Shares(0.2), tmp_path / "reviews.jsonl", registered)
+    asked = questions_of(options).questions
+    assert len(asked) == 10
+    for question, chosen in asked:
+        assert question.picture == digest_of_file(inbox / question.name)
+        assert (chosen == "at random") == at_random(question.picture)
+    add_answers(options.answers, [answer(picture=question.picture, name=question.name) for question, _ in asked])
+    again = questions_of(replace(options, number=100)).questions
+    assert again and not {question.picture for question, _ in again} & {question.picture for question, _ in asked}
+    note_answers(registered, options.answers)
     listed = RUNNER.invoke(app, ["models", "list", "--workspace", str(registered)], catch_exceptions=False).output
     assert "% accepted (" in listed
-    found = [item for _, item in read_answers(answers)]
-    verdicts = ["edited", "rejected", "no photograph", "skipped", *["accepted"] * 6]
-    assert [item["verdict"] for item in found] == verdicts and found[0]["given"] == "something else"
-    assert {item["who"] for item in found} == {"1"}
-    # What was answered is not asked again.
-    attend("queue", inbox, "--out", out, "--number", 100, *given)
-    asked = {task["data"]["picture"] for task in json.loads(out.read_text())}
-    assert not asked & {item["picture"] for item in found}
-    assert "answers" in attend("summary", *given)
+    assert "10 answers" in attend("summary", "--answers", options.answers, "--workspace", registered)
 
 
 def test_the_least_sure_come_first_and_the_share_at_random_is_decided_by_content() -> None:
@@ -293,45 +253,6 @@ def test_a_line_that_is_no_answer_is_refused(tmp_path: Path, line: str, why: str
         list(read_answers(tmp_path / "reviews.jsonl"))
 
 
-@pytest.mark.parametrize(
-    ("export", "why"),
-    [
-        ("{}", r"is no list of tasks"),
-        ('[{"image": "x"}]', r"\[0\]: has no data: export the project from Label Studio as JSON, not as JSON-MIN"),
-        ('[{"data": {"image": "x"}}]', r"has no annotations: export the project from Label Studio"),
-        ('[{"data": {"image": "x"}, "annotations": []}]', r"\[0\].data.picture: is missing: is this a task of"),
-        ("[", r"is not JSON"),
-        (exported(annotations=3), r"\[0\].annotations: is no list"),
-        (exported(annotations=[3]), r"\[0\].annotations\[0\]: is no annotation with an id"),
-        (exported(annotations=[{"id": 1, "updated_at": "yesterday"}]), r"\[0\].annotations\[0\]: when: 'yesterday'"),
-    ],
-)
-def test_another_export_is_refused_and_nothing_is_added(tmp_path: Path, export: str, why: str) -> None:
-    (tmp_path / "export.json").write_text(export)
-    with pytest.raises(AttendError, match=why):
-        attend("take", tmp_path / "export.json", "--answers", tmp_path / "r.jsonl", "--workspace", tmp_path)
-    assert not (tmp_path / "r.jsonl").exists()
-
-
-def test_two_annotations_of_a_task_are_two_answers(tmp_path: Path) -> None:
-    data = {**answer(), "image": "x"}
-    notes = [{"id": at, "completed_by": at, "updated_at": "2026-01-31T09:30:00Z", **text("a cat")} for at in (1, 2)]
-    (tmp_path / "export.json").write_text(json.dumps([{"data": data, "annotations": notes}]))
-    assert [item["who"] for item in answers_in(tmp_path / "export.json")] == ["1", "2"]
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("queue", "none", "--out", "q.json"), r"none: is no folder"),
-        (("queue", ".", "--out", "q.txt"), r"--out: q.txt: give a name ending in .json"),
-        (("queue", ".", "--out", "none/q.json"), r"--out: none: no such folder"),
-        (("summary",), r"reviews.jsonl: no such file: `attend review serve` and `take` write it"),
-    ],
-)
-def test_arguments_that_cannot_be_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(AttendError, match=why):
-        attend(*words, "--workspace", tmp_path / "workspace")
+def test_a_summary_of_no_answers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AttendError, match=r"reviews.jsonl: no such file: `attend review serve` writes it"):
+        attend("summary", "--workspace", tmp_path / "workspace")

@@ -28,9 +28,7 @@ _JUDGED = 100  # held-out pictures from which gates are written
 _GATES = {
     "max_same_caption": 0.5,
     "max_overused_word": 0.5,
-    "min_variety": 0.5,
     "min_retrieved": 0.1,
-    "max_invented": 0.8,
     "max_slice_loss": 0.2,
 }
 _ABOUT = {

@@ -52,34 +52,7 @@ def serve(
 
     options = _options(folder, model, number, (share, unlike), answers, workspace, runtime)
     if not serve_review(options, host, port):
-        typer.echo(_nothing(folder))
-
-
-@app.command()
-def queue(
-    folder: _Folder,
-    out: Annotated[Path, typer.Option(help="write the tasks into this .json file, and the interface beside it")],
-    model: _Model = None,
-    number: _Number = 100,
-    share: _Share = 0.2,
-    unlike: _Unlike = 0.2,
-    prefix: Annotated[
-        str | None, typer.Option(help="what precedes a picture's name in its address; by default Label Studio's folder")
-    ] = None,
-    answers: _Answers = None,
-    runtime: RuntimeOption = None,
-    workspace: WorkspaceOption = Path("workspace"),
-) -> None:
-    """Write the photographs worth a look as tasks for Label Studio, in place of `attend review serve`."""
-    from flows.registered.review_queue import write_queue
-    from tasks.review.label_studio import LOCAL_FILES
-
-    options = _options(folder, model, number, (share, unlike), answers, workspace, runtime)
-    written = write_queue(out, options, LOCAL_FILES if prefix is None else prefix)
-    if not written:
-        typer.echo(_nothing(folder))
-        return
-    typer.echo(f"{out}: {written:,} tasks; the interface of the project: {out.with_suffix('.xml')}")
+        typer.echo(f"{folder}: nothing to ask about: its photographs were answered, or cannot be read")
 
 
 def _options(
@@ -116,36 +89,6 @@ def _file_of(answers: Path | None, workspace: Path) -> Path:
     return workspace / ANSWERS_FILE
 
 
-def _nothing(folder: Path) -> str:
-    return f"{folder}: nothing to ask about: its photographs were answered, or cannot be read"
-
-
-@app.command()
-def take(
-    export: Annotated[Path, typer.Argument(metavar="EXPORT.json", help="what Label Studio exported as JSON")],
-    answers: _Answers = None,
-    workspace: WorkspaceOption = Path("workspace"),
-) -> None:
-    """Add the answers of an export of Label Studio to the file of answers, each once."""
-    from tasks.datasets.corrections import add_answers, answers_lock, read_answers
-    from tasks.registry.reviewed import note_answers
-    from tasks.review.label_studio import answers_in
-
-    at = workspace.expanduser().absolute()
-    path = _file_of(answers, at)
-    given = answers_in(export)
-    with answers_lock(path):
-        before = [answer for _, answer in read_answers(path)] if path.exists() else []
-        known = {answer.get("source") for answer in before}
-        by_source = {answer["source"]: answer for answer in given}
-        new = [answer for source, answer in by_source.items() if source not in known]
-        if new:
-            add_answers(path, new)
-    typer.echo(f"{path}: {len(new):,} answers added, {len(by_source) - len(new):,} were there")
-    note_answers(at, path)
-    typer.echo(f"to learn from them, add to data.sources: {{adapter: corrections, path: {path}, images: FOLDER}}")
-
-
 @app.command()
 def summary(answers: _Answers = None, workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
     """Print how many captions people accepted, by version and week, what they changed, and how far they agree."""
@@ -154,7 +97,7 @@ def summary(answers: _Answers = None, workspace: WorkspaceOption = Path("workspa
 
     path = _file_of(answers, workspace.expanduser().absolute())
     if not path.exists():
-        raise AttendError(f"{path}: no such file: `attend review serve` and `take` write it")
+        raise AttendError(f"{path}: no such file: `attend review serve` writes it")
     found = figures(answer for _, answer in read_answers(path))
     if as_json:
         print_json(

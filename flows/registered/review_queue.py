@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,12 +11,10 @@ from flows.registered.pictures_to_caption import PictureFiles, open_pictures
 from models.captioned import takes_grids
 from models.options import Runtime
 from tasks.common.errors import AttendError
-from tasks.common.files import write_atomically
 from tasks.common.log import log
 from tasks.common.progress import Bar
 from tasks.common.wording import counted
 from tasks.datasets.corrections import Chosen, read_answers
-from tasks.review.label_studio import INTERFACE, tasks_of
 from tasks.review.queue import Question, Shares, choose
 
 
@@ -90,24 +87,6 @@ def questions_of(options: QueueOptions) -> Queue:
         )
     chosen = choose(questions, options.number, options.shares)
     return Queue(chosen, found.address, captioner, {digest: file for digest, (file, _) in files.items()})
-
-
-def write_queue(out: Path, options: QueueOptions, prefix: str) -> int:
-    """Write the questions as tasks of Label Studio to `out`, its interface beside them, and return their number.
-
-    prefix: of the photographs' addresses. Nothing is written where there is no question. Raises AttendError for
-    arguments that cannot be used.
-    """
-    if out.suffix != ".json":
-        raise AttendError(f"--out: {out}: give a name ending in .json")
-    if not out.parent.is_dir():
-        raise AttendError(f"--out: {out.parent}: no such folder")
-    queue = questions_of(options)
-    if queue.questions:
-        tasks = tasks_of(queue.questions, queue.model, prefix)
-        write_atomically(out, f"{json.dumps(tasks, indent=1, ensure_ascii=False)}\n")
-        write_atomically(out.with_suffix(".xml"), INTERFACE)
-    return len(queue.questions)
 
 
 def _question(digest: str, name: str, result: Any) -> Question:

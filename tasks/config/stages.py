@@ -331,13 +331,6 @@ class RegistryConfig(Section):
         description="no champion says a word of more pictures than people mention it in, by more than this share of "
         "all pictures, such as 0.5",
     )
-    min_variety: Annotated[float | None, NotInKey()] = Field(
-        None,
-        ge=0,
-        le=1,
-        description="captions that no other picture has must be at least this share of the champion's such captions, "
-        "such as 0.5, to replace it",
-    )
     min_retrieved: Annotated[float | None, NotInKey()] = Field(
         None,
         ge=0,
@@ -350,20 +343,6 @@ class RegistryConfig(Section):
         ge=0,
         description="captions that are compared with their pictures by the trained model, to find those of other "
         "pictures; where there are more, those of new pictures first",
-    )
-    max_invented: Annotated[float | None, NotInKey()] = Field(
-        None,
-        ge=0,
-        le=1,
-        description="no champion has more than this share of its content words in no reference of their picture, such "
-        "as 0.8; compared by stems, and by WordNet's classes where its data are installed",
-    )
-    max_gender_errors: Annotated[float | None, NotInKey()] = Field(
-        None,
-        ge=0,
-        le=1,
-        description="of a champion's captions that name a gender where people's words agree on one, at most this share "
-        "names the other, such as 0.5 (English)",
     )
     max_slice_loss: Annotated[float | None, NotInKey()] = Field(
         None,

@@ -1,22 +1,19 @@
-"""Errors by slice: how captions do on parts of the pictures, and two kinds of error that a score does not show.
+"""Scores by slice: how good captions are on parts of the pictures.
 
-What no reference of a picture mentions is counted by content words, as CHAIR (Rohrbach et al. 2018) counts objects that
-are annotated; the gender of people by the references' words, as Hendricks et al. (2018, "Women also snowboard") do.
+The gender of people is that of the references' words, as in Hendricks et al. (2018, "Women also snowboard").
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks.metrics import Counts, ScoredCaption, load
 from tasks.metrics.bootstrap import intervals
-from tasks.metrics.meteor import FUNCTION_WORDS, stem
 
 _MEN = "man men male males boy boys guy guys gentleman gentlemen father son brother husband he him his"
 _WOMEN = "woman women female females girl girls lady ladies mother daughter sister wife she her hers"
@@ -25,7 +22,6 @@ _ENGLISH = frozenset({"a", "the", "of", "on", "with", "is", "are", "one", "two"}
 _QUARTER = 0.75  # quantile from which references are long, or rare
 _SELDOM = 0.01  # share of the pictures whose references have a word, below which it is a rare one
 _FEWEST = 10  # pictures of a slice that is told
-_GENERAL = 5  # depth in WordNet up to which kinds are too general, such as `artifact`; `animal` is at 6
 
 
 @dataclass(frozen=True)
@@ -83,17 +79,6 @@ def scores_by_slice(captions: Mapping[str, ScoredCaption], sources: Sources) -> 
     ]
 
 
-def gender_errors(corpus: Sequence[ScoredCaption]) -> tuple[int, int]:
-    """Return of pictures whose references agree on a gender how many captions say the other, and how many say one."""
-    wrong = said = 0
-    for item in corpus if _is_english(corpus) else []:
-        true, own = _gender(item.references), _gender([item.caption])
-        if true is not None and own is not None:
-            said += 1
-            wrong += own != true
-    return wrong, said
-
-
 def _is_english(corpus: Sequence[ScoredCaption]) -> bool:
     """Return whether references are in English, by its articles and prepositions: other languages have a word `man`."""
     texts = [words for item in corpus for words in item.references]
@@ -105,65 +90,6 @@ def _gender(texts: Sequence[Sequence[str]]) -> str | None:
     words = {word for text in texts for word in text}
     of_men, of_women = bool(words & MEN), bool(words & WOMEN)
     return None if of_men == of_women else "man" if of_men else "woman"
-
-
-def invented(corpus: Sequence[ScoredCaption]) -> Counts:
-    """Return of each caption the number of its content words that no reference mentions, and of all, (N, 2).
-
-    Words are compared by stems, and by WordNet where its data are installed: see `mentioned`.
-    """
-    rows = []
-    for item in corpus:
-        content = {word for word in item.caption if word not in FUNCTION_WORDS}
-        references = frozenset(word for words in item.references for word in words)
-        rows.append([sum(not mentioned(word, references) for word in content), len(content)])
-    return np.array(rows, dtype=np.float64).reshape(-1, 2)
-
-
-def mentioned(word: str, references: frozenset[str]) -> bool:
-    """Return whether references mention a word: by its stem, or one of WordNet's classes, as a dog is an animal."""
-    if word in references or stem(word) in _stems(references):
-        return True
-    classes = noun_classes()
-    if classes is None:
-        return False
-    own = classes(word)
-    return any(_is_same_thing(own, classes(other)) for other in references if other not in FUNCTION_WORDS)
-
-
-@lru_cache(maxsize=16)  # it is asked for each word of a caption
-def _stems(references: frozenset[str]) -> frozenset[str]:
-    """Return the stems of words."""
-    return frozenset(map(stem, references))
-
-
-Classes = tuple[frozenset[str], frozenset[str]]  # the meanings of a noun, and all that these are kinds of
-
-
-def _is_same_thing(one: Classes, other: Classes) -> bool:
-    """Return whether a meaning of one noun is a meaning of the other, or a kind of it, or the other way round."""
-    return bool(one[0] & (other[0] | other[1])) or bool(other[0] & one[1])
-
-
-@cache
-def noun_classes() -> Callable[[str], Classes] | None:
-    """Return a function that looks up a noun in WordNet; None where its data are not installed (`nltk.download`)."""
-    from nltk.corpus import wordnet
-
-    try:
-        wordnet.ensure_loaded()
-    except (LookupError, OSError):  # not there, or not whole
-        return None
-
-    @cache
-    def look_up(word: str) -> Classes:
-        meanings = wordnet.synsets(word, pos="n")[:3]  # the commonest ones
-        above = {kind for meaning in meanings for kind in meaning.closure(lambda synset: synset.hypernyms())}
-        # Above these, everything is of one kind.
-        specific = {kind.name() for kind in above if kind.min_depth() > _GENERAL}
-        return frozenset(meaning.name() for meaning in meanings), frozenset(specific)
-
-    return look_up
 
 
 def slice_loss(pairs: Mapping[str, tuple[ScoredCaption, ScoredCaption]], sources: Sources) -> dict[str, Counts]:

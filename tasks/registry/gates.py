@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tasks.config.stages import RegistryConfig
 from tasks.evaluation.self_retrieval import OTHERS
-from tasks.evaluation.slices import Sources, gender_errors, invented, noun_classes, slice_loss
+from tasks.evaluation.slices import Sources, slice_loss
 from tasks.metrics import ScoredCaption, cider
 from tasks.metrics.bootstrap import interval_of_ratio, interval_of_share
 from tasks.metrics.meteor import stem
@@ -62,14 +62,8 @@ def gate_results(
         results.append(_same_caption(corpus, registry.max_same_caption))
     if registry.max_overused_word is not None:
         results.append(_overused_word(corpus, registry.max_overused_word))
-    if registry.min_variety is not None and champion is not None:
-        results.append(_variety(list(champion.values()), registry.min_variety))
     if registry.min_retrieved is not None:
         results.append(_retrieved(retrieved(), registry.min_retrieved))
-    if registry.max_invented is not None:
-        results.append(_invented(corpus, registry.max_invented))
-    if registry.max_gender_errors is not None:
-        results.append(_gender_errors(corpus, registry.max_gender_errors))
     if registry.max_slice_loss is not None and champion is not None:
         results.append(_slice_loss(champion, registry.max_slice_loss, sources))
     if registry.min_over_copied is not None and copied is not None:
@@ -108,19 +102,6 @@ def _overused_word(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
     return GateResult("max_overused_word", share, interval, limit, interval[0] > limit, why)
 
 
-def _variety(pairs: Sequence[tuple[ScoredCaption, ScoredCaption]], limit: float) -> GateResult:
-    """Return the share of captions that no other picture has, divided by the champion's share."""
-    unique = []
-    for texts in zip(*[[" ".join(item.caption) for item in pair] for pair in pairs], strict=True):
-        times = Counter(texts)
-        unique.append([times[text] == 1 for text in texts])
-    statistics = np.array(unique, dtype=np.float64).T
-    ratio, interval = interval_of_ratio(statistics[:, ::-1])
-    champion, version = statistics.sum(axis=0)
-    why = f"{version:,.0f} of {len(pairs):,} captions are of one picture alone, and {champion:,.0f} of the champion's"
-    return GateResult("min_variety", ratio, interval, limit, interval[1] < limit, why)
-
-
 def _retrieved(retrieved: npt.NDArray[np.bool_], limit: float) -> GateResult:
     """Return the share of captions that are likelier for their own picture than for others."""
     found, drawn = int(retrieved.sum()), len(retrieved)
@@ -130,26 +111,6 @@ def _retrieved(retrieved: npt.NDArray[np.bool_], limit: float) -> GateResult:
         f"{min(OTHERS, drawn - 1):,} others"
     )
     return GateResult("min_retrieved", found / drawn, interval, limit, interval[1] < limit, why)
-
-
-def _invented(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
-    """Return the share of the captions' content words that no reference of their picture mentions."""
-    statistics = invented(corpus)
-    share, interval = interval_of_ratio(statistics)
-    number, of = statistics.sum(axis=0)
-    how = "by stems" if noun_classes() is None else "by stems and WordNet"
-    why = f"{number:,.0f} of {of:,.0f} content words of captions are in no reference of their picture, {how}"
-    share, interval = (share, interval) if of else (0.0, (0.0, 0.0))
-    return GateResult("max_invented", share, interval, limit, interval[0] > limit, why)
-
-
-def _gender_errors(corpus: Sequence[ScoredCaption], limit: float) -> GateResult:
-    """Return the share of captions that say the other gender than the references, of those that say one."""
-    wrong, said = gender_errors(corpus)
-    interval = interval_of_share(wrong, said) if said else (0.0, 0.0)
-    why = f"{wrong:,} of {said:,} captions say man for woman, or woman for man"
-    share = wrong / said if said else 0.0
-    return GateResult("max_gender_errors", share, interval, limit, interval[0] > limit, why)
 
 
 def _slice_loss(pairs: Mapping[str, tuple[ScoredCaption, ScoredCaption]], limit: float, sources: Sources) -> GateResult:
