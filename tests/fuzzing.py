@@ -38,7 +38,6 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 from PIL import Image
 
-from flows.commands import import_grids
 from flows.commands.cli import app
 from flows.serving.app import Server
 from flows.serving.limits import Limits, RefusedError
@@ -471,7 +470,8 @@ def _arrays(draw: DrawFn) -> Files:
 
 
 def _read_arrays(files: Files, folder: Path) -> object:
-    return rows_of("arrays", "grids.npy", captions=folder / "captions.npy")(files, folder)
+    (grids,) = [name for name in files if name.startswith("grids")]
+    return rows_of("arrays", grids, captions=folder / "captions.npy")(files, folder)
 
 
 _TOKENS_FILE = b"a.jpg#0\tA dog .\na.jpg#1\tTwo dogs , on grass .\nb.jpg#0\tA cat .\n"
@@ -591,20 +591,14 @@ def _npz(**arrays: Any) -> bytes:
 
 _odd_ids = st.sampled_from([np.array(["a", "b"]), np.array([b"a", b"\xff"]), np.array([1, 2]), np.array([[1, 2]]), np.array(7), np.array(["a\ud800", "b"]), np.array([1.5, np.nan]), np.array(["9" * 6_000, "٣"]), np.array(["a"]), np.array([True, False]), np.array(["2024", "x"], dtype="U9"), np.zeros(2, [("x", int)]), np.array(["2024-01"] * 2, "M8[D]")])  # fmt: skip
 _grids = st.sampled_from([np.zeros((2, 3, 3, 5), np.float32), np.zeros((2, 5, 3, 3), np.float64), np.full((2, 3, 3, 5), np.nan, np.float16), np.zeros((2, 3, 3, 3), np.float32), np.zeros((2, 3, 3, 5), int), np.zeros((0, 3, 3, 5), np.float32), np.zeros((2, 0, 0, 5), np.float32), np.zeros((2, 3), np.float32), np.zeros((2, 3, 3, 5), np.complex64), np.zeros((2, 3, 3, 5), np.longdouble)])  # fmt: skip
-_ID_FILES = st.sampled_from([
-    ("ids.json", b'["a", "b"]'), ("ids.txt", b"a\nb\n"), ("ids.npy", _npy(np.array(["a", "b"]))), ("ids.json", b"{}"), ("ids.json", b"[1, 2]"), ("ids.json", b"3"), ("ids.npy", _npy(np.array(3)))
-])  # fmt: skip
+
+_TWO_CAPTIONS = _npy(np.array([["a dog"], ["a cat"]], dtype=object))
 
 
 @st.composite
-def _numpy_files(draw: DrawFn, suffix: str) -> Files:
-    grids = draw(_grids)
-    whole = _npy(grids) if suffix == "npy" else _npz(grids=grids, ids=draw(_odd_ids))
-    files = {f"grids.{suffix}": draw(spoiled(whole, draw(st.sampled_from([0, 2]))))}
-    if suffix == "npy" or draw(st.booleans()):
-        name, ids = draw(_ID_FILES)
-        files[name] = draw(spoiled(ids, 2))
-    return files
+def _npz_files(draw: DrawFn) -> Files:
+    whole = _npz(grids=draw(_grids), ids=draw(_odd_ids))
+    return {"grids.npz": draw(spoiled(whole, draw(st.sampled_from([0, 2])))), "captions.npy": _TWO_CAPTIONS}
 
 
 def hdf5(kind: str, grids: Any, ids: Any) -> bytes:
@@ -635,25 +629,19 @@ def hdf5(kind: str, grids: Any, ids: Any) -> bytes:
     return out.getvalue()
 
 
+def in_hdf5(kind: str) -> Files:
+    """Return the files of two grids, their captions, and a file that the HDF5 file may refer to; kind: see `hdf5`."""
+    two = np.ones((2, 3, 3, 5), np.float32), np.array([1, 2])
+    return {"grids.h5": hdf5(kind, *two), "other.h5": hdf5("plain", *two), "captions.npy": _TWO_CAPTIONS}
+
+
 @st.composite
 def _hdf5_files(draw: DrawFn) -> Files:
     kind = draw(st.sampled_from(["plain"] * 4 + ["link", "linked ids", "external", "virtual", "huge", "soft", "loop"]))
     ids = draw(_odd_ids.filter(lambda ids: ids.dtype.kind != "M"))
     other = hdf5("plain", np.ones((2, 3, 3, 5), np.float32), np.array([1, 2]))
-    return {"grids.h5": draw(spoiled(hdf5(kind, draw(_grids), ids), draw(st.sampled_from([0, 2])))), "other.h5": other}
-
-
-def _read_grids(files: Files, folder: Path) -> object:
-    """Read a file of grids as `import_grids` does, and refuse nothing that is valid."""
-
-    write(files, folder)
-    (grids,) = [folder / name for name in files if name.startswith("grids")]
-    ids = next((folder / name for name in files if name.startswith("ids")), None)
-    with import_grids._open_grids(grids) as (array, file_ids):
-        names = import_grids._ids(grids, array, file_ids, ids)
-        axes = import_grids._axes_to_hwc(grids, array, None)
-        selected = import_grids._select(names, {"a": "1", "b": "2", "3": "3"}, grids)
-        return [import_grids._grid(array, index, axes, f"{grids}: {names[index]}") for index, _ in selected]
+    whole = draw(spoiled(hdf5(kind, draw(_grids), ids), draw(st.sampled_from([0, 2]))))
+    return {"grids.h5": whole, "other.h5": other, "captions.npy": _TWO_CAPTIONS}
 
 
 # What the pipeline itself has written.
@@ -937,8 +925,6 @@ def _vast_sample() -> Files:
     return {"00000.tar": info.tobuf(tarfile.GNU_FORMAT) + bytes(2048)}
 
 
-_TWO = np.zeros((2, 3, 3, 5), np.float32)
-
 READERS: tuple[Reader, ...] = (
     Reader(
         "coco",
@@ -1054,16 +1040,12 @@ READERS: tuple[Reader, ...] = (
         _read_picture,
         mentions=("picture",),
     ),
-    Reader("npy", _numpy_files("npy"), _read_grids),
-    Reader("npz", _numpy_files("npz"), _read_grids),
+    Reader("npz", _npz_files(), _read_arrays),
     Reader(
         "hdf5",
         _hdf5_files(),
-        _read_grids,
-        found=tuple(
-            {"grids.h5": hdf5(kind, _TWO, np.array([1, 2])), "other.h5": hdf5("plain", _TWO, np.array([1, 2]))}
-            for kind in ("link", "linked ids", "external", "virtual", "huge", "soft", "loop")
-        ),
+        _read_arrays,
+        found=tuple(in_hdf5(kind) for kind in ("link", "linked ids", "external", "virtual", "huge", "soft", "loop")),
     ),
     Reader("shard index", _shards(), _read_shard),
     Reader("predictions", _predictions(), _read_predictions, found=_odd_predictions()),

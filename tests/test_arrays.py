@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import multiprocessing
 import os
 import pickle
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import mlflow
 import numpy as np
 import pytest
@@ -23,7 +26,11 @@ from models.photographs import as_batch
 from models.resizing import resize
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config, load
+from tasks.data.manifest import read_pictures
+from tasks.datasets import foreign_hdf5
+from tasks.datasets.foreign_hdf5 import foreign_arrays
 from tasks.datasets.object_array import read_texts
+from tasks.grids.index import open_grids
 from tasks.registry import tracking
 from tasks.registry.logged_model import load_captioner
 from tasks.registry.versions import find
@@ -132,6 +139,67 @@ def test_other_orders_of_the_axes_give_the_same_grids(given: Path, tmp_path: Pat
         run_stage(config_of(given, tmp_path / "w", str(unclear)), "ingest")
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+def test_other_files_give_the_same_grids(given: Path, tmp_path: Path, suffix: str) -> None:
+    grids, path = np.load(given / "svdfeatures.npy"), tmp_path / f"grids{suffix}"
+    if suffix == ".npz":
+        np.savez(path, features=grids, ids=np.arange(160))
+    else:
+        with h5py.File(path, "w") as file:
+            file["features"], file["ids"] = grids, np.arange(160)
+    config = config_of(given, tmp_path / "w", str(path))
+    for stage in ("ingest", "extract"):
+        run_stage(config, stage)
+    found = artifacts(config, "extract")
+    reader = open_grids(found["extract"], config.machine)
+    for picture in read_pictures(found["ingest"].path, "train"):
+        expected = grids[int(Path(picture.name).stem)].astype(np.float16)
+        np.testing.assert_array_equal(reader.read([picture.digest])[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ({"a": np.zeros((160, 2, 2, 3)), "b": np.zeros((160, 2, 2, 3))}, "one array .* is needed; there are: a, b"),
+        ({"a": np.zeros(3), "b": np.zeros(3)}, "one array .* is needed; there are: none"),
+        ({"a": np.zeros((9, 2, 2, 3))}, r"has 160 rows, but .* has 9 grids"),
+        ({"a": np.zeros((160, 2, 2, 3), int)}, "floats, .* are needed"),
+        ({"a": np.full((160, 2, 2, 3), np.nan)}, r"grids\.npz\[0\]: holds values that are not finite"),
+    ],
+)
+def test_files_of_other_things_are_refused(given: Path, tmp_path: Path, held: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "grids.npz", **held)
+    with pytest.raises(AttendError, match=message):
+        run_stage(config_of(given, tmp_path / "w", str(tmp_path / "grids.npz")), "ingest")
+
+
+@pytest.mark.parametrize("name", ["grids.npz", "grids.npy", "grids.h5"])
+def test_damaged_files_are_refused(given: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"nothing of the kind")
+    with pytest.raises(AttendError, match="cannot be read as an array"):
+        run_stage(config_of(given, tmp_path / "w", str(tmp_path / name)), "ingest")
+
+
+@pytest.mark.parametrize(
+    ("signal_", "message"),
+    [(signal.SIGKILL, "the HDF5 library crashed"), (signal.SIGSTOP, "found no end in 1 s")],
+)
+def test_an_hdf5_library_that_crashes_or_hangs_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal_: signal.Signals, message: str
+) -> None:
+    grids = np.arange(24.0).reshape(6, 1, 1, 4)
+    with h5py.File(tmp_path / "grids.h5", "w") as file:
+        file["features"] = grids
+    with foreign_arrays(tmp_path / "grids.h5") as arrays:
+        np.testing.assert_array_equal(arrays["features"][2], grids[2])
+        (reader,) = multiprocessing.active_children()
+        os.kill(reader.pid or 0, signal_)
+        monkeypatch.setattr(foreign_hdf5, "PATIENCE", 1.0)
+        with pytest.raises(OSError, match=message):
+            arrays["features"][3]
+    assert not multiprocessing.active_children()
+
+
 def encoder(given: Path, **changes: object) -> dict[str, object]:
     examples = given / "examples"
     examples.mkdir(exist_ok=True)
@@ -192,6 +260,10 @@ def test_what_does_not_go_with_given_grids_is_refused(given: Path, tmp_path: Pat
         config_of(given, tmp_path, grids={"backbone": "tiny", "weights": "random:0", "image_size": 64})
     with pytest.raises(AttendError, match=r"encoder\.examples: name a folder of photographs"):
         config_of(given, tmp_path, encoder=encoder(given, examples=None))
+    with pytest.raises(AttendError, match=r"imported grids come with data\.adapter=arrays"):
+        small(tmp_path, grids={"backbone": "imported", "weights": "imported:x", "image_size": 64})
+    with pytest.raises(AttendError, match="both or neither"):
+        run_stage(small(tmp_path, grids__weights="imported:x"), "extract")
     with pytest.raises(AttendError, match="encoder: is for imported grids alone"):
         small(tmp_path, encoder=encoder(given))
     overrides = [f"data.path={given}/svdfeatures.npy", f"data.captions={given}/captions.npy", "data.adapter=arrays"]

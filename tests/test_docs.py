@@ -40,7 +40,7 @@ DOCS = HERE / "docs"
 PAGES = sorted([*HERE.glob("*.md"), *DOCS.glob("*.md")])
 KINDS = {"sh", "sh norun", "yaml", "python", "text"}  # others are contents of a file, whose path follows
 NOT_STARTED = {"demo", "run", "serve", "ui", "up", "down"}  # minutes, or servers: see the slow tests
-NOT_DONE = {"data import", "models promote", "models rollback"}  # need grids, or versions, that are not here
+NOT_DONE = {"models promote", "models rollback"}  # need versions that are not here
 PHOTOS = 30
 
 

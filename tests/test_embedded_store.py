@@ -111,15 +111,10 @@ def test_answers_are_kept_while_the_database_stays_as_it_is(registered: Path, tm
     assert find(None, workspace).address == "models:/small/1"
 
 
-def test_a_bundle_of_before_it_brought_its_loader_is_loaded_by_mlflow(
-    registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where MLflow's answer is kept, so that nothing has told MLflow yet which store it is."""
-    monkeypatch.setattr("tasks.registry.logged_model.LOADER", "none.py")
-    monkeypatch.setattr("tasks.registry.versions.LOADER", "none.py")
-    find("models:/small/1", registered)
-    tracking.connect(tmp_path / "another")
-    assert load_captioner(*find("models:/small/1", registered)) is not None
+def test_a_captioner_of_another_format_is_refused(registered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.registry.captioner_format.FORMAT", 99)
+    with pytest.raises(AttendError, match=r"models:/small/1: another version of attend wrote it \(format 2; this one"):
+        load_captioner(*find("models:/small/1", registered))
 
 
 def test_what_a_registry_of_its_own_answers_is_not_kept(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,6 @@ def make_block(backbone: Any, block: int) -> list[torch.nn.Parameter]:
     [
         ({"tuning": {"first_block": 3}}, "tuning.first_block: tiny has 2 blocks: block 3 cannot be tuned"),
         ({"grids__backbone": "torchvision:resnet18"}, "torchvision:resnet18 does not say which blocks it has"),
-        ({"grids__backbone": "imported", "grids__weights": "imported:x"}, "imported does not say which blocks"),
     ],
 )
 def test_a_backbone_that_cannot_be_tuned_so_is_told_before_any_work(

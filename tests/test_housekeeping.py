@@ -73,7 +73,7 @@ def test_two_runs_need_what_they_share(workspace: Workspace) -> None:
     run_all(other)
     assert not unneeded(workspace)
     assert {item.what for item in unneeded(workspace, without=["other"])} == {"train", "evaluate"}
-    with pytest.raises(AttendError, match="--forget: othr: no run and no import has this name; did you mean 'other'"):
+    with pytest.raises(AttendError, match="--forget: othr: no run has this name; did you mean 'other'"):
         usage(workspace, without=["othr"])
     prune(workspace, unneeded(workspace, without=["other"]), without=["other"])
     assert set(run_all(small(workspace.root)).values()) == {"fresh"}

@@ -20,11 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
-from flows.commands.import_grids import import_grids
 from flows.pipeline import build_pipeline
 from tasks.config.schema import Config
+from tasks.data.manifest import MANIFEST
+from tasks.grids.identity import identity_of
+from tasks.grids.store import GridStore
+from tasks.grids.weights import weight_digests
+from tasks.pipeline.plan import artifact, up_to
 from tasks.pipeline.run import run_stage
+from tasks.pipeline.workspace import Workspace
 
 TIMES = 5
 LIMITS = {"status": (1.0, 300), "run": (3.0, None)}  # seconds, MiB
@@ -86,7 +92,7 @@ def _make(folder: Path, count: int) -> None:
     (pictures / "metadata.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
     values = {
         "data": {"adapter": "jsonl", "path": str(pictures)},
-        "grids": {"backbone": "imported", "weights": "imported:bench", "image_size": 32},
+        "grids": {"backbone": "tiny", "weights": "random:0", "image_size": 32},
         "decoder": {"name": "lstm", "embedding": 8, "hidden": 8},
         "training": {"epochs": 1, "batch_pictures": 1024},
         "evaluation": {"beam": 1},
@@ -95,10 +101,17 @@ def _make(folder: Path, count: int) -> None:
     unfinished = folder / "many.yaml.unfinished"
     unfinished.write_text(json.dumps({"name": "many", **values}), encoding="utf-8")
     config = Config.model_validate(json.loads(unfinished.read_text(encoding="utf-8")))
-    np.save(folder / "grids.npy", np.random.default_rng(0).normal(size=(count, 4, 1, 1)).astype(np.float32))
-    (folder / "ids.json").write_text(json.dumps([name.removesuffix(".jpg") for name in names]), encoding="utf-8")
-    import_grids(config, folder / "grids.npy", folder / "ids.json")
-    for stage in ("ingest", "extract", "tensorise", "train", "evaluate"):
+    run_stage(build_pipeline(config), "ingest")
+    manifest = artifact(up_to(build_pipeline(config), "ingest")).path
+    digests = pq.read_table(manifest / MANIFEST, columns=["digest"])["digest"].to_pylist()
+    identity = identity_of(config.grids, weight_digests(config.grids, config.machine)["weights"])
+    store = GridStore(Workspace(config.workspace).grids, identity)
+    store.open()
+    chance = np.random.default_rng(0)
+    for start in range(0, count, config.machine.shard_rows):  # the photographs cannot be read, so none is encoded
+        part = digests[start : start + config.machine.shard_rows]
+        store.write([chance.normal(size=(len(part), 1, 1, 4)).astype(np.float16)], part, [(32, 32)] * len(part))
+    for stage in ("extract", "tensorise", "train", "remember", "evaluate"):
         run_stage(build_pipeline(config), stage)
     unfinished.rename(folder / "many.yaml")
 

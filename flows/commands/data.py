@@ -1,16 +1,12 @@
-"""`attend data`: the formats of data sets, grids that others made, and pictures that could not be read."""
+"""`attend data`: the formats of data sets, and pictures that could not be read."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from flows.commands.options import ConfigWorkspace, Json, Overrides, Preset, print_json, with_workspace
-from tasks.common.errors import AttendError
 
-app = typer.Typer(help="Data sets: their formats, imported grids, unreadable pictures.", no_args_is_help=True)
+app = typer.Typer(help="Data sets: their formats, and pictures that could not be read.", no_args_is_help=True)
 
 
 @app.command()
@@ -39,31 +35,3 @@ def retry(preset: Preset, overrides: Overrides = None, workspace: ConfigWorkspac
     with exclusive_session(Workspace(settings.workspace), "retry"):
         before, after = retry_failed(settings)
     typer.echo(f"{before - after:,} of {before:,} pictures that could not be read can be read now")
-
-
-@app.command("import")
-def import_(
-    grids: Annotated[Path, typer.Argument(metavar="GRIDS", help=".npy, .npz or HDF5 file with one 4-D array of grids")],
-    preset: Preset,
-    overrides: Overrides = None,
-    ids: Annotated[
-        Path | None, typer.Option(help="file with the ids of the grids: .npy, .json or text with one id a line")
-    ] = None,
-    layout: Annotated[
-        str | None, typer.Option(help="axis order, nchw or nhwc, where the array's shape leaves it open")
-    ] = None,
-    workspace: ConfigWorkspace = None,
-) -> None:
-    """Import grids that another program extracted; their ids name pictures of a config whose backbone is `imported`."""
-    from flows.commands.import_grids import import_grids
-    from flows.configs import load
-    from tasks.pipeline.sessions import session
-    from tasks.pipeline.workspace import Workspace
-
-    if layout not in (None, "nchw", "nhwc"):
-        raise AttendError(f"--layout: must be nchw or nhwc, not {layout}")
-    settings = load(preset, with_workspace(overrides, workspace))
-    Workspace(settings.workspace).prepare()
-    with session(Workspace(settings.workspace), f"import of {grids.name}"):
-        count = import_grids(settings, grids, ids, layout)  # type: ignore[arg-type]
-    typer.echo(f"{count:,} grids of {grids.name} are in the cache as {settings.grids.weights}")

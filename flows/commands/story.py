@@ -130,10 +130,8 @@ def _version(config: Config, registration: RegistrationRecord) -> Iterator[str]:
 
 
 def _inspection(registered: Artifact) -> Iterator[str]:
-    """Return the lines on what of the data set deserves a look; none for a version that was registered without that."""
+    """Return the lines on the pictures and captions that deserve a look."""
     inspection = read_inspection(registered.path)
-    if inspection is None:
-        return
     yield f"look at: {describe_counts(inspection)}: {short(registered.path / INSPECTION_PAGE)}"
     drift = inspection["drift"]
     if not isinstance(drift, str) and drift["alarm"]:

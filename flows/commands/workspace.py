@@ -76,7 +76,7 @@ def prune(
     workspace: WorkspaceOption = Path("workspace"),
     forget: Annotated[
         list[str] | None,
-        typer.Option(help="run whose results are no longer needed, or grids `imported:NAME`; may be repeated"),
+        typer.Option(help="run whose results are no longer needed; may be repeated"),
     ] = None,
     keep_versions: Annotated[
         int | None,

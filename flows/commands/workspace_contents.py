@@ -21,7 +21,6 @@ from tasks.grids.identity import Identity
 from tasks.grids.index import indexed_digests, read_identity, reindex
 from tasks.grids.reader import GridReader
 from tasks.grids.store import Grids, GridStore, Row, Shard, folder_size, remove_shard, stores
-from tasks.grids.weights import IMPORTED
 from tasks.pipeline.ledger import Artifact, Ledger
 from tasks.pipeline.stage import kind_of
 from tasks.pipeline.workspace import LastRun, Workspace
@@ -54,16 +53,15 @@ def unneeded(workspace: Workspace, without: Collection[str] = (), versions: Coll
 def usage(workspace: Workspace, without: Collection[str] = (), versions: Collection[str] = ()) -> list[Item]:
     """Return every artifact and shard, and what killed runs and damage left behind, with sizes and users.
 
-    without: names of runs, and of imported grids (`imported:NAME`), whose needs do not count. versions: the addresses
-    of versions whose needs do not count. Raises AttendError where there is no such run or import, and for records that
-    a later version of this program wrote.
+    without: names of runs whose needs do not count. versions: the addresses of versions whose needs do not count.
+    Raises AttendError where there is no such run, and for records that a later version of this program wrote.
     """
-    known = {*_run_names(workspace), *_imports(workspace)}
+    known = _run_names(workspace)
     for name in without:
         if name not in known:
-            raise AttendError(f"--forget: {name}: no run and no import has this name{suggestion(name, known)}")
+            raise AttendError(f"--forget: {name}: no run has this name{suggestion(name, known)}")
     needs = _needs(workspace, without, versions)
-    return [*_artifact_items(workspace, needs), *_grid_items(workspace, needs, without)]
+    return [*_artifact_items(workspace, needs), *_grid_items(workspace, needs)]
 
 
 def prune(workspace: Workspace, items: Iterable[Item], without: Collection[str] = ()) -> None:
@@ -72,7 +70,7 @@ def prune(workspace: Workspace, items: Iterable[Item], without: Collection[str] 
     The caller must be alone in the workspace.
     """
     for name in without:
-        (workspace.root / "runs" / f"{name}.json").unlink(missing_ok=True)  # imported grids have none
+        (workspace.root / "runs" / f"{name}.json").unlink(missing_ok=True)
     for item in items:
         assert not item.needed_by
         if item.path.suffix == ".h5":
@@ -113,8 +111,6 @@ def planned_compactions(workspace: Workspace) -> list[Compaction]:
     indexes = _indexes(workspace, needs)
     planned = []
     for store in stores(workspace.grids):
-        if store.identity.backbone == IMPORTED:
-            continue
         live = {digest for index in indexes if index.identity == store.identity for digest in index.digests()}
         kept: set[str] = set()
         old = []
@@ -192,11 +188,6 @@ class _Needs:
 
 def _run_names(workspace: Workspace) -> list[str]:
     return [path.stem for path in sorted((workspace.root / "runs").glob("*.json"))]
-
-
-def _imports(workspace: Workspace) -> set[str]:
-    """Return the names of the imported grids, `imported:NAME`."""
-    return {store.identity.weights for store in stores(workspace.grids) if store.identity.backbone == IMPORTED}
 
 
 def _needs(workspace: Workspace, without: Collection[str] = (), versions: Collection[str] = ()) -> _Needs:
@@ -281,17 +272,12 @@ def _artifact_items(workspace: Workspace, needs: _Needs) -> Iterator[Item]:
             yield Item(kind, folder, size, users)
 
 
-def _grid_items(workspace: Workspace, needs: _Needs, without: Collection[str]) -> Iterator[Item]:
-    """Yield an item for every shard, and for every file that was set aside as damaged.
-
-    without: names of imported grids that need not be kept.
-    """
+def _grid_items(workspace: Workspace, needs: _Needs) -> Iterator[Item]:
+    """Yield an item for every shard, and for every file that was set aside as damaged."""
     unfinished = {f"{name} (its extraction is not finished)" for name in needs.unfinished}
     indexes = _indexes(workspace, needs)
     for store in stores(workspace.grids):
-        backbone, weights = store.identity.backbone, store.identity.weights
-        kept = {f"{weights}, which cannot be made again"} if backbone == IMPORTED and weights not in without else set()
-        users_of_all = unfinished | needs.unknown | kept
+        users_of_all = unfinished | needs.unknown
         users_of_grid: dict[str, set[str]] = defaultdict(set)
         for index in indexes:
             if index.identity == store.identity:
@@ -302,10 +288,10 @@ def _grid_items(workspace: Workspace, needs: _Needs, without: Collection[str]) -
             users = users_of_all.union(*live)
             size = shard.record.size + shard.path.with_suffix(".parquet").stat().st_size
             unneeded = len(shard.digests) - len(live) if users and not users_of_all else 0
-            yield Item(f"grids of {backbone}", shard.path, size, tuple(sorted(users)), unneeded)
+            yield Item(f"grids of {store.identity.backbone}", shard.path, size, tuple(sorted(users)), unneeded)
         for path in sorted(store.folder.glob("*.damaged")):
-            users = kept | needs.unknown
-            yield Item(f"grids of {backbone}, set aside", path, path.stat().st_size, tuple(sorted(users)))
+            name = f"grids of {store.identity.backbone}, set aside"
+            yield Item(name, path, path.stat().st_size, tuple(sorted(needs.unknown)))
 
 
 @dataclass(frozen=True)

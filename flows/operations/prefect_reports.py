@@ -109,8 +109,6 @@ def show_inspection(artifact: Artifact) -> None:
     artifact: that of the register stage.
     """
     record = read_inspection(artifact.path)
-    if record is None:  # registered before data sets were inspected
-        return
     drift = describe_drift(record["drift"])
     rows = pq.read_table(artifact.path / FINDINGS).to_pylist()
     columns = ("kind", "name", "split", "caption", "other", "why")

@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from flows.registered.caption_rows import Row, read_rows, write_rows
 from flows.registered.pictures_to_caption import EncodedPicture, ParquetPictures, Pictures, open_pictures
 from models.captioned import key_of_digest, takes_grids
@@ -210,8 +208,7 @@ def grids_for(captioner: Any, address: str, workspace: Path, digests: set[str]) 
 
     digests: of the photographs that are wanted.
     """
-    # Models registered earlier caption photographs alone.
-    if takes_grids(captioner.config) or not hasattr(captioner, "from_cached"):
+    if takes_grids(captioner.config):
         return None
     from flows.registered.cached_grids import cached_grids
 
@@ -248,7 +245,6 @@ def _from_grids(
     for start in range(0, len(cached), _GRIDS):
         assert grids is not None
         part = cached[start : start + _GRIDS]
-        _check_confidence(captioner, decoding)
         keys = [key_of_digest(digest) for digest in part]
         try:
             results = captioner.from_cached(grids.read(part), keys, **(decoding or {}))
@@ -308,13 +304,12 @@ def caption_batch(
     captioner: Any, batch: list[EncodedPicture], decoding: AskedDecoding, attention: bool
 ) -> Iterator[tuple[Row, Any]]:
     """Yield the row and the captioner's result of each picture of a batch."""
-    _check_confidence(captioner, decoding)
     try:
         results = captioner.caption([picture.data for picture in batch], attention=attention, **(decoding or {}))
     except ValueError as error:
         raise AttendError(str(error)) from None
     for picture, result in zip(batch, results, strict=True):
-        if getattr(captioner, "confidence", None) is not None and result.error is None and result.confidence is None:
+        if captioner.confidence is not None and result.error is None and result.confidence is None:
             _note_no_confidence(result.no_confidence)
         yield _row(picture.digest, result), result
 
@@ -325,21 +320,13 @@ def _note_no_confidence(why: str) -> None:
     log.info(f"these captions have no confidence: {why}")
 
 
-def _check_confidence(captioner: Any, decoding: AskedDecoding) -> None:
-    """Raise AttendError where a confidence is asked for, of a model of before captions had one."""
-    if decoding is not None and "min_confidence" in decoding and not hasattr(captioner, "confidence"):
-        raise AttendError(
-            "--min-confidence: this model was registered before captions had a confidence: run `attend run` again"
-        )
-
-
 def _row(digest: str, result: Any) -> Row:
     """Return the row of a picture; result: the captioner's."""
     succeeded = result.error is None
     return {
         "text": result.caption if succeeded else None,
         "log_probability": result.log_probability if succeeded else None,
-        "confidence": getattr(result, "confidence", None),  # models registered earlier have none
+        "confidence": result.confidence,
         "error": result.error,
         "digest": digest,
     }
@@ -353,8 +340,7 @@ def _draw_attention(picture: EncodedPicture, result: Any, captioner: Any, out: P
     from models.encoded_pictures import decode
     from tasks.evaluation.attention_maps import draw
 
-    alphas = np.asarray(result.attention)  # models registered earlier give a tensor
-    draw(decode(picture.data), result.tokens, alphas, captioner.config["backbone"]["fit"]).savefig(out)
+    draw(decode(picture.data), result.tokens, result.attention, captioner.config["backbone"]["fit"]).savefig(out)
 
 
 def _print(rows: list[Row], as_json: bool) -> None:

@@ -65,11 +65,8 @@ def _check_columns(path: Path, names: Iterable[str]) -> None:
 
 
 def _row_of(values: Row) -> Row:
-    """Return a row of a file of captions, in the order of `SCHEMA`; one without a confidence may be an earlier one's.
-
-    Raises KeyError where another column is missing.
-    """
-    return {name: values.get(name) if name == "confidence" else values[name] for name in SCHEMA.names}
+    """Return a row of a file of captions, in the order of `SCHEMA`. Raises KeyError where a column is missing."""
+    return {name: values[name] for name in SCHEMA.names}
 
 
 def _row_of_csv(row: dict[str, str]) -> Row:

@@ -91,7 +91,6 @@ def questions_of(options: QueueOptions) -> Queue:
 
 def _question(digest: str, name: str, result: Any) -> Question:
     """Return the question about a captioned photograph. result: the captioner's."""
-    confidence = getattr(result, "confidence", None)  # models registered earlier have neither
-    distance = getattr(result, "distance", None)
     mean = result.log_probability / (len(result.tokens) + 1)
-    return Question(digest, name, result.caption, confidence, mean if confidence is None else confidence, distance)
+    sureness = mean if result.confidence is None else result.confidence
+    return Question(digest, name, result.caption, result.confidence, sureness, result.distance)

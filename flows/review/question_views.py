@@ -87,9 +87,7 @@ class QuestionViews:
         }
 
     def _likely(self, grid: Any, tokens: list[str]) -> list[list[str]]:
-        """Return the words at each place of a caption; none for a model registered before it told them."""
-        if not hasattr(self._captioner, "likely_words"):
-            return []
+        """Return the words at each place of a caption."""
         places = self._captioner.likely_words(grid, tokens, _WORDS)
         likely = [[word for word, _ in place] for place in places]
         return [words if token in words else [token, *words[:-1]] for token, words in zip(tokens, likely, strict=True)]

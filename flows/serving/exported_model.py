@@ -13,6 +13,7 @@ from flows.serving.served import LoadedModel, Served, describe
 from models.requests import TYPES, CaptionRow, Params
 from tasks.common.errors import AttendError
 from tasks.registry.bundle_loader import DIGEST, load
+from tasks.registry.captioner_format import check_captioner
 
 
 class ExportedModel(Served):
@@ -35,6 +36,7 @@ class ExportedModel(Served):
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise AttendError(f"{self._folder}: is no whole folder that `attend export` wrote: {error}") from None
         shown = str(self._folder)
+        check_captioner(captioner, shown)
 
         def predict(pictures: list[bytes], given: Params) -> list[CaptionRow]:
             try:

@@ -112,6 +112,6 @@ def describe(captioner: Any, model: str, version: str, params: list[str], card: 
         "attends": captioner.attends,
         "fit": captioner.config["backbone"]["fit"],
         "beam": captioner.decoding.beam,
-        "confident": getattr(captioner, "confidence", None) is not None,  # older versions do not know of it
+        "confident": captioner.confidence is not None,
         "card": card,
     }

@@ -168,9 +168,11 @@ class Config(Checked):
                 f"data.adapter: {self.data.model_dump()['adapter']} has grids and no photographs: set "
                 "grids.backbone=imported and grids.weights=imported:NAME"
             )
+        if self.grids.backbone == "imported" and not self.data.has_grids:
+            yield "grids.backbone: imported grids come with data.adapter=arrays: set that, or another backbone"
         if self.encoder is not None and self.grids.backbone != "imported":
             yield "encoder: is for imported grids alone; others are made by grids.backbone: leave encoder out"
-        if self.encoder is not None and self.data.has_grids and self.encoder.examples is None:
+        if self.encoder is not None and self.encoder.examples is None:
             yield (
                 "encoder.examples: name a folder of photographs of some of the grids: else nothing shows that the "
                 "encoder makes such"

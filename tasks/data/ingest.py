@@ -39,8 +39,7 @@ class GivenWords(Product):
 
     def missing(self, artifact: Artifact) -> str:
         return (
-            "the data set has no vocabulary of its own: set captions.vocabulary=train and captions.tokeniser=treebank "
-            f"(where an earlier version read it: remove {artifact.path} and run again)"
+            "the data set has no vocabulary of its own: set captions.vocabulary=train and captions.tokeniser=treebank"
         )
 
 

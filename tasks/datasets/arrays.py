@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ Layout = Literal["nhwc", "nchw", "ncp", "npc"]
 
 
 class Arrays(UnpackedOptions):
-    """Grids in a .npy file, and their captions: a .npy file of objects, a list of texts for each grid."""
+    """Grids in a .npy, .npz or HDF5 file, and their captions: a .npy file of objects, a list of texts for each grid."""
 
     has_grids: ClassVar[bool] = True
     suffixes: ClassVar[tuple[str, ...]] = (".npy",)
@@ -43,27 +44,53 @@ class Arrays(UnpackedOptions):
         from tasks.datasets.object_array import read_texts
 
         file, captions_file = self.annotation_files()
-        try:
-            array = np.load(file, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # numpy raises various errors for a damaged file
-            raise AttendError(f"{file}: cannot be read as an array: {' '.join(str(error).split())[:160]}") from None
-        layout = _layout(file, array, self.layout)
         captions = read_texts(captions_file)
-        if len(captions) != len(array):
-            raise AttendError(f"{captions_file}: has {len(captions):,} rows, but {file} has {len(array):,}: one each")
         generated.mkdir(parents=True, exist_ok=True)
-        for number, texts in enumerate(captions):
-            where = f"{captions_file}[{number}]"
-            with faults.of_row():
-                try:
-                    values = as_float16(array[number])
-                except ValueError as error:
-                    raise AttendError(f"{file}[{number}]: {error}") from None
-                if not all(text.strip() for text in texts):
-                    raise AttendError(f"{where}: a caption is empty")
-                name = f"{number:06d}.npy"
-                np.save(generated / name, np.ascontiguousarray(_positions_first(values, layout)))
-                yield Row(name, tuple(text.strip() for text in texts), None, where)
+        with _opened(file) as array:
+            layout = _layout(file, array, self.layout)
+            if len(captions) != len(array):
+                raise AttendError(f"{captions_file}: has {len(captions):,} rows, but {file} has {len(array):,} grids")
+            for number, texts in enumerate(captions):
+                where = f"{captions_file}[{number}]"
+                with faults.of_row():
+                    try:
+                        values = as_float16(array[number])
+                    except (ValueError, OSError) as error:
+                        raise AttendError(f"{file}[{number}]: {error}") from None
+                    if not all(text.strip() for text in texts):
+                        raise AttendError(f"{where}: a caption is empty")
+                    name = f"{number:06d}.npy"
+                    np.save(generated / name, np.ascontiguousarray(_positions_first(values, layout)))
+                    yield Row(name, tuple(text.strip() for text in texts), None, where)
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Yield the array of grids in a file, which is read row by row where the format allows.
+
+    Raises AttendError where it cannot be read, or holds several arrays of three or four dimensions, or none.
+    """
+    import numpy as np
+
+    from tasks.datasets.foreign_hdf5 import foreign_arrays
+
+    with contextlib.ExitStack() as stack:
+        try:
+            if file.suffix in (".h5", ".hdf5"):
+                arrays: dict[str, Any] = stack.enter_context(foreign_arrays(file))
+            elif file.suffix == ".npz":
+                arrays = dict(np.load(file, allow_pickle=False))
+            else:
+                arrays = {file.name: np.load(file, mmap_mode="r", allow_pickle=False)}
+        except AttendError:
+            raise
+        except Exception as error:  # numpy and h5py raise various errors for a damaged file
+            raise AttendError(f"{file}: cannot be read as an array: {' '.join(str(error).split())[:160]}") from None
+        names = list(arrays) if len(arrays) == 1 else [name for name in arrays if arrays[name].ndim in (3, 4)]
+        if len(names) != 1:
+            found = ", ".join(names) or "none"
+            raise AttendError(f"{file}: one array of three or four dimensions is needed; there are: {found}")
+        yield arrays[names[0]]
 
 
 def _layout(file: Path, array: Any, given: Layout | None) -> Layout:

@@ -133,15 +133,14 @@ def write_predictions(rows: list[PredictionRow], pictures: list[Picture], path: 
 def read_predictions(path: Path, column: str = "caption") -> dict[str, ScoredCaption]:
     """Read a predictions file: digest -> caption, references and facts, in the order of the file.
 
-    column: with the captions. Raise AttendError where the file is not Parquet, or lacks references, as those of older
-    versions do.
+    column: with the captions. Raise AttendError where the file is not Parquet, or lacks references.
     """
     try:
         columns = pq.read_schema(path).names
     except (OSError, ValueError, pa.ArrowException) as error:
         raise AttendError(f"{path}: cannot be read as Parquet: {' '.join(str(error).split())}") from None
     if not {"digest", "caption", "references", "facts"} <= set(columns):
-        raise AttendError(f"{path}: has no references: it is not a predictions.parquet, or an older version wrote it")
+        raise AttendError(f"{path}: has no references: it is not a predictions.parquet")
     try:
         rows = pq.read_table(path, columns=["digest", column, "references", "facts"]).to_pylist()
         return {

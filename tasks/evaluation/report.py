@@ -202,7 +202,7 @@ def _cards(
     """
     contents = [read_photograph(digest, files[digest]) for digest in digests]
     settings = {"attention": captioner.attends, **vars(decoding)}
-    if getattr(captioner, "neighbours", None) is not None:  # models registered earlier have none
+    if captioner.neighbours is not None:
         settings["explain"] = True
     elif "neighbours" in settings:
         settings["neighbours"] = False
@@ -218,7 +218,7 @@ def _cards(
         jpeg, width, height = thumbnail(_PLAIN if _is_grid(files[digest]) else seen(decode(content), fit))
         maps, side = b"", (0, 0)
         if item.attention is not None and len(item.attention):
-            weights = np.asarray(item.attention)  # models registered earlier give a tensor
+            weights = item.attention
             greatest = weights.max(axis=(1, 2), keepdims=True).clip(1e-9)
             maps, side = (weights / greatest * 255).round().astype(np.uint8).tobytes(), weights.shape[1:]
         cards[digest] = {
@@ -227,9 +227,9 @@ def _cards(
             "width": width,
             "height": height,
             "tokens": [token.replace(WORD_END, "") for token in item.tokens],
-            "probabilities": [round(value, 3) for value in getattr(item, "token_probabilities", [])],
-            "confidence": getattr(item, "confidence", None),  # models registered earlier have neither
-            "neighbours": [_neighbour(one, files, remembered) for one in getattr(item, "supporting", None) or []],
+            "probabilities": [round(value, 3) for value in item.token_probabilities],
+            "confidence": item.confidence,
+            "neighbours": [_neighbour(one, files, remembered) for one in item.supporting or []],
             "maps": base64.b64encode(maps).decode(),
             "side": list(side),
         }

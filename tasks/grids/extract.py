@@ -81,10 +81,7 @@ class Grids(Stage):
         return (self.manifest.pictures, *self.tuned_backbone)
 
     def inputs(self) -> dict[str, str]:
-        digests = weight_digests(self.grids, self.machine)
-        if self.data.has_grids:  # they are in the manifest, and not imported before
-            del digests["grids"]
-        return digests
+        return weight_digests(self.grids, self.machine)
 
     def identity_in(self, work: Work) -> Identity:
         """Return the identity of the grids: that of the tuned backbone where there is one, else of `grids.weights`."""

@@ -26,7 +26,6 @@ from tasks.grids.photograph_batches import View
 from tasks.grids.reader import GridReader
 from tasks.grids.shard_jobs import ShardExecutor, ShardJob, fill_store
 from tasks.grids.store import GridStore, Row
-from tasks.grids.weights import IMPORTED
 from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, Outcome, digest_of
 from tasks.pipeline.stage import PROGRESS, Hooks
 from tasks.pipeline.workspace import Workspace
@@ -94,7 +93,7 @@ def bring_up_to_date(
 def _fill(store: GridStore, job: ShardJob, executor: ShardExecutor | None, shards_done: ShardsDone) -> ExtractionResult:
     """Add the grids of a job's pictures to the store: as the data set gives them, or extracted from photographs.
 
-    Where they should have been imported before, none is added. Arguments and result: as of `fill_store`.
+    Arguments and result: as of `fill_store`.
     """
     if any(path.suffix == ".npy" for _, path in job.wanted):  # grids, (h, w, C) float16, in place of photographs
         for start in range(0, len(job.wanted), job.machine.shard_rows):
@@ -102,10 +101,6 @@ def _fill(store: GridStore, job: ShardJob, executor: ShardExecutor | None, shard
             grids = [np.load(path, allow_pickle=False)[None] for _, path in part]
             store.write(grids, [digest for digest, _ in part], [(0, 0)] * len(part))
         return ExtractionResult()
-    if job.grids.backbone == IMPORTED:
-        return ExtractionResult(
-            [FailedPhotograph(digest, path, "is not among the imported grids") for digest, path in job.wanted]
-        )
     return fill_store(store, job, executor, shards_done)
 
 

@@ -1,4 +1,4 @@
-"""Read and write the grid cache. Only `foreign_hdf5.py` beside it uses h5py.
+"""Read and write the grid cache. Only it and `datasets/foreign_hdf5.py` use h5py.
 
 There is one store per backbone identity, shared by all data sets, with one row per distinct image content:
 

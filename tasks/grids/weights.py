@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from models.backbones.base import Backbone
     from tasks.pipeline.ledger import Artifact
 
-IMPORTED = "imported"  # the backbone of grids that others extracted: see flows/commands/import_grids.py
+IMPORTED = "imported"  # the backbone of grids that others made: see tasks/datasets/arrays.py
 TUNED = "backbone.safetensors"  # the file of a `tune` artifact with the weights of the whole backbone
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 
@@ -32,14 +32,13 @@ _SUFFIXES = (".safetensors", ".pth", ".pt")
 def weight_digests(grids: GridsConfig, machine: MachineConfig) -> dict[str, str]:
     """Return what identifies the weights, as a stage's inputs: the SHA-256 of a file, or else `grids.weights` itself.
 
-    For imported grids there is also `grids`, a digest of those imported so far. Raises AttendError where
-    `grids.weights` is not valid.
+    Raises AttendError where `grids.weights` is not valid.
     """
     weights = grids.weights
     if (grids.backbone == IMPORTED) != weights.startswith("imported:"):
         raise AttendError("grids: backbone=imported and weights=imported:NAME belong together: set both or neither")
     if weights.startswith("imported:"):
-        return {"weights": weights, "grids": _imported_digest(grids, machine)}
+        return {"weights": weights}
     if weights.startswith(CAPTIONER):
         return {"weights": _captioner_weights(Path(weights.removeprefix(CAPTIONER)), machine)}
     if weights_file(weights) is None:
@@ -57,21 +56,6 @@ def _captioner_weights(folder: Path, machine: MachineConfig) -> str:
         return str(recorded)
     path = folder / TUNED
     return Digests(machine.folder / "digests.sqlite").of([path])[path]
-
-
-def _imported_digest(grids: GridsConfig, machine: MachineConfig) -> str:
-    """Return a digest of the grids imported so far; importing more changes it, so that `extract` runs again."""
-    from tasks.grids.identity import identity_of
-    from tasks.grids.store import GridStore
-    from tasks.pipeline.ledger import digest_of
-    from tasks.pipeline.workspace import Workspace
-
-    store = GridStore(Workspace(machine.folder).grids, identity_of(grids, grids.weights))
-    if store.remote is not None:
-        store.open()
-    indexes = sorted(store.folder.glob("shard-*.parquet"))
-    digests = Digests(machine.folder / "digests.sqlite").of(indexes)
-    return digest_of([[path.name, digests[path]] for path in indexes])
 
 
 def check_backbone(grids: GridsConfig, first_block: int | None = None) -> None:

@@ -54,9 +54,6 @@ def describe_counts(record: InspectionRecord) -> str:
     return f"{', '.join(kinds) or 'nothing'}; {record['captions']:,} captions were looked at"
 
 
-def read_inspection(folder: Path) -> InspectionRecord | None:
-    """Return the contents of a folder's inspection.json; None where it has none."""
-    try:
-        return cast(InspectionRecord, json.loads((folder / INSPECTION).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
+def read_inspection(folder: Path) -> InspectionRecord:
+    """Return the contents of a folder's inspection.json."""
+    return cast(InspectionRecord, json.loads((folder / INSPECTION).read_text(encoding="utf-8")))

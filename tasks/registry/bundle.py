@@ -20,6 +20,7 @@ from tasks.grids.index import open_grids, read_identity
 from tasks.grids.weights import IMPORTED, load_backbone
 from tasks.registry import bundle_loader
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
+from tasks.registry.captioner_format import FORMAT
 from tasks.registry.given_grids import check_encoder, load_encoder
 from tasks.registry.logged_model import LOADER
 from tasks.training.outputs import load_ensemble
@@ -40,7 +41,7 @@ def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
     if neighbours is None:
         memory = replace(memory, captions=None)
     decoding = {**vars(config.evaluation.decoding()), "neighbours": neighbours is not None}
-    parts: dict[str, Any] = {"decoder": decoder_shape, "decoding": decoding, "neighbours": neighbours}
+    parts: dict[str, Any] = {"format": FORMAT, "decoder": decoder_shape, "decoding": decoding, "neighbours": neighbours}
     if config.starting_point is not None:
         parts["started_from"] = config.starting_point.origin()
     vocabulary = read_vocabulary(artifacts.captions.path)
@@ -89,7 +90,7 @@ def seal(folder: Path) -> str:
     """
     shutil.copyfile(bundle_loader.__file__, folder / LOADER)
     digest = bundle_loader.digest_of_files(folder)
-    (folder / bundle_loader.DIGEST).write_text(json.dumps({"format": 1, "digest": digest}), encoding="utf-8")
+    (folder / bundle_loader.DIGEST).write_text(json.dumps({"digest": digest}), encoding="utf-8")
     return digest
 
 

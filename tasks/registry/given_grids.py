@@ -12,10 +12,9 @@ from torch import Tensor
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.config.stages import EncoderConfig
-from tasks.data.manifest import files_by_digest, read_pictures
+from tasks.data.manifest import read_pictures
 from tasks.datasets.base import SPLITS, picture_files
 from tasks.grids.index import open_grids
-from tasks.grids.reader import GridReader
 from tasks.grids.weights import load_backbone
 from tasks.pipeline.ledger import Artifact
 
@@ -62,7 +61,7 @@ def check_encoder(captioner: Captioner, config: Config, artifacts: CaptionerArti
     encoder = config.encoder
     assert encoder is not None
     grids = open_grids(artifacts.grids, config.machine)
-    examples = _examples(encoder, config, artifacts.manifest, grids)
+    examples = _examples(encoder, artifacts.manifest)
     worst, name = 0.0, ""
     for path, digest in examples[:_COMPARED]:
         try:
@@ -80,11 +79,8 @@ def check_encoder(captioner: Captioner, config: Config, artifacts: CaptionerArti
         )
 
 
-def _examples(encoder: EncoderConfig, config: Config, manifest: Artifact, grids: GridReader) -> list[tuple[Path, str]]:
+def _examples(encoder: EncoderConfig, manifest: Artifact) -> list[tuple[Path, str]]:
     """Return photographs with the digests of the pictures that they are; AttendError where there is none."""
-    if not config.data.has_grids:
-        files = files_by_digest(manifest.path, config.data)
-        return [(path, digest) for digest, path in files.items() if digest in grids]
     assert encoder.examples is not None
     folder = encoder.examples.expanduser()
     if not folder.is_dir():

@@ -18,6 +18,7 @@ from PIL import Image
 from models.options import Runtime
 from models.requests import TYPES
 from tasks.common.errors import AttendError
+from tasks.registry.captioner_format import check_captioner
 from tasks.registry.runs import TrainingLog
 from tasks.registry.tracking import flush_location, local_folder, without_credentials
 
@@ -171,17 +172,17 @@ def unwrap_captioner(model: Any, uri: str) -> Any:
     captioner = getattr(model, "_captioner", None)
     if captioner is None:
         raise AttendError(f"{uri}: is not a captioner that attend registered: give the address of one that is")
+    check_captioner(captioner, uri)
     return captioner
 
 
 def load_captioner(uri: str, files: Path | None = None, runtime: Runtime | None = None) -> Any:
     """Load a registered model and return its captioner; AttendError where there is none at the address.
 
-    files: the folder of its files, where these are on this machine. It is then loaded from there, as MLflow would, but
-    without MLflow, which takes seconds to load; but for one that was registered before bundles brought their own code
-    for that. runtime: see `load_model`.
+    files: the folder of its files, where these are on this machine. It is then loaded from there, without MLflow, which
+    takes seconds to load. runtime: see `load_model`.
     """
-    if files is None or not (files / BUNDLE / LOADER).is_file():
+    if files is None:
         return unwrap_captioner(load_model(uri, runtime, files).unwrap_python_model(), uri)
     return load_bundle(bundle_folder(uri, files, runtime), uri)
 
@@ -213,8 +214,9 @@ def runtimes_of(files: Path) -> list[Runtime]:
 
 
 def _runtimes(flavour: Mapping[str, Any]) -> list[Runtime]:
-    """Return what a version runs on, by MLflow's description of it: torch, where an earlier version does not say so."""
-    return (flavour.get("config") or {}).get("runtimes") or ["torch"]
+    """Return what a version runs on, by MLflow's description of it."""
+    runtimes: list[Runtime] = flavour["config"]["runtimes"]
+    return runtimes
 
 
 def _check_runtime(uri: str, runtime: Runtime, has: list[Runtime]) -> None:
@@ -232,4 +234,5 @@ def load_bundle(folder: Path, shown: str) -> Any:
         captioner, _ = runpy.run_path(str(folder / LOADER))["load"](folder)
     except (ValueError, OSError) as error:
         raise AttendError(f"{shown}: {error}") from None
+    check_captioner(captioner, shown)
     return captioner

@@ -14,7 +14,7 @@ from tasks.common.files import digest_of_file, write_atomically
 from tasks.common.log import log
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.registry import tracking
-from tasks.registry.logged_model import BUNDLE, LOADER
+from tasks.registry.logged_model import BUNDLE
 from tasks.registry.store_answers import ask
 
 if TYPE_CHECKING:
@@ -166,8 +166,7 @@ def download_version_predictions(client: MlflowClient, version: ModelVersion, fo
 def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifact: str) -> Path | None:
     """Download a run's predictions file into a folder, and return its path.
 
-    artifact: the file's path in the run. Return None where the run has no such file, or one that cannot be read, such
-    as a file without references, from an older version of attend.
+    artifact: the file's path in the run. Return None where the run has no such file, or one that cannot be read.
     """
     from mlflow.exceptions import MlflowException
 
@@ -214,7 +213,7 @@ def find(model: str | None, workspace: Path) -> Registered:
             f"{address}: its files were in {files}, which is gone: where the workspace was moved, "
             "`attend run` registers the model again"
         )
-    if files is None or not (files / BUNDLE / LOADER).is_file():
+    if files is None:
         tracking.connect(workspace, must_exist=True)  # MLflow loads it, from the store that it is told of here
     return Registered(str(address), files)
 
