@@ -22,7 +22,7 @@ from tests.support import HERE, small
 from tests.test_service import ask, free_port, run_of
 
 PACKAGES = ("flows", "tasks", "models")
-PREFECT_FILE = "attend/prefect.yaml"
+PREFECT_FILE = "attend_project/prefect.yaml"
 Lock = dict[str, tuple[str, ...]]  # `name==version` -> its hashes
 
 
@@ -64,7 +64,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_the_deployments(wheel: zip
         if path.is_file() and "__pycache__" not in path.parts
     }
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert packed == files | {PREFECT_FILE}
+    assert packed == files | {"attend.py", PREFECT_FILE}
     for name in packed - {PREFECT_FILE}:
         assert wheel.read(name) == (HERE / name).read_bytes(), name
     assert wheel.read(PREFECT_FILE) == (HERE / "prefect.yaml").read_bytes()

@@ -16,7 +16,9 @@ def caption(
         list[str],
         typer.Argument(metavar="PICTURE...", help="pictures, folders, patterns, or a Parquet file of pictures"),
     ],
-    model: Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION, or a folder of `attend export`")
+    ] = None,
     beam: Annotated[
         int | None, typer.Option(help="beam width; by default the registered model's", **whole_number(1, 32))
     ] = None,
@@ -53,7 +55,7 @@ def caption(
     workspace: WorkspaceOption = Path("workspace"),
     as_json: Json = False,
 ) -> None:
-    """Caption pictures with a registered model (by default the champion promoted last)."""
+    """Caption pictures with a registered or exported model (by default the champion promoted last)."""
     from flows.registered.caption import print_captions, write_captions_file
 
     if otherwise is not None and min_confidence is None:

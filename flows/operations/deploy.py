@@ -44,7 +44,7 @@ def prefect_file(project: Path) -> Path:
 
     Raise AttendError where the packages were copied without it.
     """
-    folders = (project, _ROOT / "attend", _ROOT)  # the wheel has it in `attend`, the repository at its top
+    folders = (project, _ROOT / "attend_project", _ROOT)  # of the wheel, and of the repository
     for path in (folder / "prefect.yaml" for folder in folders):
         if path.is_file():
             return path

@@ -208,7 +208,7 @@ def grids_for(captioner: Any, address: str, workspace: Path, digests: set[str]) 
 
     digests: of the photographs that are wanted.
     """
-    if takes_grids(captioner.config):
+    if takes_grids(captioner.config) or not address.startswith("models:/"):
         return None
     from flows.registered.cached_grids import cached_grids
 

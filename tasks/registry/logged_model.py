@@ -18,6 +18,7 @@ from PIL import Image
 from models.options import Runtime
 from models.requests import TYPES
 from tasks.common.errors import AttendError
+from tasks.registry.bundle_loader import DIGEST
 from tasks.registry.captioner_format import check_captioner
 from tasks.registry.runs import TrainingLog
 from tasks.registry.tracking import flush_location, local_folder, without_credentials
@@ -179,9 +180,13 @@ def unwrap_captioner(model: Any, uri: str) -> Any:
 def load_captioner(uri: str, files: Path | None = None, runtime: Runtime | None = None) -> Any:
     """Load a registered model and return its captioner; AttendError where there is none at the address.
 
-    files: the folder of its files, where these are on this machine. It is then loaded from there, without MLflow, which
-    takes seconds to load. runtime: see `load_model`.
+    files: the folder of its files, where these are on this machine, or an exported folder. It is then loaded from
+    there, without MLflow, which takes seconds to load. runtime: see `load_model`.
     """
+    if files is not None and (files / DIGEST).is_file():  # a folder that `attend export` wrote
+        if runtime is not None:
+            raise AttendError(f"{uri}: an exported folder has one runtime: leave runtime {runtime} out")
+        return load_bundle(files, uri)
     if files is None:
         return unwrap_captioner(load_model(uri, runtime, files).unwrap_python_model(), uri)
     return load_bundle(bundle_folder(uri, files, runtime), uri)

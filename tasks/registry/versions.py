@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +15,7 @@ from tasks.common.files import digest_of_file, write_atomically
 from tasks.common.log import log
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.registry import tracking
+from tasks.registry.bundle_loader import DIGEST
 from tasks.registry.logged_model import BUNDLE
 from tasks.registry.store_answers import ask
 
@@ -182,17 +184,23 @@ def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifa
 
 
 class Registered(NamedTuple):
-    """A registered version: its address `models:/NAME/VERSION`, and its files where they are on this machine."""
+    """A captioner: its address `models:/NAME/VERSION`, and its files where they are on this machine.
+
+    Of an exported folder, the address is its name with the captioner's digest.
+    """
 
     address: str
     files: Path | None
 
 
 def find(model: str | None, workspace: Path) -> Registered:
-    """Return the version that `model` names; AttendError where there is none, or its files are gone.
+    """Return the captioner that `model` names; AttendError where there is none, or its files are gone.
 
-    model: an address in MLflow's registry; None for the champion that `default_champion` names.
+    model: an address in MLflow's registry, or a folder that `attend export` wrote; None for the champion that
+    `default_champion` names.
     """
+    if model is not None and (digest := exported_digest(Path(model).expanduser())) is not None:
+        return Registered(f"{model} ({digest[:12]})", Path(model).expanduser().absolute())
     check_address(model)
     tracking.check_store(workspace, must_exist=True)
 
@@ -216,6 +224,14 @@ def find(model: str | None, workspace: Path) -> Registered:
     if files is None:
         tracking.connect(workspace, must_exist=True)  # MLflow loads it, from the store that it is told of here
     return Registered(str(address), files)
+
+
+def exported_digest(folder: Path) -> str | None:
+    """Return the digest of the captioner in a folder that `attend export` wrote; None where it is none."""
+    try:
+        return str(json.loads((folder / DIGEST).read_text(encoding="utf-8"))["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def aliases_of(workspace: Path, model: str) -> dict[str, str]:
@@ -284,7 +300,10 @@ def full_address(model: str) -> str:
     """
     path = model.removeprefix("models:/")
     if not _ADDRESS.fullmatch(path):
-        raise AttendError(f"{model}: is no model: give NAME, NAME@ALIAS or NAME/VERSION: see `attend models list`")
+        raise AttendError(
+            f"{model}: is no model: give NAME, NAME@ALIAS or NAME/VERSION (see `attend models list`), or a folder that "
+            "`attend export` wrote"
+        )
     return f"models:/{path}" if "@" in path or "/" in path else f"models:/{path}@champion"
 
 
