@@ -183,10 +183,11 @@ class Backbone(nn.Module):
         self.features.load_state_dict(loaded)
 
 
-def make(name: str, grid: int | None = None, seed: int | None = None) -> Backbone:
+def make(name: str, grid: int | None = None, seed: int | None = None, layer: int = -1) -> Backbone:
     """Return the backbone `name` with random weights drawn from `seed` (0 if None), ready for `load`.
 
-    grid: the side that its maps are pooled to; None for no pooling. Raises ValueError for an unknown name.
+    grid: the side that its maps are pooled to; None for no pooling. layer: whose output is the map, of a timm model;
+    -1 is the last. Raises ValueError for an unknown name, or a layer that it does not have.
     """
     library, colon, model = name.partition(":")
     member = LIBRARIES.get(library) if colon else BACKBONES.get(name)
@@ -194,11 +195,14 @@ def make(name: str, grid: int | None = None, seed: int | None = None) -> Backbon
         raise ValueError(
             f"unknown backbone {name!r}; known: {', '.join(sorted(BACKBONES))}, `timm:NAME` and `torchvision:NAME`"
         )
+    if layer != -1 and library != "timm":
+        raise ValueError(f"{name} gives the output of its last layer alone: leave layer out, or take a timm model")
     module = member.module if "." in member.module else f"{__package__}.{member.module}"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0 if seed is None else seed)
         build = getattr(importlib.import_module(module), member.builder)
-        backbone: Backbone = build(model) if colon else build()
+        arguments = [model, *([layer] if library == "timm" else [])] if colon else []
+        backbone: Backbone = build(*arguments)
     backbone.grid = grid
     return backbone.eval()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from ..picture_formats import Interpolation
@@ -12,14 +14,22 @@ from .base import Backbone, Declared, folded_norms
 
 
 class TimmBackbone(Backbone):
-    """A timm model, whose `forward_features` may give a map, channels first or last, or patch tokens."""
+    """A timm model, whose map may be channels first or last, or patch tokens.
+
+    taken: the index of the layer whose output is the map, by timm's `forward_intermediates`; None for the output of
+    `forward_features`, which is the last layer's after the final norm.
+    """
+
+    taken: int | None = None
 
     def fold(self) -> None:
         """Fold each batch norm into the convolution before it, where there are any, as `Backbone.fold` does.
 
-        timm's batch norms contain their activation functions, which stay.
+        timm's batch norms contain their activation functions, which stay. An earlier layer's network is left as it is.
         """
         network: Any = self.features
+        if self.taken is not None:
+            return
         for name, module in list(network.named_modules()):
             if hasattr(module, "act") and isinstance(module, nn.BatchNorm2d):
                 network.set_submodule(name, _without_activation(module))
@@ -28,10 +38,25 @@ class TimmBackbone(Backbone):
             folded.num_prefix_tokens = getattr(network, "num_prefix_tokens", 0)
             self.features = folded
 
+    def fix_size(self, size: int) -> None:
+        """Resample the position embeddings to photographs of `size` px, once: graphs are exported for one size.
+
+        The map stays the same. The network then takes photographs of no other size.
+        """
+        network: Any = self.features
+        if getattr(network, "dynamic_img_size", False) and hasattr(network, "set_input_size"):
+            network.set_input_size(img_size=(size, size))
+
     def maps(self, photographs: Tensor) -> Tensor:
         features: Any = self.features
+        if self.taken is not None:
+            (taken,) = features.forward_intermediates(
+                photographs, indices=[self.taken], norm=False, output_fmt="NCHW", intermediates_only=True
+            )
+            earlier: Tensor = taken
+            return earlier
         output: Tensor = (features if isinstance(features, fx.GraphModule) else features.forward_features)(photographs)
-        if output.ndim == 3:  # tokens (N, prefix + patches, C)
+        if output.ndim == 3:  # tokens (N, prefix + patches, C): class and register tokens come first
             patches = output[:, getattr(features, "num_prefix_tokens", 0) :]
             side = math.isqrt(patches.shape[1])
             return patches.transpose(1, 2).reshape(patches.shape[0], -1, side, side)
@@ -60,31 +85,86 @@ def _without_activation(norm: Any) -> nn.Module:
     return nn.Sequential(plain, norm.drop, norm.act).eval().requires_grad_(False)
 
 
-def timm_model(name: str) -> Backbone:
+def timm_model(name: str, layer: int = -1) -> Backbone:
     """Build the timm model `name`, such as `resnet18.a1_in1k`, with random weights.
 
-    Raises ValueError if timm is not installed or has no such model.
+    layer: whose output is the map, counted from the end: -1 is the last, after the final norm; earlier ones are as the
+    layer gives them. Raises ValueError if timm is not installed, or has no such model or layer.
     """
     try:
         import timm
         import timm.data
     except ImportError:
         raise ValueError(f"timm:{name}: timm is not installed: run `uv pip install timm`") from None
+    name = _with_its_activation(name)
     try:
-        network: nn.Module = timm.create_model(name, pretrained=False, num_classes=0)
+        network: Any = _created(name)
     except RuntimeError as error:
         raise ValueError(f"unknown backbone 'timm:{name}': {' '.join(str(error).split())[:120]}") from None
+    layers = network.feature_info
+    if layer < -1 and not hasattr(network, "prune_intermediate_layers"):
+        raise ValueError(f"timm:{name} gives the output of its last layer alone: leave layer out")
+    if not -len(layers) <= layer <= -1:
+        raise ValueError(f"timm:{name} has {len(layers)} layers: give a layer from -1 (the last) to {-len(layers)}")
     config: dict[str, Any] = timm.data.resolve_data_config(model=network)  # type: ignore[attr-defined,no-untyped-call]
     interpolation: Interpolation = "bicubic" if config["interpolation"] == "bicubic" else "bilinear"
-    reduction = network.feature_info[-1]["reduction"]  # type: ignore[index]
+    of_layer = layers[layer]
     declared = Declared(
-        int(network.num_features),  # type: ignore[arg-type]
-        int(reduction),
+        int(network.num_features if layer == -1 else of_layer["num_chs"]),
+        int(of_layer["reduction"]),
         statistics=(tuple(config["mean"]), tuple(config["std"])),
         interpolation=interpolation,
     )
     head = tuple(f"{part}." for part in ("fc", "classifier", "head.fc", "head", "head_drop"))
-    return TimmBackbone(network, declared, head, published=f"timm:{name}", blocks=_blocks(network))
+    before = set(network.state_dict())
+    taken = None
+    if layer < -1:
+        (taken,) = network.prune_intermediate_layers([len(layers) + layer], prune_norm=True, prune_head=True)
+    _remove_unused(network, taken)
+    unused = tuple(sorted(before - set(network.state_dict())))
+    backbone = TimmBackbone(network, declared, (*head, *unused), published=f"timm:{name}", blocks=_blocks(network))
+    backbone.taken = taken
+    return backbone
+
+
+def _with_its_activation(name: str) -> str:
+    """Return the name of the model with the activation that the weights were trained with.
+
+    OpenAI's CLIP, and some weights of others, were trained with QuickGELU. timm has these as models of their own, next
+    to models of the same tag that are built with GELU.
+    """
+    import timm.models
+
+    quick = name.replace("_clip_", "_clip_quickgelu_", 1)
+    return quick if quick != name and timm.models.is_model_pretrained(quick) else name
+
+
+def _created(name: str) -> Any:
+    """Return a timm model without a classifier, for photographs of any size where it can be."""
+    import timm
+
+    try:
+        return timm.create_model(name, pretrained=False, num_classes=0, dynamic_img_size=True)
+    except TypeError:  # a network without position embeddings, or with those of one size
+        return timm.create_model(name, pretrained=False, num_classes=0)
+
+
+def _remove_unused(network: Any, taken: int | None) -> None:
+    """Remove the parts whose weights the map does not depend on, such as a pool by attention."""
+    probe = copy.deepcopy(network).to("meta").eval()
+    called: set[nn.Module] = set()
+    for module in probe.modules():
+        module.register_forward_hook(lambda module, *_: called.add(module))
+    size = network.default_cfg["input_size"][-1]
+    photographs = torch.empty(1, 3, size, size, device="meta")
+    with torch.no_grad():
+        if taken is None:
+            probe.forward_features(photographs)
+        else:
+            probe.forward_intermediates(photographs, indices=[taken], norm=False, intermediates_only=True)
+    for name, child in probe.named_children():
+        if called.isdisjoint(child.modules()) and any(True for _ in child.parameters()):
+            setattr(network, name, nn.Identity())
 
 
 def _blocks(network: Any) -> tuple[tuple[str, ...], ...]:

@@ -14,7 +14,7 @@ from tasks.config.presets import CAPTIONER, CHAMPION, merged, resolve_preset
 
 VOCABULARY, MEMORY = "vocabulary.json", "memory.npz"
 _FIELD = "training.start_from"
-_OF_GRIDS = ("image_size", "fit", "grid", "precision")
+_OF_GRIDS = ("image_size", "fit", "layer", "grid", "precision")
 _OF_CAPTIONS = ("tokeniser", "units", "max_tokens")
 _REMEDY = "leave it out, because training starts from that captioner"
 

@@ -30,6 +30,7 @@ class Identity:
     dtype: str = "float16"
     format: int = FORMAT
     view: str = ""  # the part of a photograph that is encoded; empty for the whole photograph
+    layer: int = -1  # of the backbone, whose output is the grid; -1 for the last
     unknown: dict[str, Any] = field(default_factory=dict, hash=False)  # fields that another version wrote
 
     @staticmethod
@@ -53,9 +54,11 @@ class Identity:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as they are written to disk and digested.
 
-        An empty `view` is left out, so that grids extracted before the field existed keep their digest.
+        `view` and `layer` are left out at their defaults, so that grids extracted before the fields existed keep their
+        digest.
         """
-        return join_fields({name: value for name, value in self.__dict__.items() if name != "view" or value})
+        left_out = (("view", ""), ("layer", -1))
+        return join_fields({name: value for name, value in self.__dict__.items() if (name, value) not in left_out})
 
     @property
     def digest(self) -> str:
@@ -77,4 +80,5 @@ def identity_of(grids: GridsConfig, weights: str) -> Identity:
         grids.grid,
         grids.precision,
         EXTRACT_VERSION,
+        layer=grids.layer,
     )

@@ -187,7 +187,7 @@ def random_backbone(grids: GridsConfig, seed: int | None = None) -> Backbone:
     import models.backbones.base as backbones
 
     try:
-        backbone = backbones.make(grids.backbone, grids.grid, seed)
+        backbone = backbones.make(grids.backbone, grids.grid, seed, grids.layer)
     except ValueError as error:
         raise AttendError(f"grids.backbone: {error}") from None
     try:

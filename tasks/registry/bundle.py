@@ -59,6 +59,7 @@ def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
         "name": config.encoding.backbone,
         "image_size": config.encoding.image_size,
         "fit": config.encoding.fit,
+        "layer": config.encoding.layer,
         "grid": config.encoding.grid,
         "precision": config.encoding.precision,
     }

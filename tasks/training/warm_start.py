@@ -81,7 +81,7 @@ def check_backbone(bundle: Path, grids: GridsConfig, name: str) -> None:
         if "shape" not in spec or grids.backbone != IMPORTED:
             raise AttendError(f"training.start_from: the grids of {name} are of another kind: {remedy}")
         return
-    for field in ("image_size", "fit", "grid"):
+    for field in ("image_size", "fit", "layer", "grid"):
         if spec[field] != getattr(grids, field):
             raise AttendError(
                 f"training.start_from: {name} has grids.{field} {spec[field]}, this config {getattr(grids, field)}: "

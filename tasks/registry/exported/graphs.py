@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from models.backbones.base import Backbone
 from models.backbones.encoder import Encoder
+from models.backbones.timm_models import TimmBackbone
 from models.captioner import Captioner
 from models.decoders.base import State
 from models.decoders.ensemble import EnsembleState
@@ -51,8 +52,8 @@ def export(captioner: Captioner, folder: Path) -> None:
         step = _Step(decoder, layout, len(captioner.vocabulary))
         _write(step, inputs, sizes, outputs, folder / "step.onnx", f"decoder {name}")
         if captioner.backbone is not None:
-            encoder = _Encoder(captioner.backbone)
             side = captioner.config["backbone"]["image_size"]
+            encoder = _Encoder(captioner.backbone, side)
             photographs = torch.randint(0, 256, (_PICTURES, side, side, 3), dtype=torch.uint8)
             what = f"backbone {captioner.config['backbone']['name']}"
             _write(encoder, {"photographs": photographs}, [{0: "pictures"}], ["grid"], folder / "encoder.onnx", what)
@@ -155,9 +156,11 @@ class _Step(nn.Module):
 class _Encoder(nn.Module):
     """A backbone: photographs (N, S, S, 3) uint8 -> grid (N, h, w, C) float16."""
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: Backbone, size: int) -> None:
         super().__init__()
         self.backbone = Encoder(backbone).backbone.to(memory_format=torch.contiguous_format)
+        if isinstance(self.backbone, TimmBackbone):
+            self.backbone.fix_size(size)
 
     def forward(self, photographs: Tensor) -> Tensor:
         grid: Tensor = self.backbone(self.backbone.normalised(photographs.permute(0, 3, 1, 2)))
