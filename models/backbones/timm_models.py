@@ -44,7 +44,7 @@ class TimmBackbone(Backbone):
         The map stays the same. The network then takes photographs of no other size.
         """
         network: Any = self.features
-        if getattr(network, "dynamic_img_size", False) and hasattr(network, "set_input_size"):
+        if getattr(network, "dynamic_img_size", False) and getattr(network, "pos_embed", None) is not None:
             network.set_input_size(img_size=(size, size))
 
     def maps(self, photographs: Tensor) -> Tensor:
