@@ -19,6 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
+from flows.commands.init_config import BACKBONES
 from models.vocabulary import END, SPECIAL, START
 from tasks.common.errors import AttendError
 from tasks.config.schema import load
@@ -433,6 +434,28 @@ def test_coco_pt_and_arrays_of_grids_get_the_preset_of_their_source(
     np.save(folder / "others.npy", texts, allow_pickle=True)
     message = refused(monkeypatch, capsys, "init", "arrays", "--out", "x.yaml")
     assert "others.npy; train-data-svdfeatures.npy with train-data-captions.npy: leave one of each" in message
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_a_backbone_that_is_named_is_written_with_its_size_and_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, backbone: str
+) -> None:
+    (tmp_path / "photos").mkdir()
+    tabs(tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = attend(monkeypatch, capsys, "init", "photos", "--backbone", backbone)
+    assert code == 0, err
+    assert "the backbone's weights are downloaded once" in out
+    grids, preset = load("photos.yaml").grids, load(backbone, ["data.path=."]).grids
+    assert grids == preset and grids.weights == "timm:pretrained"
+
+
+def test_an_unknown_backbone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    (tmp_path / "photos").mkdir()
+    tabs(tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+    line = refused(monkeypatch, capsys, "init", "photos", "--backbone", "clips")
+    assert "--backbone: clips: give one of clip, siglip, dinov2, convnext; did you mean 'clip'" in line
 
 
 def test_files_that_only_look_like_a_known_form_are_no_traceback(tmp_path: Path) -> None:

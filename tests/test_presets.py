@@ -48,7 +48,12 @@ SIZES = {
     "flickr8k_tuned": 64,
     "best": 64,
     "base": 64,
+    "clip": 64,
+    "siglip": 64,
+    "dinov2": 70,
+    "convnext": 64,
 }
+OF_BASE = ("base", "clip", "siglip", "dinov2", "convnext")
 
 
 @pytest.mark.slow
@@ -57,9 +62,9 @@ def test_every_preset_runs_end_to_end(preset: str, tmp_path: Path) -> None:
     settings = [*SMALL, f"machine.workspace={tmp_path / 'workspace'}"]
     if preset in SIZES:
         settings.append(f"grids.image_size={SIZES[preset]}")
-    if preset in ("best", "base"):
+    if preset in ("best", *OF_BASE):
         settings += ["grids.grid=2", "decoder.pca_dim=16"]
-    if preset == "base":  # tied, and so of one size
+    if preset in ("best", *OF_BASE):  # tied, and so of one size
         settings += ["decoder.embedding=24", "decoder.feed_forward=16"]
     if preset.endswith("_tuned") or preset == "best":
         settings += ["tuning.epochs=1", "tuning.precision=float32"]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands.init_config import (
+    BACKBONES,
     SAMPLE,
     USUAL,
     Reviewed,
@@ -55,6 +56,10 @@ def init(
             "downloaded once; default: the preset's"
         ),
     ] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(help="backbone in place of MobileNetV2: clip, siglip, dinov2 or convnext (docs/backbones.md)"),
+    ] = None,
     start: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +79,6 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="replace the file if it is there")] = False,
 ) -> None:
     """Look at what a folder or file holds, and write a config that reads it, with settings that suit its size."""
-    from tasks.config.presets import resolve_preset, values_of
     from tasks.data.splits import divides
     from tasks.data.survey import survey
     from tasks.datasets import ADAPTERS
@@ -93,9 +97,7 @@ def init(
     named = partial(with_source, "" if "sources" in options else f"{source_name(name)}/")
     preset = _preset_for(options["adapter"])
     started = _starting_point(start, store, weights, preset)
-    if adapter.has_grids and weights is not None:
-        raise AttendError(f"--weights: {data} holds grids, which need no backbone: leave it out")
-    weights = _checked_weights(weights or resolve_preset(values_of(preset))["grids"]["weights"])
+    grids = _grids_of(backbone, weights, preset, started, adapter.has_grids)
     if preset == USUAL:
         options["near_duplicates"] = "together"
     with tempfile.TemporaryDirectory(prefix="attend-init-") as folder:
@@ -127,12 +129,12 @@ def init(
     if alike:
         typer.echo(f"  {alike:,} of them are nearly the same as others: too many to keep these in one split")
     path.write_text(
-        config_text(name, preset, _relative(options, path), _reviewed(read, path), weights, found, started),
+        config_text(name, preset, _relative(options, path), _reviewed(read, path), grids, found, started),
         encoding="utf-8",
     )
     if started is not None:
         _tell_start(started, found)
-    elif is_downloaded(weights) and not adapter.has_grids:
+    elif is_downloaded(grids["weights"]) and not adapter.has_grids:
         typer.echo(
             "  the backbone's weights are downloaded once, by the first run; without a network: attend init --weights "
             "FILE (.safetensors or .pth)"
@@ -157,6 +159,30 @@ def _starting_point(start: str | None, store: str | None, weights: str | None, p
     if store is not None and "://" not in store:
         store = str(Path(store).expanduser().absolute())
     return Started(start, store, find_starting_point(start, store, workspace_folder(None)))
+
+
+def _grids_of(
+    backbone: str | None, weights: str | None, preset: str, started: Started | None, has_grids: bool
+) -> dict[str, Any]:
+    """Return the settings of `grids` that the config names: the weights, and the backbone where it is not the preset's.
+
+    has_grids: whether the data are grids. Raises AttendError for an unknown backbone, and for what does not suit.
+    """
+    from tasks.common.errors import suggestion
+    from tasks.config.presets import resolve_preset, values_of
+
+    if has_grids and weights is not None:
+        raise AttendError("--weights: these data are grids, which need no backbone: leave it out")
+    if backbone is not None and (started is not None or preset != USUAL):
+        raise AttendError("--backbone: is for photographs, and a captioner of --from has its own: leave it out")
+    if backbone is not None and backbone not in BACKBONES:
+        raise AttendError(
+            f"--backbone: {backbone}: give one of {', '.join(BACKBONES)}{suggestion(backbone, BACKBONES)}; others are "
+            "set in the config (grids.backbone)"
+        )
+    grids: dict[str, Any] = resolve_preset(values_of(backbone or preset))["grids"]
+    named = {} if backbone is None else grids
+    return {**named, "weights": _checked_weights(weights or grids["weights"])}
 
 
 def _tell_start(started: Started, found: Survey) -> None:

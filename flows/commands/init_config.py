@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tasks.data.survey import Survey
 
 USUAL = "flickr8k"  # the preset for photographs
+BACKBONES = ("clip", "siglip", "dinov2", "convnext")  # presets whose backbone `attend init --backbone` takes
 SAMPLE = 200  # rows by whose captions their script is told
 _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the vocabulary
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
@@ -61,13 +62,14 @@ def config_text(
     preset: str,
     options: dict[str, Any],
     reviewed: Reviewed | None,
-    weights: str,
+    grids: Mapping[str, Any],
     found: Survey,
     started: Started | None,
 ) -> str:
     """Return the config as commented YAML.
 
-    reviewed: None for data whose pictures `attend review` cannot show. started: None for a training from the beginning.
+    grids: settings of the backbone that are not the preset's, `weights` at least. reviewed: None for data whose
+    pictures `attend review` cannot show. started: None for a training from the beginning.
     """
     from tasks.datasets.sources import OF_THE_WHOLE
 
@@ -76,8 +78,7 @@ def config_text(
     lines = [
         f"# Written by `attend init`. Settings that are not here are the preset's (`attend presets {preset}`) or have",
         "# their defaults; `attend settings` lists them all.",
-        f"preset: {preset}"
-        + (f"  # {_ABOUT[preset]}" if started is None else "  # but for grids and decoder, which are the captioner's"),
+        f"preset: {preset}  # {_shown(preset, grids, started)}",
         f"name: {_scalar(name)}",
         f"about: captions of the pictures in {name}",
         "data:",
@@ -98,8 +99,9 @@ def config_text(
         lines += ["grids:", f"  backbone: imported\n  weights: {_scalar(f'imported:{name}')}", "decoder:"]
         lines += ["  pca_dim: null  # the grids' own channels"]
     else:
-        where = "  # downloaded once; or a file" if is_downloaded(weights) else ""
-        lines += ["grids:", f"  weights: {_scalar(weights)}{where}"]
+        where = "  # downloaded once; or a file" if is_downloaded(grids["weights"]) else ""
+        others = {field: value for field, value in grids.items() if field != "weights"}
+        lines += ["grids:", *_settings(others, "  "), f"  weights: {_scalar(grids['weights'])}{where}"]
     if preset == USUAL and started is None:
         lines += _settings_by_size(found)
     elif started is None and "test" in found.sizes:
@@ -109,6 +111,13 @@ def config_text(
         runtimes = "[torch, onnx]" if _has_gpu() else "[onnx, torch]"
         lines += [f"  runtimes: {runtimes}  # {_WHY_RUNTIMES}", *_gates(found)]
     return "\n".join(lines) + "\n"
+
+
+def _shown(preset: str, grids: Mapping[str, Any], started: Started | None) -> str:
+    """Return what a preset is, and which parts of it the config replaces."""
+    if started is not None:
+        return "but for grids and decoder, which are the captioner's"
+    return "its decoder, on another backbone's grids" if "backbone" in grids else _ABOUT[preset]
 
 
 def _settings(options: Mapping[str, Any], indent: str) -> list[str]:
@@ -258,7 +267,7 @@ def _scalar(value: object) -> str:
         return json.dumps(value)
     text = str(value)
     is_plain = re.fullmatch(r"[A-Za-z/][\w/.@:-]*(?<!:)", text) and yaml.safe_load(text) == text
-    return text if is_plain else json.dumps(value if isinstance(value, float) else text, ensure_ascii=False)
+    return text if is_plain else json.dumps(value if isinstance(value, int | float) else text, ensure_ascii=False)
 
 
 def _has_gpu() -> bool:
@@ -272,5 +281,5 @@ def source_name(name: str) -> str:
 
 
 def is_downloaded(weights: str) -> bool:
-    """Return whether weights are torchvision's, which are downloaded."""
-    return weights.startswith("torchvision:")
+    """Return whether weights are torchvision's or timm's, which are downloaded."""
+    return weights.startswith(("torchvision:", "timm:"))
