@@ -113,20 +113,13 @@ class Backbone(nn.Module):
     def tunable(self, first_block: int, size: int) -> list[nn.Parameter]:
         """Return the weights of blocks `first_block` (counted from 1) to the last on which a grid depends.
 
-        size: side of the photographs in pixels. Raises ValueError if the backbone has no such block, or if no grid
-        depends on its weights: the last layers of some timm models, such as a pooling by attention, come after the map.
+        size: side of the photographs in pixels. Raises ValueError if the backbone has no such block.
         """
         if not 1 <= first_block <= len(self.blocks):
             has = f"has {len(self.blocks)} blocks" if self.blocks else "does not say which blocks it has"
             raise ValueError(f"{has}: block {first_block} cannot be tuned")
         used = self._used_weights(size)
         weights = [[used[name] for name in used if name.startswith(block)] for block in self.blocks]
-        if not weights[first_block - 1]:
-            last = max((number for number, block in enumerate(weights, 1) if block), default=0)
-            raise ValueError(
-                f"makes its grid without its block {first_block}: tuning that changes nothing: give a block from 1 to "
-                f"{last}"
-            )
         return list(dict.fromkeys(weight for block in weights[first_block - 1 :] for weight in block))
 
     def _used_weights(self, size: int) -> dict[str, nn.Parameter]:
