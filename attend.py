@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["AttendError", "Captioner", "RunResult", "StageStatus", "load", "run", "status"]
 
 _BATCH = 64  # pictures that are in memory at once
-_PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
+_PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA"}
+_DEEP_MODES = {"I", "F", "I;16", "I;16B", "I;16L", "I;16N"}  # of more than 8 bits: scaled by the range that is used
 
 Picture: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image"
 
@@ -63,7 +64,9 @@ class Captioner:
         result of a photograph that cannot be read has the reason as its `error`; a single one raises AttendError.
         Raises AttendError for options that do not go together.
         """
-        single = isinstance(pictures, (str, os.PathLike, bytes)) or _is_image(pictures)
+        single = isinstance(pictures, (str, os.PathLike, bytes, bytearray)) or _is_image(pictures)
+        if not single and not isinstance(pictures, Iterable):
+            raise AttendError(f"{type(pictures).__name__}: give a path, bytes, an image of Pillow, or a list of these")
         given: Iterable[Any] = [pictures] if single else pictures  # type: ignore[assignment]
         results: list[Captioned] = []
         remaining = iter(given)
@@ -82,13 +85,13 @@ class Captioner:
         for number, picture in enumerate(pictures):
             try:
                 contents.append(_encoded(picture))
-            except OSError as error:
+            except (OSError, ValueError, RuntimeError) as error:  # of paths, and of images that are closed or empty
                 contents.append(b"")
-                unread[number] = error.strerror or str(error)
+                unread[number] = getattr(error, "strerror", None) or str(error)
         try:
             results: list[Captioned] = self._captioner.caption(contents, **options)
         except (ValueError, TypeError) as error:
-            raise AttendError(str(error)) from None
+            raise AttendError(str(error)) from error
         return [
             replace(result, error=unread[number]) if number in unread else result
             for number, result in enumerate(results)
@@ -108,9 +111,9 @@ def load(
     `onnx-int8`; default: the first that the model was registered with. Raises AttendError where there is no such model.
     """
     from tasks.registry.logged_model import load_captioner
-    from tasks.registry.versions import find
+    from tasks.registry.versions import find_captioner
 
-    found = find(None if model is None else os.fspath(model), Path(workspace).expanduser().absolute())
+    found = find_captioner(None if model is None else os.fspath(model), Path(workspace).expanduser().absolute())
     return Captioner(found.address, load_captioner(*found, runtime))
 
 
@@ -187,15 +190,20 @@ def _encoded(picture: Any) -> bytes:
 
     Raises OSError where a file cannot be read, and AttendError for what is no picture.
     """
-    if isinstance(picture, bytes):
-        return picture
+    if isinstance(picture, bytes | bytearray):
+        return bytes(picture)
     if isinstance(picture, (str, os.PathLike)):
         return Path(picture).expanduser().read_bytes()
     if not _is_image(picture):
         raise AttendError(f"{type(picture).__name__}: give a path, bytes, an image of Pillow, or a list of these")
-    from PIL import ImageOps
+    import numpy as np
+    from PIL import Image, ImageOps
 
-    upright = ImageOps.exif_transpose(picture)
+    from models.deep_pixels import to_8_bits
+
+    image = ImageOps.exif_transpose(picture)
+    if image.mode in _DEEP_MODES:
+        image = Image.fromarray(to_8_bits(np.asarray(image)))
     out = io.BytesIO()
-    (upright if upright.mode in _PNG_MODES else upright.convert("RGB")).save(out, "PNG")
+    (image if image.mode in _PNG_MODES else image.convert("RGB")).save(out, "PNG", compress_level=1)
     return out.getvalue()

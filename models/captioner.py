@@ -90,7 +90,7 @@ class Captioner(BaseCaptioner):
 
 def _load_backbone(spec: Mapping[str, Any], folder: Path) -> backbones.Backbone:
     """Return the backbone that was saved in a folder. spec: the saved config's `backbone`."""
-    backbone = backbones.make(spec["name"], spec["grid"], layer=spec["layer"])
+    backbone = backbones.make(spec["name"], spec["grid"], layer=spec.get("layer"))
     state = safetensors.torch.load_file(folder / "backbone.safetensors")
     if "projected" in spec:
         backbone.project(state["projection"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,12 @@ def test_every_form_of_a_picture_has_the_same_caption(captioner: attend.Captione
     assert len({captioner(form).caption for form in forms}) == 1
     assert len({result.caption for result in captioner(form for form in forms)}) == 1
     assert captioner([]) == []
+    deep = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64) * 16
+    for mode, kind in (("I;16", np.uint16), ("I", np.int32), ("F", np.float32)):
+        grey, out = Image.fromarray(deep.astype(kind)), io.BytesIO()
+        assert grey.mode == mode
+        grey.save(out, "TIFF")
+        assert captioner(grey).log_probability == pytest.approx(captioner(out.getvalue()).log_probability), mode
 
 
 def test_alternatives_attention_and_confidence_on_request(captioner: attend.Captioner, registered: Path) -> None:
@@ -65,8 +72,10 @@ def test_what_cannot_be_read_is_an_error_of_its_own(
     for path in (gone, broken):
         with pytest.raises(attend.AttendError, match=str(path)):
             captioner(path)
-    with pytest.raises(attend.AttendError, match="int: give a path, bytes"):
-        captioner([3])  # type: ignore[list-item]
+    wrong: Any
+    for wrong in (3, [3], None, "~nobody-of-this-name/x.jpg", "a\0b"):
+        with pytest.raises(attend.AttendError):
+            captioner(wrong)
     with pytest.raises(attend.AttendError, match=r"attend run"):
         attend.load(workspace=tmp_path)
 

@@ -43,7 +43,7 @@ def bundle_of(folder: Path, name: str, **options: Any) -> tuple[Path, Any]:
     torch.manual_seed(1)
     shape = DecoderSpec(name=name, channels=16, vocabulary=len(OLD), options={**SIZES[name], **options})
     decoder = make(**shape).eval()
-    backbone = {"name": "tiny", "image_size": 64, "fit": "squash", "layer": -1, "grid": None, "precision": "float32"}
+    backbone = {"name": "tiny", "image_size": 64, "fit": "squash", "grid": None, "precision": "float32"}
     config = {"backbone": backbone, "decoder": {**shape, "options": full(shape)}, "decoding": {}, "neighbours": None}
     Captioner(config, OLD, make_backbone("tiny", seed=0), decoder, NO_PICTURES).save(folder)
     return folder, decoder

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 10  # words that were changed
 _Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the photographs")]
-_Model = Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION")]
+_Model = Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION, or an exported folder")]
 _Number = Annotated[int, typer.Option(help="the most pictures to ask about", **whole_number(1))]
 _Share = Annotated[
     float, typer.Option(min=0, max=1, help="share of them that is drawn at random, to measure the captions by")

@@ -2,8 +2,7 @@
 
 An item is needed if a run of some name last made it or is working on it, if a registered version was made from it, or
 if it is a grid that one of their indexes names. Everything else belongs to settings and pictures that are no longer
-used, and could be made again. Imported grids could not: they are kept until `forget` names them. Where a record that
-says what is needed cannot be read, everything is kept.
+used, and could be made again. Where a record that says what is needed cannot be read, everything is kept.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.common.progress import Bar
 from tasks.pipeline.workspace import hold
-from tasks.registry.versions import Registered, find
+from tasks.registry.versions import Registered, find_captioner
 
 if TYPE_CHECKING:
     from tasks.grids.reader import GridReader
@@ -170,7 +170,7 @@ def write_captions_file(
 
 def find_and_tell(model: str | None, workspace: Path) -> Registered:
     """Return the registered version that captions, and say which one it is where none is named."""
-    found = find(model, workspace)
+    found = find_captioner(model, workspace)
     if model is None:
         log.info(f"model: {found.address}")
     return found

@@ -25,7 +25,7 @@ from tasks.common.log import log
 from tasks.common.wording import counted
 from tasks.datasets.corrections import Answer, add_answers, answers_lock, read_answers
 from tasks.registry.reviewed import note_answers
-from tasks.registry.versions import find
+from tasks.registry.versions import find_captioner
 from tasks.review.assignments import KEPT, Asked, Assignments, Held
 from tasks.review.queue import Question
 
@@ -41,7 +41,7 @@ def serve_review(options: QueueOptions, host: str, port: int) -> int:
     listener, host = listen(host, port)  # before the photographs are captioned
     hosts = allowed_hosts(host)
     token = _token(needed=hosts is None)
-    find(options.model, options.workspace)  # before anything is written
+    find_captioner(options.model, options.workspace)  # before anything is written
     record = Record(options.answers)
     with record.alone():
         queue = questions_of(options)

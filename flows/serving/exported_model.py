@@ -36,7 +36,7 @@ class ExportedModel(Served):
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise AttendError(f"{self._folder}: is no whole folder that `attend export` wrote: {error}") from None
         shown = str(self._folder)
-        check_captioner(captioner, shown)
+        check_captioner(captioner.config, shown)
 
         def predict(pictures: list[bytes], given: Params) -> list[CaptionRow]:
             try:

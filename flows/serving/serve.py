@@ -109,10 +109,12 @@ class _DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # uvicorn closes the connections whose first request has not arrived, and the request on its way is lost: accept
-        # no more, and wait for those that were accepted.
+        # no more, and wait for those that were accepted. Of a socket that was handed over, others accept the next ones.
         for listener in sockets or []:
             asyncio.get_running_loop().remove_reader(listener)
         await asyncio.sleep(0.02)  # until what was accepted last is among the connections
+        for server in self.servers:
+            server.close()
         stop_at = time.monotonic() + _FIRST_REQUEST_SECONDS
         while self._await_request() and not self.force_exit and time.monotonic() < stop_at:
             await asyncio.sleep(0.02)

@@ -176,11 +176,11 @@ class Backbone(nn.Module):
         self.features.load_state_dict(loaded)
 
 
-def make(name: str, grid: int | None = None, seed: int | None = None, layer: int = -1) -> Backbone:
+def make(name: str, grid: int | None = None, seed: int | None = None, layer: int | None = None) -> Backbone:
     """Return the backbone `name` with random weights drawn from `seed` (0 if None), ready for `load`.
 
     grid: the side that its maps are pooled to; None for no pooling. layer: whose output is the map, of a timm model;
-    -1 is the last. Raises ValueError for an unknown name, or a layer that it does not have.
+    None for the last. Raises ValueError for an unknown name, or a layer that it does not have.
     """
     library, colon, model = name.partition(":")
     member = LIBRARIES.get(library) if colon else BACKBONES.get(name)
@@ -188,7 +188,7 @@ def make(name: str, grid: int | None = None, seed: int | None = None, layer: int
         raise ValueError(
             f"unknown backbone {name!r}; known: {', '.join(sorted(BACKBONES))}, `timm:NAME` and `torchvision:NAME`"
         )
-    if layer != -1 and library != "timm":
+    if layer is not None and library != "timm":
         raise ValueError(f"{name} gives the output of its last layer alone: leave layer out, or take a timm model")
     module = member.module if "." in member.module else f"{__package__}.{member.module}"
     with torch.random.fork_rng(devices=[]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -85,27 +84,27 @@ def _without_activation(norm: Any) -> nn.Module:
     return nn.Sequential(plain, norm.drop, norm.act).eval().requires_grad_(False)
 
 
-def timm_model(name: str, layer: int = -1) -> Backbone:
+def timm_model(name: str, layer: int | None = None) -> Backbone:
     """Build the timm model `name`, such as `resnet18.a1_in1k`, with random weights.
 
-    layer: whose output is the map, counted from the end: -1 is the last, after the final norm; earlier ones are as the
-    layer gives them. Raises ValueError if timm is not installed, or has no such model or layer.
+    layer: whose output is the map, counted from the end: -2 is the one before the last, as it is. None for the last,
+    after the final norm. Raises ValueError if timm is not installed, or has no such model or layer.
     """
     try:
         import timm
         import timm.data
     except ImportError:
         raise ValueError(f"timm:{name}: timm is not installed: run `uv pip install timm`") from None
-    name = _with_its_activation(name)
+    _check_activation(name)
     try:
         network: Any = _created(name)
     except RuntimeError as error:
         raise ValueError(f"unknown backbone 'timm:{name}': {' '.join(str(error).split())[:120]}") from None
-    layers = network.feature_info
+    layers, layer = network.feature_info, -1 if layer is None else layer
     if layer < -1 and not hasattr(network, "prune_intermediate_layers"):
         raise ValueError(f"timm:{name} gives the output of its last layer alone: leave layer out")
     if not -len(layers) <= layer <= -1:
-        raise ValueError(f"timm:{name} has {len(layers)} layers: give a layer from -1 (the last) to {-len(layers)}")
+        raise ValueError(f"timm:{name} has {len(layers)} layers: give a layer from -2 to {-len(layers)}")
     config: dict[str, Any] = timm.data.resolve_data_config(model=network)  # type: ignore[attr-defined,no-untyped-call]
     interpolation: Interpolation = "bicubic" if config["interpolation"] == "bicubic" else "bilinear"
     of_layer = layers[layer]
@@ -120,23 +119,23 @@ def timm_model(name: str, layer: int = -1) -> Backbone:
     taken = None
     if layer < -1:
         (taken,) = network.prune_intermediate_layers([len(layers) + layer], prune_norm=True, prune_head=True)
-    _remove_unused(network, taken)
+    _remove_unused(network, name, layer)
     unused = tuple(sorted(before - set(network.state_dict())))
     backbone = TimmBackbone(network, declared, (*head, *unused), published=f"timm:{name}", blocks=_blocks(network))
     backbone.taken = taken
     return backbone
 
 
-def _with_its_activation(name: str) -> str:
-    """Return the name of the model with the activation that the weights were trained with.
+def _check_activation(name: str) -> None:
+    """Raise ValueError for a model that is built with GELU where the weights of its tag were trained with QuickGELU.
 
-    OpenAI's CLIP, and some weights of others, were trained with QuickGELU. timm has these as models of their own, next
-    to models of the same tag that are built with GELU.
+    OpenAI's CLIP, and some weights of others, were. timm has these as models of their own, next to those with GELU.
     """
     import timm.models
 
     quick = name.replace("_clip_", "_clip_quickgelu_", 1)
-    return quick if quick != name and timm.models.is_model_pretrained(quick) else name
+    if "." in name and quick != name and timm.models.is_model_pretrained(quick):
+        raise ValueError(f"timm:{name} was trained with QuickGELU, and is built with GELU: use timm:{quick}")
 
 
 def _created(name: str) -> Any:
@@ -149,22 +148,31 @@ def _created(name: str) -> Any:
         return timm.create_model(name, pretrained=False, num_classes=0)
 
 
-def _remove_unused(network: Any, taken: int | None) -> None:
-    """Remove the parts whose weights the map does not depend on, such as a pool by attention."""
-    probe = copy.deepcopy(network).to("meta").eval()
-    called: set[nn.Module] = set()
-    for module in probe.modules():
-        module.register_forward_hook(lambda module, *_: called.add(module))
-    size = network.default_cfg["input_size"][-1]
-    photographs = torch.empty(1, 3, size, size, device="meta")
-    with torch.no_grad():
-        if taken is None:
-            probe.forward_features(photographs)
-        else:
-            probe.forward_intermediates(photographs, indices=[taken], norm=False, intermediates_only=True)
-    for name, child in probe.named_children():
-        if called.isdisjoint(child.modules()) and any(True for _ in child.parameters()):
-            setattr(network, name, nn.Identity())
+def _remove_unused(network: Any, name: str, layer: int) -> None:
+    """Remove the parts whose weights the map does not depend on, such as a pool by attention.
+
+    They are those without a gradient from the map, by a copy of the network without values (on the device `meta`). No
+    part is removed where the network cannot run there.
+    """
+    try:
+        with torch.device("meta"):
+            probe = _created(name).eval()
+            size = probe.default_cfg["input_size"][-1]
+            photographs = torch.empty(1, 3, size, size)
+            if layer == -1:
+                found = probe.forward_features(photographs)
+            else:
+                taken = [len(probe.feature_info) + layer]
+                (found,) = probe.forward_intermediates(photographs, indices=taken, norm=False, intermediates_only=True)
+            weights = dict(probe.named_parameters())
+            gradients = torch.autograd.grad(found.sum(), list(weights.values()), allow_unused=True)
+    except Exception:  # networks that read values, and thus need some, raise various errors
+        return
+    used = {weight for weight, gradient in zip(weights, gradients, strict=True) if gradient is not None}
+    for part, child in network.named_children():
+        names = {f"{part}.{weight}" for weight, _ in child.named_parameters()}
+        if names and names.isdisjoint(used):
+            setattr(network, part, nn.Identity())
 
 
 def _blocks(network: Any) -> tuple[tuple[str, ...], ...]:

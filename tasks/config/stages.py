@@ -37,12 +37,12 @@ class GridsConfig(Section):
         description="how a photograph becomes square: `squash` scales each side by itself, `crop` keeps proportions "
         "and cuts out the middle",
     )
-    layer: int = Field(
-        -1,
+    layer: int | None = Field(
+        None,
         ge=-64,
-        le=-1,
-        description="layer of a timm model whose output is the grid: -1 is the last, after the final norm; -2 the one "
-        "before, as it is (LLaVA takes CLIP's)",
+        le=-2,
+        description="layer of a timm model whose output is the grid: -2 is the one before the last, as it is (LLaVA "
+        "takes CLIP's); default: the last, after the final norm",
     )
     grid: int | None = Field(
         None,
@@ -66,8 +66,10 @@ class GridsConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> GridsConfig:
         library, colon, name = self.backbone.partition(":")
-        if self.backbone == "imported" and (self.grid, self.layer, self.precision) != (None, -1, "float32"):
+        if self.backbone == "imported" and (self.grid, self.layer, self.precision) != (None, None, "float32"):
             raise ValueError("grid, layer and precision cannot be set for imported grids, which are used as they are")
+        if self.layer is not None and library != "timm":
+            raise ValueError(f"layer: {self.backbone} gives its last layer alone: leave it out, or take a timm model")
         if self.backbone != "imported" and not (colon and name and library in LIBRARIES):
             check_known(self.backbone, "backbone", BACKBONES)
         return self
@@ -80,7 +82,7 @@ class EncoderConfig(Section):
     weights: Annotated[str, NotInKey()] = Field(description="its weights, as in `grids`; their digest enters the key")
     image_size: int = Field(ge=32, le=2048, description="side, in pixels, of the square that it is shown")
     fit: Literal["squash", "crop"] = Field("squash", description="how a photograph becomes square, as in `grids`")
-    layer: int = Field(-1, ge=-64, le=-1, description="layer whose output is the grid, as in `grids`")
+    layer: int | None = Field(None, ge=-64, le=-2, description="layer whose output is the grid, as in `grids`")
     grid: int | None = Field(None, ge=1, le=64, description="positions per side to which its grid is average-pooled")
     projection: Annotated[Path | None, NotInKey()] = Field(
         None,

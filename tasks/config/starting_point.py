@@ -56,7 +56,7 @@ class StartingPoint:
             )
         grids: dict[str, Any] = {}
         if "shape" not in backbone:
-            grids = {name: backbone[name] for name in _OF_GRIDS}
+            grids = {name: backbone.get(name) for name in _OF_GRIDS}
             grids |= {"backbone": backbone["name"], "weights": f"{CAPTIONER}{self.folder}"}
         words = json.loads((self.folder / VOCABULARY).read_text(encoding="utf-8"))["settings"]
         return {

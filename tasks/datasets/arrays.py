@@ -76,12 +76,12 @@ def _opened(file: Path) -> Iterator[Any]:
 
     with contextlib.ExitStack() as stack:
         try:
-            if file.suffix in (".h5", ".hdf5"):
+            if file.suffix.lower() in (".h5", ".hdf5"):
                 arrays: dict[str, Any] = stack.enter_context(foreign_arrays(file))
-            elif file.suffix == ".npz":
-                arrays = dict(np.load(file, allow_pickle=False))
             else:
-                arrays = {file.name: np.load(file, mmap_mode="r", allow_pickle=False)}
+                loaded = np.load(file, mmap_mode="r", allow_pickle=False)
+                is_archive = isinstance(loaded, np.lib.npyio.NpzFile)  # whatever the file is called
+                arrays = dict(stack.enter_context(loaded)) if is_archive else {file.name: loaded}
         except AttendError:
             raise
         except Exception as error:  # numpy and h5py raise various errors for a damaged file

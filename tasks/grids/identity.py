@@ -30,7 +30,7 @@ class Identity:
     dtype: str = "float16"
     format: int = FORMAT
     view: str = ""  # the part of a photograph that is encoded; empty for the whole photograph
-    layer: int = -1  # of the backbone, whose output is the grid; -1 for the last
+    layer: int | None = None  # of the backbone, whose output is the grid; None for the last
     unknown: dict[str, Any] = field(default_factory=dict, hash=False)  # fields that another version wrote
 
     @staticmethod
@@ -57,7 +57,7 @@ class Identity:
         `view` and `layer` are left out at their defaults, so that grids extracted before the fields existed keep their
         digest.
         """
-        left_out = (("view", ""), ("layer", -1))
+        left_out = (("view", ""), ("layer", None))
         return join_fields({name: value for name, value in self.__dict__.items() if (name, value) not in left_out})
 
     @property

@@ -24,6 +24,7 @@ from tasks.evaluation.self_retrieval import self_retrieval
 from tasks.grids.index import open_grids
 from tasks.registry.bundle import is_whole
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
+from tasks.registry.captioner_format import FORMAT
 from tasks.registry.champion_rule import Match, grown
 from tasks.registry.comparable_captions import caption_alike
 from tasks.registry.comparison import ModelComparison, side_by_side
@@ -68,7 +69,10 @@ def flaw_of(client: MlflowClient, version: ModelVersion, workspace: Path) -> str
         folders = [files / "artifacts" / bundle_of(name) for name in runtimes_of(files)]
     except AttendError:
         return "damaged"
-    return None if all(map(is_whole, folders)) else "damaged"
+    if not all(map(is_whole, folders)):
+        return "damaged"
+    config = json.loads((folders[0] / "config.json").read_text(encoding="utf-8"))
+    return None if config.get("format") == FORMAT else "of another version of attend"
 
 
 def match_with(

@@ -173,7 +173,7 @@ def unwrap_captioner(model: Any, uri: str) -> Any:
     captioner = getattr(model, "_captioner", None)
     if captioner is None:
         raise AttendError(f"{uri}: is not a captioner that attend registered: give the address of one that is")
-    check_captioner(captioner, uri)
+    check_captioner(captioner.config, uri)
     return captioner
 
 
@@ -220,7 +220,7 @@ def runtimes_of(files: Path) -> list[Runtime]:
 
 def _runtimes(flavour: Mapping[str, Any]) -> list[Runtime]:
     """Return what a version runs on, by MLflow's description of it."""
-    runtimes: list[Runtime] = flavour["config"]["runtimes"]
+    runtimes: list[Runtime] = (flavour.get("config") or {}).get("runtimes") or []
     return runtimes
 
 
@@ -239,5 +239,7 @@ def load_bundle(folder: Path, shown: str) -> Any:
         captioner, _ = runpy.run_path(str(folder / LOADER))["load"](folder)
     except (ValueError, OSError) as error:
         raise AttendError(f"{shown}: {error}") from None
-    check_captioner(captioner, shown)
+    except ModuleNotFoundError as error:
+        raise AttendError(f"{shown}: needs {error.name}, which is not installed: install it") from None
+    check_captioner(captioner.config, shown)
     return captioner

@@ -31,7 +31,7 @@ class Registration(Stage):
     """The stage that registers a scored captioner as a version in MLflow's registry, champion or challenger."""
 
     kind: ClassVar[str] = "register"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     config: Config  # for the run's parameters and the model card; only its registry section is in the key
     scores: Scores

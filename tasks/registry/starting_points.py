@@ -17,6 +17,7 @@ from tasks.pipeline.ledger import digest_of
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.bundle import ORIGIN, is_whole
 from tasks.registry.bundle_loader import DIGEST
+from tasks.registry.captioner_format import check_captioner
 from tasks.registry.embedded_store import DATABASE
 from tasks.registry.logged_model import BUNDLE
 from tasks.registry.store_answers import ask
@@ -54,6 +55,7 @@ def find_starting_point(start_from: str, store: str | None, workspace: Path) -> 
             f"{_FIELD}: {address}: the files in {bundle} do not match its {DIGEST}: they are damaged or incomplete: "
             "export or download the captioner again"
         )
+    check_captioner(json.loads((bundle / "config.json").read_text(encoding="utf-8")), f"{_FIELD}: {address}")
     return StartingPoint(address, bundle, json.loads((bundle / DIGEST).read_text(encoding="utf-8"))["digest"])
 
 

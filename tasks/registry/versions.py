@@ -193,14 +193,18 @@ class Registered(NamedTuple):
     files: Path | None
 
 
-def find(model: str | None, workspace: Path) -> Registered:
-    """Return the captioner that `model` names; AttendError where there is none, or its files are gone.
-
-    model: an address in MLflow's registry, or a folder that `attend export` wrote; None for the champion that
-    `default_champion` names.
-    """
+def find_captioner(model: str | None, workspace: Path) -> Registered:
+    """Return the captioner that `model` names, as `find` does, or that of a folder which `attend export` wrote."""
     if model is not None and (digest := exported_digest(Path(model).expanduser())) is not None:
         return Registered(f"{model} ({digest[:12]})", Path(model).expanduser().absolute())
+    return find(model, workspace)
+
+
+def find(model: str | None, workspace: Path) -> Registered:
+    """Return the version that `model` names; AttendError where there is none, or its files are gone.
+
+    model: an address in MLflow's registry; None for the champion that `default_champion` names.
+    """
     check_address(model)
     tracking.check_store(workspace, must_exist=True)
 

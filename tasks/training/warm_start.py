@@ -82,13 +82,11 @@ def check_backbone(bundle: Path, grids: GridsConfig, name: str) -> None:
             raise AttendError(f"training.start_from: the grids of {name} are of another kind: {remedy}")
         return
     for field in ("image_size", "fit", "layer", "grid"):
-        if spec[field] != getattr(grids, field):
-            raise AttendError(
-                f"training.start_from: {name} has grids.{field} {spec[field]}, this config {getattr(grids, field)}: "
-                f"{remedy}"
-            )
-    own, given = load_backbone(grids).state_dict(), safetensors.torch.load_file(bundle / "backbone.safetensors")
-    if own.keys() != given.keys() or any(not torch.equal(own[name], given[name]) for name in own):
+        own, given = spec.get(field), getattr(grids, field)
+        if own != given:
+            raise AttendError(f"training.start_from: {name} has grids.{field} {own}, this config {given}: {remedy}")
+    weights, theirs = load_backbone(grids).state_dict(), safetensors.torch.load_file(bundle / "backbone.safetensors")
+    if weights.keys() != theirs.keys() or any(not torch.equal(weights[name], theirs[name]) for name in weights):
         raise AttendError(f"training.start_from: {name} has another backbone, or other weights of it: {remedy}")
 
 
