@@ -136,8 +136,8 @@ def init(
         _tell_start(started, found)
     elif is_downloaded(grids["weights"]) and not adapter.has_grids:
         typer.echo(
-            "  the backbone's weights are downloaded once, by the first run; without a network: attend init --weights "
-            "FILE (.safetensors or .pth)"
+            "  the backbone's weights are downloaded once, by the first run; without a network: attend init "
+            f"{f'--backbone {backbone} ' if backbone else ''}--weights FILE (.safetensors or .pth)"
         )
     typer.echo(f"{path}: written; look at it, and then:\n  attend check {path}\n  attend run {path}")
 

@@ -58,7 +58,7 @@ def read_rows(path: Path) -> list[Row]:
 def _check_columns(path: Path, names: Iterable[str]) -> None:
     """Raise AttendError where a file of captions has columns that someone added, which would be lost."""
     added = sorted(set(names) - set(SCHEMA.names))
-    if added and set(SCHEMA.names) - {"confidence"} <= set(names):
+    if added and set(SCHEMA.names) <= set(names):
         raise AttendError(
             f"--out: {path}: has columns of its own ({', '.join(added)}), which would be lost: give another name"
         )

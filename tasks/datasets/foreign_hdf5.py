@@ -25,7 +25,7 @@ class ForeignArray:
     def __init__(self, process: _Process, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._process, self._name = process, name
         self.shape, self.dtype = shape, dtype
-        self.ndim, self.size = len(shape), int(np.prod(shape, dtype=object))
+        self.ndim = len(shape)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -33,10 +33,6 @@ class ForeignArray:
     def __getitem__(self, index: int) -> npt.NDArray[Any]:
         """Return one row. Raises OSError where it cannot be read."""
         return np.asarray(self._process.ask(self._name, index))
-
-    def whole(self) -> npt.NDArray[Any]:
-        """Return all values. Raises OSError where they cannot be read."""
-        return np.asarray(self._process.ask(self._name, ()))
 
 
 @contextlib.contextmanager
@@ -66,8 +62,8 @@ class _Process:
         self._process.start()
         theirs.close()
 
-    def ask(self, name: str, index: int | tuple[()]) -> Any:
-        """Return a row of an array, or all of it. Raises OSError as `receive` does."""
+    def ask(self, name: str, index: int) -> Any:
+        """Return a row of an array. Raises OSError as `receive` does."""
         with contextlib.suppress(BrokenPipeError):  # receiving says why
             self._pipe.send((name, index))
         return self.receive()

@@ -188,7 +188,7 @@ def load_captioner(uri: str, files: Path | None = None, runtime: Runtime | None 
             raise AttendError(f"{uri}: an exported folder has one runtime: leave runtime {runtime} out")
         return load_bundle(files, uri)
     if files is None:
-        return unwrap_captioner(load_model(uri, runtime, files).unwrap_python_model(), uri)
+        return unwrap_captioner(load_model(uri, runtime).unwrap_python_model(), uri)
     return load_bundle(bundle_folder(uri, files, runtime), uri)
 
 
