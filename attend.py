@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from models.captioned import Captioned
     from models.options import Runtime
-    from tasks.pipeline.plan import Status
 
 __all__ = ["AttendError", "Captioner", "RunResult", "StageStatus", "load", "run", "status"]
 
@@ -66,7 +65,7 @@ class Captioner:
         """
         single = isinstance(pictures, (str, os.PathLike, bytes, bytearray)) or _is_image(pictures)
         if not single and not isinstance(pictures, Iterable):
-            raise AttendError(f"{type(pictures).__name__}: give a path, bytes, an image of Pillow, or a list of these")
+            raise _no_picture(pictures)
         given: Iterable[Any] = [pictures] if single else pictures  # type: ignore[assignment]
         results: list[Captioned] = []
         remaining = iter(given)
@@ -175,8 +174,12 @@ def status(config: str | os.PathLike[str], *overrides: str, until: str = "regist
     from tasks.pipeline.plan import plan, up_to, with_running
 
     pipeline = up_to(build_pipeline(load_config(os.fspath(config), overrides)), until)
-    statuses: Sequence[Status] = with_running(plan(pipeline), pipeline.workspace)
+    statuses = with_running(plan(pipeline), pipeline.workspace)
     return [StageStatus(item.stage.name, item.state, tuple(item.why)) for item in statuses]
+
+
+def _no_picture(value: object) -> AttendError:
+    return AttendError(f"{type(value).__name__}: give a path, bytes, an image of Pillow, or a list of these")
 
 
 def _is_image(value: object) -> bool:
@@ -195,7 +198,7 @@ def _encoded(picture: Any) -> bytes:
     if isinstance(picture, (str, os.PathLike)):
         return Path(picture).expanduser().read_bytes()
     if not _is_image(picture):
-        raise AttendError(f"{type(picture).__name__}: give a path, bytes, an image of Pillow, or a list of these")
+        raise _no_picture(picture)
     import numpy as np
     from PIL import Image, ImageOps
 

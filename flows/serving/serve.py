@@ -116,11 +116,11 @@ class _DrainingServer(uvicorn.Server):
         for server in self.servers:
             server.close()
         stop_at = time.monotonic() + _FIRST_REQUEST_SECONDS
-        while self._await_request() and not self.force_exit and time.monotonic() < stop_at:
+        while self._awaits_request() and not self.force_exit and time.monotonic() < stop_at:
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
 
-    def _await_request(self) -> bool:
+    def _awaits_request(self) -> bool:
         """Return whether a connection waits for its first request."""
         connections = cast(set[PatientProtocol], self.server_state.connections)
         return any(connection.cycle is None for connection in connections)

@@ -102,6 +102,12 @@ class Backbone(nn.Module):
         """
         self.features = folded_norms(self.features)
 
+    def fix_size(self, size: int) -> None:
+        """Compute once what depends on the size of photographs, for `size` px: a graph is exported for one size.
+
+        The map stays the same. The network may then take photographs of no other size.
+        """
+
     def check_size(self, size: int) -> None:
         """Raise ValueError if the network takes no photographs of size x size px."""
         try:

@@ -38,10 +38,7 @@ class TimmBackbone(Backbone):
             self.features = folded
 
     def fix_size(self, size: int) -> None:
-        """Resample the position embeddings to photographs of `size` px, once: graphs are exported for one size.
-
-        The map stays the same. The network then takes photographs of no other size.
-        """
+        """Resample the position embeddings to photographs of `size` px, as `Backbone.fix_size` describes."""
         network: Any = self.features
         if getattr(network, "dynamic_img_size", False) and getattr(network, "pos_embed", None) is not None:
             network.set_input_size(img_size=(size, size))

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from models.backbones.base import Backbone
 from models.backbones.encoder import Encoder
-from models.backbones.timm_models import TimmBackbone
 from models.captioner import Captioner
 from models.decoders.base import State
 from models.decoders.ensemble import EnsembleState
@@ -159,8 +158,7 @@ class _Encoder(nn.Module):
     def __init__(self, backbone: Backbone, size: int) -> None:
         super().__init__()
         self.backbone = Encoder(backbone).backbone.to(memory_format=torch.contiguous_format)
-        if isinstance(self.backbone, TimmBackbone):
-            self.backbone.fix_size(size)
+        self.backbone.fix_size(size)
 
     def forward(self, photographs: Tensor) -> Tensor:
         grid: Tensor = self.backbone(self.backbone.normalised(photographs.permute(0, 3, 1, 2)))
