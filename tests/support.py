@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import random
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,15 @@ STAGES = (
 )  # of a config without optional ones
 WITHOUT_MLFLOW = STAGES[:-1]
 HERE = Path(__file__).resolve().parents[1]
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody uses, below the range from which the system takes the ports of connections."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def plan(config: Config, until: str = "register", inputs: Inputs | None = None, read: Read = "none") -> list[Status]:

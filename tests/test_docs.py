@@ -30,11 +30,10 @@ from flows.commands.cli import app
 from tasks.common.ports import is_listening
 from tasks.config.presets import presets
 from tasks.config.schema import load, refusals
-from tests.support import HERE, pictures, trained
+from tests.support import HERE, free_port, pictures, trained
 from tests.test_cli import Capture, attend
 from tests.test_init import picture
 from tests.test_score import ANNOTATIONS, RESULTS
-from tests.test_service import free_port
 
 DOCS = HERE / "docs"
 PAGES = sorted([*HERE.glob("*.md"), *DOCS.glob("*.md")])

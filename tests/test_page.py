@@ -26,8 +26,7 @@ from tasks.evaluation.report import REPORT
 from tasks.inspection.record import PAGE as INSPECTION_PAGE
 from tasks.registry.logged_model import load_captioner
 from tasks.registry.versions import find
-from tests.support import artifacts, pictures, plan, trained
-from tests.test_serving import free_port
+from tests.support import artifacts, free_port, pictures, plan, trained
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None

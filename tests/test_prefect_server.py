@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,9 +16,10 @@ from flows.operations import prefect_server
 from flows.operations.prefect_server import start_for_this_process, wait_until_healthy
 from flows.operations.prefect_settings import environment
 from tasks.common.errors import AttendError
+from tests.support import free_port
 
 SLOW = """
-import http.server, socket, sys, time
+import http.server, sys, time
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
@@ -27,12 +27,6 @@ class Answer(http.server.BaseHTTPRequestHandler):
 time.sleep(1)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def begun(tmp_path: Path, *command: str) -> tuple[subprocess.Popen[bytes], Path]:

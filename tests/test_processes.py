@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tasks.training.batches import Batch
 from tasks.training.loop import LossModule, synchronised
 from tasks.training.objectives import Count, CrossEntropy
 from tasks.training.outputs import HISTORY, WEIGHTS
-from tests.support import artifacts, plan, run_stage, small
+from tests.support import artifacts, free_port, plan, run_stage, small
 from tests.test_decoders import CHANNELS, LOOKING, VOCABULARY, example
 
 # Nothing is drawn, so that what is left to differ is the order in which numbers are added. 49 pictures in batches of
@@ -73,9 +72,7 @@ def _run(config: Config, until: str, stop_after: int | None = None) -> None:
 
 def in_two(config: Config, until: str, stop_after: int | None = None) -> None:
     """Bring a config up to date in two processes; stop_after: where the leader is interrupted, an epoch."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     begun = spawn(_one, (2, port, config, until, stop_after), nprocs=2, join=False)
     for process in begun.processes:  # each by itself, also where the leader fails
         process.join()

@@ -36,10 +36,9 @@ from tasks.registry import tracking
 from tasks.registry.versions import REVIEWED, find
 from tasks.review.assignments import KEPT, Asked, Assignments, Held, Reply
 from tasks.review.queue import Question, Shares
-from tests.support import HERE, pictures
+from tests.support import HERE, free_port, pictures
 from tests.test_page import CHROMIUM, browser, faults, no_wider_than_the_screen, page  # noqa: F401 # fixtures
 from tests.test_review import attend
-from tests.test_serving import free_port
 
 ANN, BOB, EVE = "a" * 32, "b" * 32, "e" * 32
 Written = list[Answer]

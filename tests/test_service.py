@@ -24,15 +24,9 @@ from flows.operations import service
 from flows.operations.flow_runs import unfinished_runs
 from tasks.common.ports import is_listening
 from tasks.registry import tracking
-from tests.support import STAGES, small
+from tests.support import STAGES, free_port, small
 
 HERE = Path(__file__).resolve().parents[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def ask(url: str, body: dict[str, Any]) -> Any:

@@ -34,7 +34,7 @@ from flows.serving.registered_model import RegisteredModel
 from models.requests import TYPES, CaptionRow, Params, failed
 from tasks.registry import tracking
 from tasks.registry.bundle import make_captioner
-from tests.support import HERE, captioner_artifacts, pictures, register_all, trained
+from tests.support import HERE, captioner_artifacts, free_port, pictures, register_all, trained
 
 LIMITS = Limits(body=200_000, pictures=8, pixels=90_000_000, read_seconds=1.0)
 
@@ -286,12 +286,6 @@ def test_another_champion_is_taken_up_and_a_lost_store_changes_nothing(
         assert served.current.name == "models:/small/2" and served.failure is not None
     finally:
         del os.environ["MLFLOW_TRACKING_URI"]
-
-
-def free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return int(place.getsockname()[1])
 
 
 @contextmanager

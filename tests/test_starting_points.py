@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -36,7 +35,17 @@ from tasks.registry.bundle import make_captioner, write_bundle
 from tasks.registry.embedded_store import DATABASE
 from tasks.registry.model_card import card
 from tasks.training.outputs import HISTORY
-from tests.support import artifacts, captioner_artifacts, plan, register_all, run_all, run_stage, small, trained
+from tests.support import (
+    artifacts,
+    captioner_artifacts,
+    free_port,
+    plan,
+    register_all,
+    run_all,
+    run_stage,
+    small,
+    trained,
+)
 from tests.test_cli import Capture, attend, refused
 
 AWS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -176,9 +185,7 @@ def test_what_is_in_object_storage_is_downloaded_once(storage: str, tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_tracking_server_that_keeps_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     stores = ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--artifacts-destination", f"{tmp_path}/files"]
