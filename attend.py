@@ -146,21 +146,19 @@ def run(config: str | os.PathLike[str], *overrides: str, until: str = "register"
     to run. Raises AttendError for a config that is refused, and where a stage fails; what is done is kept.
     """
     from flows.configs import load as load_config
-    from flows.operations.local_run import plan_after_crashes
     from flows.operations.local_run import run as run_stages
-    from flows.pipeline import build_pipeline
+    from flows.planned_run import planned_run
     from tasks.evaluation.score_record import read_scores
-    from tasks.pipeline.plan import artifacts, up_to
     from tasks.registry.registration_record import read_registration
 
     settings = load_config(os.fspath(config), overrides)
-    before = plan_after_crashes(settings, until)
-    if not all(item.fresh for item in before):
-        run_stages(os.fspath(config), list(overrides), until, quiet=True)
-    made = artifacts(up_to(build_pipeline(settings), until))
+    with planned_run(settings, until, alone=True) as plan:
+        if not plan.fresh:
+            run_stages(settings, plan, os.fspath(config), list(overrides), quiet=True)
+    made = plan.by_kind
     registered = read_registration(made["register"].path) if "register" in made else None
     return RunResult(
-        tuple(item.stage.name for item in before if not item.fresh),
+        tuple(plan.ran),
         read_scores(made["evaluate"].path)["scores"] if "evaluate" in made else {},
         None if registered is None else registered["uri"],
         None if registered is None else registered["why"],
@@ -171,10 +169,9 @@ def status(config: str | os.PathLike[str], *overrides: str, until: str = "regist
     """Return what `run` would do, and why, without running anything. Arguments and errors: as of `run`."""
     from flows.configs import load as load_config
     from flows.pipeline import build_pipeline
-    from tasks.pipeline.plan import plan, up_to, with_running
+    from tasks.pipeline.plan import Plan
 
-    pipeline = up_to(build_pipeline(load_config(os.fspath(config), overrides)), until)
-    statuses = with_running(plan(pipeline), pipeline.workspace)
+    statuses = Plan(build_pipeline(load_config(os.fspath(config), overrides)), until).update().with_running()
     return [StageStatus(item.stage.name, item.state, tuple(item.why)) for item in statuses]
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from flows.pipeline import build_pipeline
 from tasks.config.schema import Config
-from tasks.pipeline.plan import artifacts_of, plan, up_to
+from tasks.pipeline.plan import Plan
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.params import run_params
 from tasks.registry.register import Registration
 
 
-def log_evaluation(config: Config) -> None:
+def log_evaluation(config: Config, plan: Plan) -> None:
     """Log the evaluated training of a config in MLflow, unless it is not fresh or is logged already."""
-    pipeline = build_pipeline(config)
-    registration = pipeline.last
+    registration = plan.pipeline.last
     assert isinstance(registration, Registration)
-    made = artifacts_of(plan(up_to(pipeline, registration.scores.name)))
+    made = plan.artifacts
     if registration.scores not in made:
         return
     from tasks.registry.evaluation_log import log_unregistered  # loads torch

@@ -282,7 +282,7 @@ class _Sampling(_WordByWord):
     def choose(self, allowed: Floats) -> Words:
         # Sample by inverting the cumulative distribution.
         scores = truncate(allowed, self.decoding)
-        cumulative = np.exp(scores - scores.max(axis=-1, keepdims=True)).cumsum(axis=-1)
+        cumulative = np.exp(scores - scores.max(axis=-1, keepdims=True)).cumsum(axis=-1, dtype=np.float64)
         draws = self._draws[:, :, self.length, None] * cumulative[..., -1:]
         chosen: Words = np.minimum(np.count_nonzero(cumulative <= draws, axis=-1), cumulative.shape[-1] - 1)
         return chosen

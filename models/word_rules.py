@@ -62,8 +62,8 @@ def softmax(scores: Floats) -> Floats:
     return result
 
 
-def uniform_draws(decoding: Decoding, key: int) -> Floats:
+def uniform_draws(decoding: Decoding, key: int) -> npt.NDArray[np.float64]:
     """Return uniform numbers in [0, 1), (n_best, max_length), that depend on the seed and the key alone."""
     # The legacy generator's numbers are the same in every version of NumPy.
     state = np.random.RandomState((decoding.seed * 1_000_003 + key) % 2**32)
-    return state.random_sample((decoding.n_best, decoding.max_length)).astype(np.float32)
+    return state.random_sample((decoding.n_best, decoding.max_length))  # float32 would round some of them up to 1

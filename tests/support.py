@@ -17,10 +17,9 @@ import pytest
 from flows.pipeline import build_pipeline
 from tasks.config.schema import Config, validate
 from tasks.data.manifest import GENERATED_FOLDER
-from tasks.pipeline import plan as planning
 from tasks.pipeline import run as running
 from tasks.pipeline.ledger import Artifact
-from tasks.pipeline.plan import Inputs, Read, Status, up_to
+from tasks.pipeline.plan import Inputs, Plan, Read, Status
 from tasks.pipeline.stage import Hooks
 from tasks.registry import tracking
 from tasks.registry.captioner_artifacts import CaptionerArtifacts
@@ -49,29 +48,36 @@ def free_port() -> int:
             return port
 
 
+def planned(config: Config, until: str = "register", inputs: Inputs | None = None, read: Read = "none") -> Plan:
+    """Return the plan of a config's pipeline up to a stage. inputs: digests read earlier, in place of today's."""
+    made = Plan(build_pipeline(config), until, read)
+    made.inputs = inputs or made.inputs
+    return made.update()
+
+
 def plan(config: Config, until: str = "register", inputs: Inputs | None = None, read: Read = "none") -> list[Status]:
-    """Return the plan of a config's pipeline up to a stage."""
-    return planning.plan(up_to(build_pipeline(config), until), inputs, read)
+    """Return the statuses of a config's stages up to one of them."""
+    return planned(config, until, inputs, read).statuses
 
 
 def artifacts(config: Config, until: str = "register", inputs: Inputs | None = None) -> dict[str, Artifact]:
-    """Return the fresh artifacts of a config's pipeline up to a stage, by kind."""
-    return planning.artifacts(up_to(build_pipeline(config), until), inputs)
+    """Return the fresh artifacts of a pipeline up to a stage, by kind."""
+    return planned(config, until, inputs).by_kind
 
 
 def inputs_of(config: Config, until: str = "register") -> Inputs:
     """Return the digests of what comes to a config's stages from outside."""
-    return planning.inputs_of(up_to(build_pipeline(config), until))
+    return Plan(build_pipeline(config), until).inputs
 
 
 def verify(config: Config, until: str = "register") -> list[Status]:
-    """Return the plan, with every digest read."""
-    return planning.verify(up_to(build_pipeline(config), until))
+    """Return the statuses, with every digest read."""
+    return Plan(build_pipeline(config), until).verify().statuses
 
 
 def run_stage(config: Config, name: str, inputs: Inputs | None = None, **hooks: Any) -> Status:
     """Bring one stage of a config up to date; hooks: fields of `Hooks`."""
-    return running.run_stage(build_pipeline(config), name, inputs, Hooks(**hooks))
+    return running.run_stage(planned(config, name, inputs, "suspects"), name, Hooks(**hooks))
 
 
 def names_of(config: Config) -> list[str]:
@@ -91,8 +97,7 @@ def captioner_artifacts(config: Config) -> CaptionerArtifacts:
     """Return the artifacts that a config's captioner is made from."""
     registration = build_pipeline(config).last
     assert isinstance(registration, Registration)
-    made = planning.artifacts_of(planning.plan(up_to(build_pipeline(config), "evaluate")))
-    by_name = {stage.name: artifact for stage, artifact in made.items()}
+    by_name = {stage.name: artifact for stage, artifact in planned(config, "evaluate").artifacts.items()}
     stages = registration.all_upstream()
     return CaptionerArtifacts.of(registration.scores, {stage: by_name[stage.name] for stage in stages})
 

@@ -253,8 +253,8 @@ def test_planning_loads_no_heavy_library(tmp_path: Path) -> None:
     path = written(tmp_path)
     code = (
         "import sys; from flows.commands import cli; from flows.pipeline import build_pipeline; "
-        "from tasks.config.schema import load; from tasks.pipeline.plan import plan; "
-        f"plan(build_pipeline(load({path!r}))); found = {{'torch', 'prefect', 'mlflow', 'nltk', 'h5py'}} & set(sys.modules); "
+        "from tasks.config.schema import load; from tasks.pipeline.plan import Plan; "
+        f"Plan(build_pipeline(load({path!r}))).update(); found = {{'torch', 'prefect', 'mlflow', 'nltk', 'h5py'}} & set(sys.modules); "
         "assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.page.history import history_file, read_history, record_run
-from flows.page.project_page import plan_of_all, write_page
+from flows.page.project_page import write_page
 from models.decoders.base import make
 from tasks.common.errors import AttendError
 from tasks.config.reference import sections
@@ -16,7 +16,7 @@ from tasks.config.schema import Config, load
 from tasks.config.stages import EncoderConfig
 from tasks.registry.logged_model import load_captioner
 from tasks.registry.versions import find
-from tests.support import artifacts, names_of, plan, register_all, run_stage, small
+from tests.support import artifacts, names_of, plan, planned, register_all, run_stage, small
 from tests.test_cli import attend, refused, written
 from tests.test_init import picture
 
@@ -169,7 +169,7 @@ def test_a_run_whose_later_stages_cannot_run_has_its_page(tmp_path: Path) -> Non
     run_stage(config, "ingest")
     with pytest.raises(AttendError, match="the split 'test' of the data set has no pictures"):
         plan(config)
-    page = write_page(config, plan_of_all(config, plan(config, "ingest")))
+    page = write_page(config, planned(config, "ingest").of_all_stages())
     assert "6 pictures (4 train, 2 dev)" in page.read_text(encoding="utf-8")
 
 

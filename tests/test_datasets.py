@@ -29,6 +29,7 @@ from tasks.data.manifest import read_pictures, write_manifest
 from tasks.data.splits import hashed_split
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import Row, find_pictures
+from tasks.datasets.records import listed_texts
 from tests.support import artifacts, run_stage, small
 
 
@@ -207,6 +208,56 @@ def test_webdataset(tmp_path: Path) -> None:
     assert (folder / "generated" / rows[4].name).read_bytes() == encoded(11)
     told = rows_of("webdataset", folder, caption_field="caption")
     assert [row.captions for row in told][:3] == [("a cat 0",), ("a cat 1",), ("a cat 2",)]
+
+
+def test_pictures_of_two_tars_are_never_taken_for_one(tmp_path: Path) -> None:
+    """Their names have dots, or their keys folders: a picture would have the captions of another."""
+    for month in ("01", "02"):
+        members = {"1.png": encoded(int(month)), "1.txt": f"month {month}".encode()}
+        tar_of(tmp_path / f"2024.{month}.tar", members)
+    rows = rows_of("webdataset", tmp_path)
+    assert [(row.captions, (tmp_path / "generated" / row.name).read_bytes()) for row in rows] == [
+        ((f"month 0{month}",), encoded(month)) for month in (1, 2)
+    ]
+    of_one = ADAPTERS["webdataset"].model_validate({"path": tmp_path / "2024.02.tar"})
+    (alone,) = of_one.rows(tmp_path / "one")
+    assert alone.captions == ("month 02",)
+    files = {"png": encoded(1), "txt": b"a dog"}
+    tar_of(tmp_path / "2.tar", {f"{key}.{end}": file for key in ("a/1", "a-1") for end, file in files.items()})
+    with pytest.raises(AttendError, match=r"2\.tar: a-1: 2-a-1\.png is another sample's too: rename one of them"):
+        list(ADAPTERS["webdataset"].model_validate({"path": tmp_path / "2.tar"}).rows(tmp_path / "two"))
+
+
+def test_a_folder_named_as_a_split_is_one_whatever_the_names_are(tmp_path: Path) -> None:
+    """Numbers, lists, or a column `split` that is blank: no test picture is trained on."""
+    rows: dict[str, list[dict[str, object]]] = {
+        "train": [{"file_name": ["1.png"]}, {"file_name": "2.png", "split": None}],
+        "test": [{"file_name": "3.png", "split": ""}],
+    }
+    for split, records in rows.items():
+        (tmp_path / split).mkdir()
+        for number in (1, 2, 3):
+            picture(tmp_path / split / f"{number}.png", number)
+        lines = (json.dumps({"text": "a dog", **record}) for record in records)
+        (tmp_path / split / "metadata.jsonl").write_text("\n".join(lines))
+    found = ADAPTERS["imagefolder"].model_validate({"path": tmp_path}).rows(tmp_path)
+    assert {row.name: row.split for row in found} == {
+        "train/1.png": "train",
+        "train/2.png": "train",
+        "test/3.png": "test",
+    }
+
+
+@pytest.mark.parametrize(
+    ("cell", "captions"),
+    [
+        ("""["a sign says 'stop' 'go'"]""", ["a sign says 'stop' 'go'"]),
+        ("""['a sign says "stop" "go"', 'x']""", ['a sign says "stop" "go"', "x"]),
+        ("""['a dog' "it's"\n 'a cat']""", ["a dog", "it's", "a cat"]),  # as NumPy prints an array
+    ],
+)
+def test_a_list_in_a_cell_keeps_its_captions_as_they_are(cell: str, captions: list[str]) -> None:
+    assert listed_texts(cell, "json", "t.csv:2") == captions
 
 
 def test_hugging_face_folder(tmp_path: Path) -> None:

@@ -35,6 +35,13 @@ def test_a_path_means_itself(paths: set[str]) -> None:
     assert one(finder(*paths), *paths) == {path: path for path in paths}
 
 
+def test_a_path_means_itself_where_its_name_looks_like_a_copy() -> None:
+    """And where the others are in another folder."""
+    there = ["dog.jpg", "sunset-1920x1080.jpg", "resized/cat.jpg", "a/1.jpg", "export/b/1.jpg", "export/b/2.jpg"]
+    assert one(finder(*there), *there) == {name: name for name in there}
+    assert one(finder(*there), "a/1.jpg", "b/2.jpg", "b/1.jpg")["a/1.jpg"] == "a/1.jpg"
+
+
 @given(st.sets(PATH, min_size=1, max_size=8), st.lists(PART, min_size=1, max_size=3))
 def test_folders_of_another_machine_do_not_matter(paths: set[str], root: list[str]) -> None:
     if len({path.casefold() for path in paths}) < len(paths):

@@ -15,17 +15,18 @@ import pytest
 
 from flows.operations import local_run
 from flows.pipeline import build_pipeline
+from flows.planned_run import planned_run
 from tasks.common.errors import AttendError
 from tasks.common.section import Section
 from tasks.config.schema import Config
 from tasks.evaluation.evaluate import Scores
-from tasks.pipeline import plan as planning
 from tasks.pipeline import run as running
 from tasks.pipeline.ledger import Outcome, digest_of
+from tasks.pipeline.plan import Plan, Status
 from tasks.pipeline.stage import Hooks, Pipeline, Product, Stage, Work
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.register import Registration
-from tests.support import run_all, small
+from tests.support import WITHOUT_MLFLOW, run_all, run_stage, small
 
 TUNING = {"epochs": 1, "batch_pictures": 8}
 CRITICAL = {"epochs": 1}
@@ -106,39 +107,50 @@ def longer(config: Config, minimum: int = 0) -> Pipeline:
     return Pipeline.ending_in(Longest(machine=config.machine, scores=registration.scores, minimum=minimum), config)
 
 
+def of_last(pipeline: Pipeline) -> Status:
+    """Return the status of a pipeline's last stage."""
+    return Plan(pipeline).update().statuses[-1]
+
+
+def run_last(pipeline: Pipeline) -> Status:
+    """Run a pipeline's last stage, and return its status from before."""
+    return running.run_stage(Plan(pipeline, read="suspects").update(), pipeline.last.name)
+
+
 def test_a_stage_is_one_file_and_one_line(finished_copy: Path) -> None:
     config = small(finished_copy)
     pipeline = longer(config)
     assert pipeline.names()[-2:] == ["evaluate", "longest"]
-    assert planning.plan(pipeline)[-1].state == "missing"
-    assert running.run_stage(pipeline, "longest").state == "missing"
+    assert of_last(pipeline).state == "missing"
+    assert run_last(pipeline).state == "missing"
     (made,) = (finished_copy / "artifacts" / "longest").glob("*/longest.json")
-    assert planning.plan(pipeline)[-1].fresh and planning.artifact(pipeline).path == made.parent
+    artifact = of_last(pipeline).artifact
+    assert artifact is not None and artifact.path == made.parent
 
     made.unlink()  # damage is seen, and mended
-    assert planning.plan(pipeline)[-1].state == "damaged"
-    running.run_stage(pipeline, "longest")
+    assert of_last(pipeline).state == "damaged"
+    run_last(pipeline)
     assert made.is_file()
 
-    status = planning.plan(longer(config, minimum=3))[-1]  # and so is a change of what comes from outside
+    status = of_last(longer(config, minimum=3))  # and so is a change of what comes from outside
     assert status.state == "stale" and status.why == ["minimum: 0 -> 3"]
 
     other = small(finished_copy, evaluation__beam=1)
-    waiting = planning.plan(longer(other))[-1]
+    waiting = of_last(longer(other))
     assert waiting.state == "stale" and "evaluate must run first" in waiting.why[0]
     run_all(other)
-    assert running.run_stage(longer(other), "longest").key != planning.plan(pipeline)[-1].key
+    assert run_last(longer(other)).key != of_last(pipeline).key
 
 
 def test_running_a_part_of_a_pipeline_forgets_nothing_of_the_rest(finished_copy: Path) -> None:
     """What a run did last is what `prune` keeps and `status` compares with."""
     config = small(finished_copy)
-    whole = build_pipeline(config)
-    before = whole.workspace.last_run(config.name).done
-    assert set(before) == set(whole.names()) - {"register"}
+    workspace = Workspace(finished_copy)
+    before = workspace.last_run(config.name).done
+    assert set(before) == set(WITHOUT_MLFLOW)
     for name in ("ingest", "extract"):
-        running.run_stage(planning.up_to(whole, name), name)
-        assert whole.workspace.last_run(config.name).done == before
+        run_stage(config, name)
+        assert workspace.last_run(config.name).done == before
 
 
 def test_a_product_that_is_missing_is_named(finished_copy: Path) -> None:
@@ -152,7 +164,7 @@ def test_a_product_that_is_missing_is_named(finished_copy: Path) -> None:
     assert isinstance(last, Longest)
     needy = replace(pipeline, stages=(*pipeline.stages[:-1], Needy(machine=last.machine, scores=last.scores)))
     with pytest.raises(Exception, match=r"small: longest cannot run: evaluate\.nothing is missing in .*: remove"):
-        planning.plan(needy)
+        of_last(needy)
 
 
 def test_the_locks_of_two_runs_never_have_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,16 +177,14 @@ def test_the_locks_of_two_runs_never_have_one_name(tmp_path: Path, monkeypatch: 
         yield
 
     monkeypatch.setattr(Workspace, "lock", noted)
-    monkeypatch.setattr(local_run, "prepare", lambda _: None)
-    monkeypatch.setattr(local_run, "plan_after_crashes", lambda *_: [])
     by_run = {}
     for name in ("demo", "of-demo", "record-demo", "running-demo", "run-demo"):
         taken.clear()
-        local_run.run("demo", [f"name={name}", f"machine.workspace={tmp_path}"], "register")
-        Workspace(tmp_path).remember(name, "train", "key", done=True)
+        with planned_run(small(tmp_path, name=name), "register", alone=True):
+            Workspace(tmp_path).remember(name, "train", "key", done=True)
         by_run[name] = set(taken)
-    assert all(len(names) == 2 for names in by_run.values())
-    assert len(set.union(*by_run.values())) == 2 * len(by_run)
+    shared = {name for name in taken if all(name in names for names in by_run.values())}  # `sessions`, say
+    assert sum(len(names - shared) for names in by_run.values()) == len(set.union(*by_run.values()) - shared) == 10
 
 
 def test_a_prefect_server_that_does_not_answer_is_named_with_where_its_address_is_from(

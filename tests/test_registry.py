@@ -36,7 +36,18 @@ from tasks.registry.registration_record import REGISTRATION
 from tasks.registry.runs import check_experiment, get_or_create_experiment, training_log
 from tasks.registry.versions import address_of, registered_models
 from tasks.training.outputs import WEIGHTS
-from tests.support import HERE, artifacts, captioner_artifacts, give_store, pictures, plan, run_stage, small, trained
+from tests.support import (
+    HERE,
+    artifacts,
+    captioner_artifacts,
+    give_store,
+    pictures,
+    plan,
+    planned,
+    run_stage,
+    small,
+    trained,
+)
 from tests.support import register_all as run_all
 
 
@@ -440,7 +451,9 @@ def test_a_model_loaded_by_any_address_stays_fresh(registered: Path) -> None:
         assert all(status.fresh for status in plan(trained(registered)))
 
 
-def test_the_best_weights_are_logged_while_a_training_goes_on(workspace: Path, tmp_path: Path) -> None:
+def test_the_best_weights_are_logged_while_a_training_goes_on(tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    give_store(workspace)
     config = small(workspace, training__epochs=4)
     for name in ("ingest", "extract", "tensorise"):
         run_stage(config, name)
@@ -486,7 +499,7 @@ def test_a_training_that_is_not_registered_is_logged_all_the_same(finished: Path
     config = small(copy)
     give_store(copy)
     for _ in range(2):
-        log_evaluation(config)
+        log_evaluation(config, planned(config, "evaluate"))
     client = tracking.connect(copy)
     (experiment,) = (found for found in client.search_experiments() if found.name == "small")
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
@@ -506,7 +519,7 @@ def test_a_training_that_is_not_registered_is_logged_all_the_same(finished: Path
     assert client.list_artifacts(training.info.run_id, "checkpoints") and "dev_bleu4" in training.data.metrics
     client.delete_run(training.info.run_id)
     client.delete_run(evaluation.info.run_id)
-    log_evaluation(config)
+    log_evaluation(config, planned(config, "evaluate"))
     run_all(config)
     assert len(client.search_runs([experiment.experiment_id])) == 2
     assert client.get_model_version("small", "1").run_id is not None

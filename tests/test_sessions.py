@@ -16,12 +16,11 @@ from typer.testing import CliRunner
 
 from flows.commands.cli import app
 from tasks.common.errors import AttendError
-from tasks.pipeline.run import trust_fresh
-from tasks.pipeline.sessions import exclusive_session, notice_crashes, session
+from tasks.pipeline.sessions import exclusive_session, session
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
 from tasks.registry.runs import close_dead_runs, training_log
-from tests.support import WITHOUT_MLFLOW, artifacts, plan, run_all, run_stage, small, verify
+from tests.support import WITHOUT_MLFLOW, artifacts, plan, planned, run_all, run_stage, small, verify
 
 
 def _enter(root: Path, inside: object) -> None:
@@ -46,6 +45,12 @@ def crash(root: Path) -> None:
     process.join()
 
 
+def begin_a_run(workspace: Workspace) -> None:
+    """Begin a run that does nothing: it notices crashes."""
+    with session(workspace, "a run of a test"):
+        pass
+
+
 def flip(path: Path, at: int = -7) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 8
@@ -60,7 +65,7 @@ def test_a_flipped_bit_is_found_after_a_crash_and_repaired(tmp_path: Path, capsy
     flip(workspace.root / next(iter(artifacts(config)["extract"].ledger.shared)))
     flip(artifacts(config)["train"].path / "weights.safetensors")
     assert all(plan(config, "evaluate")[at].fresh for at in range(5))  # sizes alone tell nothing
-    notice_crashes(workspace)
+    begin_a_run(workspace)
     assert "run of a test: was cut off" in capsys.readouterr().err
     ran = {name: run_stage(config, name).state for name in WITHOUT_MLFLOW}
     assert {name for name, state in ran.items() if state != "fresh"} == {"extract", "train"}
@@ -72,11 +77,11 @@ def test_a_flipped_bit_is_found_after_a_crash_and_repaired(tmp_path: Path, capsy
 def test_a_crash_is_told_once_and_an_orderly_end_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workspace = Workspace(tmp_path)
     crash(tmp_path)
-    notice_crashes(workspace)
+    begin_a_run(workspace)
     assert "was cut off" in capsys.readouterr().err
     with pytest.raises(ZeroDivisionError), session(workspace, "a run that fails"):
         raise ZeroDivisionError
-    notice_crashes(workspace)
+    begin_a_run(workspace)
     assert "was cut off" not in capsys.readouterr().err
     assert not list((tmp_path / "locks" / "sessions").iterdir())
     with exclusive_session(workspace, "prune"):
@@ -185,8 +190,7 @@ def test_what_is_trusted_is_not_read_again(tmp_path: Path, monkeypatch: pytest.M
     workspace = Workspace(config.workspace)
     run_all(config)
     workspace.suspect(workspace.published())
-    statuses = plan(config, "evaluate", read="suspects")
-    trust_fresh(statuses, workspace)
+    planned(config, "evaluate", read="suspects").trust_fresh()
     read: list[Path] = []
 
     def noted(path: Path) -> str:

@@ -17,9 +17,10 @@ from models.resizing import resize
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
-from tasks.config.stages import ViewsConfig
-from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
+from tasks.config.stages import CaptionsConfig, ViewsConfig
+from tasks.data.caption_files import CaptionedPicture, build_vocabulary, read_captions, read_vocabulary
 from tasks.data.manifest import files_by_digest
+from tasks.data.tokenisers import tokeniser
 from tasks.grids import view_crops
 from tasks.grids.index import indexed_digests, open_grids
 from tasks.grids.weights import load_backbone
@@ -77,6 +78,16 @@ def test_no_picture_that_tells_left_from_right_is_mirrored() -> None:
     there: Any = {*"ab", *(f"{name}#{number}" for name in "ab" for number in range(1, 5))} - {"a#2"}
     found = view_crops.grid_names_for_training([plain, sided], ViewsConfig(number=4), vocabulary, there)
     assert found == {"a": ["a", "a#1", "a#3", "a#4"], "b": ["b", "b#2", "b#4"]}
+
+
+@pytest.mark.parametrize("name", ["unicode", "whitespace", "characters"])
+def test_left_is_read_in_a_caption_of_any_tokeniser(name: str) -> None:
+    captions = CaptionsConfig.model_validate({"tokeniser": name, "min_count": 1})
+    for caption, is_sided in (("A dog on the Left, barking", True), ("A dog and some leftovers", False)):
+        words = tokeniser(name)(caption)
+        vocabulary = build_vocabulary([words], captions)
+        picture = CaptionedPicture("a", np.array([vocabulary.encode(words, 40)]))
+        assert view_crops.mentions_side(picture, vocabulary) is is_sided
 
 
 def test_every_view_is_drawn_and_a_resumed_epoch_draws_the_same(workspace: Path) -> None:

@@ -21,12 +21,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from bench.pipelines import planned
 from bench.speed.serving import running
-from flows.pipeline import build_pipeline
 from tasks.config.schema import load
 from tasks.data.manifest import files_by_digest
 from tasks.evaluation.caption_and_score import PREDICTIONS
-from tasks.pipeline.plan import artifact, artifacts
 from tasks.registry import tracking
 from tasks.registry.registration_record import read_registration
 
@@ -37,8 +36,8 @@ _UV = Path(sys.executable).with_name("uv")
 
 def main() -> None:
     config = load(sys.argv[1], sys.argv[2:])
-    found = artifacts(build_pipeline(config))
-    registered = read_registration(artifact(build_pipeline(config)).path)
+    found = planned(config).by_kind
+    registered = read_registration(found["register"].path)
     files = files_by_digest(found["ingest"].path, config.data)
     rows = pq.read_table(found["evaluate"].path / PREDICTIONS).to_pylist()[:PICTURES]
     photographs = [files[row["digest"]].read_bytes() for row in rows]

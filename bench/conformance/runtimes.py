@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from bench.machine import describe
-from flows.pipeline import build_pipeline
+from bench.pipelines import planned
 from models.captioned import key_of_digest
 from models.captioner import Captioner, make
 from models.decoders.base import places_of
@@ -34,7 +34,6 @@ from tasks.config.schema import load
 from tasks.data.caption_files import read_captions, read_vocabulary
 from tasks.grids.index import open_grids
 from tasks.neighbours.make_memory import memory_of
-from tasks.pipeline.plan import artifacts, up_to
 from tasks.registry.exported.graphs import export
 
 _PICTURES, _STEPS, _BATCH, _RATE = 1_000, 40, 32, 0.003
@@ -44,7 +43,7 @@ _OTHERS = {"transformer": "transformer", "up_down": "up_down"}
 
 def main() -> None:
     config = load(sys.argv[1], sys.argv[2:])
-    found = artifacts(up_to(build_pipeline(config), "tensorise"))
+    found = planned(config, "tensorise").by_kind
     grids = open_grids(found["extract"], config.machine)
     vocabulary = read_vocabulary(found["tensorise"].path)
     train, held_out = (read_captions(found["tensorise"].path, split) for split in ("train", config.evaluation.split))

@@ -18,10 +18,8 @@ import pyarrow.parquet as pq
 import safetensors
 
 from bench.machine import describe
-from flows.pipeline import build_pipeline
+from bench.pipelines import run_until
 from tasks.config.schema import Config, load, validate
-from tasks.pipeline.plan import artifacts, up_to
-from tasks.pipeline.run import run_stage
 from tasks.training.outputs import HISTORY, WEIGHTS
 
 PRESETS = ("rnn", "lstm", "regnet_attention", "captionnet", "googlenet", "show_attend_tell", "hard_attention")
@@ -76,9 +74,7 @@ def _row(preset: str, given: Any) -> str:
     scores = []
     for beam in (1, 5):
         config = _config(preset, given, beam)
-        for stage in ("ingest", "extract", "tensorise", "train", "evaluate"):
-            run_stage(build_pipeline(config), stage)
-        found = artifacts(up_to(build_pipeline(config), "evaluate"))
+        found = run_until(config, "evaluate")
         told = json.loads((found["evaluate"].path / "scores.json").read_text(encoding="utf-8"))["scores"]
         scores.append(" ".join(f"{told[f'bleu{n}']:.1f}" for n in (1, 2, 3, 4)))
     history = pq.read_table(found["train"].path / HISTORY).to_pylist()

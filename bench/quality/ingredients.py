@@ -18,11 +18,9 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 
 from bench.machine import describe
-from flows.pipeline import build_pipeline
+from bench.pipelines import run_until
 from tasks.config.schema import Config, validate
 from tasks.pipeline.ledger import Artifact
-from tasks.pipeline.plan import artifacts, up_to
-from tasks.pipeline.run import run_stage
 from tasks.training.outputs import HISTORY
 
 Settings = dict[str, dict[str, Any]]
@@ -141,10 +139,7 @@ def _config(settings: Settings, seed: int, given: Any) -> Config:
 
 
 def _line(name: str, seed: int, config: Config) -> str:
-    pipeline = up_to(build_pipeline(config), "evaluate")
-    for stage in pipeline.names():
-        run_stage(pipeline, stage)
-    found = artifacts(pipeline)
+    found = run_until(config, "evaluate")
     told = json.loads((found["evaluate"].path / "scores.json").read_text(encoding="utf-8"))
     scores = [f"{told['scores'][score]:.1f}" for score in ("bleu4", "meteor", "rouge_l", "cider")]
     minutes = sum(_minutes(found[kind]) for kind in ("train", "self_critical", "tune") if kind in found)

@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import describe
-from flows.pipeline import build_pipeline
+from bench.pipelines import run_until
 from tasks.config.schema import Config, load
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
 from tasks.metrics import ScoredCaption, measure
 from tasks.metrics import load as load_metric
 from tasks.metrics.bootstrap import compare
-from tasks.pipeline.plan import artifacts, up_to
-from tasks.pipeline.run import run_stage
 
 _SCORES = ("bleu4", "meteor", "cider")
 _METRICS = ("bleu", "meteor", "cider")
@@ -111,10 +109,7 @@ def _draw(given: Any) -> Path:
 
 def predictions_of(config: Config) -> Path:
     """Return the file of the captions of dev by a config, which is run as far as that."""
-    pipeline = up_to(build_pipeline(config), "evaluate")
-    for name in pipeline.names():
-        run_stage(pipeline, name)
-    return artifacts(pipeline)["evaluate"].path / PREDICTIONS
+    return run_until(config, "evaluate")["evaluate"].path / PREDICTIONS
 
 
 def captions_in(path: Path, column: str = "caption") -> list[ScoredCaption]:

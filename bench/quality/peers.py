@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from bench.machine import describe
+from bench.pipelines import planned, run_until
 from bench.quality.peer_decoders import AnnotatedTransformer, Att2in
-from flows.pipeline import build_pipeline
 from models.decoders.base import Decoder
 from models.decoders.show_attend_tell import ShowAttendTell
 from models.options import DecoderOptions, Decoding, ShowAttendTellOptions, TransformerOptions
@@ -38,8 +38,6 @@ from tasks.data.manifest import read_pictures
 from tasks.grids.index import open_grids
 from tasks.metrics import ScoredCaption, measure
 from tasks.metrics.ptb import tokenize
-from tasks.pipeline.plan import artifacts, up_to
-from tasks.pipeline.run import run_stage
 from tasks.training.batches import Batch, GridBatches, grids_in_order
 from tasks.training.fit_decoder import FitInputs, prepare
 from tasks.training.objectives import attention_penalty
@@ -106,9 +104,7 @@ def main() -> None:
     given, settings = _arguments()
     describe()
     config = load(given.config, [*settings, f"training.seed={given.seed}", f"machine.threads={given.threads}"])
-    ours = build_pipeline(config)
-    for name in ours.names()[:-1]:
-        run_stage(ours, name)
+    run_until(config, "evaluate")
     bench = Bench(config, given.seed)
     print("\n| decoder and recipe | objective | steps | BLEU-4 | METEOR | ROUGE-L | CIDEr | ratio | minutes |")
     print("| --- " * 9 + "|")
@@ -160,9 +156,7 @@ class Bench:
 
     def __init__(self, config: Config, seed: int) -> None:
         self.config, self.seed = config, seed
-        pipeline = up_to(build_pipeline(config), "evaluate")
-        self._found = artifacts(pipeline)
-        found = self._found
+        found = self._found = planned(config, "evaluate").by_kind
         self._sources = FitInputs(found["ingest"], found["tensorise"], found["extract"], None)
         self.device = device_of(config.machine)
         training = config.training.model_copy(update={"batch_pictures": 16, "captions_per_picture": None})

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import describe
+from bench.pipelines import run_until
 from bench.quality.neighbours import captions_in, cells_of, predictions_of
 from flows.configs import load
-from flows.pipeline import build_pipeline
 from flows.registered.evaluate import evaluate_registered
 from tasks.config.schema import Config
-from tasks.pipeline.run import run_stage
 
 _DOG = re.compile(r"\b(dogs?|pupp(y|ies))\b", re.IGNORECASE)
 _HELD_OUT = 40  # own pictures for dev
@@ -48,9 +47,7 @@ def main() -> None:
     print("| --- " * 7 + "|", flush=True)
     flickr = Flickr(given.data.absolute())
     base = _config(given, flickr, "base", flickr.base(), ["training.epochs=6"])
-    pipeline = build_pipeline(base)
-    for name in pipeline.names():
-        run_stage(pipeline, name)
+    run_until(base)
     for size in given.sizes or _SIZES:
         pictures, captions = map(int, size.split("x"))
         rows = list(flickr.own(pictures, captions, given.seed))  # each config writes them

@@ -27,10 +27,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from bench.machine import describe
-from flows.pipeline import build_pipeline
+from bench.pipelines import planned
 from tasks.common.files import digest_of_file
 from tasks.config.schema import Config, validate
-from tasks.pipeline.plan import artifact, up_to
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PREFECT_LOGGING_LEVEL": "WARNING"}
 
@@ -57,7 +56,7 @@ def main() -> None:
             if cluster is not None and kill:
                 kill_after(cluster.workers[0], config.workspace, given.shards // 4)
             extract(config, cluster)
-            made, seconds = shards(config.workspace), artifact(up_to(build_pipeline(config), "extract")).ledger.seconds
+            made, seconds = shards(config.workspace), planned(config, "extract").by_kind["extract"].ledger.seconds
         alone, bytes_alone = alone or seconds, bytes_alone or made
         rate = given.shards * given.rows / seconds
         print(f"| {name} | {seconds:.1f} | {len(made)} | {rate:.1f} | {alone / seconds:.2f} |", flush=True)

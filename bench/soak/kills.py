@@ -33,8 +33,7 @@ import pyarrow.parquet as pq
 from flows.operations.prefect_server import wait_until_healthy
 from flows.pipeline import build_pipeline
 from tasks.config.schema import Config, load
-from tasks.pipeline.plan import plan, up_to
-from tasks.pipeline.stage import Pipeline
+from tasks.pipeline.plan import Plan
 from tasks.registry.mlflow_pages import ui_command, ui_environment
 from tasks.registry.tracking import connect
 
@@ -150,8 +149,8 @@ def _stages(folder: Path) -> tuple[str, ...]:
     return STAGE_NAMES[:-1] if "://" in _config(folder).machine.address else STAGE_NAMES
 
 
-def _pipeline(folder: Path, until: str = "") -> Pipeline:
-    return up_to(build_pipeline(_config(folder)), until or _stages(folder)[-1])
+def _plan(folder: Path, until: str = "") -> Plan:
+    return Plan(build_pipeline(_config(folder)), until or _stages(folder)[-1])
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes]:
@@ -172,8 +171,7 @@ def _run(folder: Path) -> dict[str, float]:
     process = _start(folder)
     if process.wait() != 0:
         raise SystemExit((folder / "log").read_text(encoding="utf-8"))
-    found = plan(_pipeline(folder))
-    return {status.stage.name: status.artifact.ledger.seconds for status in found if status.artifact is not None}
+    return {stage.name: artifact.ledger.seconds for stage, artifact in _plan(folder).update().artifacts.items()}
 
 
 def _kill(folder: Path, target: str, lasted: dict[str, float], chance: random.Random, at_once: int) -> str:
@@ -215,7 +213,7 @@ def contents(folder: Path, until: str = "") -> dict[str, str]:
     What tells times and ids is left out.
     """
     files = {}
-    for status in plan(_pipeline(folder, until), read="all"):
+    for status in _plan(folder, until).verify().statuses:
         if status.artifact is None or not status.fresh:
             raise SystemExit(f"{folder.name}: {status.stage.name} is {status.state}: {'; '.join(status.why)}")
         ledger = status.artifact.ledger

@@ -33,6 +33,7 @@ import safetensors.torch
 import torch
 
 from bench.machine import describe
+from bench.pipelines import run_until
 from bench.soak.disk import Call, Disk, Left, write_out
 from bench.soak.kills import CONFIG, check, contents
 from bench.soak.recording import read, record
@@ -40,11 +41,9 @@ from flows.pipeline import build_pipeline
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
 from tasks.common.log import silence
-from tasks.config.schema import load
-from tasks.pipeline.plan import plan
-from tasks.pipeline.run import run_stage, trust_fresh
-from tasks.pipeline.sessions import notice_crashes
-from tasks.pipeline.stage import Pipeline
+from tasks.config.schema import Config, load
+from tasks.pipeline.plan import Plan
+from tasks.pipeline.sessions import session
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"pictures": 60, "side": 32},
@@ -147,8 +146,8 @@ def _write_config(folder: Path) -> None:
     (folder / "killed.yaml").write_text(json.dumps(config), encoding="utf-8")
 
 
-def _pipeline(folder: Path) -> Pipeline:
-    return build_pipeline(load(str(folder / "killed.yaml")))
+def _config(folder: Path) -> Config:
+    return load(str(folder / "killed.yaml"))
 
 
 def _program(folder: Path, defect: str | None = None) -> tuple[list[str], dict[str, str]]:
@@ -212,22 +211,22 @@ def _lost(calls: Sequence[Call], cuts: Sequence[Cut], chance: random.Random) -> 
 
 def looked_at(folder: Path, left: Left, alone: Alone, where: str) -> Counter[str]:
     """Count what a run finds that begins on what is left, and what of it is not as the program believes."""
-    pipeline = _pipeline(folder)
-    root = pipeline.workspace.root
+    plan = Plan(build_pipeline(_config(folder)), read="suspects")
+    root = plan.workspace.root
     counts = Counter({"cuts": 1, "files that the cuts damaged": len(left.damaged)})
     published = [path for path in alone.digests if {root / "artifacts", root / "grids"} & set(path.parents)]
     counts["of them files of artifacts and shards"] = sum(str(path) in left.damaged for path in published)
     try:
-        notice_crashes(pipeline.workspace)
-        statuses = plan(pipeline, read="suspects")
+        with session(plan.workspace, "look"):  # which notices a crash
+            plan.update()
     except Exception as error:
         print(f"{where}: {type(error).__name__}: {error}", flush=True)
         return counts + Counter(["plans that failed"])
-    for status in statuses:
+    for status in plan.statuses:
         if status.artifact is not None:
             files = [path for path, _ in status.artifact.files(root)]
             counts += _of_fresh(status.stage.kind, files, alone, where)
-    trust_fresh(statuses, pipeline.workspace)
+    plan.trust_fresh()
     return counts
 
 
@@ -273,11 +272,7 @@ def _gone_on(folder: Path, alone: Alone, to_the_end: bool, where: str) -> Counte
 
 def _run_to_the_scores(folder: Path, alone: Alone) -> None:
     """Run all stages up to the scores in this process. Raises AttendError where the results are other ones."""
-    pipeline = _pipeline(folder)
-    for name in pipeline.names():
-        run_stage(pipeline, name)
-        if name == SCORES:
-            break
+    run_until(_config(folder), SCORES)
     found = contents(folder, SCORES)
     other = sorted(name for name in alone.scores.keys() | found.keys() if alone.scores.get(name) != found.get(name))
     if other:

@@ -22,14 +22,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from flows.pipeline import build_pipeline
+from bench.pipelines import run_one
 from tasks.config.schema import Config
 from tasks.data.manifest import MANIFEST
 from tasks.grids.identity import identity_of
 from tasks.grids.store import GridStore
 from tasks.grids.weights import weight_digests
-from tasks.pipeline.plan import artifact, up_to
-from tasks.pipeline.run import run_stage
 from tasks.pipeline.workspace import Workspace
 
 TIMES = 5
@@ -101,8 +99,7 @@ def _make(folder: Path, count: int) -> None:
     unfinished = folder / "many.yaml.unfinished"
     unfinished.write_text(json.dumps({"name": "many", **values}), encoding="utf-8")
     config = Config.model_validate(json.loads(unfinished.read_text(encoding="utf-8")))
-    run_stage(build_pipeline(config), "ingest")
-    manifest = artifact(up_to(build_pipeline(config), "ingest")).path
+    manifest = run_one(config, "ingest").path
     digests = pq.read_table(manifest / MANIFEST, columns=["digest"])["digest"].to_pylist()
     identity = identity_of(config.grids, weight_digests(config.grids, config.machine)["weights"])
     store = GridStore(Workspace(config.workspace).grids, identity)
@@ -112,7 +109,7 @@ def _make(folder: Path, count: int) -> None:
         part = digests[start : start + config.machine.shard_rows]
         store.write([chance.normal(size=(len(part), 1, 1, 4)).astype(np.float16)], part, [(32, 32)] * len(part))
     for stage in ("extract", "tensorise", "train", "remember", "evaluate"):
-        run_stage(build_pipeline(config), stage)
+        run_one(config, stage)
     unfinished.rename(folder / "many.yaml")
 
 

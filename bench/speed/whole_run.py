@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.machine import describe, precisions
-from flows.pipeline import build_pipeline
+from bench.pipelines import planned, run_one
 from models.backbones.encoder import Encoder
 from models.decoders.base import Decoder, make
 from tasks.config.schema import Config, validate
@@ -29,8 +29,6 @@ from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocab
 from tasks.data.manifest import files_by_digest, read_pictures
 from tasks.grids.encoding import decoders
 from tasks.grids.weights import load_backbone
-from tasks.pipeline.plan import artifacts, up_to
-from tasks.pipeline.run import run_stage
 from tasks.training.batches import Batches
 from tasks.training.dev import Dev
 from tasks.training.fine_tune_backbone import Views
@@ -58,7 +56,7 @@ def main() -> None:
         for name, rate in zip(("first", "second"), RATES, strict=True):
             config = _config(given, folder, rate)
             for stage in ("ingest", "tensorise"):
-                run_stage(build_pipeline(config), stage)
+                run_one(config, stage)
             extraction, whole, losses = _pipeline(config)
             loop, others = _in_the_loop(config, folder / f"loop-{name}")
             if max(abs(one - other) / one for one, other in zip(losses, others, strict=True)) > 1e-3:
@@ -95,11 +93,11 @@ def _config(given: Any, folder: Path, rate: float) -> Config:
 def _pipeline(config: Config) -> tuple[float, float, list[float]]:
     """Seconds of extraction and of all, and the loss of each epoch."""
     began = time.perf_counter()
-    run_stage(build_pipeline(config), "extract")
+    run_one(config, "extract")
     extracted = time.perf_counter() - began
-    run_stage(build_pipeline(config), "train")
+    trained = run_one(config, "train")
     seconds = time.perf_counter() - began
-    history = pq.read_table(artifacts(up_to(build_pipeline(config), "train"))["train"].path / HISTORY)
+    history = pq.read_table(trained.path / HISTORY)
     return extracted, seconds, history.column("loss").to_pylist()
 
 
@@ -137,7 +135,7 @@ class LoopDev(Dev):
 def _in_the_loop(config: Config, out: Path) -> tuple[float, list[float]]:
     """Seconds, and the loss of each epoch."""
     out.mkdir()
-    made = artifacts(up_to(build_pipeline(config), "tensorise"))
+    made = planned(config, "tensorise").by_kind
     manifest, tokens = made["ingest"].path, made["tensorise"].path
     began = time.perf_counter()
     vocabulary = read_vocabulary(tokens)

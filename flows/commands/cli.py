@@ -42,7 +42,7 @@ from tasks.common.errors import AttendError, is_disk_full
 
 if TYPE_CHECKING:
     from tasks.config.schema import Config
-    from tasks.pipeline.plan import Status
+    from tasks.pipeline.plan import Plan, Status
 
 app = typer.Typer(
     name="attend",
@@ -92,22 +92,15 @@ def run(
 ) -> None:
     """Bring a captioner up to date: run the stages that are stale, and no others."""
     from flows.configs import load
-    from flows.pipeline import build_pipeline
-    from tasks.pipeline.plan import plan, up_to
-    from tasks.pipeline.plan import verify as verify_files
 
     settings = with_workspace(overrides, workspace)
     config = load(preset, settings)
-    pipeline = up_to(build_pipeline(config), until)
     with _leading(config.machine.device) as leads:
         if not leads:
             return
-        if verify:
-            verify_files(pipeline)
-        before = _run(config, preset, settings, until, quiet=as_json)
+        plan = _run(config, preset, settings, until, verify, quiet=as_json)
     if as_json:
-        after = plan(pipeline)
-        print_json([{**_as_json(new), "ran": not old.fresh} for old, new in zip(before, after, strict=True)])
+        print_json([{**_as_json(item), "ran": item.stage.name in plan.ran} for item in plan.statuses])
 
 
 @app.command()
@@ -123,12 +116,11 @@ def status(
     from flows.configs import load
     from flows.pipeline import build_pipeline
     from flows.preflight import last_verdict
-    from tasks.pipeline.plan import plan, up_to, with_running
-    from tasks.pipeline.plan import verify as verify_files
+    from tasks.pipeline.plan import Plan
 
     config = load(preset, with_workspace(overrides, workspace))
-    pipeline = up_to(build_pipeline(config), until)
-    statuses = with_running(verify_files(pipeline) if verify else plan(pipeline), pipeline.workspace)
+    plan = Plan(build_pipeline(config), until)
+    statuses = (plan.verify() if verify else plan.update()).with_running()
     if as_json:
         print_json([_as_json(item) for item in statuses])
         return
@@ -147,8 +139,7 @@ def demo(workspace: WorkspaceOption = Path("workspace")) -> None:
 
     settings = with_workspace([], workspace)
     config = load("demo", settings)
-    _run(config, "demo", settings, "register")
-    show(config)
+    show(config, _run(config, "demo", settings, "register").by_kind)
 
 
 @app.command()
@@ -199,7 +190,9 @@ def up(
 
     home, place = (str(path.expanduser().absolute()) for path in (project, workspace))
     if config is not None:
-        load(config, [])  # refused here, and not in the night
+        folder = str(load(config, []).workspace)  # refused here, and not in the night
+        if folder != place:
+            raise AttendError(f"{config}: its workspace is {folder}: start its service with --workspace {folder}")
         if Path(config).suffix in (".yaml", ".yml"):  # the flows run in the project's folder
             config = str(Path(config).expanduser().absolute())
     service = start(ServiceOptions(home, place, port, mlflow_port, config or "", notify or ""))
@@ -237,13 +230,13 @@ def page(
     from flows.configs import load
     from flows.page.project_page import last_page, write_page
     from flows.pipeline import build_pipeline
-    from tasks.pipeline.plan import plan
+    from tasks.pipeline.plan import Plan
 
     if preset is None:
         path = last_page(workspace_folder(workspace))
     else:
         config = load(preset, with_workspace(overrides, workspace))
-        path = write_page(config, plan(build_pipeline(config)))
+        path = write_page(config, Plan(build_pipeline(config)).update().statuses)
     typer.echo(str(path))
     if browse:
         webbrowser.open(path.as_uri())
@@ -279,46 +272,45 @@ def _leading(device: str) -> Iterator[bool]:
             distributed.dismiss_followers()
 
 
-def _run(config: Config, preset: str, overrides: list[str], until: str, quiet: bool = False) -> list[Status]:
-    """Show the plan and carry it out. Returns the state of each stage before the run.
+def _run(
+    config: Config, preset: str, overrides: list[str], until: str, verify: bool = False, quiet: bool = False
+) -> Plan:
+    """Show the plan, carry it out, and return it.
 
     config: what `preset` and `overrides` give.
     """
     from flows.commands.story import tell_beginning, tell_end
-    from flows.operations.local_run import plan_after_crashes
     from flows.operations.local_run import run as run_stages
-    from flows.pipeline import build_pipeline
-    from tasks.pipeline.plan import artifacts, artifacts_of, by_kind, up_to
+    from flows.planned_run import planned_run
     from tasks.pipeline.run import savings_message
 
-    statuses = plan_after_crashes(config, until)
-    if not quiet:
-        tell_beginning(config, by_kind(artifacts_of(statuses)))
-        _print_plan(statuses)
-    if not all(status.fresh for status in statuses):
-        from tasks.training.precision import computes_on  # imports torch, which the stages need anyway
-
-        computes = computes_on(config, statuses)
-        if computes is not None and not quiet:
-            typer.echo(computes)
-        try:
-            run_stages(preset, overrides, until, quiet)
-        except KeyboardInterrupt:  # caught here because Typer would end without a message
-            _fail("stopped: run the same command again to continue", 130)
-    else:
-        if until == "evaluate":  # MLflow may have lost it since, or may be another one
-            from flows.unregistered import log_evaluation
-
-            log_evaluation(config)
+    with planned_run(config, until, alone=True, verify=verify) as plan:
+        before = plan.statuses
         if not quiet:
-            typer.echo("nothing to do: every stage is fresh")
+            tell_beginning(config, plan.by_kind)
+            _print_plan(before)
+        if not plan.fresh:
+            from tasks.training.precision import computes_on  # imports torch, which the stages need anyway
+
+            computes = computes_on(config, before)
+            if computes is not None and not quiet:
+                typer.echo(computes)
+            try:
+                run_stages(config, plan, preset, overrides, quiet)
+            except KeyboardInterrupt:  # caught here because Typer would end without a message
+                _fail("stopped: run the same command again to continue", 130)
+        else:
+            if until == "evaluate":  # MLflow may have lost it since, or may be another one
+                from flows.unregistered import log_evaluation
+
+                log_evaluation(config, plan)
+            if not quiet:
+                typer.echo("nothing to do: every stage is fresh")
     if not quiet:
-        fresh = all(status.fresh for status in statuses)
-        results = by_kind(artifacts_of(statuses)) if fresh else artifacts(up_to(build_pipeline(config), until))
-        saved = savings_message(statuses, results)
+        saved = savings_message(before, plan.by_kind)
         typer.echo(f"up to date{f'; {saved}' if saved else ''}")
-        tell_end(config, results, again("run", preset, overrides))
-    return statuses
+        tell_end(config, plan.by_kind, again("run", preset, overrides))
+    return plan
 
 
 def _print_plan(statuses: list[Status]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from flows.commands.options import ConfigWorkspace, Json, Overrides, Preset, print_json, with_workspace
+from tasks.common.errors import AttendError
 
 app = typer.Typer(help="Data sets: their formats, and pictures that could not be read.", no_args_is_help=True)
 
@@ -32,6 +33,8 @@ def retry(preset: Preset, overrides: Overrides = None, workspace: ConfigWorkspac
     from tasks.pipeline.workspace import Workspace
 
     settings = load(preset, with_workspace(overrides, workspace))
+    if not settings.workspace.is_dir():
+        raise AttendError(f"{settings.workspace}: nothing has run yet: attend run {preset}")
     with exclusive_session(Workspace(settings.workspace), "retry"):
         before, after = retry_failed(settings)
     typer.echo(f"{before - after:,} of {before:,} pictures that could not be read can be read now")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from PIL import Image
@@ -11,22 +12,23 @@ from rich.text import Text
 
 from flows.commands.options import program
 from flows.commands.story import short, workspace_option
-from flows.pipeline import build_pipeline
 from tasks.config.schema import Config
 from tasks.data.manifest import GENERATED_FOLDER, MANIFEST
 from tasks.evaluation.score_record import read_scores
-from tasks.pipeline.plan import artifacts
+from tasks.pipeline.ledger import Artifact
 from tasks.registry.registration_record import read_registration
 
 _SAMPLES = 3
 _WIDTH = 32  # of a picture on the terminal, in characters
 
 
-def show(config: Config) -> None:
-    """Print the held-out scores, three captioned pictures, the model's address and what to try next."""
+def show(config: Config, results: Mapping[str, Artifact]) -> None:
+    """Print the held-out scores, three captioned pictures, the model's address and what to try next.
+
+    results: the artifacts of all stages, by kind.
+    """
     import pyarrow.parquet as pq
 
-    results = artifacts(build_pipeline(config))
     console = Console(highlight=False)
     evaluation = read_scores(results["evaluate"].path)
     scores = evaluation["scores"]

@@ -51,11 +51,11 @@ def _show_config(preset: str, overrides: list[str], words: int | None, depth: in
     from tasks.config.presets import presets
     from tasks.data.caption_files import read_vocabulary
     from tasks.grids.weights import IMPORTED, random_backbone
-    from tasks.pipeline.plan import artifacts
+    from tasks.pipeline.plan import Plan
 
     config = load(preset, ["data.path=.", *overrides] if preset in presets() else overrides)
     try:
-        made = artifacts(build_pipeline(config))
+        made = Plan(build_pipeline(config)).update().by_kind
     except AttendError:  # the data set is not there, and need not be
         made = {}
     if words is None:

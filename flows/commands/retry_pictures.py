@@ -6,7 +6,7 @@ from flows.pipeline import build_pipeline
 from tasks.common.errors import AttendError
 from tasks.common.files import remove_folder
 from tasks.config.schema import Config
-from tasks.pipeline.plan import plan, up_to
+from tasks.pipeline.plan import Plan
 from tasks.pipeline.run import run_stage
 
 
@@ -16,22 +16,22 @@ def retry_failed(config: Config) -> tuple[int, int]:
     The caller must be alone in the workspace. Stages that are stale are left to the next run. Raises AttendError for a
     workspace in object storage.
     """
-    pipeline = build_pipeline(config)
-    if pipeline.workspace.remote is not None:
+    plan = Plan(build_pipeline(config), read="suspects").update()
+    if plan.workspace.remote is not None:
         raise AttendError(
             f"{config.machine.address}: pictures cannot be tried again in object storage, whose artifacts are never "
             "changed: copy such a picture under another content, or use a workspace in a folder"
         )
     before = after = 0
-    for stage in pipeline.stages:
+    for stage in plan.stages:
         if stage.kind not in ("extract", "views"):
             continue
-        # Planned when its turn comes: pictures that can be read now may make later extractions stale.
-        artifact = plan(up_to(pipeline, stage.name))[-1].artifact
+        artifact = plan.status(stage.name).artifact
         if artifact is not None and artifact.ledger.counts["failed"]:
             before += int(artifact.ledger.counts["failed"])
             remove_folder(artifact.path)  # the index alone: the stage makes it again, from the grids in the store
-            run_stage(pipeline, stage.name)
-            made = pipeline.workspace.find(stage.kind, artifact.ledger.key)
+            plan.update(stage)
+            run_stage(plan, stage.name)
+            made = plan.artifacts.get(stage)
             after += int(made.ledger.counts["failed"]) if made is not None else 0
     return before, after

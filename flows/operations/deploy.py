@@ -102,9 +102,10 @@ def _with_config(deployments: Path, config: str) -> str:
     """
     content = yaml.safe_load(deployments.read_text(encoding="utf-8"))
     for deployment in content["deployments"]:
-        if deployment["parameters"].get("preset") == "demo":
-            deployment["parameters"]["preset"] = config
-            for schedule in deployment["schedules"] if "overrides" not in deployment["parameters"] else ():
+        parameters = deployment.get("parameters") or {}
+        if parameters.get("preset") == "demo":
+            parameters["preset"] = config
+            for schedule in deployment.get("schedules") or () if "overrides" not in parameters else ():
                 schedule["active"] = True
     return yaml.safe_dump(content, sort_keys=False)
 

@@ -6,19 +6,15 @@ import os
 import shutil
 from functools import partial
 
-from flows.configs import load
 from flows.operations import service
 from flows.operations.deploy import logs_of
 from flows.operations.prefect_server import start_for_this_process, wait_or_start_again
 from flows.operations.prefect_settings import apply, profile_name
-from flows.pipeline import build_pipeline
-from flows.startup_checks import notice_crashes, prepare
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.common.ports import why_silent
 from tasks.config.schema import Config
-from tasks.pipeline.plan import Status, plan, up_to
-from tasks.pipeline.run import trust_fresh
+from tasks.pipeline.plan import Plan
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.tracking import without_credentials
 
@@ -26,47 +22,31 @@ from tasks.registry.tracking import without_credentials
 _MIN_FREE = 16 * 2**20
 
 
-def plan_after_crashes(config: Config, until: str) -> list[Status]:
-    """Return the plan. Files that a crashed run may have damaged are read, and trusted again where they are sound."""
-    notice_crashes(Workspace(config.workspace))
-    pipeline = up_to(build_pipeline(config), until)
-    statuses = plan(pipeline, read="suspects")
-    trust_fresh(statuses, pipeline.workspace)
-    return statuses
+def run(config: Config, plan: Plan, preset: str, overrides: list[str], quiet: bool = False) -> None:
+    """Bring the wanted stages of a plan up to date.
 
-
-def run(preset: str, overrides: list[str], until: str, quiet: bool = False) -> None:
-    """Bring all stages of a config up to and including `until` up to date.
-
-    Does nothing where all are fresh, for instance because a run of the same name has just finished. quiet: print
-    nothing about the start of Prefect's server. Raises AttendError where a stage does, or where the disk is full.
+    config: what `preset` and `overrides` give. quiet: print nothing about the start of Prefect's server. Raises
+    AttendError where a stage does, or where the disk is full.
     """
-    config = load(preset, overrides)
-    prepare(config)
-    workspace = Workspace(config.workspace)
-    # Locked before Prefect starts, which is slow, and much slower where eight runs start it at once.
-    with workspace.lock(f"running-{config.name}", f"run of {config.name}"):
-        if all(status.fresh for status in plan_after_crashes(config, until)):
-            return
-        _start_prefect(config, quiet)
-        from prefect import tags
-        from prefect.exceptions import CancelledRun
+    _start_prefect(config, quiet)
+    from prefect import tags
+    from prefect.exceptions import CancelledRun
 
-        from flows.operations.run_flow import run_pipeline
+    from flows.operations.run_flow import run_planned
 
-        try:
-            with tags("attend"):  # as the deployments have
-                run_pipeline(preset, overrides, until)
-        except AttendError:
+    try:
+        with tags("attend"):  # as the deployments have
+            run_planned(config, plan, preset, overrides, plan.stages[-1].name)
+    except AttendError:
+        raise
+    except CancelledRun:
+        raise KeyboardInterrupt from None
+    except Exception:  # without room for its database, the server answers with an internal error
+        if _free_bytes(config) > 2**20:
             raise
-        except CancelledRun:
-            raise KeyboardInterrupt from None
-        except Exception:  # without room for its database, the server answers with an internal error
-            if _free_bytes(config) > 2**20:
-                raise
-            raise AttendError(
-                f"{config.workspace}: the disk is full: make room and run again; what is done is kept"
-            ) from None
+        raise AttendError(
+            f"{config.workspace}: the disk is full: make room and run again; what is done is kept"
+        ) from None
 
 
 def _check_server(api: str, source: str) -> None:

@@ -24,9 +24,8 @@ from flows.operations import prefect_reports
 from flows.operations.dask_shards import executor_of
 from flows.operations.run_form import ConfigName, ConfigOverrides, LastStage, run_name
 from flows.page.history import record_run
-from flows.page.project_page import plan_of_all, write_page
-from flows.pipeline import build_pipeline
-from flows.startup_checks import prepare
+from flows.page.project_page import write_page
+from flows.planned_run import planned_run
 from flows.unregistered import log_evaluation
 from tasks.common.errors import is_disk_full
 from tasks.common.log import log, show_log
@@ -35,9 +34,8 @@ from tasks.config.schema import Config
 from tasks.grids.extract import Grids
 from tasks.grids.views import Views
 from tasks.pipeline import distributed
-from tasks.pipeline.plan import Inputs, artifacts_of, by_kind, inputs_of, plan, up_to
+from tasks.pipeline.plan import Plan
 from tasks.pipeline.run import run_stage, savings_message
-from tasks.pipeline.sessions import session
 from tasks.pipeline.stage import Hooks, Stage
 from tasks.registry import tracking
 from tasks.registry.params import run_params
@@ -71,12 +69,11 @@ def _may_pass(_task: Any, run: Any, state: Any) -> bool:
     retry_delay_seconds=[10, 60],
     retry_condition_fn=_may_pass,
 )
-def run_task(config: Config, name: str, inputs: Inputs) -> State[Any]:
+def run_task(config: Config, plan: Plan, name: str) -> State[Any]:
     """Bring one stage of a config up to date. The state is named `Cached` where the stage was fresh."""
-    pipeline = up_to(build_pipeline(config), name)
     try:
-        with _hooks(pipeline.last, config, inputs) as hooks:
-            status = run_stage(pipeline, name, inputs, hooks)
+        with _hooks(config, plan, name) as hooks:
+            status = run_stage(plan, name, hooks)
     except KeyboardInterrupt:  # which Prefect takes for a crash
         return Cancelled(message=_STOPPED)
     if status.fresh:
@@ -92,65 +89,71 @@ def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: L
     """
     config = load(preset, overrides or [])
     show_log()
-    pipeline = up_to(build_pipeline(config), until)
-    prepare(config)
-    with session(pipeline.workspace, f"run of {config.name}"):
-        inputs = inputs_of(pipeline)  # read once, so that all stages of the run see the same inputs
-        before = plan(pipeline, inputs, read="suspects")
-        prefect_reports.show_plan(before, computes_on(config, before))
-        states: dict[Stage, State[Any]] = {}
-        if not all(status.fresh for status in before) and any(isinstance(s, TrainedDecoder) for s in pipeline.stages):
-            check_experiment(config.workspace, config.registry.model)
-        for stage in pipeline.stages:
-            stage_task = run_task.with_options(
-                name=stage.kind, task_run_name=stage.name, description=type(stage).__doc__
-            )
-            upstream = [states[item] for item in stage.upstream()]  # the edges of the graph in Prefect's UI
-            states[stage] = stage_task(config, stage.name, inputs, wait_for=upstream, return_state=True)
-            if states[stage].is_cancelled():
-                return Cancelled(message=_STOPPED)
-            states[stage].result()  # raises what the stage raised
-            after = plan(pipeline, inputs)  # refuses a split without pictures before hours of work
-        results = by_kind(artifacts_of(after))
-        if pipeline.last.kind == "evaluate":
-            log_evaluation(config)
-        record_run(config, results, [status.stage.name for status in before if not status.fresh])
-        write_page(config, plan_of_all(config, after))
-        if "evaluate" in results:
-            prefect_reports.show_scores(config, results)
-        if "register" in results:
-            prefect_reports.show_registration(results["register"])
-            prefect_reports.show_inspection(results["register"])
-        if tracking.is_embedded() and not all(status.fresh for status in before):
-            with contextlib.suppress(Exception):  # the run is done, whatever MLflow answers
-                # The answers are kept, so that `attend caption` and `attend page` need not load MLflow.
-                find(None, config.workspace)
-                aliases_of(config.workspace, config.registry.model)
-    if all(status.fresh for status in before):
-        return Completed(
-            name="Cached", message=f"nothing to do: every stage is fresh; {savings_message(before, results)}"
-        )
-    return Completed(message=savings_message(before, results) or "up to date")
+    with planned_run(config, until) as plan:
+        return _bring_up_to_date(config, plan)
+
+
+def run_planned(config: Config, plan: Plan, preset: str, overrides: list[str], until: str) -> None:
+    """Run the flow with a config and a plan that the caller has made of these parameters."""
+
+    @flow(name="attend", flow_run_name=run_name)
+    def run_pipeline(preset: ConfigName, overrides: ConfigOverrides, until: LastStage) -> Any:  # noqa: ARG001 -- shown
+        return _bring_up_to_date(config, plan)
+
+    run_pipeline(preset, overrides, until)
+
+
+def _bring_up_to_date(config: Config, plan: Plan) -> State[Any]:
+    """Run the stages of a plan that are not fresh, report in Prefect's UI, and return the state of the flow run."""
+    before = plan.statuses
+    prefect_reports.show_plan(before, computes_on(config, before))
+    states: dict[Stage, State[Any]] = {}
+    if not plan.fresh and any(isinstance(stage, TrainedDecoder) for stage in plan.stages):
+        check_experiment(config.workspace, config.registry.model)
+    for stage in plan.stages:
+        stage_task = run_task.with_options(name=stage.kind, task_run_name=stage.name, description=type(stage).__doc__)
+        upstream = [states[item] for item in stage.upstream()]  # the edges of the graph in Prefect's UI
+        states[stage] = stage_task(config, plan, stage.name, wait_for=upstream, return_state=True)
+        if states[stage].is_cancelled():
+            return Cancelled(message=_STOPPED)
+        states[stage].result()  # raises what the stage raised
+    results = plan.by_kind
+    if plan.stages[-1].kind == "evaluate":
+        log_evaluation(config, plan)
+    if plan.ran:
+        record_run(config, results, plan.ran)
+    write_page(config, plan.of_all_stages())
+    if "evaluate" in results:
+        prefect_reports.show_scores(config, results)
+    if "register" in results:
+        prefect_reports.show_registration(results["register"])
+        prefect_reports.show_inspection(results["register"])
+    if tracking.is_embedded() and plan.ran:
+        with contextlib.suppress(Exception):  # the run is done, whatever MLflow answers
+            # The answers are kept, so that `attend caption` and `attend page` need not load MLflow.
+            find(None, config.workspace)
+            aliases_of(config.workspace, config.registry.model)
+    saved = savings_message(before, results)
+    if not plan.ran:
+        return Completed(name="Cached", message=f"nothing to do: every stage is fresh; {saved}")
+    return Completed(message=saved or "up to date")
 
 
 @contextlib.contextmanager
-def _hooks(stage: Stage, config: Config, inputs: Inputs) -> Iterator[Hooks]:
+def _hooks(config: Config, plan: Plan, name: str) -> Iterator[Hooks]:
     """Yield the hooks of a stage: they report to Prefect's UI and, from training, to the model's run in MLflow."""
-    hooks = Hooks()
+    hooks, status = Hooks(), plan.status(name)
+    stage = status.stage
     if isinstance(stage, Grids | Views):
         what = "grids" if isinstance(stage, Grids) else "views"
         hooks = replace(hooks, shards_done=prefect_reports.show_progress(what), executor=executor_of(config.machine))
-    if not isinstance(stage, TrainedDecoder):
-        yield hooks
-        return
-    status = plan(up_to(build_pipeline(config), stage.name), inputs)[-1]
-    if status.fresh or status.key is None:
+    if not isinstance(stage, TrainedDecoder) or status.fresh or status.key is None:
         yield hooks
         return
     model = config.registry.model
     with (
         tempfile.TemporaryDirectory(prefix="attend-champion-") as scratch,
-        training_log(config.workspace, model, status.key, run_params(stage, inputs)) as log,
+        training_log(config.workspace, model, status.key, run_params(stage, plan.inputs)) as log,
     ):
         champion = partial(champion_bundle, config.workspace, model, Path(scratch))
         yield replace(hooks, epoch_done=log.try_log_epoch, champion=champion)

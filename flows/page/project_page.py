@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from flows.page.history import RunRecord, read_history
-from flows.pipeline import build_pipeline
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
 from tasks.common.progress import lasting
@@ -21,7 +20,7 @@ from tasks.config.schema import Config
 from tasks.data.manifest import sizes_in_words
 from tasks.evaluation.page_files import page_file
 from tasks.evaluation.report import REPORT, as_svg
-from tasks.pipeline.plan import Status, plan
+from tasks.pipeline.plan import Status
 from tasks.pipeline.stage import Stage
 from tasks.registry.registration_record import read_registration
 from tasks.registry.versions import aliases_of
@@ -30,14 +29,6 @@ _FOLDER = "page"  # of a workspace
 _COLOURS = {"train": "#8c867c", "dev": "#d9a441", "test": "#b3411e"}
 _STATES = {"fresh": "up to date", "stale": "out of date", "missing": "not made yet"}
 _NODE, _GAP = (132, 44), (44, 18)  # width and height of a stage in the graph, and the space between two, in pixels
-
-
-def plan_of_all(config: Config, planned: Sequence[Status]) -> Sequence[Status]:
-    """Return the plan of all stages; where later ones cannot run, as for a split without pictures, what was planned."""
-    try:
-        return plan(build_pipeline(config))
-    except AttendError:
-        return planned
 
 
 def last_page(workspace: Path) -> Path:

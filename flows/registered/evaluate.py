@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.pipeline import build_pipeline
-from flows.startup_checks import prepare
+from flows.planned_run import planned_run
 from models.captioned import takes_grids
 from tasks.config.schema import Config
 from tasks.data.caption_files import read_vocabulary
@@ -20,10 +19,7 @@ from tasks.evaluation.report import REPORT, write_report
 from tasks.evaluation.rescore import rescore
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores, write_scores
 from tasks.pipeline.ledger import Artifact, digest_of
-from tasks.pipeline.plan import artifacts, inputs_of, up_to
 from tasks.pipeline.run import run_stage
-from tasks.pipeline.sessions import session
-from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
 from tasks.registry.lineage import pictures_of
 from tasks.registry.logged_model import load_captioner
@@ -54,15 +50,12 @@ def evaluate_registered(config: Config, model: str | None = None, results: Path 
     formats.
     """
     address = model or f"models:/{config.registry.model}@champion"
-    prepare(config)
-    with session(Workspace(config.workspace), f"evaluation of {address}"):
+    with planned_run(config, "tensorise", f"evaluation of {address}") as plan:
         client = tracking.connect(config.workspace)
         version = version_of_address(client, address)
-        pipeline = up_to(build_pipeline(config), "tensorise")
-        inputs = inputs_of(pipeline)
         for stage in ("ingest", "tensorise"):
-            run_stage(pipeline, stage, inputs)
-        stage_artifacts = artifacts(pipeline, inputs)
+            run_stage(plan, stage)
+        stage_artifacts = plan.by_kind
         name = f"{version.name} version {version.version}"
         manifest, captions = stage_artifacts["ingest"], stage_artifacts["tensorise"]
         split_digests = [manifest.products[split] for split in (config.evaluation.split, "train")]

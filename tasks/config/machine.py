@@ -18,12 +18,12 @@ class MachineConfig(Section):
     """The settings of this machine. They never enter a key, because they change no result."""
 
     workspace: str = Field(
-        default_factory=lambda: os.environ.get("ATTEND_WORKSPACE", "workspace"),
+        default_factory=lambda: os.environ.get("ATTEND_WORKSPACE") or "workspace",
         description="folder in which everything is kept, or its URL in object storage (s3://bucket/name); default: "
         "ATTEND_WORKSPACE, else ./workspace",
     )
     cache: Path = Field(
-        default_factory=lambda: Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "attend",
+        default_factory=lambda: Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "attend",
         description="folder for local copies of what is used from workspaces in object storage; default: attend in "
         "XDG_CACHE_HOME, else in ~/.cache",
     )

@@ -106,8 +106,9 @@ def _layout(file: Path, array: Any, given: Layout | None) -> Layout:
         possible += ["nchw"] if shape[2] == shape[3] else []
         allowed: tuple[Layout, ...] = ("nhwc", "nchw")
     else:
-        possible += ["ncp"] if math.isqrt(shape[2]) ** 2 == shape[2] else []
-        possible += ["npc"] if math.isqrt(shape[1]) ** 2 == shape[1] else []
+        # Of (N, 257, 1024), a ViT's tokens with that of the class, only 1,024 is a square, but not of positions.
+        possible += ["ncp"] if _is_square(shape[2]) and (given or shape[2] < shape[1]) else []
+        possible += ["npc"] if _is_square(shape[1]) and (given or shape[1] < shape[2]) else []
         allowed = ("ncp", "npc")
     if given is not None:
         if given not in allowed or (array.ndim == 3 and given not in possible):
@@ -116,8 +117,15 @@ def _layout(file: Path, array: Any, given: Layout | None) -> Layout:
             )
         return given
     if len(possible) != 1:
-        raise AttendError(f"{file}: the axes of {shape} are not clear: set data.layout to {' or '.join(allowed)}")
+        advice = "" if array.ndim == 4 else ", without tokens that are no positions, such as a ViT's class token"
+        raise AttendError(
+            f"{file}: the axes of {shape} are not clear: set data.layout to {' or '.join(allowed)}{advice}"
+        )
     return possible[0]
+
+
+def _is_square(number: int) -> bool:
+    return math.isqrt(number) ** 2 == number
 
 
 def _positions_first(values: Any, layout: Layout) -> Any:

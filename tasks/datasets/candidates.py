@@ -421,10 +421,10 @@ def of_rows(path: Path, file: Path) -> Candidate:
     return Candidate(file, options, found, files)
 
 
-def of_tars(folder: Path) -> Candidate:
-    """Return how the tar files of a folder are read, by the first samples of the first."""
-    tars = tar_files(folder)
-    options: Options = {"adapter": "webdataset", "path": folder}
+def of_tars(path: Path) -> Candidate:
+    """Return how a tar file, or those of a folder, are read, by the first samples of the first."""
+    folder, tars = (path, tar_files(path)) if path.is_dir() else (path.parent, [path])
+    options: Options = {"adapter": "webdataset", "path": path}
     texts: list[str] = []
     contents: list[str] = []
     keys = []

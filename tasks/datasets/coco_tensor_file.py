@@ -119,4 +119,6 @@ def _decode(ids: list[int], words: list[str], where: str) -> str:
             raise AttendError(f"{where}: token id {token} is not in the file's vocabulary of {len(words)} words")
         if token not in (NULL, START):
             caption.append(words[token] if token != UNK else SPECIAL[UNK])
+    if not caption:
+        raise AttendError(f"{where}: the caption has no words")
     return " ".join(caption)

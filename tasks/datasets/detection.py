@@ -430,7 +430,7 @@ def _of_file(path: Path, root: Path) -> _Known:
     if suffix in _CONVERT and not is_tar(path):
         raise AttendError(f"{path}: is not read: {_how_to_convert(path)}")
     if is_tar(path):
-        return _Known(of_tars(path.parent).options, (path,))
+        return _Known(of_tars(path).options, (path,))
     if suffix == ".npy":
         arrays = _of_arrays(path.parent)
         if arrays is None or path not in (arrays["path"], arrays["captions"]):

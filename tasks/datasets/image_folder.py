@@ -16,7 +16,7 @@ from tasks.common.errors import AttendError
 from tasks.datasets.base import SPLIT_NAMES, require_folder
 from tasks.datasets.faults import Faults
 from tasks.datasets.records import Record
-from tasks.datasets.table import RecordOptions
+from tasks.datasets.table import RecordOptions, with_split
 
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
@@ -52,10 +52,13 @@ class ImageFolder(RecordOptions):
         for path in self.annotation_files():
             prefix, split = path.parent.relative_to(folder), split_folder_of(folder, path)
             for where, record in self.records_of(path, faults):
-                name = record.get(self.image_column)
-                if isinstance(name, str) and name.strip() and split is not None:
-                    record = {**record, self.image_column: (prefix / name.strip()).as_posix()}  # noqa: PLW2901
-                    record.setdefault(self.split_column or "split", split)
+                if split is not None:
+                    value = record.get(self.image_column)
+                    name = value[0] if isinstance(value, list) and len(value) == 1 else value
+                    if isinstance(name, str | int) and str(name).strip():
+                        name = (prefix / str(name).strip()).as_posix()
+                        record = {**record, self.image_column: name}  # noqa: PLW2901
+                    record = with_split(record, self.split_column, split)  # noqa: PLW2901
                 yield where, record
 
 

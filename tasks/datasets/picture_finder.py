@@ -80,7 +80,7 @@ class PictureFinder:
                 meant[name] = []
         if not any(meant.values()) and all(_NUMBER.fullmatch(name.strip()) for name in names):
             meant = self._by_number(names)
-        return _in_one_place(_without_copies(meant), parts)
+        return _in_one_place(_without_copies(meant), parts) | {name: [name] for name in exact}
 
     def named(self, name: str) -> list[str]:
         """Return the pictures of this name in any folder. name: without folders; with its ending or without."""

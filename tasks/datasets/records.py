@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import csv
+import io
 import json
 import re
 import reprlib
+import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -29,7 +31,6 @@ Lists = Annotated[
         "them, such as `||`",
     ),
 ]
-_APART = re.compile(r"""(["'])\s+(["'])""")
 
 
 def usual_delimiter(path: Path) -> str:
@@ -55,16 +56,25 @@ def listed_texts(text: str, form: str, where: str) -> list[Any]:
         return [part.strip() for part in text.split(form) if part.strip()]
     if not text.strip().startswith("["):
         return [text]
-    # NumPy and pandas write no commas between the texts of an array.
-    text = _APART.sub(r"\1, \2", text)
-    for read in (json.loads, ast.literal_eval):
+    for read in (json.loads, _python_texts, ast.literal_eval):
         try:
             found = read(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError):
             continue
         if isinstance(found, list):
             return found
     raise AttendError(f"{where}: is {reprlib.repr(text)}; a list of captions is needed, because data.lists is set")
+
+
+def _python_texts(text: str) -> list[Any] | None:
+    """Return the texts of a list as Python writes it, or as NumPy and pandas do, which write no commas between them.
+
+    None where the list has other values too.
+    """
+    tokens = [token for token in tokenize.generate_tokens(io.StringIO(text.strip()).readline) if token.string.strip()]
+    texts = [token.string for token in tokens if token.type == tokenize.STRING]
+    others = "".join(token.string for token in tokens if token.type != tokenize.STRING)
+    return [ast.literal_eval(item) for item in texts] if re.fullmatch(r"\[,*\]", others) else None
 
 
 def captions_in(value: object, lists: str | None, where: str, field: str) -> list[str]:

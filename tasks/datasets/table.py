@@ -204,8 +204,15 @@ class Table(RecordOptions):
         for path in self.annotation_files():
             for where, record in self.records_of(path, faults):
                 if self.path.expanduser().is_dir():
-                    record.setdefault(self.split_column or "split", path.stem)
+                    record = with_split(record, self.split_column, path.stem)  # noqa: PLW2901
                 yield where, record
+
+
+def with_split(record: dict[str, Any], column: str | None, split: str) -> dict[str, Any]:
+    """Return a record with the split of its file or folder, unless it has one in `column`, by default `split`."""
+    column = column or "split"
+    is_blank = record.get(column) is None or not str(record[column]).strip()
+    return {**record, column: split} if is_blank else record
 
 
 def usual_images(folder: Path) -> Path:

@@ -14,6 +14,7 @@ import regex
 from tasks.common.errors import AttendError
 from tasks.datasets.records import DELIMITERS, usual_delimiter
 
+_START = 1 << 20  # bytes of a table by which its form is found
 _NEARLY_ALL = 0.9
 _MANY = 0.7
 _SIGN_BEFORE_LETTER = regex.compile(r"[\p{S}\p{No}]\p{L}")
@@ -36,7 +37,9 @@ def text_forms(path: Path) -> list[dict[str, Any]]:
     if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
         return [{}]
     with path.open("rb") as file:
-        start = file.read(1 << 20)
+        start = file.read(_START)
+    if len(start) == _START:  # without the last line, which may be cut within a character
+        start = start[: start.rfind(b"\n") + 1] or start
     encoding = encoding_of(start, path)
     text = start.decode(encoding or "utf-8-sig", errors="replace")
     usual = usual_delimiter(path)

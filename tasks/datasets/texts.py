@@ -23,6 +23,7 @@ from tasks.datasets.base import NamedOptions, Row, folder_split, known_encoding,
 from tasks.datasets.documents import read_json
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.picture_finder import PictureFinder
+from tasks.datasets.records import captions_in
 
 Lines = Annotated[
     Literal["captions", "paragraph"],
@@ -82,7 +83,7 @@ class Texts(NamedOptions):
         """Return the captions in a text file; AttendError where there are none."""
         if self.suffix == ".json":
             value = read_json(path).get(self.caption_field)
-            texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+            texts = [] if value in (None, [], "") else captions_in(value, None, str(path), self.caption_field)
         else:
             texts = captions_of(read_text(path, self.encoding), self.lines)
         texts = [text.strip() for text in texts if text.strip()]

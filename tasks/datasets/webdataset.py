@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ _TRAILER = 1024  # number of zero bytes at the end of a tar file
 
 
 class WebDataset(UnpackedOptions):
-    """A folder of .tar files (also .tar.gz), in which a picture and its caption have the same name without ending."""
+    """A .tar file (also .tar.gz), or a folder of them: a picture and its caption have the same name without ending."""
 
     adapter: Literal["webdataset"] = "webdataset"
     caption_field: str = Field(
@@ -40,6 +41,8 @@ class WebDataset(UnpackedOptions):
     lines: Lines = "captions"
 
     def annotation_files(self) -> list[Path]:
+        if self.path.expanduser().is_file() and is_tar(self.path):
+            return [self.path.expanduser()]
         folder = require_folder(self.path, "data.path")
         paths = tar_files(folder)
         if not paths:
@@ -49,13 +52,20 @@ class WebDataset(UnpackedOptions):
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         generated.mkdir(parents=True, exist_ok=True)
         files = self.annotation_files()
-        splits = [folder_split([path.name.partition(".")[0]]) for path in files]
+        written: set[str] = set()
+        splits = [folder_split([_stem(path)]) for path in files]
         for path, split in zip(files, splits if all(splits) else [None] * len(files), strict=True):
             for key, members in samples(path):
                 with faults.of_row():
-                    yield self._row(path, key, members, split, generated)
+                    row, picture = self._row(path, key, members, split)
+                    if row.name in written:  # the picture would have the captions of two
+                        raise AttendError(f"{row.where}: {row.name} is another sample's too: rename one of them")
+                    written.add(row.name)
+                    (generated / row.name).write_bytes(picture)
+                    yield row
 
-    def _row(self, path: Path, key: str, members: dict[str, bytes], split: str | None, generated: Path) -> Row:
+    def _row(self, path: Path, key: str, members: dict[str, bytes], split: str | None) -> tuple[Row, bytes]:
+        """Return a sample, and the file of its picture."""
         where = f"{path}: {key}"
         picture_suffix = next((suffix for suffix in members if f".{suffix}" in PICTURE_SUFFIXES), None)
         if picture_suffix is None:
@@ -74,10 +84,8 @@ class WebDataset(UnpackedOptions):
             raise AttendError(f"{where}: has no .txt with its caption; set data.caption_field to a field of its .json")
         if self.split_field:
             split = parse_split(str(fields.get(self.split_field)), f"{where}.json")
-        name = f"{path.name.partition('.')[0]}-{key.replace('/', '-')}.{picture_suffix}"
-        row = Row(name, tuple(texts), split, where)
-        (generated / name).write_bytes(members[picture_suffix])
-        return row
+        name = f"{_stem(path)}-{key.replace('/', '-')}.{picture_suffix}"
+        return Row(name, tuple(texts), split, where), members[picture_suffix]
 
 
 def tar_files(folder: Path) -> list[Path]:
@@ -88,6 +96,11 @@ def tar_files(folder: Path) -> list[Path]:
 def is_tar(path: Path) -> bool:
     """Return whether a file is a tar file by its name."""
     return path.name.lower().endswith((".tar", ".tar.gz", ".tgz")) and not path.name.startswith(".")
+
+
+def _stem(path: Path) -> str:
+    """Return the name of a tar file without its ending, such as `2024.01` of `2024.01.tar.gz`."""
+    return re.sub(r"\.(tar|tar\.gz|tgz)$", "", path.name, flags=re.IGNORECASE)
 
 
 def _decoded(data: bytes, where: str) -> str:

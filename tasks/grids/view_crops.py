@@ -6,6 +6,7 @@ A view is named DIGEST#NUMBER. Its pixels are a function of that name and of `vi
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 
 from models.resizing import Pixels
@@ -42,8 +43,12 @@ def random_crop(pixels: Pixels, generator: random.Random, minimum: float) -> Pix
 
 
 def mentions_side(picture: CaptionedPicture, vocabulary: Vocabulary) -> bool:
-    """Return whether a caption of the picture has a word of `SIDED`, so that the picture must not be mirrored."""
-    return any(not SIDED.isdisjoint(vocabulary.decode(row)) for row in picture.tokens.tolist())
+    """Return whether a caption of the picture has a word of `SIDED`, so that the picture must not be mirrored.
+
+    The words are those of the written caption, because a tokeniser may keep capitals and punctuation, or cut words up.
+    """
+    captions = (vocabulary.text(row).lower() for row in picture.tokens.tolist())
+    return any(not SIDED.isdisjoint(re.findall(r"[\w-]+", caption)) for caption in captions)
 
 
 def grid_names_for_training(

@@ -7,6 +7,7 @@ artifact of that key.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from tasks.pipeline.workspace import Workspace, lock_name
 
 Inputs = Mapping[str, Mapping[str, str]]  # name of a stage -> digests of its inputs from outside the workspace
 State = Literal["fresh", "stale", "missing", "damaged", "interrupted", "running"]
-Read = Literal["none", "suspects", "all"]  # the files whose digests are checked; all files have their sizes checked
+Read = Literal["none", "suspects", "all"]  # the files whose digests are read; the sizes of all files are compared
 
 
 @dataclass(frozen=True)
@@ -43,47 +44,127 @@ class Status:
 _ORDER = ("pictures", *SPLITS, "left out", "captions")  # of counts; ledgers have them by name
 
 
-def up_to(pipeline: Pipeline, name: str) -> Pipeline:
-    """Return the pipeline up to and including the stage `name`. Raises AttendError if no stage has that name."""
-    names = pipeline.names()
-    if name not in names:
-        raise AttendError(f"no such stage {name!r}{suggestion(name, names)}")
-    return replace(pipeline, stages=pipeline.stages[: names.index(name) + 1])
+class Plan:
+    """The statuses of a pipeline's stages, in order, up to a stage that is wanted.
 
+    A command makes one and passes it down. The digests of inputs from outside the workspace (photographs, annotation
+    files, weights) are read when it is made, so that all stages of a run see them in the same state. The statuses are
+    found by `update`, and again by `run_stage` for a stage that has run and for those after it.
 
-def plan(pipeline: Pipeline, inputs: Inputs | None = None, read: Read = "none") -> list[Status]:
-    """Return the status of every stage, judged by ledgers, file sizes, and the digests of the files chosen by `read`.
-
-    inputs: what `inputs_of` returned when the run began, so that all stages see the inputs in the same state; by
-    default they are read now. Raises AttendError if a stage needs a split of the data set that has no pictures.
+    statuses: of the wanted stages. ran: the names of the stages that have run.
     """
-    inputs = inputs_of(pipeline) if inputs is None else inputs
-    statuses: dict[Stage, Status] = {}
-    for stage in pipeline.stages:
-        statuses[stage] = _status(stage, pipeline, statuses, inputs.get(stage.name, {}), read)
-    return list(statuses.values())
 
+    def __init__(self, pipeline: Pipeline, until: str | None = None, read: Read = "none") -> None:
+        """Read the inputs from outside.
 
-def with_running(statuses: Iterable[Status], workspace: Workspace) -> list[Status]:
-    """Return a plan with the state `running` for the stages that another process works on now."""
-    return [_running(status, workspace) if _is_running(status, workspace) else status for status in statuses]
+        until: the last stage that is wanted; by default the pipeline's last. read: the files whose digests are read by
+        `update`: a run must read the suspects. Raises AttendError if no stage has that name, and if an input cannot be
+        read.
+        """
+        names = pipeline.names()
+        if until is not None and until not in names:
+            raise AttendError(f"no such stage {until!r}{suggestion(until, names)}")
+        self.pipeline, self.workspace, self.read = pipeline, Workspace(pipeline.root), read
+        self.stages = pipeline.stages if until is None else pipeline.stages[: names.index(until) + 1]
+        self.inputs: Inputs = {stage.name: stage.inputs() for stage in self.stages}
+        self.ran: list[str] = []
+        self._statuses: dict[Stage, Status] = {}
 
+    @property
+    def statuses(self) -> list[Status]:
+        """Return the statuses of the wanted stages."""
+        return [self._statuses[stage] for stage in self.stages]
 
-def _is_running(status: Status, workspace: Workspace) -> bool:
-    if status.key is None or status.fresh:
-        return False
-    return workspace.is_locked(lock_name(status.stage.kind, status.key))
+    @property
+    def fresh(self) -> bool:
+        """Return whether all wanted stages are fresh."""
+        return all(status.fresh for status in self.statuses)
 
+    @property
+    def artifacts(self) -> dict[Stage, Artifact]:
+        """Return the artifacts of the wanted stages that are fresh."""
+        return artifacts_of(self.statuses)
 
-def _running(status: Status, workspace: Workspace) -> Status:
-    """Return a status with the state `running`, and how far the stage came."""
-    partial = workspace.partial(status.stage.kind, str(status.key))
-    return replace(status, state="running", why=[_progress_of(partial, "just started")])
+    @property
+    def by_kind(self) -> dict[str, Artifact]:
+        """Return the artifacts of the wanted fresh stages, by kind; where two stages share a kind, the later one's."""
+        return by_kind(self.artifacts)
 
+    def status(self, name: str) -> Status:
+        """Return the status of the stage of that name."""
+        return next(status for status in self.statuses if status.stage.name == name)
 
-def inputs_of(pipeline: Pipeline) -> Inputs:
-    """Return the digests of each stage's inputs from outside the workspace: photographs, annotation files, weights."""
-    return {stage.name: stage.inputs() for stage in pipeline.stages}
+    def update(self, first: Stage | None = None) -> Plan:
+        """Find the statuses of the wanted stages, or only those from `first` on, and return this plan.
+
+        They are judged by ledgers, file sizes, and the digests of the files chosen by `read`. Raises AttendError if a
+        stage needs a split of the data set that has no pictures.
+        """
+        start = 0 if first is None else self.stages.index(first)
+        self._statuses = dict(list(self._statuses.items())[:start])
+        for stage in self.stages[start:]:
+            self._statuses[stage] = self._judge(stage, self.inputs.get(stage.name, {}), self._statuses)
+        return self
+
+    def of_all_stages(self) -> list[Status]:
+        """Return the statuses of all stages, those after the wanted ones included, as far as they can be judged.
+
+        A stage that needs a split without pictures cannot, and neither can those after it.
+        """
+        statuses = dict(self._statuses)
+        with contextlib.suppress(AttendError):
+            for stage in self.pipeline.stages[len(self.stages) :]:
+                statuses[stage] = self._judge(stage, stage.inputs(), statuses)
+        return list(statuses.values())
+
+    def with_running(self) -> list[Status]:
+        """Return the statuses, with the state `running` for the stages that another process works on now."""
+        return [_running(item, self.workspace) if _is_running(item, self.workspace) else item for item in self.statuses]
+
+    def verify(self) -> Plan:
+        """Find the statuses by reading every digest, and return this plan.
+
+        The files of damaged artifacts become suspect, so that the next run finds the damage and makes them again.
+        """
+        read, self.read = self.read, "all"
+        self.update()
+        self.read = read
+        for status in self.statuses:
+            artifact = self.workspace.find(status.stage.kind, status.key) if status.key else None
+            if status.state == "damaged" and artifact is not None:
+                self.workspace.suspect(path for path, _ in artifact.files(self.workspace.root))
+        return self
+
+    def trust_fresh(self) -> None:
+        """Mark the files of fresh stages as sound: they were made just now, or their digests match the ledger."""
+        assert self.read != "none"
+        self.workspace.trust(path for item in self.artifacts.values() for path, _ in item.files(self.workspace.root))
+
+    def _judge(self, stage: Stage, inputs: Mapping[str, str], before: Mapping[Stage, Status]) -> Status:
+        """Return the status of a stage. before: the statuses of the stages before it, in the pipeline's order."""
+        last_key = self.workspace.last_run(self.pipeline.run).done.get(stage.name)
+        last = self.workspace.find(stage.kind, last_key) if last_key else None
+        config = {name: section.key_part() for name, section in stage.sections().items()}
+        fresh = artifacts_of(before.values())
+        upstream = _upstream_digests(stage, fresh, self.pipeline.run)
+        # In the pipeline's order, not the order in which the stage lists its needs.
+        not_fresh = [earlier.name for earlier in before if earlier in stage.upstream() and earlier not in fresh]
+        if not_fresh:
+            must_run = f"{listed(not_fresh)} must run first"
+            if last is None:
+                return Status(stage, "missing", [must_run])
+            changed = differences({"config": last.ledger.parts["config"]}, {"config": config})
+            return Status(stage, "stale", [*changed, must_run])
+
+        parts: KeyParts = {
+            "stage": stage.kind,
+            "version": stage.version,
+            "config": config,
+            "upstream": upstream,
+            "inputs": dict(inputs),
+        }
+        key = digest_of(parts)
+        return _status_by_key(Status(stage, "missing", [], key, parts), self.workspace, last, self.read)
 
 
 def artifacts_of(statuses: Iterable[Status]) -> dict[Stage, Artifact]:
@@ -96,61 +177,16 @@ def by_kind(artifacts: Mapping[Stage, Artifact]) -> dict[str, Artifact]:
     return {stage.kind: artifact for stage, artifact in artifacts.items()}
 
 
-def artifacts(pipeline: Pipeline, inputs: Inputs | None = None) -> dict[str, Artifact]:
-    """Return the fresh artifacts of a pipeline by kind; where two stages share a kind, the later one's."""
-    return by_kind(artifacts_of(plan(pipeline, inputs)))
+def _is_running(status: Status, workspace: Workspace) -> bool:
+    if status.key is None or status.fresh:
+        return False
+    return workspace.is_locked(lock_name(status.stage.kind, status.key))
 
 
-def artifact(pipeline: Pipeline) -> Artifact:
-    """Return the artifact of a pipeline's last stage. Raises AttendError if that stage is not fresh."""
-    last_artifact = plan(pipeline)[-1].artifact
-    if last_artifact is None:
-        raise AttendError(f"{pipeline.run}: the stage {pipeline.last.name} is not fresh: run `attend run` first")
-    return last_artifact
-
-
-def verify(pipeline: Pipeline) -> list[Status]:
-    """Return the plan after reading every digest.
-
-    The files of damaged artifacts become suspect, so that the next run finds the damage and makes them again.
-    """
-    statuses = plan(pipeline, read="all")
-    workspace = pipeline.workspace
-    for status in statuses:
-        artifact = workspace.find(status.stage.kind, status.key) if status.key else None
-        if status.state == "damaged" and artifact is not None:
-            workspace.suspect(path for path, _ in artifact.files(workspace.root))
-    return statuses
-
-
-def _status(
-    stage: Stage, pipeline: Pipeline, before: Mapping[Stage, Status], inputs: Mapping[str, str], read: Read
-) -> Status:
-    """Return the status of a stage. before: the statuses of the stages before it, in the pipeline's order."""
-    workspace = pipeline.workspace
-    last_key = workspace.last_run(pipeline.run).done.get(stage.name)
-    last = workspace.find(stage.kind, last_key) if last_key else None
-    config = {name: section.key_part() for name, section in stage.sections().items()}
-    fresh = artifacts_of(before.values())
-    upstream = _upstream_digests(stage, fresh, pipeline.run)
-    # In the pipeline's order, not the order in which the stage lists its needs.
-    not_fresh = [earlier.name for earlier in before if earlier in stage.upstream() and earlier not in fresh]
-    if not_fresh:
-        must_run = f"{listed(not_fresh)} must run first"
-        if last is None:
-            return Status(stage, "missing", [must_run])
-        changed = differences({"config": last.ledger.parts["config"]}, {"config": config})
-        return Status(stage, "stale", [*changed, must_run])
-
-    parts: KeyParts = {
-        "stage": stage.kind,
-        "version": stage.version,
-        "config": config,
-        "upstream": upstream,
-        "inputs": dict(inputs),
-    }
-    key = digest_of(parts)
-    return _status_by_key(Status(stage, "missing", [], key, parts), workspace, last, read)
+def _running(status: Status, workspace: Workspace) -> Status:
+    """Return a status with the state `running`, and how far the stage came."""
+    partial = workspace.partial(status.stage.kind, str(status.key))
+    return replace(status, state="running", why=[_progress_of(partial, "just started")])
 
 
 def _upstream_digests(stage: Stage, artifacts: Mapping[Stage, Artifact], run: str) -> dict[str, str]:

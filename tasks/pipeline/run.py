@@ -3,52 +3,49 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from models.memory import is_out_of_memory
 from tasks.common.errors import AttendError, is_disk_full
 from tasks.common.log import log
 from tasks.common.progress import Stopwatch, lasting
 from tasks.pipeline.ledger import Artifact
-from tasks.pipeline.plan import Inputs, Status, artifacts_of, inputs_of, plan, up_to
-from tasks.pipeline.stage import Hooks, Pipeline, Stage, Work
+from tasks.pipeline.plan import Plan, Status, artifacts_of
+from tasks.pipeline.stage import Hooks, Stage, Work
 from tasks.pipeline.workspace import Workspace, lock_name
 
 _NO_HOOKS = Hooks()
 
 
-def run_stage(pipeline: Pipeline, name: str, inputs: Inputs | None = None, hooks: Hooks = _NO_HOOKS) -> Status:
+def run_stage(plan: Plan, name: str, hooks: Hooks = _NO_HOOKS) -> Status:
     """Run one stage unless it is fresh, and return its status from before. Its upstream stages must be fresh.
 
-    inputs: as in `plan`. Raises AttendError if an upstream stage is not fresh.
+    The plan, which reads suspects, is up to date afterwards. Raises AttendError if an upstream stage is not fresh.
     """
-    workspace, wanted = pipeline.workspace, up_to(pipeline, name)
-    inputs = inputs_of(wanted) if inputs is None else inputs
-    status = plan(wanted, inputs, read="suspects")[-1]
+    workspace, run = plan.workspace, plan.pipeline.run
+    status = plan.status(name)
     if status.key is None:
         raise AttendError(f"{name}: {status.why[-1]}")
     if not status.fresh:
-        workspace.remember(pipeline.run, name, status.key, done=False)
-        with workspace.lock(lock_name(status.stage.kind, status.key), f"{name} of {pipeline.run}"):
-            statuses = plan(wanted, inputs, read="suspects")  # another process may have run it meanwhile
-            if not statuses[-1].fresh:
-                _run(workspace, statuses[-1], artifacts_of(statuses[:-1]), hooks)
-    if workspace.suspects():
-        trust_fresh(plan(wanted, inputs)[-1:], workspace)
-    workspace.remember(pipeline.run, name, status.key, done=True)
-    if name == pipeline.all_names[-1]:
-        workspace.forget_other_stages(pipeline.run, pipeline.all_names)
+        workspace.remember(run, name, status.key, done=False)
+        with workspace.lock(lock_name(status.stage.kind, status.key), f"{name} of {run}"):
+            plan.update(status.stage)  # another process may have run it meanwhile
+            if not plan.status(name).fresh:
+                before = artifacts_of(plan.statuses[: plan.stages.index(status.stage)])
+                _run(workspace, plan.status(name), before, hooks)
+                plan.ran.append(name)
+    workspace.remember(run, name, status.key, done=True)
+    if not status.fresh:
+        plan.update(status.stage)
+    plan.trust_fresh()
+    names = plan.pipeline.names()
+    if name == names[-1]:
+        workspace.forget_other_stages(run, names)
     return status
 
 
-def trust_fresh(statuses: Iterable[Status], workspace: Workspace) -> None:
-    """Mark the files of fresh stages as sound: they were made just now, or their digests match the ledger."""
-    artifacts = [status.artifact for status in statuses if status.artifact is not None]
-    workspace.trust(path for artifact in artifacts for path, _ in artifact.files(workspace.root))
-
-
 def _run(workspace: Workspace, status: Status, artifacts: Mapping[Stage, Artifact], hooks: Hooks) -> None:
-    """Run a stage that is not fresh, and publish its artifact. artifacts: of all stages before it, fresh."""
+    """Run a stage that is not fresh, and publish its artifact. artifacts: of all stages before it, which are fresh."""
     assert status.key is not None and status.parts is not None
     stage = status.stage
     partial = workspace.partial(stage.kind, status.key)
@@ -76,7 +73,8 @@ def _run(workspace: Workspace, status: Status, artifacts: Mapping[Stage, Artifac
         if is_out_of_memory(error) and not isinstance(error, AttendError):
             raise AttendError(
                 f"{stage.name}: out of memory: free some, or lower the stage's batch size (machine.extract_batch, "
-                "training.batch_pictures; machine.accumulate trains a batch in parts), and run again"
+                "machine.decode_batch, training.batch_pictures; machine.accumulate trains a batch in parts), and run "
+                "again"
             ) from None
         raise
     for note in outcome.notes:

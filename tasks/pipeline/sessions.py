@@ -35,13 +35,6 @@ class Session:
     began: float
 
 
-def notice_crashes(workspace: Workspace) -> None:
-    """Mark the published files of the workspace as suspect if a run was killed there."""
-    if any((workspace.root / "locks" / _SESSIONS).glob("*.lock")) and workspace.is_writable():
-        with workspace.lock(_SESSIONS):
-            _mark_suspects(workspace)
-
-
 @contextlib.contextmanager
 def session(workspace: Workspace, doing: str) -> Iterator[None]:
     """Hold a session in the workspace for the length of the block; first mark as suspect what a crashed run left.

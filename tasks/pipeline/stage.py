@@ -172,24 +172,17 @@ class Stage(ABC):
 class Pipeline:
     """The stages of a config, in the order in which they run.
 
-    run: the name under which the workspace remembers the keys of the last run. root: the workspace's folder. stages:
-    those of the config, or the first of them (see `up_to` in plan.py). all_names: of all stages of the config.
+    run: the name under which the workspace remembers the keys of the last run. root: the workspace's folder.
     """
 
     run: str
     root: Path
     stages: tuple[Stage, ...]
-    all_names: tuple[str, ...]
 
     @classmethod
     def ending_in(cls, last: Stage, config: Config) -> Pipeline:
         """Return the pipeline of a config that ends in the stage `last` and has all stages on which that depends."""
-        stages = (*last.all_upstream(), last)
-        return cls(config.name, config.workspace, stages, tuple(stage.name for stage in stages))
-
-    @property
-    def workspace(self) -> Workspace:
-        return Workspace(self.root)
+        return cls(config.name, config.workspace, (*last.all_upstream(), last))
 
     @property
     def last(self) -> Stage:

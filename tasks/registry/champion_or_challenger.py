@@ -127,10 +127,7 @@ def _retrieved(config: Config, artifacts: CaptionerArtifacts) -> npt.NDArray[np.
 
 
 def tag_gates(client: MlflowClient, version: ModelVersion, gates: list[GateResult]) -> list[str]:
-    """Write what the gates found into a version's tags, and return a sentence for each that it fails.
-
-    gates: none where the version is the champion already, whose tags stay.
-    """
+    """Write what the gates found into a version's tags, and return a sentence for each that it fails."""
     for result in gates:
         client.set_model_version_tag(version.name, version.version, f"attend.gate.{result.name}", str(result))
     failed = [str(result) for result in gates if result.refused]

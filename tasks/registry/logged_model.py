@@ -134,10 +134,10 @@ def example() -> bytes:
     return file.getvalue()
 
 
-def drop_unregistered(log: TrainingLog, model: str) -> None:
+def drop_unregistered(log: TrainingLog) -> None:
     """Delete the models that a killed registration logged in this run but did not register."""
     experiment = log.client.get_run(log.run_id).info.experiment_id
-    registered = {version.source for version in log.client.search_model_versions(f"name = '{model}'")}
+    registered = {version.source for version in log.client.search_model_versions(f"run_id = '{log.run_id}'")}
     for logged in log.client.search_logged_models([experiment], f"source_run_id = '{log.run_id}'"):
         if f"models:/{logged.model_id}" not in registered:
             log.client.delete_logged_model(logged.model_id)

@@ -107,13 +107,14 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
         if version is None:
             rivals = [] if match is None else [ComparedModel(match.champion, match.comparison.scores)]
             version = _bundle_and_register(log, config, artifacts, scores, rivals, gates, work, scratch)
+            is_champion = champion is not None and number(champion) == number(version)
         notes = []
         if no_better_than_copied(scores, registry.promote_on):
             notes.append(f"{label(version)} is {NO_BETTER}")
             logger.warning(f"register: {notes[0]}")
-        failed = tag_gates(log.client, version, gates)
         decision = Decision("champion", f"{label(version)} is champion")
         if not is_champion:
+            failed = tag_gates(log.client, version, gates)
             drift = describe_drift(inspection["drift"])
             log.client.set_model_version_tag(version.name, version.version, "attend.drift", drift)
             rolled_back = was_rolled_back(log.client, version)
@@ -161,6 +162,8 @@ def _bundle_and_register(
     digest = write_bundle(captioner, scratch / "bundle")
     same = _same_version(log.client, config.registry, artifacts, digest, scores, config.workspace)
     if same is not None:
+        for name, value in scores["scores"].items():  # of metrics that it was not scored by before
+            log.client.set_model_version_tag(same.name, same.version, f"score.{name}", repr(value))
         return same
     exported = export_runtimes(captioner, config, artifacts, scores, scratch)
     kept = {"torch": scratch / "bundle", **{runtime.name: runtime.folder for runtime in exported if runtime.kept}}
@@ -170,7 +173,7 @@ def _bundle_and_register(
         log.client.log_artifact(log.run_id, str(work.out / file), evaluation_name(artifacts))
     earlier = earlier_versions(log.client, model, scores)
     log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
-    drop_unregistered(log, model)
+    drop_unregistered(log)
     libraries = ["timm"] if captioner.config["backbone"]["name"].startswith("timm:") else []
     name = str(log.client.get_run(log.run_id).info.run_name)
     source = log_model(log.run_id, name, bundles, input_of(captioner), libraries)

@@ -1,0 +1,40 @@
+"""The beginning of a run: its plan, made while no other command changes the workspace."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from flows.pipeline import build_pipeline
+from tasks.config.schema import Config
+from tasks.pipeline.plan import Plan
+from tasks.pipeline.sessions import session
+from tasks.registry.runs import close_dead_runs
+from tasks.registry.tracking import check_store
+
+
+@contextlib.contextmanager
+def planned_run(
+    config: Config, until: str, doing: str | None = None, alone: bool = False, verify: bool = False
+) -> Iterator[Plan]:
+    """Yield the plan of a run, and keep `attend workspace prune` out of the workspace for the length of the block.
+
+    The workspace is made where there is none. Files that a crashed run may have damaged are read, and with `verify` all
+    files. doing: a description of the run, for messages. alone: first wait until no other such run of the config's name
+    is going on. Raises AttendError where the data, the workspace or the MLflow store cannot be used.
+    """
+    plan = Plan(build_pipeline(config), until, read="suspects")
+    workspace, doing = plan.workspace, doing or f"run of {config.name}"
+    if workspace.root.is_dir() and not workspace.is_writable() and plan.update().fresh:
+        yield plan  # nothing has to be written
+        return
+    workspace.prepare()
+    check_store(config.workspace)
+    with (
+        workspace.lock(f"running-{config.name}", doing) if alone else contextlib.nullcontext(),
+        session(workspace, doing),
+    ):
+        close_dead_runs(workspace.root)
+        plan = plan.verify() if verify else plan.update()
+        plan.trust_fresh()
+        yield plan
