@@ -9,6 +9,7 @@ import random
 import shutil
 import socket
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from flows.pipeline import build_pipeline
 from tasks.config.schema import Config, validate
 from tasks.data.manifest import GENERATED_FOLDER
+from tasks.grids.store import Grids, GridStore
 from tasks.pipeline import run as running
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Inputs, Plan, Read, Status
@@ -168,6 +170,13 @@ def register_all(config: Config) -> dict[str, str]:
     """Run every stage; stage -> its state before."""
     give_store(config.workspace)
     return {name: run_stage(config, name).state for name in names_of(config)}
+
+
+def write_shard(
+    store: GridStore, slabs: Sequence[Grids], digests: Sequence[str], sizes: Sequence[tuple[int, int]]
+) -> None:
+    """Write and publish a shard of grids with the next number."""
+    store.publish(store.draft(slabs, digests, sizes, store.next_number()))
 
 
 def pictures(workspace: Path) -> list[Path]:

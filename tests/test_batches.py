@@ -16,7 +16,7 @@ from tasks.grids import reader as grid_reader
 from tasks.grids.reader import GridReader
 from tasks.grids.store import remove_shard
 from tasks.training.batches import GridBatches, ResidentBatches
-from tests.support import artifacts, run_all, small
+from tests.support import artifacts, run_all, small, write_shard
 from tests.test_grid_cache import store_with
 
 PICTURES = 70  # in seven shards
@@ -27,7 +27,7 @@ def batches_of(folder: Path, block: int | None, seed: int = 0, size: int = 4, mo
     store, grids = store_with(folder, shards=7, rows=10)
     if moved:
         sizes = [(1, 1)] * len(grids)
-        store.write([np.stack(list(grids.values())[::-1])], list(grids)[::-1], sizes)
+        write_shard(store, [np.stack(list(grids.values())[::-1])], list(grids)[::-1], sizes)
         for number in range(7):
             remove_shard(store.folder / f"shard-{number:05d}.h5")
     tokens = np.array([[START, 4, END]])

@@ -14,7 +14,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from tasks.common.cores import available_cores
 from tasks.config.devices import prepare_compiler
 from tasks.config.machine import MachineConfig
-from tasks.grids.encoding import decoder_count
+from tasks.grids.photographs import decoder_count
 
 SAYS = "import tasks, torch; print(torch.get_num_threads())"
 

@@ -69,9 +69,7 @@ def test_pictures_that_could_not_be_read_are_tried_again(tmp_path: Path, finishe
     assert run_stage(config, "extract").fresh
     digest = pq.read_table(artifacts(config)["extract"].path / "failed.parquet")["digest"][0].as_py()
     with pytest.MonkeyPatch.context() as patch:  # as if the decoder had been at fault, and not the picture
-        patch.setattr(
-            "tasks.grids.photograph_batches.decode", lambda data: decode(whole if data == b"not a picture" else data)
-        )
+        patch.setattr("tasks.grids.extraction.decode", lambda data: decode(whole if data == b"not a picture" else data))
         assert retry_failed(config) == (1, 0)
     extracted = artifacts(config)["extract"]
     assert extracted.ledger.counts["extracted"] == 1 and extracted.ledger.counts["grids"] == 60

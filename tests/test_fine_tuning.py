@@ -26,8 +26,8 @@ from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.data.caption_files import CaptionedPicture
 from tasks.data.manifest import files_by_digest
-from tasks.grids.encoding import decoders
 from tasks.grids.index import open_grids
+from tasks.grids.photographs import decoders
 from tasks.training import fine_tune_backbone as fine_tuning
 from tasks.training import loop as fitting
 from tasks.training.outputs import load_decoder

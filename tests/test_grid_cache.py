@@ -15,6 +15,7 @@ from tasks.common.errors import AttendError
 from tasks.grids.identity import Identity
 from tasks.grids.reader import GridReader
 from tasks.grids.store import GridStore
+from tests.support import write_shard
 
 IDENTITY = Identity("tiny", "random:0", 64, "squash", None, "float32", 1)
 
@@ -27,7 +28,7 @@ def store_with(folder: Path, shards: int = 2, rows: int = 3) -> tuple[GridStore,
     for shard in range(shards):
         values = generator.normal(size=(rows, 2, 3, 512)).astype(np.float16)
         digests = [f"{shard}-{row}" for row in range(rows)]
-        store.write([values[:1], values[1:]], digests, [(10, 20)] * rows)
+        write_shard(store, [values[:1], values[1:]], digests, [(10, 20)] * rows)
         grids |= dict(zip(digests, values, strict=True))
     return store, grids
 
@@ -112,7 +113,7 @@ def test_a_full_disk_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.
     before = sorted(store.folder.iterdir())
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000})())
     with pytest.raises(AttendError, match=r"the disk is full: .* run again, published shards are kept"):
-        store.write([np.zeros((1, 2, 3, 5), np.float16)], ["x"], [(1, 1)])
+        write_shard(store, [np.zeros((1, 2, 3, 5), np.float16)], ["x"], [(1, 1)])
     assert sorted(store.folder.iterdir()) == before
 
 
@@ -122,7 +123,7 @@ def test_shards_beyond_five_digits_follow_each_other(tmp_path: Path) -> None:
         (store.folder / "shard-00000").with_suffix(suffix).rename(store.folder / f"shard-99999{suffix}")
     values = np.zeros((1, 2, 3, 512), np.float16)
     for digest in ("a", "b", "c"):
-        store.write([values], [digest], [(1, 1)])
+        write_shard(store, [values], [digest], [(1, 1)])
     assert [shard.number for shard in store.shards()] == [99999, 100000, 100001, 100002]
     assert store.rows()[0].keys() == {"0-0", "0-1", "0-2", "a", "b", "c"}
 

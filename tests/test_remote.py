@@ -16,9 +16,9 @@ from tasks.common.object_storage import Remote, StorageError
 from tasks.config.machine import MachineConfig
 from tasks.config.schema import Config
 from tasks.data.manifest import read_pictures
+from tasks.grids.extraction import make_shard
 from tasks.grids.index import open_grids, read_identity
 from tasks.grids.reader import GridReader
-from tasks.grids.shard_jobs import make_shard
 from tasks.grids.store import GridStore
 from tasks.pipeline.ledger import LEDGER
 from tasks.pipeline.workspace import Workspace

@@ -335,19 +335,19 @@ def test_a_killed_extraction_keeps_its_shards(tmp_path: Path, monkeypatch: pytes
 
     config = small(tmp_path)
     run_stage(config, "ingest")
-    write = GridStore.write
+    draft = GridStore.draft
     left = [2]
 
     def dies(store: GridStore, *arguments: object) -> object:
         if left[0] == 0:
             raise Killed
         left[0] -= 1
-        return write(store, *arguments)  # type: ignore[arg-type]
+        return draft(store, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(GridStore, "write", dies)
+    monkeypatch.setattr(GridStore, "draft", dies)
     with pytest.raises(Killed):
         run_stage(config, "extract")
-    monkeypatch.setattr(GridStore, "write", write)
+    monkeypatch.setattr(GridStore, "draft", draft)
     run_stage(config, "extract")
     counts = artifacts(config)["extract"].ledger.counts
     assert (counts["grids"], counts["extracted"], counts["shards"]) == (60, 28, 4)

@@ -31,11 +31,10 @@ from bench.machine import describe
 from tasks.common.log import silence
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import GridsConfig
-from tasks.grids.encoding import ExtractionResult
+from tasks.grids.extraction import MadeShard, Publish, ShardJob, bring_up_to_date
 from tasks.grids.identity import Identity
-from tasks.grids.index import INDEX, bring_up_to_date
+from tasks.grids.index import INDEX
 from tasks.grids.reader import GridReader
-from tasks.grids.shard_jobs import Publish, ShardJob, ShardResult
 from tasks.grids.store import Grids, GridStore, Row
 from tasks.pipeline.stage import Hooks
 from tasks.pipeline.workspace import Workspace
@@ -97,12 +96,12 @@ class Cluster:
         """Encodings beyond one a picture: of shards that were lost with a worker, or not published yet."""
         return sum(self.made.values()) - len(self.made)
 
-    def _make(self, work: ShardJob) -> ShardResult:
+    def _make(self, work: ShardJob) -> MadeShard:
         names = [name for name, _ in work.wanted]
         draft = self.store.draft(
             [np.stack([grid_of(name) for name in names])], names, [(1, 1)] * len(names), work.number
         )
-        return ShardResult(len(names), draft, ExtractionResult())
+        return MadeShard(len(names), draft, [])
 
 
 def grid_of(name: str) -> Grids:

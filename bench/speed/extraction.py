@@ -38,8 +38,9 @@ from tasks.config.devices import prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.precision import Precision
 from tasks.config.stages import GridsConfig
-from tasks.grids.encoding import decoders, extract_grids
+from tasks.grids.extraction import MadeShard, Publish, ShardJob, make_shards
 from tasks.grids.identity import identity_of
+from tasks.grids.photographs import decoders
 from tasks.grids.reader import GridReader
 from tasks.grids.store import GridStore
 
@@ -149,7 +150,7 @@ def _plain(backbone: Backbone, files: list[Path], size: int, out: Path) -> None:
 
 
 class Pipeline:
-    """`tasks.grids.encoding` over the pictures, into a store of its own each time."""
+    """`tasks.grids.extraction` over the pictures, into a store of its own each time."""
 
     def __init__(self, row: Row, precision: Any, compiled: bool, scratch: Path, device: Any) -> None:
         self.grids = GridsConfig(
@@ -165,8 +166,21 @@ class Pipeline:
     def run(self, wanted: list[tuple[str, Path]]) -> GridStore:
         store = GridStore(Path(tempfile.mkdtemp(dir=self.scratch)), identity_of(self.grids, "random:0"))
         store.open()
-        extract_grids(store.write, self.encoder, self.grids, self.machine, wanted, lambda *_: None)
+        rows = self.machine.shard_rows
+        jobs = [
+            ShardJob(number, wanted[start : start + rows], store.identity, self.grids, self.machine, None, None)
+            for number, start in enumerate(range(0, len(wanted), rows))
+        ]
+        make_shards(jobs, store, self.encoder, self._publish_in(store))
         return store
+
+    @staticmethod
+    def _publish_in(store: GridStore) -> Publish:
+        def publish(made: MadeShard) -> None:
+            assert made.draft is not None
+            store.publish(made.draft)
+
+        return publish
 
     def decode(self, wanted: list[tuple[str, Path]]) -> list[Pixels]:
         """Reading, decoding and resizing alone."""

@@ -107,7 +107,8 @@ def _make(folder: Path, count: int) -> None:
     chance = np.random.default_rng(0)
     for start in range(0, count, config.machine.shard_rows):  # the photographs cannot be read, so none is encoded
         part = digests[start : start + config.machine.shard_rows]
-        store.write([chance.normal(size=(len(part), 1, 1, 4)).astype(np.float16)], part, [(32, 32)] * len(part))
+        grids = chance.normal(size=(len(part), 1, 1, 4)).astype(np.float16)
+        store.publish(store.draft([grids], part, [(32, 32)] * len(part), store.next_number()))
     for stage in ("extract", "tensorise", "train", "remember", "evaluate"):
         run_one(config, stage)
     unfinished.rename(folder / "many.yaml")

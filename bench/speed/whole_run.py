@@ -27,7 +27,7 @@ from models.decoders.base import Decoder, make
 from tasks.config.schema import Config, validate
 from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
 from tasks.data.manifest import files_by_digest, read_pictures
-from tasks.grids.encoding import decoders
+from tasks.grids.photographs import decoders
 from tasks.grids.weights import load_backbone
 from tasks.training.batches import Batches
 from tasks.training.dev import Dev

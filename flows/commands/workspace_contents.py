@@ -168,7 +168,14 @@ def _rewrite(item: Compaction, shard_rows: int) -> None:
 
 def _write_rows(store: GridStore, rows: list[tuple[Grids, str, tuple[int, int]]]) -> None:
     """Write one shard. rows: (grid, digest, (width, height)) of each picture."""
-    store.write([grid[None] for grid, _, _ in rows], [digest for _, digest, _ in rows], [size for _, _, size in rows])
+    store.publish(
+        store.draft(
+            [grid[None] for grid, _, _ in rows],
+            [digest for _, digest, _ in rows],
+            [size for _, _, size in rows],
+            store.next_number(),
+        )
+    )
 
 
 @dataclass(frozen=True)

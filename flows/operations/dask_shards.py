@@ -15,14 +15,15 @@ from prefect.cache_policies import NO_CACHE
 from tasks.common.errors import AttendError, TransientError
 from tasks.common.log import show_log
 from tasks.config.machine import MachineConfig
-from tasks.grids.shard_jobs import Publish, ShardExecutor, ShardJob, ShardResult, make_shard
+from tasks.grids.extraction import MadeShard, Publish, ShardJob, make_shard
+from tasks.pipeline.stage import ShardExecutor
 
 _ANSWER_SECONDS = 20.0  # how long a scheduler may take to answer
 _SUBMITTED_AHEAD = 256  # the least number of shards submitted and not published yet, so that a new worker has work
 
 
 @task(name="shard", task_run_name="shard {job.number}", cache_policy=NO_CACHE, persist_result=False)
-def make_shard_task(job: ShardJob) -> ShardResult:
+def make_shard_task(job: ShardJob) -> MadeShard:
     """Make the files of one shard from photographs, without publishing them.
 
     Dask runs the task again on another worker where its worker is lost.
@@ -75,7 +76,7 @@ class _Cluster:
             while pending:
                 publish_next()
 
-    def _result(self, number: int, future: Any) -> ShardResult:
+    def _result(self, number: int, future: Any) -> MadeShard:
         """Return the result of a finished shard.
 
         Raises TransientError where the scheduler was lost, AttendError where every worker that tried the shard died.
@@ -83,7 +84,7 @@ class _Cluster:
         from distributed import KilledWorker
 
         try:
-            result: ShardResult = future.result()
+            result: MadeShard = future.result()
         except CancelledError:
             raise TransientError(
                 f"machine.dask: {self._address} does not answer any more: start its scheduler"

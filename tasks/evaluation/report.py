@@ -24,7 +24,7 @@ from models.vocabulary import WORD_END
 from tasks.evaluation.caption_and_score import describe_leak, read_predictions
 from tasks.evaluation.page_files import page_file
 from tasks.evaluation.score_record import JudgedConfidence, ScoreRecord, confidence_lines, describe_neighbours
-from tasks.grids.photograph_batches import read_photograph
+from tasks.grids.photographs import read_photograph
 from tasks.grids.reader import GridReader
 from tasks.metrics import ScoredCaption
 from tasks.metrics.bleu import sentence_bleu4

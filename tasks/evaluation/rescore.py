@@ -17,7 +17,7 @@ from tasks.data.manifest import files_by_digest, read_pictures
 from tasks.datasets.base import DatasetOptions
 from tasks.evaluation.caption_and_score import PredictionRow, score, write_predictions
 from tasks.evaluation.score_record import ScoreRecord
-from tasks.grids.photograph_batches import read_photograph
+from tasks.grids.photographs import read_photograph
 from tasks.grids.reader import GridReader
 from tasks.pipeline.ledger import Artifact
 

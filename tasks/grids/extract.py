@@ -95,7 +95,7 @@ class Grids(Stage):
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
         from tasks.data.manifest import files_by_digest
-        from tasks.grids.index import bring_up_to_date
+        from tasks.grids.extraction import bring_up_to_date
 
         manifest = work.artifacts[self.manifest].path
         files = files_by_digest(manifest, self.data)

@@ -205,10 +205,6 @@ class GridStore:
         """Return the number that follows the highest one in use; 0 in an empty store."""
         return max(map(_shard_number, self.folder.glob("shard-*")), default=-1) + 1
 
-    def write(self, slabs: Sequence[Grids], digests: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Shard:
-        """Write and publish a shard with the next number; arguments as in `draft`. The caller holds the lock."""
-        return self.publish(self.draft(slabs, digests, sizes, self.next_number()))
-
     def draft(
         self, slabs: Sequence[Grids], digests: Sequence[str], sizes: Sequence[tuple[int, int]], number: int
     ) -> Draft:

@@ -49,7 +49,8 @@ class Views(Stage):
 
     def run(self, work: Work, hooks: Hooks) -> Outcome:
         from tasks.data.manifest import files_by_digest, read_pictures
-        from tasks.grids.index import bring_up_to_date, indexed_digests
+        from tasks.grids.extraction import bring_up_to_date
+        from tasks.grids.index import indexed_digests
         from tasks.grids.view_crops import names_of, view_pixels
 
         manifest = work.artifacts[self.whole.manifest].path

@@ -23,7 +23,7 @@ from tasks.pipeline.workspace import Workspace
 
 PROGRESS = ".progress.txt"  # in a stage's partial folder: how far the stage came, in words
 
-# (jobs, called with each result): runs the jobs of `extract` elsewhere; see grids/shard_jobs.py
+# (jobs, called with each result): runs the jobs of `extract` elsewhere; see grids/extraction.py
 ShardExecutor = Callable[[Sequence[Any], Callable[[Any], None]], None]
 
 

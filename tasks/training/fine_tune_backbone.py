@@ -32,9 +32,8 @@ from tasks.config.training import TuningConfig
 from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
 from tasks.data.manifest import Picture, files_by_digest, read_pictures
 from tasks.datasets.base import DatasetOptions
-from tasks.grids.encoding import decoders
 from tasks.grids.index import open_grids
-from tasks.grids.photograph_batches import read_photograph
+from tasks.grids.photographs import decoders, read_photograph
 from tasks.grids.view_crops import mentions_side, random_crop
 from tasks.grids.weights import TUNED, load_backbone
 from tasks.pipeline import distributed as processes
