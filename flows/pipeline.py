@@ -12,7 +12,6 @@ from tasks.data.ingest import ingest
 from tasks.data.tensorise import tensorise
 from tasks.evaluation.evaluate import evaluate
 from tasks.grids.extract import extract
-from tasks.grids.views import extract_views
 from tasks.neighbours.remember import remember
 from tasks.pipeline.stage import Pipeline
 from tasks.registry.register import register
@@ -30,19 +29,17 @@ def build_pipeline(config: Config) -> Pipeline:
 
     manifest = ingest(config)
     grids = extract(config, manifest, suffix=suffix)
-    views = None if config.views is None else extract_views(config, config.views, grids)
     captions = tensorise(config, manifest)
-    first = train(config, grids, views, captions, suffix=suffix)
+    first = train(config, grids, captions, suffix=suffix)
     decoder: TrainedDecoder = first
 
     if config.tuning is not None:
         tuned = fine_tune(config, config.tuning, first)
         grids = extract(config, manifest, tuned)
-        views = None if config.views is None else extract_views(config, config.views, grids)
         if config.tuning.keep_decoder:
-            decoder = tuned_decoder(config, tuned, grids, views, captions)
+            decoder = tuned_decoder(config, tuned, grids, captions)
         else:
-            decoder = train(config, grids, views, captions)
+            decoder = train(config, grids, captions)
 
     if config.self_critical is not None:
         decoder = self_critical(config, config.self_critical, decoder)

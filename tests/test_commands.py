@@ -26,7 +26,7 @@ Capture = pytest.CaptureFixture[str]
 def test_every_setting_is_told_with_its_meaning(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     known = sections()
     told = {setting.name for part in known.values() for setting in part.settings}
-    for name, part in small(Path("w"), views={}, tuning={}, self_critical={}).model_dump().items():
+    for name, part in small(Path("w"), tuning={}, self_critical={}).model_dump().items():
         assert name in told or {f"{name}.{field}" for field in part or EncoderConfig.model_fields} <= told
     assert not [setting.name for part in known.values() for setting in part.settings if not setting.about]
     assert {name for name, field in Config.model_fields.items() if not field.exclude} - {"data"} <= {

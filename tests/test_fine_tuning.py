@@ -24,12 +24,15 @@ from models.end_to_end import EndToEnd, GroupedConvolutionsInFloat32
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
-from tasks.data.caption_files import CaptionedPicture
+from tasks.config.stages import CaptionsConfig
+from tasks.data.caption_files import CaptionedPicture, build_vocabulary
 from tasks.data.manifest import files_by_digest
+from tasks.data.tokenisers import tokeniser
 from tasks.grids.index import open_grids
 from tasks.grids.photographs import decoders
 from tasks.training import fine_tune_backbone as fine_tuning
 from tasks.training import loop as fitting
+from tasks.training.crops import mentions_side
 from tasks.training.outputs import load_decoder
 from tests.support import artifacts, names_of, plan, run_stage, small
 
@@ -298,3 +301,13 @@ def test_resumed_tuning_is_uninterrupted_tuning(
     assert whole.products == cut.products
     histories = [pq.read_table(found.path / "history.parquet").drop(["seconds"]) for found in (whole, cut)]
     assert histories[0].equals(histories[1])
+
+
+@pytest.mark.parametrize("name", ["unicode", "whitespace", "characters"])
+def test_left_is_read_in_a_caption_of_any_tokeniser(name: str) -> None:
+    captions = CaptionsConfig.model_validate({"tokeniser": name, "min_count": 1})
+    for caption, is_sided in (("A dog on the Left, barking", True), ("A dog and some leftovers", False)):
+        words = tokeniser(name)(caption)
+        vocabulary = build_vocabulary([words], captions)
+        picture = CaptionedPicture("a", np.array([vocabulary.encode(words, 40)]))
+        assert mentions_side(picture, vocabulary) is is_sided

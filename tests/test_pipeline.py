@@ -30,32 +30,29 @@ from tests.support import WITHOUT_MLFLOW, run_all, run_stage, small
 
 TUNING = {"epochs": 1, "batch_pictures": 8}
 CRITICAL = {"epochs": 1}
-VIEWS = {"number": 2}
 
 
 @pytest.mark.parametrize(
     ("sections", "names"),
     [
         ({}, "ingest extract tensorise train remember evaluate register"),
-        ({"views": VIEWS}, "ingest extract views tensorise train remember evaluate register"),
         ({"self_critical": CRITICAL}, "ingest extract tensorise train self_critical remember evaluate register"),
         (
             {"tuning": TUNING},
             "ingest extract-frozen tensorise train-frozen tune extract train remember evaluate register",
         ),
         (
-            {"tuning": TUNING, "views": VIEWS, "self_critical": CRITICAL},
-            "ingest extract-frozen views-frozen tensorise train-frozen tune extract views train self_critical "
-            "remember evaluate register",
+            {"tuning": TUNING, "self_critical": CRITICAL},
+            "ingest extract-frozen tensorise train-frozen tune extract train self_critical remember evaluate register",
         ),
     ],
-    ids=["plain", "views", "self_critical", "tuning", "all"],
+    ids=["plain", "self_critical", "tuning", "all"],
 )
 def test_the_stages_of_a_config(tmp_path: Path, sections: dict[str, dict[str, object]], names: str) -> None:
     assert build_pipeline(small(tmp_path, **sections)).names() == names.split()
 
 
-@pytest.mark.parametrize("sections", [{}, {"tuning": TUNING, "views": VIEWS, "self_critical": CRITICAL}])
+@pytest.mark.parametrize("sections", [{}, {"tuning": TUNING, "self_critical": CRITICAL}])
 def test_every_stage_comes_after_what_it_needs(tmp_path: Path, sections: dict[str, dict[str, object]]) -> None:
     pipeline = build_pipeline(small(tmp_path, **sections))
     for index, stage in enumerate(pipeline.stages):

@@ -62,7 +62,6 @@ ROWS = (
     Row("scheduled sampling to 0.25", {"training": {"scheduled_sampling": 0.25}}, alone=True),
     Row("finer pictures, all positions", {"grids": {"image_size": FINER}}, alone=True),
     Row("finer pictures, 7x7 positions", {"grids": {"image_size": FINER, "grid": 7}}),
-    Row("four views", {"views": {"number": 4}}, alone=True),
     Row("length normalisation 0.7", {"evaluation": {"length_normalisation": 0.7}}),
     Row("no trigram twice", {"evaluation": {"no_repeat": 3}}),
     Row("neighbours and a beam of 20", {"evaluation": {"beam": 20, "neighbours": "fitted"}}, alone=True),

@@ -157,7 +157,7 @@ class Bench:
     def __init__(self, config: Config, seed: int) -> None:
         self.config, self.seed = config, seed
         found = self._found = planned(config, "evaluate").by_kind
-        self._sources = FitInputs(found["ingest"], found["tensorise"], found["extract"], None)
+        self._sources = FitInputs(found["ingest"], found["tensorise"], found["extract"])
         self.device = device_of(config.machine)
         training = config.training.model_copy(update={"batch_pictures": 16, "captions_per_picture": None})
         self.training = with_precision(training, self.device, "training")

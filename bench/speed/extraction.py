@@ -168,7 +168,7 @@ class Pipeline:
         store.open()
         rows = self.machine.shard_rows
         jobs = [
-            ShardJob(number, wanted[start : start + rows], store.identity, self.grids, self.machine, None, None)
+            ShardJob(number, wanted[start : start + rows], store.identity, self.grids, self.machine, None)
             for number, start in enumerate(range(0, len(wanted), rows))
         ]
         make_shards(jobs, store, self.encoder, self._publish_in(store))

@@ -24,7 +24,7 @@ def retry_failed(config: Config) -> tuple[int, int]:
         )
     before = after = 0
     for stage in plan.stages:
-        if stage.kind not in ("extract", "views"):
+        if stage.kind != "extract":
             continue
         artifact = plan.status(stage.name).artifact
         if artifact is not None and artifact.ledger.counts["failed"]:

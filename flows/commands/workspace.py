@@ -44,8 +44,7 @@ def grids(workspace: WorkspaceOption = Path("workspace"), as_json: Json = False)
     for row in rows:
         typer.echo(
             f"{row['store']}  {row['backbone']} {row['image_size']} px, weights {str(row['weights'])[:24]}"
-            f"{', ' + row['view'] if 'view' in row else ''}: "
-            f"{row['pictures']:,} pictures in {row['shards']} shards, {row['bytes'] / 2**20:,.1f} MiB"
+            f": {row['pictures']:,} pictures in {row['shards']} shards, {row['bytes'] / 2**20:,.1f} MiB"
         )
 
 

@@ -26,7 +26,7 @@ from tasks.pipeline.workspace import LastRun, Workspace
 from tasks.registry.registration_record import read_registration
 from tasks.registry.tracking import has_version
 
-_INDEXED = ("extract", "views")  # stages whose artifacts hold an index of grids
+_INDEXED = ("extract",)  # stages whose artifacts hold an index of grids
 
 
 @dataclass(frozen=True)
@@ -168,14 +168,8 @@ def _rewrite(item: Compaction, shard_rows: int) -> None:
 
 def _write_rows(store: GridStore, rows: list[tuple[Grids, str, tuple[int, int]]]) -> None:
     """Write one shard. rows: (grid, digest, (width, height)) of each picture."""
-    store.publish(
-        store.draft(
-            [grid[None] for grid, _, _ in rows],
-            [digest for _, digest, _ in rows],
-            [size for _, _, size in rows],
-            store.next_number(),
-        )
-    )
+    grids, digests, sizes = zip(*rows, strict=True)
+    store.publish(store.draft([grid[None] for grid in grids], digests, sizes, store.next_number()))
 
 
 @dataclass(frozen=True)

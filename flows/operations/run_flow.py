@@ -32,7 +32,6 @@ from tasks.common.log import log, show_log
 from tasks.common.retries import may_pass
 from tasks.config.schema import Config
 from tasks.grids.extract import Grids
-from tasks.grids.views import Views
 from tasks.pipeline import distributed
 from tasks.pipeline.plan import Plan
 from tasks.pipeline.run import run_stage, savings_message
@@ -144,9 +143,8 @@ def _hooks(config: Config, plan: Plan, name: str) -> Iterator[Hooks]:
     """Yield the hooks of a stage: they report to Prefect's UI and, from training, to the model's run in MLflow."""
     hooks, status = Hooks(), plan.status(name)
     stage = status.stage
-    if isinstance(stage, Grids | Views):
-        what = "grids" if isinstance(stage, Grids) else "views"
-        hooks = replace(hooks, shards_done=prefect_reports.show_progress(what), executor=executor_of(config.machine))
+    if isinstance(stage, Grids):
+        hooks = replace(hooks, shards_done=prefect_reports.show_progress("grids"), executor=executor_of(config.machine))
     if not isinstance(stage, TrainedDecoder) or status.fresh or status.key is None:
         yield hooks
         return

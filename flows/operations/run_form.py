@@ -12,7 +12,6 @@ from pydantic import Field
 STAGES = (
     "ingest",
     "extract",
-    "views",
     "tensorise",
     "train",
     "tune",

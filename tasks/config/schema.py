@@ -28,7 +28,6 @@ from tasks.config.stages import (
     GridsConfig,
     MemoryConfig,
     RegistryConfig,
-    ViewsConfig,
 )
 from tasks.config.starting_point import Find, StartingPoint, with_starting_point
 from tasks.config.training import SelfCriticalConfig, TrainingConfig, TuningConfig
@@ -58,7 +57,6 @@ class Config(Checked):
     data: Dataset
     grids: GridsConfig
     encoder: EncoderConfig | None = None
-    views: ViewsConfig | None = None
     captions: CaptionsConfig = CaptionsConfig()
     decoder: DecoderConfig
     training: TrainingConfig = TrainingConfig()
@@ -161,8 +159,6 @@ class Config(Checked):
 
     def _contradictions_of_given_grids(self) -> Iterator[str]:
         """Yield what does not go together with grids that others made."""
-        if self.views is not None and self.grids.backbone == "imported":
-            yield ("views: imported grids have neither photographs nor a backbone to make views with: leave views out")
         if self.data.has_grids and self.grids.backbone != "imported":
             yield (
                 f"data.adapter: {self.data.model_dump()['adapter']} has grids and no photographs: set "

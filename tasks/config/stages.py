@@ -1,4 +1,4 @@
-"""The config sections of the stages that do not train: grids, views, captions, memory, evaluation and registry."""
+"""The config sections of the stages that do not train: grids, captions, memory, evaluation and registry."""
 
 from __future__ import annotations
 
@@ -104,29 +104,6 @@ class EncoderConfig(Section):
         """Return the settings of its backbone as a section `grids`."""
         values = {"backbone": self.backbone, "weights": self.weights, "image_size": self.image_size}
         return GridsConfig(**values, fit=self.fit, layer=self.layer, grid=self.grid)
-
-
-class ViewsConfig(Section):
-    """Other views of the training pictures, cropped and mirrored, extracted once as well (stage `views`)."""
-
-    number: int = Field(
-        4,
-        ge=1,
-        le=64,
-        description="views of a picture besides the whole picture; every epoch draws one of all these at random",
-    )
-    crop: float = Field(
-        0.85,
-        gt=0,
-        le=1,
-        description="smallest share, up to 1, of a photograph's height and of its width that a view shows",
-    )
-    flip: bool = Field(
-        True,
-        description="mirror every other view; for a picture whose captions mention left or right, mirrored views are "
-        "not used",
-    )
-    seed: int = Field(0, description="seed of the random crops")
 
 
 class CaptionsConfig(Section):

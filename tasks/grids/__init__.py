@@ -1,1 +1,1 @@
-"""Stages `extract` and `views`: photographs -> grids, kept once."""
+"""Stage `extract`: photographs -> grids, kept once."""

@@ -55,7 +55,6 @@ from tasks.pipeline.stage import PROGRESS, Hooks
 from tasks.pipeline.workspace import Workspace
 
 _BATCHES_AHEAD = 2  # of those that a GPU encodes
-View = Callable[[str, Pixels], Pixels]  # (name, photograph) -> the part of the photograph that is encoded
 loaded_encoders: dict[str, Encoder] = {}
 
 
@@ -63,10 +62,9 @@ loaded_encoders: dict[str, Encoder] = {}
 class ShardJob:
     """A job: one shard to be made.
 
-    number: the shard's number. wanted: (name, file) of its photographs, in order; a name is the SHA-256 of the file,
-    followed by `#` and a suffix where a photograph is encoded more than once. identity: the store's identity. machine:
-    its workspace is a path or URL that all workers can reach. tuned: the artifact of a fine-tuned backbone, if there is
-    one. view: returns the part of a photograph that a name stands for; None for the whole photograph.
+    number: the shard's number. wanted: (digest, file) of its photographs, in order. identity: the store's identity.
+    machine: its workspace is a path or URL that all workers can reach. tuned: the artifact of a fine-tuned backbone, if
+    there is one.
     """
 
     number: int
@@ -75,7 +73,6 @@ class ShardJob:
     grids: GridsConfig
     machine: MachineConfig
     tuned: Artifact | None
-    view: View | None
 
 
 @dataclass(frozen=True)
@@ -102,12 +99,11 @@ def bring_up_to_date(
     tuned: Artifact | None,
     out: Path,
     hooks: Hooks,
-    view: View | None = None,
 ) -> Outcome:
     """Add the pictures that the grid store of `identity` lacks to it, and write an artifact's files to `out`.
 
-    files: name -> file of the photograph. tuned, view: as of `ShardJob`. However this function ends, each shard is
-    either complete or absent. Raises AttendError where more than `grids.max_failed`, a share of all pictures, cannot be
+    files: digest -> file of the photograph. tuned: as of `ShardJob`. However this function ends, each shard is either
+    complete or absent. Raises AttendError where more than `grids.max_failed`, a share of all pictures, cannot be
     decoded, and what `make_shards` raises.
     """
     workspace = Workspace(machine.folder)
@@ -122,7 +118,7 @@ def bring_up_to_date(
         missing = sorted(digest for digest in files if digest not in rows)
         size, first = machine.shard_rows, store.next_number()
         jobs = [
-            ShardJob(first + index, [(name, files[name]) for name in part], identity, grids, machine, tuned, view)
+            ShardJob(first + index, [(name, files[name]) for name in part], identity, grids, machine, tuned)
             for index, part in enumerate(missing[start : start + size] for start in range(0, len(missing), size))
         ]
         failed = _fill(store, jobs, hooks, out / PROGRESS) if jobs else []
@@ -262,7 +258,7 @@ def _decode(jobs: Sequence[ShardJob], encoder: Encoder, pool: ThreadPoolExecutor
     """Yield the photographs of all jobs in batches, in order; no batch has photographs of two jobs."""
     size = jobs[0].machine.extract_batch
     parts = [(job, job.wanted[start : start + size]) for job in jobs for start in range(0, len(job.wanted), size)]
-    files = [pool.submit(_read, *item) for item in parts[0][1]]
+    files = [pool.submit(read_photograph, *item) for item in parts[0][1]]
     for number, (job, part) in enumerate(parts, 1):
         contents = [file.result() for file in files]
         side = job.grids.image_size
@@ -270,16 +266,12 @@ def _decode(jobs: Sequence[ShardJob], encoder: Encoder, pool: ThreadPoolExecutor
         lines = torch.empty(len(part), side, side, 3, dtype=torch.uint8, pin_memory=encoder.device.type == "cuda")
         decode_one = functools.partial(_decode_one, job, encoder.declared.interpolation)
         outcomes = list(pool.map(decode_one, part, contents, lines.numpy()))
-        files = [pool.submit(_read, *item) for item in parts[number][1]] if number < len(parts) else []
+        files = [pool.submit(read_photograph, *item) for item in parts[number][1]] if number < len(parts) else []
         failed = [outcome for outcome in outcomes if isinstance(outcome, FailedPhotograph)]
         good = [outcome for outcome in outcomes if isinstance(outcome, _Photograph)]
         if failed:
             lines = lines[[index for index, outcome in enumerate(outcomes) if isinstance(outcome, _Photograph)]]
         yield _Batch(job, good, failed, lines.permute(0, 3, 1, 2))
-
-
-def _read(name: str, path: Path) -> bytes:
-    return read_photograph(name.partition("#")[0], path)
 
 
 def _decode_one(
@@ -289,8 +281,7 @@ def _decode_one(
     name, path = item
     try:
         original = decode(data)
-        part = original if job.view is None else job.view(name, original)
-        out[:] = resize(part, job.grids.image_size, job.grids.fit, interpolation)
+        out[:] = resize(original, job.grids.image_size, job.grids.fit, interpolation)
         return _Photograph(name, (original.shape[1], original.shape[0]))
     except ValueError as error:
         return FailedPhotograph(name, path, str(error))

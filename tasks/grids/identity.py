@@ -29,7 +29,6 @@ class Identity:
     version: int  # EXTRACT_VERSION: how photographs are decoded, resized and encoded
     dtype: str = "float16"
     format: int = FORMAT
-    view: str = ""  # the part of a photograph that is encoded; empty for the whole photograph
     layer: int | None = None  # of the backbone, whose output is the grid; None for the last
     unknown: dict[str, Any] = field(default_factory=dict, hash=False)  # fields that another version wrote
 
@@ -54,11 +53,9 @@ class Identity:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as they are written to disk and digested.
 
-        `view` and `layer` are left out at their defaults, so that grids extracted before the fields existed keep their
-        digest.
+        `layer` is left out where it is None, so that grids extracted before the field existed keep their digest.
         """
-        left_out = (("view", ""), ("layer", None))
-        return join_fields({name: value for name, value in self.__dict__.items() if (name, value) not in left_out})
+        return join_fields({name: value for name, value in self.__dict__.items() if (name, value) != ("layer", None)})
 
     @property
     def digest(self) -> str:

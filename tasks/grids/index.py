@@ -22,7 +22,7 @@ INDEX, IDENTITY = "index.parquet", "identity.json"
 
 
 def reindex(workspace: Workspace, artifact: Artifact, store: GridStore, rows: dict[str, Row]) -> None:
-    """Publish an artifact of `extract` or `views` again, with the same products.
+    """Publish an artifact of `extract` again, with the same products.
 
     rows: digest -> row, where its grids are now.
     """
@@ -38,7 +38,7 @@ def reindex(workspace: Workspace, artifact: Artifact, store: GridStore, rows: di
 
 
 def indexed_digests(extracted: Artifact) -> list[str]:
-    """Return the names of all grids that an artifact of `extract` or `views` indexes."""
+    """Return the digests of all grids that an artifact of `extract` indexes."""
     names: list[str] = pq.read_table(extracted.path / INDEX, columns=["digest"])["digest"].to_pylist()
     return names
 
@@ -65,12 +65,12 @@ def shard_files(workspace: Workspace, store: GridStore, rows: dict[str, Row]) ->
 
 
 def read_identity(extracted: Artifact) -> Identity:
-    """Return the identity of the grids of an artifact of `extract` or `views`."""
+    """Return the identity of the grids of an artifact of `extract`."""
     return Identity.read(extracted.path / IDENTITY)
 
 
 def open_grids(extracted: Artifact, machine: MachineConfig) -> GridReader:
-    """Return a reader, by name, of the grids of an artifact of `extract` or `views`."""
+    """Return a reader, by name, of the grids of an artifact of `extract`."""
     store = GridStore(Workspace(machine.folder).grids, read_identity(extracted))
     if store.remote is not None:
         store.open()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import mmap
 import resource
@@ -93,16 +92,6 @@ class GridReader:
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._rows
-
-    def merged_with(self, other: GridReader) -> GridReader:
-        """Return one reader of both. Their grids must have the same shape, and no name may be in both."""
-        assert self.shape == other.shape and self._rows.keys().isdisjoint(other._rows)
-        both = copy.copy(self)
-        offset = max(self._shards, default=-1) + 1  # added to the other's shard numbers
-        both.limit, both.size = self.limit, self.size + other.size
-        both._shards = self._shards | {number + offset: shard for number, shard in other._shards.items()}
-        both._rows = self._rows | {name: Row(row.shard + offset, row.row) for name, row in other._rows.items()}
-        return both
 
     def row(self, digest: str) -> Row:
         """Return the shard and row of a picture's grid."""

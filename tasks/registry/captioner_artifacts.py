@@ -16,7 +16,7 @@ class CaptionerArtifacts:
     """The artifacts of the stages before `register`.
 
     trained: the decoder trained by teacher forcing. decoder: the decoder that is evaluated and registered, which is
-    `trained` or what self-critical training made of it. views, tuned: None where the pipeline has no such stage.
+    `trained` or what self-critical training made of it. tuned: None where the pipeline has no such stage.
     """
 
     manifest: Artifact
@@ -26,7 +26,6 @@ class CaptionerArtifacts:
     decoder: Artifact
     scores: Artifact
     memory: Artifact
-    views: Artifact | None = None
     tuned: Artifact | None = None
 
     @property
@@ -47,6 +46,5 @@ class CaptionerArtifacts:
             decoder=artifacts[decoder],
             scores=artifacts[scores],
             memory=artifacts[scores.memory],
-            views=None if decoder.views is None else artifacts[decoder.views],
             tuned=None if decoder.grids.tuned is None else artifacts[decoder.grids.tuned],
         )

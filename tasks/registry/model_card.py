@@ -54,7 +54,6 @@ def card(
     vocabulary = artifacts.captions.ledger.counts
     splits = counted_by_split({split: ingested[split] for split in SPLITS if split in ingested})
     tuned = ", fine-tuned on these pictures" if artifacts.tuned is not None else ""
-    augmented = ", trained on cropped and mirrored views too" if artifacts.views is not None else ""
     takes = "grids that another program made, each a .npy file" if config.encoding is None else "photographs"
     lines = [
         f"# {config.registry.model}",
@@ -69,7 +68,7 @@ def card(
         "",
         "## Model",
         "",
-        f"- backbone: {_backbone(config)}{tuned}{augmented}",
+        f"- backbone: {_backbone(config)}{tuned}",
         f"- decoder: {ensemble}`{decoder.name}`, {trained['epochs']} epochs{self_critical}, seed {training.seed}, "
         f"{_precision(artifacts.trained)}",
         *([] if config.starting_point is None else [f"- started from: {ancestry(config.starting_point.origin())}"]),

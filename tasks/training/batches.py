@@ -10,7 +10,7 @@ import random
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -186,14 +186,11 @@ class Batches(ABC):
 class GridBatches(Batches):
     """Batches of cached grids; pictures without a grid are left out.
 
-    choices: digest -> names of the grids that may stand for a picture, of which each epoch draws one with equal
-    probability; without it, a picture is always shown by the grid named by its digest. block: the number of pictures
-    with neighbouring digests that are read together, for caches larger than memory; None for fully random order.
-    Blocks come in random order, and the pictures of a pool of sixteen blocks are shuffled together; while one pool is
-    used, the next is read. Every addition to the cache is stored in the order of its digests, so a block is one
-    contiguous run in each addition (of a picture's views, only the one drawn is read). The order is a function of the
-    pictures' digests, the seed and the epoch, and stays the same when grids are moved within the cache.
-    device: on which the batches are used.
+    block: the number of pictures with neighbouring digests that are read together, for caches larger than memory; None
+    for fully random order. Blocks come in random order, and the pictures of a pool of sixteen blocks are shuffled
+    together; while one pool is used, the next is read. Every addition to the cache is stored in the order of its
+    digests, so a block is one contiguous run in each addition. The order is a function of the pictures' digests, the
+    seed and the epoch, and stays the same when grids are moved within the cache. device: on which the batches are used.
     """
 
     def __init__(
@@ -203,14 +200,13 @@ class GridBatches(Batches):
         size: int,
         seed: int,
         block: int | None = None,
-        choices: Mapping[str, Sequence[str]] | None = None,
         most_captions: int | None = None,
         epoch_batches: int | None = None,
         device: torch.device = CPU,
     ) -> None:
         with_grid = [picture for picture in pictures if picture.digest in grids]
         super().__init__(with_grid, size, seed, most_captions, epoch_batches)
-        self.grids, self.device, self._block, self._choices = grids, device, block, choices
+        self.grids, self.device, self._block = grids, device, block
         # A GPU gets grids as they are stored, half as large: it converts them itself.
         self._dtype = torch.float32 if device == CPU else torch.float16
         # In pictures, rounded up to whole batches.
@@ -239,28 +235,21 @@ class GridBatches(Batches):
             return
         pool = start // self._pool_size
         if self._prefetched is None:
-            self.grids.prefetch(self._grid_names(order, pool, epoch))
+            self.grids.prefetch(self._pool_digests(order, pool))
         done = self._prefetched[1] if self._prefetched is not None and self._prefetched[0] == pool else 0
         until = start % self._pool_size + self.size
-        self.grids.prefetch(self._grid_names(order, pool + 1, epoch)[done:until])
+        self.grids.prefetch(self._pool_digests(order, pool + 1)[done:until])
         self._prefetched = pool, until
 
-    def _grid_names(self, order: npt.NDArray[np.int64], pool: int, epoch: int) -> list[str]:
-        """Return the names of a pool's grids, in the order in which the cache stores them."""
+    def _pool_digests(self, order: npt.NDArray[np.int64], pool: int) -> list[str]:
+        """Return the digests of a pool's pictures, in the order in which the cache stores their grids."""
         indices = order[pool * self._pool_size : (pool + 1) * self._pool_size]
-        return sorted((self.drawn(self.captioned[index].digest, epoch) for index in indices), key=self.grids.row)
-
-    def drawn(self, digest: str, epoch: int) -> str:
-        """Return the name of the grid that shows a picture in an epoch: a function of seed, epoch and digest."""
-        if self._choices is None:
-            return digest
-        names = self._choices[digest]
-        return names[random.Random(f"{self.seed} {epoch} {digest}").randrange(len(names))]
+        return sorted((self.captioned[index].digest for index in indices), key=self.grids.row)
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
         pinned = self.device.type == "cuda"  # memory from which a GPU copies while the host goes on
         out = torch.empty(len(captioned), *self.grids.shape, dtype=self._dtype, pin_memory=pinned)
-        return read_into(out, self.grids, [self.drawn(picture.digest, epoch) for picture in captioned])
+        return read_into(out, self.grids, [picture.digest for picture in captioned])
 
     @property
     def channels(self) -> int:
@@ -290,8 +279,6 @@ class ResidentBatches(GridBatches):
         """
         super().__init__(*arguments, **options)
         digests = [picture.digest for picture in self.captioned]
-        if self._choices is not None:
-            digests = [name for digest in digests for name in self._choices[digest]]
         self._index = {digest: index for index, digest in enumerate(digests)}
         try:
             self._resident = torch.empty(len(digests), *self.grids.shape, dtype=torch.float16, device=self.device)
@@ -308,7 +295,7 @@ class ResidentBatches(GridBatches):
         """Do nothing: all grids are in memory already."""
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
-        return torch.tensor([self._index[self.drawn(picture.digest, epoch)] for picture in captioned])
+        return torch.tensor([self._index[picture.digest] for picture in captioned])
 
     def to_device(self, batch: Batch, device: torch.device) -> Batch:
         moved = batch.to(device)

@@ -18,7 +18,6 @@ from tasks.config.training import TuningConfig
 from tasks.data.tensorise import Captions
 from tasks.datasets.base import DatasetOptions
 from tasks.grids.extract import Backbone, Grids
-from tasks.grids.views import Views
 from tasks.grids.weights import weight_digests
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Work
@@ -93,14 +92,9 @@ class TunedDecoder(TrainedDecoder):
         return adopt_decoder(work.artifacts[self.tuned], work.out, hooks.epoch_done)
 
 
-def tuned_decoder(
-    config: Config, tuned: TunedBackbone, grids: Grids, views: Views | None, captions: Captions
-) -> TunedDecoder:
-    """Return the stage that takes over the decoder that was tuned; grids, views: of the tuned backbone."""
-    decoder = config.decoder
-    return TunedDecoder(
-        machine=config.machine, decoder=decoder, tuned=tuned, grids=grids, views=views, captions=captions
-    )
+def tuned_decoder(config: Config, tuned: TunedBackbone, grids: Grids, captions: Captions) -> TunedDecoder:
+    """Return the stage that takes over the decoder that was tuned; grids: of the tuned backbone."""
+    return TunedDecoder(machine=config.machine, decoder=config.decoder, tuned=tuned, grids=grids, captions=captions)
 
 
 def fine_tune(config: Config, tuning: TuningConfig, frozen: Trained) -> TunedBackbone:

@@ -34,11 +34,11 @@ from tasks.data.manifest import Picture, files_by_digest, read_pictures
 from tasks.datasets.base import DatasetOptions
 from tasks.grids.index import open_grids
 from tasks.grids.photographs import decoders, read_photograph
-from tasks.grids.view_crops import mentions_side, random_crop
 from tasks.grids.weights import TUNED, load_backbone
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batches
+from tasks.training.crops import mentions_side, random_crop
 from tasks.training.dev import Dev
 from tasks.training.kept_weights import save_weights
 from tasks.training.loop import TrainingLoop, WeightGroup

@@ -21,13 +21,11 @@ from tasks.common.errors import AttendError
 from tasks.config.decoder import DecoderConfig
 from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
-from tasks.config.stages import ViewsConfig
 from tasks.config.training import GridTrainingConfig, TrainingConfig
 from tasks.data.caption_files import read_captions, read_vocabulary
 from tasks.data.manifest import read_pictures
 from tasks.data.word_vectors import load_word_vectors
 from tasks.grids.index import open_grids
-from tasks.grids.view_crops import grid_names_for_training
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import GridBatches, ResidentBatches
@@ -41,15 +39,11 @@ from tasks.training.warm_start import start_from
 
 @dataclass(frozen=True)
 class FitInputs:
-    """The inputs that a decoder is trained and validated on: the artifacts of earlier stages.
-
-    views: the config section and the artifact of the views of training pictures; None where none are made.
-    """
+    """The inputs that a decoder is trained and validated on: the artifacts of earlier stages."""
 
     manifest: Artifact
     captions: Artifact
     grids: Artifact
-    views: tuple[ViewsConfig, Artifact] | None
 
     def vocabulary(self) -> Vocabulary:
         """Read the vocabulary from the captions' artifact."""
@@ -100,38 +94,32 @@ def fit_decoder(
 def prepare(
     stage: str, training: GridTrainingConfig, machine: MachineConfig, sources: FitInputs
 ) -> tuple[GridBatches, GridDev]:
-    """Return the batches of the train split, with its pictures' views where there are any, and the dev pictures.
+    """Return the batches of the train split, and the dev pictures.
 
     stage: the stage's kind, for messages. training: the stage's config section, with its precision decided. Raise
     AttendError where the grids exceed the local cache and would be read in random order, or where no picture of the
     train or dev split has a grid.
     """
-    grids, vocabulary = open_grids(sources.grids, machine), sources.vocabulary()
+    grids = open_grids(sources.grids, machine)
     pictures = read_captions(sources.captions.path, "train")
     device = device_of(machine)
     # On a CPU the files are mapped, and the system keeps as much of them in memory as fits.
     resident = machine.resident and device.type != "cpu"
     batches_class = ResidentBatches if resident else GridBatches
-    train_grids, view_choices = grids, None
-    if sources.views is not None:
-        views, views_artifact = sources.views
-        train_grids = grids.merged_with(open_grids(views_artifact, machine))
-        view_choices = grid_names_for_training(pictures, views, vocabulary, train_grids)
-    cache_limit = train_grids.limit
-    if training.block is None and cache_limit is not None and not resident and train_grids.size > cache_limit:
+    cache_limit = grids.limit
+    if training.block is None and cache_limit is not None and not resident and grids.size > cache_limit:
         section = "training" if stage == "train" else stage
         raise AttendError(
-            f"{stage}: the grids take {train_grids.size / 2**30:.1f} GiB, but this machine's cache holds "
+            f"{stage}: the grids take {grids.size / 2**30:.1f} GiB, but this machine's cache holds "
             f"{cache_limit / 2**30:.1f}: set {section}.block=64, so that grids are read in long runs, or a larger "
             "machine.cache_gib"
         )
     batches = batches_class(
         pictures,
-        train_grids,
+        grids,
         training.batch_pictures,
         training.seed,
         training.block,
-        view_choices,
         training.captions_per_picture,
         training.epoch_batches,
         device=device,

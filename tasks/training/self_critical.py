@@ -55,6 +55,5 @@ def self_critical(config: Config, section: SelfCriticalConfig, trained: TrainedD
         self_critical=section,
         trained=trained,
         grids=trained.grids,
-        views=trained.views,
         captions=trained.captions,
     )

@@ -20,7 +20,6 @@ from tasks.config.training import TrainingConfig
 from tasks.data.tensorise import Captions
 from tasks.data.word_vectors import vector_digests
 from tasks.grids.extract import Grids
-from tasks.grids.views import Views
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
 
@@ -42,7 +41,6 @@ class TrainedDecoder(Stage):
 
     decoder: DecoderConfig
     grids: Grids
-    views: Views | None
     captions: Captions
 
     @property
@@ -54,16 +52,14 @@ class TrainedDecoder(Stage):
         """Return the artifacts that the decoder is trained and validated on."""
         from tasks.training.fit_decoder import FitInputs
 
-        views = None if self.views is None else (self.views.views, work.artifacts[self.views])
         manifest, captions = work.artifacts[self.captions.manifest], work.artifacts[self.captions]
-        return FitInputs(manifest, captions, work.artifacts[self.grids], views)
+        return FitInputs(manifest, captions, work.artifacts[self.grids])
 
     def fitted_to(self) -> tuple[Product, ...]:
         """Return the products that every such stage trains and validates on."""
         return (
             self.grids.identity,
             self.grids.failed("train", "dev"),
-            *([] if self.views is None else [self.views.shown]),
             self.captions.vocabulary,
             self.captions.train,
             self.captions.manifest.split("dev"),
@@ -110,7 +106,7 @@ class Trained(TrainedDecoder):
         return replace(outcome, notes=[*notes, *outcome.notes])
 
 
-def train(config: Config, grids: Grids, views: Views | None, captions: Captions, suffix: str = "") -> Trained:
+def train(config: Config, grids: Grids, captions: Captions, suffix: str = "") -> Trained:
     """Return the stage that trains a decoder on cached grids by teacher forcing."""
     return Trained(
         machine=config.machine,
@@ -119,6 +115,5 @@ def train(config: Config, grids: Grids, views: Views | None, captions: Captions,
         training=config.training,
         start=config.starting_point,
         grids=grids,
-        views=views,
         captions=captions,
     )
