@@ -14,6 +14,7 @@ from tasks.common.errors import AttendError
 from tasks.config.reference import sections
 from tasks.config.schema import Config, load
 from tasks.config.stages import EncoderConfig
+from tasks.config.training import SelfCriticalConfig, TuningConfig
 from tasks.registry.logged_model import load_captioner
 from tasks.registry.versions import find
 from tests.support import artifacts, names_of, plan, planned, register_all, run_stage, small
@@ -26,8 +27,10 @@ Capture = pytest.CaptureFixture[str]
 def test_every_setting_is_told_with_its_meaning(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     known = sections()
     told = {setting.name for part in known.values() for setting in part.settings}
+    shared = {"tuning": TuningConfig.SHARED, "self_critical": SelfCriticalConfig.SHARED}
     for name, part in small(Path("w"), tuning={}, self_critical={}).model_dump().items():
-        assert name in told or {f"{name}.{field}" for field in part or EncoderConfig.model_fields} <= told
+        fields = {*(part or EncoderConfig.model_fields)} - {*shared.get(name, ())}
+        assert name in told or {f"{name}.{field}" for field in fields} <= told
     assert not [setting.name for part in known.values() for setting in part.settings if not setting.about]
     assert {name for name, field in Config.model_fields.items() if not field.exclude} - {"data"} <= {
         name.partition(".")[0] for name in [*known, *told]

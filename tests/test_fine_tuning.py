@@ -36,7 +36,7 @@ from tasks.training.crops import mentions_side
 from tasks.training.outputs import load_decoder
 from tests.support import artifacts, names_of, plan, run_stage, small
 
-TUNING = {"epochs": 2, "batch_pictures": 8, "backbone_learning_rate": 0.003, "learning_rate": 0.005, "warmup_steps": 2}
+TUNING = {"epochs": 2, "batch_pictures": 8, "backbone_learning_rate": 0.003, "learning_rate": 0.005}
 
 
 def tuned_config(workspace: Path, **changes: Any) -> Config:
@@ -243,12 +243,12 @@ def test_views_vary_by_epoch_and_are_a_function_of_the_seed(finished: Path) -> N
 
 def test_tuning_that_gains_nothing_is_told_of(finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     shutil.copytree(finished, tmp_path / "workspace")
-    still = {**TUNING, "epochs": 1, "backbone_learning_rate": 1e-12, "learning_rate": 1e-12, "warmup_steps": 900}
-    config = tuned_config(tmp_path / "workspace", tuning=still)
+    still = {**TUNING, "epochs": 1, "backbone_learning_rate": 1e-12, "learning_rate": 1e-12}
+    config = tuned_config(tmp_path / "workspace", tuning=still, training__warmup_steps=900)
     with caplog.at_level("WARNING"):
         run(config, "tune")
     assert "no epoch is better on dev than the frozen backbone" in str(artifacts(config, "tune")["tune"].ledger.notes)
-    assert "tuning.warmup_steps=900 are all of the training's" in caplog.text
+    assert "training.warmup_steps=900 are all of the training's" in caplog.text
 
 
 def test_the_decoder_that_was_tuned_is_kept_where_asked(finished: Path, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_the_decoder_that_was_tuned_is_kept_where_asked(finished: Path, tmp_path
     workspace = tmp_path / "workspace"
     shutil.copytree(finished, workspace)
     kept = {**TUNING, "keep_decoder": True}
-    rewarded = {"epochs": 1, "batch_pictures": 8, "warmup_steps": 0}
+    rewarded = {"epochs": 1, "batch_pictures": 8}
     config = tuned_config(workspace, tuning=kept, self_critical=rewarded)
     states = run(config, "register")
     assert [name for name, state in states.items() if state != "fresh"] == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,8 +12,11 @@ from pydantic import ValidationError
 
 from models.decoders import DECODERS
 from models.options import Decoding
+from tasks.common.errors import AttendError
 from tasks.config.decoder import DecoderConfig
+from tasks.config.schema import validate
 from tasks.config.stages import EvaluationConfig
+from tests.support import small
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -63,3 +67,12 @@ def test_frozen_words_that_are_the_output_layer_too_are_refused() -> None:
     ):
         DecoderConfig(name="lstm", freeze_words=True, tie_weights=True)
     assert DecoderConfig(name="lstm", freeze_words=True).freeze_words
+
+
+def test_what_later_stages_share_with_training_is_set_there_alone(tmp_path: Path) -> None:
+    config = small(tmp_path, tuning={"epochs": 1}, self_critical={}, training__seed=7, training__label_smoothing=0.1)
+    assert config.tuning is not None and config.self_critical is not None
+    assert (config.tuning.seed, config.tuning.label_smoothing, config.self_critical.seed) == (7, 0.1, 7)
+    assert validate(config.model_dump(mode="json"), "again") == config  # a config that is written is read again
+    with pytest.raises(AttendError, match=r"tuning\.patience: is that of training: set training\.patience"):
+        small(tmp_path, tuning={"patience": 9})

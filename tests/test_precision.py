@@ -33,18 +33,18 @@ def test_the_processor_is_timed() -> None:
 @pytest.mark.parametrize(("cost", "chosen"), [(0.5, "bfloat16"), (2.0, "float32"), (50.0, "float32")])
 def test_auto_is_what_is_native(pretend, capsys: Printed, cost: float, chosen: str) -> None:  # type: ignore[no-untyped-def]
     pretend(cost)
-    assert with_precision(TrainingConfig(), CPU, "training").precision == chosen
+    assert with_precision(TrainingConfig(), CPU).precision == chosen
     assert capsys.readouterr().err == ""
 
 
 def test_bfloat16_that_is_emulated_is_done_and_said(pretend, capsys: Printed) -> None:  # type: ignore[no-untyped-def]
     asked = TrainingConfig(precision="bfloat16")
     pretend(0.5)
-    assert with_precision(asked, CPU, "training") == asked and capsys.readouterr().err == ""
+    assert with_precision(asked, CPU) == asked and capsys.readouterr().err == ""
     pretend(48.0)
-    assert with_precision(asked, CPU, "tuning") == asked
+    assert with_precision(asked, CPU) == asked
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "48.0 times as long" in said and "set tuning.precision=float32" in said
+    assert said.count("\n") == 1 and "48.0 times as long" in said and "set training.precision=float32" in said
 
 
 def test_a_run_that_changes_processors_ends_and_says_both(  # type: ignore[no-untyped-def]

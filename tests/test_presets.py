@@ -67,7 +67,7 @@ def test_every_preset_runs_end_to_end(preset: str, tmp_path: Path) -> None:
     if preset in ("best", *OF_BASE):  # tied, and so of one size
         settings += ["decoder.embedding=24", "decoder.feed_forward=16"]
     if preset.endswith("_tuned") or preset == "best":
-        settings += ["tuning.epochs=1", "tuning.precision=float32"]
+        settings += ["tuning.epochs=1"]
     if preset == "googlenet":
         settings.append("decoder.attention_size=16")
     command = [sys.executable, "-m", "flows.commands.cli", "run", preset, *settings]

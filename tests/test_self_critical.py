@@ -140,7 +140,7 @@ def test_the_gradient_is_that_of_the_expected_reward() -> None:
     assert float((total - true).norm() / true.norm()) < 0.1
 
 
-CRITICAL = {"epochs": 3, "batch_pictures": 8, "learning_rate": 0.003, "warmup_steps": 0}
+CRITICAL = {"epochs": 3, "batch_pictures": 8, "learning_rate": 0.003}
 
 
 def run(config: Any) -> None:
@@ -152,7 +152,7 @@ def run(config: Any) -> None:
 def test_rewards_rise_and_what_is_evaluated_is_what_came_of_it(workspace: Path) -> None:
     learning = {"training__epochs": 12, "training__learning_rate": 0.01, "training__patience": 12}
     # Ten samples of each picture: with the five of the default, chance moves a mean reward as far as learning does.
-    critical = {**CRITICAL, "epochs": 12, "patience": 12, "samples": 10}
+    critical = {**CRITICAL, "epochs": 12, "samples": 10}
     config = small(workspace, **learning, self_critical=critical)
     run(config)
     made = artifacts(config, "evaluate")

@@ -160,7 +160,7 @@ class Bench:
         self._sources = FitInputs(found["ingest"], found["tensorise"], found["extract"])
         self.device = device_of(config.machine)
         training = config.training.model_copy(update={"batch_pictures": 16, "captions_per_picture": None})
-        self.training = with_precision(training, self.device, "training")
+        self.training = with_precision(training, self.device)
         self.batches, self.dev = prepare("train", self.training, config.machine, self._sources)
         self.vocabulary = self._sources.vocabulary()
         self.max_length = self.vocabulary.settings["max_tokens"] + 1

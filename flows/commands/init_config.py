@@ -244,13 +244,18 @@ def _training(captions: int, pictures: int) -> list[str]:
     lines = []
     is_small = captions < 5_000
     if is_small:
-        lines += ["decoder:  # smaller than the preset's: there are few captions"]
-        lines += ["  {embedding: 128, hidden: 256, attention_size: 128, dropout_words: 0.4, dropout_grid: 0.4}"]
+        lines += [
+            "decoder:  # a small Transformer, which learns more from few captions than the preset's LSTM",
+            "  {name: transformer, output: null, layers: 2, embedding: 256, hidden: 256, pca_dim: 256,",
+            "   tie_weights: true, dropout_words: 0.4, dropout_grid: 0.4, dropout_layers: 0.3}",
+        ]
     batch = 8 if is_small else 16
     steps = max(1, pictures // batch)  # of an epoch
     epochs = min(60, max(8, round(_STEPS / steps)))
     lines += ["training:", f"  epochs: {epochs}  # at most: see patience"]
     # With few captions the dev score stays at 0 for some epochs before it rises.
+    if is_small:
+        lines.append("  learning_rate: 0.0004")
     lines += [f"  patience: {12 if is_small else 5}  # training ends after so many epochs without a better dev score"]
     lines += [f"  batch_pictures: {batch}", f"  warmup_steps: {min(100, steps)}"]
     if steps < 1000:

@@ -60,7 +60,8 @@ def _is_section(annotation: object) -> bool:
 
 def _section(kind: Any, name: str) -> SectionReference:
     about = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
-    return SectionReference(about, [_setting(f"{name}.{key}", field) for key, field in kind.model_fields.items()])
+    own = {key: field for key, field in kind.model_fields.items() if key not in getattr(kind, "SHARED", ())}
+    return SectionReference(about, [_setting(f"{name}.{key}", field) for key, field in own.items()])
 
 
 def _setting(name: str, field: FieldInfo) -> Setting:

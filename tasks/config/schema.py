@@ -7,7 +7,7 @@ change no result: such fields are marked `NotInKey()` or belong to the section `
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -77,6 +77,10 @@ class Config(Checked):
         values = resolve_preset(values)
         if "name" in values and isinstance(values.get("registry"), dict | None):
             values["registry"] = {"model": values["name"], **(values.get("registry") or {})}
+        training = values.get("training") or {}
+        for name, section in (("tuning", TuningConfig), ("self_critical", SelfCriticalConfig)):
+            if isinstance(values.get(name), dict) and isinstance(training, dict):
+                values[name] = _with_shared(values[name], training, name, section.SHARED)
         return values
 
     @model_validator(mode="after")
@@ -128,8 +132,6 @@ class Config(Checked):
             yield "evaluation.no_echo: letters and byte pairs may well follow themselves: leave it out"
         if self.captions.units == "bpe" and self.decoder.word_vectors is not None:
             yield ("decoder.word_vectors: word vectors are for whole words: set captions.units=words")
-        if self.tuning is not None and self.tuning.doubly_stochastic and not DECODERS[self.decoder.name].attends:
-            yield (f"tuning.doubly_stochastic: decoder {self.decoder.name} has no alphas: set it to 0")
         yield from self._contradictions_of_data()
 
     def _contradictions_of_start(self) -> Iterator[str]:
@@ -248,6 +250,14 @@ def refusals(
                 removed.add(_field(item))
         else:
             return found, Config.model_validate(values)
+
+
+def _with_shared(own: dict[str, Any], training: dict[str, Any], name: str, shared: Iterable[str]) -> dict[str, Any]:
+    """Return a section with the fields that it shares with `training`. Raises ValueError for one that differs there."""
+    for field in shared:
+        if field in own and own[field] != training.get(field, TrainingConfig.model_fields[field].default):
+            raise ValueError(f"{name}.{field}: is that of training: set training.{field}")
+    return {**own, **{field: training[field] for field in shared if field in training}}
 
 
 def data_section(preset_or_file: str, overrides: Sequence[str] = ()) -> DatasetOptions | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from tasks.common.section import NotInKey, Section
+
+# The fields that the later stages take from `training`: they are set there, and there alone.
+_SHARED = ("warmup_steps", "weight_decay", "clip_norm", "patience", "precision", "seed")
 
 
 class FitConfig(Section):
@@ -106,6 +109,8 @@ class TrainingConfig(CrossEntropyConfig, GridTrainingConfig):
 class TuningConfig(CrossEntropyConfig):
     """How the backbone is fine-tuned, with the decoder that was trained on its frozen grids (stage `tune`)."""
 
+    SHARED: ClassVar = (*_SHARED, "select", *CrossEntropyConfig.__annotations__)
+
     epochs: int = Field(5, ge=1, description="epochs at most; see `patience`")
     learning_rate: float = Field(1e-4, gt=0, description="learning rate of the decoder at its peak")
     backbone_learning_rate: float = Field(
@@ -143,6 +148,8 @@ class TuningConfig(CrossEntropyConfig):
 
 class SelfCriticalConfig(GridTrainingConfig):
     """How the trained decoder is trained further, rewarded for the captions that it samples (stage `self_critical`)."""
+
+    SHARED: ClassVar = (*_SHARED, "epoch_batches", "block")
 
     epochs: int = Field(10, ge=1, description="epochs at most; see `patience`")
     learning_rate: float = Field(5e-5, gt=0, description="learning rate at its peak; it falls to 0 along a cosine")

@@ -72,7 +72,7 @@ def fine_tune_backbone(
     embeddings. Raise AttendError where the block `tuning.first_block` cannot be tuned.
     """
     captions, manifest = sources.captions.path, sources.manifest.path
-    tuning = with_precision(tuning, device_of(machine), "tuning")
+    tuning = with_precision(tuning, device_of(machine))
     frozen_grids = open_grids(sources.grids, machine)
     vocabulary = read_vocabulary(captions)
     files = files_by_digest(manifest, sources.data)

@@ -71,7 +71,7 @@ def fit_decoder(
     start: the captioner whose weights it begins with; None for the beginning.
     """
     vocabulary = sources.vocabulary()
-    training = with_precision(training, device_of(machine), "training")
+    training = with_precision(training, device_of(machine))
     batches, dev = prepare("train", training, machine, sources)
     shape: DecoderSpec = {
         "name": decoder.name,
@@ -108,10 +108,9 @@ def prepare(
     batches_class = ResidentBatches if resident else GridBatches
     cache_limit = grids.limit
     if training.block is None and cache_limit is not None and not resident and grids.size > cache_limit:
-        section = "training" if stage == "train" else stage
         raise AttendError(
             f"{stage}: the grids take {grids.size / 2**30:.1f} GiB, but this machine's cache holds "
-            f"{cache_limit / 2**30:.1f}: set {section}.block=64, so that grids are read in long runs, or a larger "
+            f"{cache_limit / 2**30:.1f}: set training.block=64, so that grids are read in long runs, or a larger "
             "machine.cache_gib"
         )
     batches = batches_class(

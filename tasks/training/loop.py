@@ -135,7 +135,7 @@ class TrainingLoop:
         """
         if 0 < self.steps <= self.training.warmup_steps:
             log.warning(
-                f"{self.name}: {self.section}.warmup_steps={self.training.warmup_steps} are all of the training's "
+                f"{self.name}: training.warmup_steps={self.training.warmup_steps} are all of the training's "
                 f"{self.steps:,} steps: the learning rate never reaches its peak: lower warmup_steps"
             )
         report_row = epoch_done or _ignore_row
@@ -163,7 +163,7 @@ class TrainingLoop:
             ""
             if last == self.training.epochs
             else f"ended after {counted(self.training.patience, 'epoch')} without a "
-            f"better {self.selected.replace('_', ' ')} ({self.section}.patience): "
+            f"better {self.selected.replace('_', ' ')} (training.patience): "
         )
         log.info(f"{self.name}: {ended}the weights of epoch {best} of {last} are kept")
 
@@ -233,7 +233,7 @@ class TrainingLoop:
             raise AttendError(
                 f"{self.name}: the loss is not finite at step {self.step}: "
                 f"lower {self.section}.learning_rate, or "
-                + (f"{self.section}.clip_norm" if self.training.clip_norm else f"set {self.section}.clip_norm=5")
+                + ("training.clip_norm" if self.training.clip_norm else "set training.clip_norm=5")
             )
         self.sums.total, self.sums.count = self.sums.total + total, self.sums.count + number
         self.step += 1

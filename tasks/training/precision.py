@@ -23,16 +23,16 @@ FitT = TypeVar("FitT", bound=FitConfig)
 SHARE = "bfloat16_share"  # column of a training's history: the share of an epoch's steps that were in bfloat16
 
 
-def with_precision(training: FitT, device: torch.device, section: str) -> FitT:
+def with_precision(training: FitT, device: torch.device) -> FitT:
     """Return the config with `auto` replaced by what the device computes natively.
 
-    section: the name of the config section, for messages. Where several processes train, the leader decides for all.
-    Where the config says bfloat16 and the device only emulates it, it stays so, and a warning says what that costs.
+    Where several processes train, the leader decides for all. Where the config says bfloat16 and the device only
+    emulates it, it stays so, and a warning says what that costs.
     """
     if training.precision == "auto":
         return training.model_copy(update={"precision": processes.broadcast_from_leader(native_precision(device))})
     if training.precision == "bfloat16":
-        warn_if_emulated(device, section)
+        warn_if_emulated(device, "training")
     return training
 
 

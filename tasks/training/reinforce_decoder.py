@@ -49,7 +49,7 @@ def reinforce_decoder(
     freeze_words: do not train the word embeddings. trained: the artifact of the stage that made the decoder.
     """
     device = device_of(machine)
-    training = with_precision(training, device, "self_critical")
+    training = with_precision(training, device)
     decoder, shape = load_decoder(trained.path)
     decoder.embed.weight.requires_grad_(not freeze_words)
     batches, dev = prepare("self_critical", training, machine, sources)
