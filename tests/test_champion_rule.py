@@ -12,16 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.registered.evaluate import evaluate_registered
+from tasks.config.stages import RegistryConfig
 from tasks.evaluation import caption_and_score as evaluation
 from tasks.metrics import ScoredCaption
 from tasks.metrics.bootstrap import ScoreComparison
 from tasks.registry import tracking
-from tasks.registry.champion_rule import Candidate, Decision, Match, PromotionRule, decide, grown
+from tasks.registry.champion_rule import Candidate, Decision, Match, decide, grown
 from tasks.registry.comparison import ModelComparison, side_by_side
 from tasks.registry.registration_record import REGISTRATION
 from tests.support import artifacts, register_all, small
 
-RULE = PromotionRule("cider", 0.95, 30, 200, 0.2)
+RULE = RegistryConfig(model="m", promote_on="cider", certainty=0.95, min_pictures=30, few_pictures=200, max_loss=0.2)
 VERSION = Candidate("version 2")
 MORE = "20 more pictures"
 
@@ -86,7 +87,7 @@ def test_what_cannot_decide_is_said() -> None:
         "29 pictures cannot decide (11 more are left out: one of the two versions was trained on them), 30 are" in why
     )
     assert "cider is 0 for both and cannot decide" in decide(RULE, VERSION, match(0, 0, 0, 0, grown=MORE)).why
-    other = PromotionRule("truth", 0.95, 30, 200, 0.2)
+    other = RULE.model_copy(update={"promote_on": "truth"})
     assert "truth does not apply to these captions" in decide(other, VERSION, match(30, 50, 15, 1.0)).why
 
 

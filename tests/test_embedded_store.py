@@ -37,15 +37,7 @@ def half_made(workspace: Path) -> sqlite3.Connection:
     return connection
 
 
-def test_a_database_that_was_cut_off_is_made_again(workspace: Path) -> None:
-    half_made(workspace).close()
-    (workspace / ".mlflow.db.draft").write_bytes(b"cut off too")
-    client = tracking.connect(workspace)
-    assert client.create_experiment("works")
-    assert sorted(path.name for path in workspace.glob("*mlflow*")) == [DATABASE, f"{DATABASE}.damaged", VERSION]
-
-
-def test_a_database_with_runs_is_never_made_again(workspace: Path) -> None:
+def test_a_database_that_cannot_be_upgraded_is_left_as_it_is(workspace: Path) -> None:
     connection = half_made(workspace)
     connection.execute("insert into registered_models (name) values ('precious')")
     connection.commit()

@@ -27,7 +27,6 @@ from tasks.grids.index import open_grids
 from tasks.metrics import ScoredCaption
 from tasks.pipeline.ledger import Artifact
 from tasks.registry import tracking
-from tasks.registry.champion_rule import PromotionRule
 from tasks.registry.gates import GateResult, gate_results
 from tasks.registry.registration_record import REGISTRATION
 from tasks.training.outputs import load_ensemble
@@ -196,7 +195,8 @@ def test_gates_warn_of_the_first_version_and_refuse_later_ones(
     assert told["alias"] == "challenger" and 'pictures have the same caption, "a dog"' in told["why"]
     tags = client.get_model_version("small", "2").tags
     assert "registry.max_overused_word is 0.5" in tags["attend.gate.max_overused_word"]
-    decision = promote_version(workspace, "models:/small/2", PromotionRule("bleu4", 0.5, 1, 0, 0), None)
+    rule = RegistryConfig(model="small", certainty=0.5, min_pictures=1, few_pictures=0, max_loss=0)
+    decision = promote_version(workspace, "models:/small/2", rule, None)
     assert decision.alias == "challenger" and "the same caption" in decision.why
     why = force_champion(workspace, "models:/small/2")
     assert why.startswith("version 2 is champion: by hand, although ") and "the same caption" in why

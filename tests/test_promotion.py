@@ -17,9 +17,9 @@ from flows.registered import compare as comparison
 from flows.registered.compare import compare_versions, force_champion, promote_version, roll_back
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
+from tasks.config.stages import RegistryConfig
 from tasks.evaluation import caption_and_score as evaluation
 from tasks.registry import tracking
-from tasks.registry.champion_rule import PromotionRule
 from tasks.registry.promotion import was_rolled_back
 from tasks.registry.registration_record import REGISTRATION
 from tasks.registry.runs import TRAIN_KEY
@@ -99,7 +99,8 @@ def test_how_sure_it_must_be_is_a_setting(tmp_path: Path, register: Callable[...
     doubted = register(lambda row: "nothing" if row["digest"] < "78" else a_reference(row), registry__certainty=0.999)
     assert doubted["alias"] == "challenger" and "99.9% is required" in doubted["why"]
     workspace = tmp_path / "workspace"
-    decision = promote_version(workspace, "models:/small/2", PromotionRule("bleu4", 0.5, 1, 0, 0), None)
+    rule = RegistryConfig(model="small", certainty=0.5, min_pictures=1, few_pictures=0, max_loss=0)
+    decision = promote_version(workspace, "models:/small/2", rule, None)
     assert decision.alias == "champion" and aliases(tmp_path)["champion"] == 2
 
 

@@ -254,8 +254,6 @@ def _training(captions: int, pictures: int) -> list[str]:
     epochs = min(60, max(8, round(_STEPS / steps)))
     lines += ["training:", f"  epochs: {epochs}  # at most: see patience"]
     # With few captions the dev score stays at 0 for some epochs before it rises.
-    if is_small:
-        lines.append("  learning_rate: 0.0004")
     lines += [f"  patience: {12 if is_small else 5}  # training ends after so many epochs without a better dev score"]
     lines += [f"  batch_pictures: {batch}", f"  warmup_steps: {min(100, steps)}"]
     if steps < 1000:

@@ -138,7 +138,6 @@ def promote(
     """Make a version the champion if the rule of docs/champions.md says so, or --force does."""
     from flows.registered.compare import force_champion, promote_version
     from tasks.config.stages import RegistryConfig
-    from tasks.registry.champion_rule import PromotionRule
 
     folder = workspace.expanduser().absolute()
     if force:
@@ -149,8 +148,7 @@ def promote(
     config = _config(on, overrides, workspace)
     registry = config.registry if config is not None else RegistryConfig(model="any")
     changes = {"promote_on": score or registry.promote_on, "certainty": certainty or registry.certainty}
-    rule = PromotionRule.of(registry.model_copy(update=changes))
-    decision = promote_version(folder, version, rule, config)
+    decision = promote_version(folder, version, registry.model_copy(update=changes), config)
     if decision.alias != "champion":
         raise AttendError(f"not promoted: {decision.why} (--force promotes it anyway)")
     typer.echo(decision.why)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from flows.registered.evaluate import RegisteredScores, evaluate_registered
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
+from tasks.config.stages import RegistryConfig
 from tasks.evaluation.caption_and_score import PREDICTIONS, was_trained_on
 from tasks.metrics import METRICS
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import promotion, tracking
-from tasks.registry.champion_rule import Candidate, Decision, Match, PromotionRule, decide, grown
+from tasks.registry.champion_rule import Candidate, Decision, Match, decide, grown
 from tasks.registry.comparison import ModelComparison, side_by_side
 from tasks.registry.version_pictures import pictures_of_version
 from tasks.registry.versions import (
@@ -44,7 +45,7 @@ def compare_versions(workspace: Path, first: str, second: str, on: Config | None
     return _compare(client, version_of_address(client, first), version_of_address(client, second), on)
 
 
-def promote_version(workspace: Path, address: str, rule: PromotionRule, on: Config | None) -> Decision:
+def promote_version(workspace: Path, address: str, rule: RegistryConfig, on: Config | None) -> Decision:
     """Make a version champion if champion_rule.py decides so, and return the decision.
 
     on: a config on whose held-out pictures both are scored instead. Raise AttendError where they were scored on

@@ -16,30 +16,6 @@ from tasks.registry.comparison import ModelComparison
 
 
 @dataclass(frozen=True)
-class PromotionRule:
-    """The settings of `registry` by which a version replaces the champion.
-
-    score: the score that is compared. certainty: the share of bootstrap resamples in which it must be higher.
-    min_pictures: the fewest pictures that decide. few_pictures: with fewer than this, a version that was trained on
-    more may replace the champion without being better beyond chance. max_loss: by how much it may then be worse, as a
-    share of the champion's score.
-    """
-
-    score: str
-    certainty: float
-    min_pictures: int
-    few_pictures: int
-    max_loss: float
-
-    @classmethod
-    def of(cls, registry: RegistryConfig) -> PromotionRule:
-        """Return the rule that a config sets."""
-        return cls(
-            registry.promote_on, registry.certainty, registry.min_pictures, registry.few_pictures, registry.max_loss
-        )
-
-
-@dataclass(frozen=True)
 class Candidate:
     """A version that may become champion.
 
@@ -83,7 +59,7 @@ class Decision(NamedTuple):
 
 
 def decide(
-    rule: PromotionRule, candidate: Candidate, match: Match | None, why_first: str = "it is the first"
+    rule: RegistryConfig, candidate: Candidate, match: Match | None, why_first: str = "it is the first"
 ) -> Decision:
     """Return whether a version becomes champion.
 
@@ -99,9 +75,9 @@ def decide(
     return Decision(alias, f"{candidate.name} is {alias}: {why}")
 
 
-def _outcome(rule: PromotionRule, match: Match) -> tuple[bool, str]:
+def _outcome(rule: RegistryConfig, match: Match) -> tuple[bool, str]:
     """Return whether a candidate replaces the champion by its scores, and why."""
-    compared, pictures = _scores(match)[rule.score], len(match.comparison.captions)
+    compared, pictures = _scores(match)[rule.promote_on], len(match.comparison.captions)
     figures = f"{match.champion}: {_describe(compared)}"
     if compared.second > compared.first and compared.better >= rule.certainty:
         return True, f"it beats {figures}"
@@ -128,14 +104,14 @@ def grown(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> st
     return f"{counted(pictures, 'more picture')}" if pictures else f"{counted(captions, 'more caption')}"
 
 
-def _obstacle(rule: PromotionRule, candidate: Candidate, match: Match) -> str | None:
+def _obstacle(rule: RegistryConfig, candidate: Candidate, match: Match) -> str | None:
     """Return why a candidate cannot replace the champion, whatever the comparison says; None where it can."""
     if candidate.rolled_back:
         return "it was champion and was rolled back: `attend models promote` makes it champion again"
     return "; ".join(candidate.objections()) or _undecidable(rule, match)
 
 
-def _undecidable(rule: PromotionRule, match: Match) -> str | None:
+def _undecidable(rule: RegistryConfig, match: Match) -> str | None:
     """Return why the comparison cannot decide; None where it can."""
     scores, pictures = _scores(match), len(match.comparison.captions)
     if pictures < rule.min_pictures:
@@ -145,15 +121,15 @@ def _undecidable(rule: PromotionRule, match: Match) -> str | None:
             f"{counted(pictures, 'picture')} cannot decide{unfit}, {rule.min_pictures} are required "
             "(registry.min_pictures): hold out more, or `attend models promote --force`"
         )
-    if rule.score not in scores:
+    if rule.promote_on not in scores:
         return (
-            f"{rule.score} does not apply to these captions: set registry.promote_on to another score "
+            f"{rule.promote_on} does not apply to these captions: set registry.promote_on to another score "
             f"({', '.join(scores)})"
         )
-    if scores[rule.score].first == scores[rule.score].second == 0:
+    if scores[rule.promote_on].first == scores[rule.promote_on].second == 0:
         others = [name for name, item in scores.items() if item.first != item.second]
         known = f": set registry.promote_on to a score that differs ({', '.join(others)})" if others else ""
-        return f"{rule.score} is 0 for both and cannot decide{known}"
+        return f"{rule.promote_on} is 0 for both and cannot decide{known}"
     return None
 
 

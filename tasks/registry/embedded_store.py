@@ -12,8 +12,7 @@ import sqlite3
 from pathlib import Path
 
 from tasks.common.errors import AttendError
-from tasks.common.files import flush, free_name, write_atomically
-from tasks.common.log import log
+from tasks.common.files import flush, write_atomically
 
 DATABASE, VERSION = "mlflow.db", "mlflow.db.version"
 _DRAFT = ".mlflow.db.draft"
@@ -22,9 +21,8 @@ _DRAFT = ".mlflow.db.draft"
 def prepare_database(workspace: Path, may_write: bool = True) -> None:
     """Create the workspace's database, or upgrade one that another version of MLflow made.
 
-    One without runs, as a killed process of an earlier version of this program left it, is set aside and made again.
     may_write: whether this process may write to the workspace; the caller then holds the lock `mlflow-store`. Raises
-    AttendError where MLflow cannot upgrade a database with runs in it, or where it may not be written.
+    AttendError where MLflow cannot upgrade a database, or where it may not be written.
     """
     import mlflow
 
@@ -49,16 +47,11 @@ def prepare_database(workspace: Path, may_write: bool = True) -> None:
     except Exception as error:
         if not database.is_file():
             raise
-        if _may_have_runs(database):
-            reason = " ".join(str(error).split())[:160]
-            raise AttendError(
-                f"{database}: MLflow {mlflow.__version__} cannot upgrade it ({reason}): it is unchanged; install the "
-                "version of MLflow that made it, or move it away"
-            ) from None
-        database.replace(free_name(database.with_name(f"{DATABASE}.damaged")))
-        log.warning(f"{database}: was not finished when it was made; set aside, and made again")
-        draft = _new_draft(workspace)
-        _create_tables(draft)
+        reason = " ".join(str(error).split())[:160]
+        raise AttendError(
+            f"{database}: MLflow {mlflow.__version__} cannot upgrade it ({reason}): it is unchanged; install the "
+            "version of MLflow that made it, or move it away"
+        ) from None
     flush(draft)
     draft.replace(database)
     flush(workspace)
@@ -117,16 +110,3 @@ def _create_tables(draft: Path) -> None:
 
     uri = f"sqlite:///{draft}"
     mlflow.MlflowClient(uri, uri).search_experiments(max_results=1)
-
-
-def _may_have_runs(database: Path) -> bool:
-    """Return False where the database can be read, and holds neither a run nor a registered model."""
-    try:
-        with contextlib.closing(sqlite3.connect(database)) as connection:
-            tables = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
-            return any(
-                connection.execute(f"select 1 from {table} limit 1").fetchone() is not None
-                for table in tables & {"runs", "registered_models"}
-            )
-    except sqlite3.Error:
-        return True

@@ -41,7 +41,7 @@ from tasks.registry.champion_or_challenger import (
     run_gates,
     tag_gates,
 )
-from tasks.registry.champion_rule import Candidate, Decision, PromotionRule, decide
+from tasks.registry.champion_rule import Candidate, Decision, decide
 from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report
 from tasks.registry.gates import GateResult
 from tasks.registry.lineage import version_tag
@@ -119,7 +119,7 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
             log.client.set_model_version_tag(version.name, version.version, "attend.drift", drift)
             rolled_back = was_rolled_back(log.client, version)
             candidate = Candidate(label(version), failed, was_trained_on(scores["signature"]), rolled_back)
-            decision = decide(PromotionRule.of(registry), candidate, match, why_first)
+            decision = decide(registry, candidate, match, why_first)
             apply(log.client, version, decision)
             for warning in decision.warnings:
                 logger.warning(f"register: {label(version)} is champion as the first, but {warning}")
