@@ -9,6 +9,7 @@ from flows.pipeline import build_pipeline
 from tasks.config.schema import Config
 from tasks.pipeline.plan import Plan
 from tasks.pipeline.sessions import session
+from tasks.pipeline.workspace import Workspace
 from tasks.registry.runs import close_dead_runs
 from tasks.registry.tracking import check_store
 
@@ -23,18 +24,22 @@ def planned_run(
     files. doing: a description of the run, for messages. alone: first wait until no other such run of the config's name
     is going on. Raises AttendError where the data, the workspace or the MLflow store cannot be used.
     """
-    plan = Plan(build_pipeline(config), until, read="suspects")
-    workspace, doing = plan.workspace, doing or f"run of {config.name}"
-    if workspace.root.is_dir() and not workspace.is_writable() and plan.update().fresh:
-        yield plan  # nothing has to be written
-        return
+    pipeline, workspace, doing = build_pipeline(config), Workspace(config.workspace), doing or f"run of {config.name}"
+    if alone and workspace.root.is_dir() and not workspace.is_writable():
+        plan = Plan(pipeline, until, read="all" if verify else "suspects").update()
+        if plan.fresh:  # nothing has to be written
+            yield plan
+            return
+    # Data that cannot be read is refused before a workspace is made; in one that exists, other runs are awaited first.
+    first = None if workspace.root.is_dir() else Plan(pipeline, until, read="suspects")
     workspace.prepare()
-    check_store(config.workspace)
     with (
         workspace.lock(f"running-{config.name}", doing) if alone else contextlib.nullcontext(),
         session(workspace, doing),
     ):
         close_dead_runs(workspace.root)
+        plan = first or Plan(pipeline, until, read="suspects")
         plan = plan.verify() if verify else plan.update()
-        plan.trust_fresh()
+        if not plan.fresh:
+            check_store(config.workspace)
         yield plan

@@ -137,8 +137,12 @@ def test_other_orders_of_the_axes_give_the_same_grids(given: Path, tmp_path: Pat
     np.save(unclear, np.zeros((160, 4, 4, 4), np.float32))
     with pytest.raises(AttendError, match=r"are not clear: set data\.layout to nhwc or nchw"):
         run_stage(config_of(given, tmp_path / "w", str(unclear)), "ingest")
+    for shape in ((160, 36, 16), (160, 16, 36)):  # 16 positions or 36
+        np.save(unclear, np.zeros(shape, np.float32))
+        with pytest.raises(AttendError, match=r"are not clear: set data\.layout to ncp or npc"):
+            run_stage(config_of(given, tmp_path / "w", str(unclear)), "ingest")
     np.save(unclear, np.zeros((160, 17, 64), np.float32))  # a ViT's tokens with that of the class: not 8 x 8 positions
-    with pytest.raises(AttendError, match=r"not clear: set data\.layout to ncp or npc, without tokens that are no pos"):
+    with pytest.raises(AttendError, match=r"not clear: set data\.layout to ncp or npc; tokens that are no pos"):
         run_stage(config_of(given, tmp_path / "w", str(unclear)), "ingest")
 
 

@@ -14,7 +14,7 @@ from models.decoders import DECODERS
 from models.options import Decoding
 from tasks.common.errors import AttendError
 from tasks.config.decoder import DecoderConfig
-from tasks.config.schema import validate
+from tasks.config.schema import refusals, validate
 from tasks.config.stages import EvaluationConfig
 from tests.support import small
 
@@ -76,3 +76,8 @@ def test_what_later_stages_share_with_training_is_set_there_alone(tmp_path: Path
     assert validate(config.model_dump(mode="json"), "again") == config  # a config that is written is read again
     with pytest.raises(AttendError, match=r"tuning\.patience: is that of training: set training\.patience"):
         small(tmp_path, tuning={"patience": 9})
+
+
+def test_a_shared_field_is_refused_among_all_that_is_wrong() -> None:
+    found, config = refusals("flickr8k_tuned", ["data.path=.", "tuning.patience=3"])
+    assert found == ["tuning.patience: is that of training: set training.patience"] and config is not None

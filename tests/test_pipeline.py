@@ -164,6 +164,17 @@ def test_a_product_that_is_missing_is_named(finished_copy: Path) -> None:
         of_last(needy)
 
 
+def test_a_plan_stays_whole_where_it_cannot_be_updated(finished_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect tries a stage again with the same plan, and sends the plan, empty, to the workers of a cluster."""
+    plan = Plan(build_pipeline(small(finished_copy)), "evaluate", read="suspects").update()
+    before = plan.statuses
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="stale"):
+        patch.setattr(Workspace, "last_run", lambda *_: (_ for _ in ()).throw(OSError(116, "stale file handle")))
+        plan.update(plan.stages[2])
+    assert plan.statuses == before and running.run_stage(plan, "evaluate").fresh
+    assert len(pickle.dumps(plan)) < 100
+
+
 def test_the_locks_of_two_runs_never_have_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the runs are called: a run named after another's lock would wait for it for ever."""
     taken: list[str] = []

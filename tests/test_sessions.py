@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from flows.commands.cli import app
 from tasks.common.errors import AttendError
+from tasks.pipeline.run import run_stage as run_planned
 from tasks.pipeline.sessions import exclusive_session, session
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import tracking
@@ -185,12 +186,26 @@ def test_the_mlflow_run_of_a_killed_process_is_closed(tmp_path: Path) -> None:
     assert client.get_run(log.run_id).data.params == {"x": "1", "y": "2"}
 
 
+def test_damage_that_is_found_while_a_stage_runs_is_not_forgotten(workspace: Path) -> None:
+    """By `attend workspace verify`, say: a run trusts the files alone that it has read."""
+    config = small(workspace)
+    for name in ("ingest", "extract", "tensorise"):
+        run_stage(config, name)
+    run = planned(config, "train", read="suspects")
+    shard = workspace / next(iter(artifacts(config)["extract"].ledger.shared))
+    flip(shard)
+    run.workspace.suspect([shard])
+    run_planned(run, "train")
+    assert run.workspace.suspects() == {shard}
+    assert plan(config, "extract", read="suspects")[1].state == "damaged"
+
+
 def test_what_is_trusted_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(tmp_path / "workspace")
     workspace = Workspace(config.workspace)
     run_all(config)
     workspace.suspect(workspace.published())
-    planned(config, "evaluate", read="suspects").trust_fresh()
+    planned(config, "evaluate", read="suspects")
     read: list[Path] = []
 
     def noted(path: Path) -> str:

@@ -226,7 +226,6 @@ def looked_at(folder: Path, left: Left, alone: Alone, where: str) -> Counter[str
         if status.artifact is not None:
             files = [path for path, _ in status.artifact.files(root)]
             counts += _of_fresh(status.stage.kind, files, alone, where)
-    plan.trust_fresh()
     return counts
 
 

@@ -190,9 +190,10 @@ def up(
 
     home, place = (str(path.expanduser().absolute()) for path in (project, workspace))
     if config is not None:
-        folder = str(load(config, []).workspace)  # refused here, and not in the night
-        if folder != place:
-            raise AttendError(f"{config}: its workspace is {folder}: start its service with --workspace {folder}")
+        machine = load(config, []).machine  # refused here, and not in the night
+        is_set = "workspace" in machine.model_fields_set and "://" not in machine.workspace
+        if is_set and machine.folder.resolve() != Path(place).resolve():
+            raise AttendError(f"{config}: its workspace is {machine.folder}: add --workspace {machine.folder}")
         if Path(config).suffix in (".yaml", ".yml"):  # the flows run in the project's folder
             config = str(Path(config).expanduser().absolute())
     service = start(ServiceOptions(home, place, port, mlflow_port, config or "", notify or ""))
@@ -284,28 +285,28 @@ def _run(
     from flows.planned_run import planned_run
     from tasks.pipeline.run import savings_message
 
-    with planned_run(config, until, alone=True, verify=verify) as plan:
-        before = plan.statuses
-        if not quiet:
-            tell_beginning(config, plan.by_kind)
-            _print_plan(before)
-        if not plan.fresh:
-            from tasks.training.precision import computes_on  # imports torch, which the stages need anyway
-
-            computes = computes_on(config, before)
-            if computes is not None and not quiet:
-                typer.echo(computes)
-            try:
-                run_stages(config, plan, preset, overrides, quiet)
-            except KeyboardInterrupt:  # caught here because Typer would end without a message
-                _fail("stopped: run the same command again to continue", 130)
-        else:
-            if until == "evaluate":  # MLflow may have lost it since, or may be another one
-                from flows.unregistered import log_evaluation
-
-                log_evaluation(config, plan)
+    try:
+        with planned_run(config, until, alone=True, verify=verify) as plan:
+            before = plan.statuses
             if not quiet:
-                typer.echo("nothing to do: every stage is fresh")
+                tell_beginning(config, plan.by_kind)
+                _print_plan(before)
+            if not plan.fresh:
+                from tasks.training.precision import computes_on  # imports torch, which the stages need anyway
+
+                computes = computes_on(config, before)
+                if computes is not None and not quiet:
+                    typer.echo(computes)
+                run_stages(config, plan, preset, overrides, quiet)
+            else:
+                if until == "evaluate":  # MLflow may have lost it since, or may be another one
+                    from flows.unregistered import log_evaluation
+
+                    log_evaluation(config, plan)
+                if not quiet:
+                    typer.echo("nothing to do: every stage is fresh")
+    except KeyboardInterrupt:  # caught here because Typer would end without a message
+        _fail("stopped: run the same command again to continue", 130)
     if not quiet:
         saved = savings_message(before, plan.by_kind)
         typer.echo(f"up to date{f'; {saved}' if saved else ''}")

@@ -117,7 +117,7 @@ def _shown(preset: str, grids: Mapping[str, Any], started: Started | None) -> st
     """Return what a preset is, and which parts of it the config replaces."""
     if started is not None:
         return "but for grids and decoder, which are the captioner's"
-    return "its decoder, on another backbone's grids" if "backbone" in grids else _ABOUT[preset]
+    return "on another backbone's grids" if "backbone" in grids else _ABOUT[preset]
 
 
 def _settings(options: Mapping[str, Any], indent: str) -> list[str]:

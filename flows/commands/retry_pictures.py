@@ -16,7 +16,9 @@ def retry_failed(config: Config) -> tuple[int, int]:
     The caller must be alone in the workspace. Stages that are stale are left to the next run. Raises AttendError for a
     workspace in object storage.
     """
-    plan = Plan(build_pipeline(config), read="suspects").update()
+    pipeline = build_pipeline(config)
+    last = [stage.name for stage in pipeline.stages if stage.kind == "extract"][-1]
+    plan = Plan(pipeline, last, read="suspects").update()
     if plan.workspace.remote is not None:
         raise AttendError(
             f"{config.machine.address}: pictures cannot be tried again in object storage, whose artifacts are never "

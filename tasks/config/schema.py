@@ -7,7 +7,7 @@ change no result: such fields are marked `NotInKey()` or belong to the section `
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -80,7 +80,8 @@ class Config(Checked):
         training = values.get("training") or {}
         for name, section in (("tuning", TuningConfig), ("self_critical", SelfCriticalConfig)):
             if isinstance(values.get(name), dict) and isinstance(training, dict):
-                values[name] = _with_shared(values[name], training, name, section.SHARED)
+                shared = {field: training[field] for field in section.SHARED if field in training}
+                values[name] = {**shared, **values[name]}
         return values
 
     @model_validator(mode="after")
@@ -92,6 +93,10 @@ class Config(Checked):
 
     def _contradictions(self) -> Iterator[str]:
         """Yield what is wrong where two sections contradict each other."""
+        for name, section in (("tuning", self.tuning), ("self_critical", self.self_critical)):
+            for field in () if section is None else section.SHARED:
+                if getattr(section, field) != getattr(self.training, field):
+                    yield f"{name}.{field}: is that of training: set training.{field}"
         scores = [score for name in self.evaluation.metrics for score in METRICS[name].scores]
         if self.registry.promote_on not in scores:
             yield (
@@ -250,14 +255,6 @@ def refusals(
                 removed.add(_field(item))
         else:
             return found, Config.model_validate(values)
-
-
-def _with_shared(own: dict[str, Any], training: dict[str, Any], name: str, shared: Iterable[str]) -> dict[str, Any]:
-    """Return a section with the fields that it shares with `training`. Raises ValueError for one that differs there."""
-    for field in shared:
-        if field in own and own[field] != training.get(field, TrainingConfig.model_fields[field].default):
-            raise ValueError(f"{name}.{field}: is that of training: set training.{field}")
-    return {**own, **{field: training[field] for field in shared if field in training}}
 
 
 def data_section(preset_or_file: str, overrides: Sequence[str] = ()) -> DatasetOptions | None:

@@ -15,7 +15,7 @@ _SHARED = ("warmup_steps", "weight_decay", "clip_norm", "patience", "precision",
 class FitConfig(Section):
     """The settings that all training stages share."""
 
-    epochs: int = Field(20, ge=1, description="epochs at most; see `patience`")
+    epochs: int = Field(20, ge=1, description="epochs at most; see `training.patience`")
     batch_pictures: int = Field(16, ge=1, description="pictures per training step, each with all its captions")
     learning_rate: float = Field(8e-4, gt=0, description="learning rate at its peak; it falls to 0 along a cosine")
     warmup_steps: int = Field(100, ge=0, description="steps in which the learning rate rises linearly to its peak")
@@ -107,11 +107,12 @@ class TrainingConfig(CrossEntropyConfig, GridTrainingConfig):
 
 
 class TuningConfig(CrossEntropyConfig):
-    """How the backbone is fine-tuned, with the decoder that was trained on its frozen grids (stage `tune`)."""
+    """How the backbone is fine-tuned, with the decoder that was trained on its frozen grids (stage `tune`).
+    `training` sets the rest, such as `seed`, `patience` and `label_smoothing`."""
 
     SHARED: ClassVar = (*_SHARED, "select", *CrossEntropyConfig.__annotations__)
 
-    epochs: int = Field(5, ge=1, description="epochs at most; see `patience`")
+    epochs: int = Field(5, ge=1, description="epochs at most; see `training.patience`")
     learning_rate: float = Field(1e-4, gt=0, description="learning rate of the decoder at its peak")
     backbone_learning_rate: float = Field(
         2e-5, gt=0, description="learning rate, at its peak, of the backbone's blocks that are fine-tuned"
@@ -147,11 +148,12 @@ class TuningConfig(CrossEntropyConfig):
 
 
 class SelfCriticalConfig(GridTrainingConfig):
-    """How the trained decoder is trained further, rewarded for the captions that it samples (stage `self_critical`)."""
+    """How the trained decoder is trained further, rewarded for the captions that it samples (stage `self_critical`).
+    `training` sets the rest, such as `seed` and `patience`."""
 
     SHARED: ClassVar = (*_SHARED, "epoch_batches", "block")
 
-    epochs: int = Field(10, ge=1, description="epochs at most; see `patience`")
+    epochs: int = Field(10, ge=1, description="epochs at most; see `training.patience`")
     learning_rate: float = Field(5e-5, gt=0, description="learning rate at its peak; it falls to 0 along a cosine")
     select: Literal["bleu4", "meteor", "cider", "mean", "likelihood"] = Field(
         "cider",

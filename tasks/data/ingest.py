@@ -48,7 +48,7 @@ class Manifest(Stage):
     """The stage that turns a data set into its manifest."""
 
     kind: ClassVar[str] = "ingest"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     data: DatasetOptions
 

@@ -106,9 +106,8 @@ def _layout(file: Path, array: Any, given: Layout | None) -> Layout:
         possible += ["nchw"] if shape[2] == shape[3] else []
         allowed: tuple[Layout, ...] = ("nhwc", "nchw")
     else:
-        # Of (N, 257, 1024), a ViT's tokens with that of the class, only 1,024 is a square, but not of positions.
-        possible += ["ncp"] if _is_square(shape[2]) and (given or shape[2] < shape[1]) else []
-        possible += ["npc"] if _is_square(shape[1]) and (given or shape[1] < shape[2]) else []
+        possible += ["ncp"] if _is_square(shape[2]) else []
+        possible += ["npc"] if _is_square(shape[1]) else []
         allowed = ("ncp", "npc")
     if given is not None:
         if given not in allowed or (array.ndim == 3 and given not in possible):
@@ -116,8 +115,10 @@ def _layout(file: Path, array: Any, given: Layout | None) -> Layout:
                 f"data.layout: {given} is not possible for {shape}: the positions of a grid form a square"
             )
         return given
-    if len(possible) != 1:
-        advice = "" if array.ndim == 4 else ", without tokens that are no positions, such as a ViT's class token"
+    # Of (N, 257, 1024), a ViT's tokens with that of the class, 1,024 is a square, but not of positions.
+    is_clear = len(possible) == 1 and (array.ndim == 4 or min(shape[1:]) == shape[2 if possible[0] == "ncp" else 1])
+    if not is_clear:
+        advice = "" if array.ndim == 4 else "; tokens that are no positions, such as a ViT's class token, are left out"
         raise AttendError(
             f"{file}: the axes of {shape} are not clear: set data.layout to {' or '.join(allowed)}{advice}"
         )

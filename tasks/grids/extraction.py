@@ -215,8 +215,9 @@ def make_shards(
         def publish_pending() -> None:
             nonlocal pending
             if pending is not None:
-                written, pending = pending, None
-                publish(written.result())
+                made = pending.result()  # interrupted here, it is published at the end
+                pending = None
+                publish(made)
 
         batches = _decode(jobs, encoder, pool)
         if encoder.device.type != "cpu":

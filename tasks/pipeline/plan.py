@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tasks.common.errors import AttendError, suggestion
 from tasks.common.wording import listed
@@ -70,6 +70,10 @@ class Plan:
         self.ran: list[str] = []
         self._statuses: dict[Stage, Status] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return nothing: Prefect sends the arguments of tasks to every worker of a cluster, which needs no plan."""
+        return {}
+
     @property
     def statuses(self) -> list[Status]:
         """Return the statuses of the wanted stages."""
@@ -91,19 +95,27 @@ class Plan:
         return by_kind(self.artifacts)
 
     def status(self, name: str) -> Status:
-        """Return the status of the stage of that name."""
-        return next(status for status in self.statuses if status.stage.name == name)
+        """Return the status of the stage of that name. Raises AttendError if no wanted stage has it."""
+        stage = next((stage for stage in self.stages if stage.name == name), None)
+        if stage is None:
+            raise AttendError(f"no such stage {name!r}{suggestion(name, [stage.name for stage in self.stages])}")
+        return self._statuses[stage]
 
     def update(self, first: Stage | None = None) -> Plan:
         """Find the statuses of the wanted stages, or only those from `first` on, and return this plan.
 
-        They are judged by ledgers, file sizes, and the digests of the files chosen by `read`. Raises AttendError if a
-        stage needs a split of the data set that has no pictures.
+        They are judged by ledgers, file sizes, and the digests of the files chosen by `read`; a suspect file that
+        matches its digest is trusted again. Raises AttendError if a stage needs a split of the data set that has no
+        pictures.
         """
         start = 0 if first is None else self.stages.index(first)
-        self._statuses = dict(list(self._statuses.items())[:start])
+        statuses = dict(list(self._statuses.items())[:start])
         for stage in self.stages[start:]:
-            self._statuses[stage] = self._judge(stage, self.inputs.get(stage.name, {}), self._statuses)
+            statuses[stage] = self._judge(stage, self.inputs.get(stage.name, {}), statuses)
+        self._statuses = statuses  # all of them or, where one cannot be judged, as they were
+        if self.read != "none" and self.workspace.is_writable():  # the suspects among them were read just now
+            judged = artifacts_of(self.statuses[start:]).values()
+            self.workspace.trust(path for artifact in judged for path, _ in artifact.files(self.workspace.root))
         return self
 
     def of_all_stages(self) -> list[Status]:
@@ -127,18 +139,15 @@ class Plan:
         The files of damaged artifacts become suspect, so that the next run finds the damage and makes them again.
         """
         read, self.read = self.read, "all"
-        self.update()
-        self.read = read
+        try:
+            self.update()
+        finally:
+            self.read = read
         for status in self.statuses:
             artifact = self.workspace.find(status.stage.kind, status.key) if status.key else None
             if status.state == "damaged" and artifact is not None:
                 self.workspace.suspect(path for path, _ in artifact.files(self.workspace.root))
         return self
-
-    def trust_fresh(self) -> None:
-        """Mark the files of fresh stages as sound: they were made just now, or their digests match the ledger."""
-        assert self.read != "none"
-        self.workspace.trust(path for item in self.artifacts.values() for path, _ in item.files(self.workspace.root))
 
     def _judge(self, stage: Stage, inputs: Mapping[str, str], before: Mapping[Stage, Status]) -> Status:
         """Return the status of a stage. before: the statuses of the stages before it, in the pipeline's order."""

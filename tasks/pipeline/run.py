@@ -37,7 +37,6 @@ def run_stage(plan: Plan, name: str, hooks: Hooks = _NO_HOOKS) -> Status:
     workspace.remember(run, name, status.key, done=True)
     if not status.fresh:
         plan.update(status.stage)
-    plan.trust_fresh()
     names = plan.pipeline.names()
     if name == names[-1]:
         workspace.forget_other_stages(run, names)
