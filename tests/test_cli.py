@@ -260,6 +260,40 @@ def test_planning_loads_no_heavy_library(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+COUNTED = """
+import sys
+from collections import Counter
+import flows.configs, flows.pipeline, tasks.pipeline.plan
+
+calls = Counter()
+
+def counted(place, name):
+    function = getattr(place, name)
+
+    def call(*arguments, **options):
+        calls[name] += 1
+        return function(*arguments, **options)
+
+    setattr(place, name, call)
+
+counted(flows.configs, "load")
+counted(flows.pipeline, "build_pipeline")
+counted(tasks.pipeline.plan.Plan, "__init__")
+from flows.commands.cli import app
+
+app(sys.argv[1:], standalone_mode=False)
+print(sorted(calls.items()))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_reads_its_config_and_plans_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", COUNTED, "run", written(tmp_path)]
+    for _ in range(2):  # all stages, and none
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == "[('__init__', 1), ('build_pipeline', 1), ('load', 1)]"
+
+
 def environment(**more: str) -> dict[str, str]:
     hidden = ("MLFLOW_TRACKING_URI", "ATTEND_WORKSPACE", "PREFECT_API_URL", "PREFECT_HOME")
     return {name: value for name, value in os.environ.items() if name not in hidden} | more

@@ -22,6 +22,8 @@ BACKBONES = ("clip", "siglip", "dinov2", "convnext")  # presets whose backbone `
 SAMPLE = 200  # rows by whose captions their script is told
 _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the vocabulary
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
+# Captions to train on, with fewer than which the decoder is another one: docs/measured.md has the figures.
+_FEW, _SMALL = 1_500, 5_000
 _STEPS = 3_000  # of training, about, in all epochs
 # Of a training that starts from a captioner: docs/few-photographs.md has the figures.
 _START_BATCH, _START_EPOCHS, _START_RATE = 16, 10, 0.0001
@@ -242,13 +244,16 @@ def _length(captions: list[list[str]]) -> tuple[int, float]:
 def _training(captions: int, pictures: int) -> list[str]:
     """Return the sections `decoder` and `training` for a number of captions and pictures to train on."""
     lines = []
-    is_small = captions < 5_000
-    if is_small:
+    is_small = captions < _SMALL
+    if captions < _FEW:
         lines += [
-            "decoder:  # a small Transformer, which learns more from few captions than the preset's LSTM",
+            "decoder:  # a small Transformer, which learns more from so few captions than the preset's LSTM",
             "  {name: transformer, output: null, layers: 2, embedding: 256, hidden: 256, pca_dim: 256,",
             "   tie_weights: true, dropout_words: 0.4, dropout_grid: 0.4, dropout_layers: 0.3}",
         ]
+    elif is_small:
+        lines += ["decoder:  # smaller than the preset's: there are few captions"]
+        lines += ["  {embedding: 128, hidden: 256, attention_size: 128, dropout_words: 0.4, dropout_grid: 0.4}"]
     batch = 8 if is_small else 16
     steps = max(1, pictures // batch)  # of an epoch
     epochs = min(60, max(8, round(_STEPS / steps)))
