@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -328,6 +329,21 @@ def test_a_training_that_is_interrupted_loses_no_step(workspace: Path, monkeypat
         signal.raise_signal(signal.SIGINT)
         assert is_interrupted()
         signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_between_two_epochs_is_not_lost(workspace: Path) -> None:
+    """Also where a library that runs then swallows what is raised."""
+    config = small(workspace, training__seed=6)
+
+    def swallowing(row: dict[str, float], _: Path | None) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(config, "train", epoch_done=swallowing)
+    assert "1 of 2 epochs done" in states(config)["train"].why[0]
+    run_stage(config, "train")
+    assert states(config)["train"].fresh
 
 
 def test_a_killed_extraction_keeps_its_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,23 +141,27 @@ class TrainingLoop:
         report_row = epoch_done or _ignore_row
         for epoch, row in enumerate(self.history):
             report_row(row, self._file_of_best(epoch))
-        while len(self.history) < self.training.epochs and not self._stalled():
-            epoch = len(self.history)
-            self._train_epoch(epoch)
-            row = self._validate(dev)
-            self.history.append(row)
-            kept = self.kept()
-            if epoch in kept:
-                self.kept_weights.save(self.weights(), epoch, kept)
-            self.checkpoint()
-            self.kept_weights.remove_others(kept)
-            metric = self.objective.metric
-            log.info(
-                f"{self.name}: epoch {epoch + 1}/{self.training.epochs}  {metric} {row[metric]:.3f}  "
-                f"dev loss {row['dev_loss']:.3f}, BLEU-4 {row['dev_bleu4']:.2f}, CIDEr {row['dev_cider']:.2f} "
-                f"(greedy)  {row['seconds']:.0f} s{self._rest()}"
-            )
-            report_row(row, self._file_of_best(epoch))
+        # Deferred all the time: an interrupt that is raised in a library's callback may be lost there.
+        with deferred_interrupt("this step") as is_interrupted:
+            while len(self.history) < self.training.epochs and not self._stalled():
+                epoch = len(self.history)
+                self._train_epoch(epoch, is_interrupted)
+                row = self._validate(dev)
+                self.history.append(row)
+                kept = self.kept()
+                if epoch in kept:
+                    self.kept_weights.save(self.weights(), epoch, kept)
+                self.checkpoint()
+                self.kept_weights.remove_others(kept)
+                metric = self.objective.metric
+                log.info(
+                    f"{self.name}: epoch {epoch + 1}/{self.training.epochs}  {metric} {row[metric]:.3f}  "
+                    f"dev loss {row['dev_loss']:.3f}, BLEU-4 {row['dev_bleu4']:.2f}, CIDEr {row['dev_cider']:.2f} "
+                    f"(greedy)  {row['seconds']:.0f} s{self._rest()}"
+                )
+                report_row(row, self._file_of_best(epoch))
+                if is_interrupted():  # in validation, say: the epoch is in the checkpoint
+                    raise KeyboardInterrupt
         best, last = self.kept()[0] + 1, len(self.history)
         ended = (
             ""
@@ -177,17 +181,17 @@ class TrainingLoop:
         """Return the file of an epoch's weights where no epoch has better ones; None otherwise."""
         return self.kept_weights.path(epoch) if self.kept()[0] == epoch else None
 
-    def _train_epoch(self, epoch: int) -> None:
-        """Take the steps of an epoch that are not taken yet, with a checkpoint every `checkpoint_seconds`."""
+    def _train_epoch(self, epoch: int, is_interrupted: Callable[[], bool]) -> None:
+        """Take the steps of an epoch that are not taken yet, with a checkpoint every `checkpoint_seconds`.
+
+        Raises KeyboardInterrupt, after a checkpoint, where the training is interrupted.
+        """
         start = self.step - epoch * len(self.batches)
         earlier_seconds = self.sums.seconds
         since_start, since_checkpoint = Stopwatch(), Stopwatch()
         self.model.train()
         label = f"epoch {epoch + 1}/{self.training.epochs}"
-        with (
-            deferred_interrupt("this step") as is_interrupted,
-            Bar(len(self.batches), label, "batches", done=start, says_end=False) as bar,
-        ):
+        with Bar(len(self.batches), label, "batches", done=start, says_end=False) as bar:
             for batch in self.batches.epoch(epoch, start):
                 self.learn(batch)
                 self.sums.bfloat16 += self.training.precision == "bfloat16"
