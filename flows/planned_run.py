@@ -22,7 +22,8 @@ def planned_run(
 
     The workspace is made where there is none. Files that a crashed run may have damaged are read, and with `verify` all
     files. doing: a description of the run, for messages. alone: first wait until no other such run of the config's name
-    is going on. Raises AttendError where the data, the workspace or the MLflow store cannot be used.
+    is going on, so that eight commands at once do not each start Prefect. Raises AttendError where the data, the
+    workspace or the MLflow store cannot be used.
     """
     pipeline, workspace, doing = build_pipeline(config), Workspace(config.workspace), doing or f"run of {config.name}"
     if alone and workspace.root.is_dir() and not workspace.is_writable():

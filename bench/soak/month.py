@@ -101,7 +101,7 @@ class Cluster:
         draft = self.store.draft(
             [np.stack([grid_of(name) for name in names])], names, [(1, 1)] * len(names), work.number
         )
-        return MadeShard(len(names), draft, [])
+        return MadeShard(draft, [])
 
 
 def grid_of(name: str) -> Grids:

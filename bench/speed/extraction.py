@@ -38,7 +38,7 @@ from tasks.config.devices import prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.precision import Precision
 from tasks.config.stages import GridsConfig
-from tasks.grids.extraction import MadeShard, Publish, ShardJob, make_shards
+from tasks.grids.extraction import MadeShard, jobs_of, make_shards
 from tasks.grids.identity import identity_of
 from tasks.grids.photographs import decoders
 from tasks.grids.reader import GridReader
@@ -166,21 +166,13 @@ class Pipeline:
     def run(self, wanted: list[tuple[str, Path]]) -> GridStore:
         store = GridStore(Path(tempfile.mkdtemp(dir=self.scratch)), identity_of(self.grids, "random:0"))
         store.open()
-        rows = self.machine.shard_rows
-        jobs = [
-            ShardJob(number, wanted[start : start + rows], store.identity, self.grids, self.machine, None)
-            for number, start in enumerate(range(0, len(wanted), rows))
-        ]
-        make_shards(jobs, store, self.encoder, self._publish_in(store))
-        return store
 
-    @staticmethod
-    def _publish_in(store: GridStore) -> Publish:
         def publish(made: MadeShard) -> None:
             assert made.draft is not None
             store.publish(made.draft)
 
-        return publish
+        make_shards(jobs_of(wanted, store, self.grids, self.machine), store, self.encoder, publish)
+        return store
 
     def decode(self, wanted: list[tuple[str, Path]]) -> list[Pixels]:
         """Reading, decoding and resizing alone."""

@@ -26,7 +26,7 @@ from tasks.pipeline.workspace import LastRun, Workspace
 from tasks.registry.registration_record import read_registration
 from tasks.registry.tracking import has_version
 
-_INDEXED = ("extract",)  # stages whose artifacts hold an index of grids
+_INDEXED = "extract"  # the stage whose artifacts hold an index of grids
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _needs(workspace: Workspace, without: Collection[str] = (), versions: Collec
             _mark_needed(workspace, needs, kind_of(stage), key, name)
         for stage, key in recent.begun.items():
             needs.users[workspace.partial(kind_of(stage), key)].add(name)
-        if any(recent.done.get(stage) != key for stage, key in recent.begun.items() if kind_of(stage) in _INDEXED):
+        if any(recent.done.get(stage) != key for stage, key in recent.begun.items() if kind_of(stage) == _INDEXED):
             needs.unfinished.append(name)
     for folder in sorted((workspace.root / "artifacts").glob("*/*")):
         ledger = Ledger.read(folder)  # raises for one of a later version, whatever its kind
@@ -231,7 +231,7 @@ def _mark_needed(workspace: Workspace, needs: _Needs, kind: str, key: str, user:
         return
     needs.users[folder].add(user)
     artifact = workspace.find(kind, key)
-    if artifact is None or (kind in _INDEXED and not _index_is_whole(artifact, workspace)):
+    if artifact is None or (kind == _INDEXED and not _index_is_whole(artifact, workspace)):
         needs.unknown.add(f"{_name_in(workspace, folder)}, which {user} needs, cannot be read: run {user} again")
     if artifact is not None:
         for upstream, made_from in artifact.ledger.made_from.items():
@@ -310,7 +310,7 @@ class _Index:
 def _indexes(workspace: Workspace, needs: _Needs | None = None) -> list[_Index]:
     """Return the whole indexes that somebody needs, with their users; all of them where `needs` is None."""
     found = []
-    for artifact in (artifact for kind in _INDEXED for artifact in _artifacts_of_kind(workspace, kind)):
+    for artifact in _artifacts_of_kind(workspace, _INDEXED):
         users = set() if needs is None else needs.users.get(artifact.path, set())
         if (needs is None or users) and _index_is_whole(artifact, workspace):
             found.append(_Index(artifact, read_identity(artifact), users))

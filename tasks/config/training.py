@@ -108,7 +108,8 @@ class TrainingConfig(CrossEntropyConfig, GridTrainingConfig):
 
 class TuningConfig(CrossEntropyConfig):
     """How the backbone is fine-tuned, with the decoder that was trained on its frozen grids (stage `tune`).
-    `training` sets the rest, such as `seed`, `patience` and `label_smoothing`."""
+    `training` sets the rest, such as `seed`, `patience` and `label_smoothing`.
+    """
 
     SHARED: ClassVar = (*_SHARED, "select", *CrossEntropyConfig.__annotations__)
 
@@ -149,7 +150,8 @@ class TuningConfig(CrossEntropyConfig):
 
 class SelfCriticalConfig(GridTrainingConfig):
     """How the trained decoder is trained further, rewarded for the captions that it samples (stage `self_critical`).
-    `training` sets the rest, such as `seed` and `patience`."""
+    `training` sets the rest, such as `seed` and `patience`.
+    """
 
     SHARED: ClassVar = (*_SHARED, "epoch_batches", "block")
 

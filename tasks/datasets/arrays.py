@@ -116,8 +116,8 @@ def _layout(file: Path, array: Any, given: Layout | None) -> Layout:
             )
         return given
     # Of (N, 257, 1024), a ViT's tokens with that of the class, 1,024 is a square, but not of positions.
-    is_clear = len(possible) == 1 and (array.ndim == 4 or min(shape[1:]) == shape[2 if possible[0] == "ncp" else 1])
-    if not is_clear:
+    has_more_positions = (possible == ["ncp"] and shape[2] > shape[1]) or (possible == ["npc"] and shape[1] > shape[2])
+    if len(possible) != 1 or has_more_positions:
         advice = "" if array.ndim == 4 else "; tokens that are no positions, such as a ViT's class token, are left out"
         raise AttendError(
             f"{file}: the axes of {shape} are not clear: set data.layout to {' or '.join(allowed)}{advice}"

@@ -16,7 +16,7 @@ from tasks.common.errors import AttendError
 from tasks.datasets.base import SPLIT_NAMES, require_folder
 from tasks.datasets.faults import Faults
 from tasks.datasets.records import Record
-from tasks.datasets.table import RecordOptions, with_split
+from tasks.datasets.table import RecordOptions, only, with_split
 
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
@@ -53,8 +53,7 @@ class ImageFolder(RecordOptions):
             prefix, split = path.parent.relative_to(folder), split_folder_of(folder, path)
             for where, record in self.records_of(path, faults):
                 if split is not None:
-                    value = record.get(self.image_column)
-                    name = value[0] if isinstance(value, list) and len(value) == 1 else value
+                    name = only(record.get(self.image_column))
                     if isinstance(name, str | int) and str(name).strip():
                         name = (prefix / str(name).strip()).as_posix()
                         record = {**record, self.image_column: name}  # noqa: PLW2901

@@ -151,8 +151,7 @@ class RecordOptions(NamedOptions):
 
     def _name_of(self, value: object, where: str) -> str:
         """Return the name of a record's picture."""
-        if isinstance(value, list) and len(value) == 1:
-            value = value[0]
+        value = only(value)
         if value in (None, ""):
             raise AttendError(
                 f"{where}: {self.image_column}: is empty: name the picture in each row, also where the row above does"
@@ -206,6 +205,11 @@ class Table(RecordOptions):
                 if self.path.expanduser().is_dir():
                     record = with_split(record, self.split_column, path.stem)  # noqa: PLW2901
                 yield where, record
+
+
+def only(value: object) -> object:
+    """Return the item of a list of one, and any other value as it is."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def with_split(record: dict[str, Any], column: str | None, split: str) -> dict[str, Any]:

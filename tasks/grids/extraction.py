@@ -79,13 +79,16 @@ class ShardJob:
 class MadeShard:
     """The result of a job.
 
-    asked: the number of its photographs. draft: the shard's files; None where no photograph could be decoded. failed:
-    the photographs that could not be decoded.
+    draft: the shard's files; None where no photograph could be decoded. failed: the photographs that could not be.
     """
 
-    asked: int
     draft: Draft | None
     failed: list[FailedPhotograph]
+
+    @property
+    def asked(self) -> int:
+        """Return the number of the job's photographs."""
+        return len(self.failed) + (0 if self.draft is None else len(self.draft.digests))
 
 
 Publish = Callable[[MadeShard], None]
@@ -116,11 +119,7 @@ def bring_up_to_date(
         workspace.trust(path for path in workspace.suspects() if path.parent == store.folder)
         rows, _ = store.rows()
         missing = sorted(digest for digest in files if digest not in rows)
-        size, first = machine.shard_rows, store.next_number()
-        jobs = [
-            ShardJob(first + index, [(name, files[name]) for name in part], identity, grids, machine, tuned)
-            for index, part in enumerate(missing[start : start + size] for start in range(0, len(missing), size))
-        ]
+        jobs = jobs_of([(digest, files[digest]) for digest in missing], store, grids, machine, tuned)
         failed = _fill(store, jobs, hooks, out / PROGRESS) if jobs else []
         rows, _ = store.rows()
     _check_failures(failed, len(files), grids.max_failed)
@@ -143,6 +142,19 @@ def bring_up_to_date(
         shown = ", ".join(item.path.name for item in failed[:3]) + (", ..." if len(failed) > 3 else "")
         notes.append(f"{counted(len(failed), 'picture')} that cannot be read left out: {shown}: see {FAILED}")
     return Outcome(products, counts, notes, shard_files(workspace, store, indexed))
+
+
+def jobs_of(
+    wanted: Sequence[tuple[str, Path]],
+    store: GridStore,
+    grids: GridsConfig,
+    machine: MachineConfig,
+    tuned: Artifact | None = None,
+) -> list[ShardJob]:
+    """Return the jobs that add photographs, given as (digest, file), to a store: `machine.shard_rows` in each."""
+    parts = (wanted[start : start + machine.shard_rows] for start in range(0, len(wanted), machine.shard_rows))
+    first = store.next_number()
+    return [ShardJob(number, part, store.identity, grids, machine, tuned) for number, part in enumerate(parts, first)]
 
 
 def _check_failures(failed: list[FailedPhotograph], total: int, allowed: float) -> None:
@@ -193,7 +205,7 @@ def _shard_of_given(job: ShardJob, store: GridStore) -> MadeShard:
     """Write a shard of grids that a data set gives in place of photographs: .npy files of (h, w, C) float16."""
     given = [np.load(io.BytesIO(read_photograph(*item)), allow_pickle=False)[None] for item in job.wanted]
     names = [name for name, _ in job.wanted]
-    return MadeShard(len(names), store.draft(given, names, [(0, 0)] * len(names), job.number), [])
+    return MadeShard(store.draft(given, names, [(0, 0)] * len(names), job.number), [])
 
 
 def make_shards(
@@ -320,7 +332,7 @@ def _write(
 ) -> MadeShard:
     """Write the files of a shard, unpublished."""
     names, sizes = [item.name for item in photographs], [item.size for item in photographs]
-    return MadeShard(len(job.wanted), store.draft(slabs, names, sizes, job.number) if slabs else None, failed)
+    return MadeShard(store.draft(slabs, names, sizes, job.number) if slabs else None, failed)
 
 
 def _for_workers(jobs: Sequence[ShardJob]) -> list[ShardJob]:
