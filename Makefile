@@ -51,7 +51,7 @@ bench: $(READY_DEV)  ## the speed benches: twenty minutes on an idle machine
 # With the packages that the machine has, so that it runs where nothing can be installed.
 PYTHON_HERE = $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 gpu:  ## the tests and the speed benches on a GPU
-	@$(PYTHON_HERE) -m pytest -q -m gpu tests/test_device.py
+	@$(PYTHON_HERE) -m pytest -q -m gpu tests/models/test_device.py
 	@for name in training_step beam_search extraction; do \
 	  echo "== bench/speed/$$name.py"; $(PYTHON_HERE) -m bench.speed.$$name --device cuda || exit 1; done
 

@@ -109,8 +109,8 @@ def load(
     `attend export` wrote. Default: the champion that was promoted last. runtime: `torch`, `onnx`, `onnx-float16` or
     `onnx-int8`; default: the first that the model was registered with. Raises AttendError where there is no such model.
     """
-    from tasks.registry.logged_model import load_captioner
-    from tasks.registry.versions import find_captioner
+    from tasks.mlflow_store.logged_model import load_captioner
+    from tasks.mlflow_store.versions import find_captioner
 
     found = find_captioner(None if model is None else os.fspath(model), Path(workspace).expanduser().absolute())
     return Captioner(found.address, load_captioner(*found, runtime))
@@ -149,7 +149,7 @@ def run(config: str | os.PathLike[str], *overrides: str, until: str = "register"
     from flows.operations.local_run import run as run_stages
     from flows.planned_run import planned_run
     from tasks.evaluation.score_record import read_scores
-    from tasks.registry.registration_record import read_registration
+    from tasks.mlflow_store.registration_record import read_registration
 
     settings = load_config(os.fspath(config), overrides)
     with planned_run(settings, until, alone=True) as plan:

@@ -15,9 +15,9 @@ from tasks.grids.extract import extract
 from tasks.neighbours.remember import remember
 from tasks.pipeline.stage import Pipeline
 from tasks.registry.register import register
-from tasks.training.fine_tune import fine_tune, tuned_decoder
 from tasks.training.self_critical import self_critical
-from tasks.training.train import TrainedDecoder, train
+from tasks.training.train import DecoderStage, train
+from tasks.training.tune import keep_decoder, tune
 
 _FROZEN_SUFFIX = "-frozen"  # ends the names of the stages before `tune`, whose backbone is frozen
 
@@ -31,13 +31,13 @@ def build_pipeline(config: Config) -> Pipeline:
     grids = extract(config, manifest, suffix=suffix)
     captions = tensorise(config, manifest)
     first = train(config, grids, captions, suffix=suffix)
-    decoder: TrainedDecoder = first
+    decoder: DecoderStage = first
 
     if config.tuning is not None:
-        tuned = fine_tune(config, config.tuning, first)
+        tuned = tune(config, config.tuning, first)
         grids = extract(config, manifest, tuned)
         if config.tuning.keep_decoder:
-            decoder = tuned_decoder(config, tuned, grids, captions)
+            decoder = keep_decoder(config, tuned, grids, captions)
         else:
             decoder = train(config, grids, captions)
 

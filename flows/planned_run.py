@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from flows.pipeline import build_pipeline
 from tasks.config.schema import Config
+from tasks.mlflow_store.runs import close_dead_runs
+from tasks.mlflow_store.tracking import check_store
 from tasks.pipeline.plan import Plan
 from tasks.pipeline.sessions import session
 from tasks.pipeline.workspace import Workspace
-from tasks.registry.runs import close_dead_runs
-from tasks.registry.tracking import check_store
 
 
 @contextlib.contextmanager

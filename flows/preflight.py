@@ -49,7 +49,7 @@ Kind = Literal["error", "warning"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Problem:
     """Something that stops a run (error), or makes its model worse than it need be (warning)."""
 
     kind: Kind
@@ -65,7 +65,7 @@ class Verdict:
     there is nothing to compare. listed: the file that lists all findings; None where there is no workspace yet.
     """
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Problem] = field(default_factory=list)
     pictures: int = 0
     captions: int = 0
     splits: dict[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Verdict:
 
     def add(self, kind: Kind, about: str, messages: Iterable[str]) -> None:
         """Add findings of a kind."""
-        self.findings += [Finding(kind, about, message) for message in messages]
+        self.findings += [Problem(kind, about, message) for message in messages]
 
     def count(self, kind: Kind) -> int:
         return sum(finding.kind == kind for finding in self.findings)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from tasks.captioner.captioner_artifacts import CaptionerArtifacts
 from tasks.config.schema import Config
+from tasks.mlflow_store.params import run_params
 from tasks.pipeline.plan import Plan
-from tasks.registry.captioner_artifacts import CaptionerArtifacts
-from tasks.registry.params import run_params
-from tasks.registry.register import Registration
+from tasks.registry.register import Register
 
 
 def log_evaluation(config: Config, plan: Plan) -> None:
     """Log the evaluated training of a config in MLflow, unless it is not fresh or is logged already."""
     registration = plan.pipeline.last
-    assert isinstance(registration, Registration)
+    assert isinstance(registration, Register)
     made = plan.artifacts
     if registration.scores not in made:
         return
-    from tasks.registry.evaluation_log import log_unregistered  # loads torch
+    from tasks.mlflow_store.evaluation_log import log_unregistered  # loads torch
 
     inputs = {stage.name: artifact.ledger.parts["inputs"] for stage, artifact in made.items()}
     artifacts = CaptionerArtifacts.of(registration.scores, made)

@@ -11,6 +11,7 @@ import torch
 
 from tasks.common.cores import available_cores
 from tasks.common.log import show_log
+from tests.browser import browser, page  # noqa: F401 # fixtures
 from tests.support import register_all, run_all, small, trained
 
 show_log()

@@ -5,28 +5,34 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import json
 import random
 import shutil
 import socket
 import tempfile
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flows.pipeline import build_pipeline
+from tasks.captioner.captioner_artifacts import CaptionerArtifacts
 from tasks.config.schema import Config, validate
 from tasks.data.manifest import GENERATED_FOLDER
+from tasks.grids.identity import Identity
 from tasks.grids.store import Grids, GridStore
+from tasks.mlflow_store import tracking
+from tasks.mlflow_store.embedded_store import DATABASE, VERSION
 from tasks.pipeline import run as running
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Inputs, Plan, Read, Status
 from tasks.pipeline.stage import Hooks
-from tasks.registry import tracking
-from tasks.registry.captioner_artifacts import CaptionerArtifacts
-from tasks.registry.embedded_store import DATABASE, VERSION
-from tasks.registry.register import Registration
+from tasks.registry.register import Register
 
 STAGES = (
     "ingest",
@@ -98,7 +104,7 @@ def raise_version(monkeypatch: pytest.MonkeyPatch, config: Config, name: str) ->
 def captioner_artifacts(config: Config) -> CaptionerArtifacts:
     """Return the artifacts that a config's captioner is made from."""
     registration = build_pipeline(config).last
-    assert isinstance(registration, Registration)
+    assert isinstance(registration, Register)
     by_name = {stage.name: artifact for stage, artifact in planned(config, "evaluate").artifacts.items()}
     stages = registration.all_upstream()
     return CaptionerArtifacts.of(registration.scores, {stage: by_name[stage.name] for stage in stages})
@@ -182,3 +188,53 @@ def write_shard(
 def pictures(workspace: Path) -> list[Path]:
     """Its generated pictures."""
     return sorted(workspace.glob(f"artifacts/ingest/*/{GENERATED_FOLDER}/*.png"))
+
+
+def states(config: Config) -> dict[str, Status]:
+    return {status.stage.name: status for status in plan(config)}
+
+
+class Killed(BaseException):
+    """As abrupt as a signal: nothing in the program catches it."""
+
+
+IDENTITY = Identity("tiny", "random:0", 64, "squash", None, "float32", 1)
+
+
+def store_with(folder: Path, shards: int = 2, rows: int = 3) -> tuple[GridStore, dict[str, np.ndarray]]:
+    store = GridStore(folder, IDENTITY)
+    store.open()
+    generator = np.random.default_rng(0)
+    grids: dict[str, np.ndarray] = {}
+    for shard in range(shards):
+        values = generator.normal(size=(rows, 2, 3, 512)).astype(np.float16)
+        digests = [f"{shard}-{row}" for row in range(rows)]
+        write_shard(store, [values[:1], values[1:]], digests, [(10, 20)] * rows)
+        grids |= dict(zip(digests, values, strict=True))
+    return store, grids
+
+
+def ask(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    for _ in range(20):
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            # Its database is busy for a moment: Prefect's own client asks again then.
+            if error.code != 503:
+                raise
+            time.sleep(1)
+    raise AssertionError(f"{url} is busy for 20 s")
+
+
+def run_of(api: str, deployment: str) -> dict[str, Any]:
+    """A run of a deployment, when it has ended."""
+    made = ask(f"{api}/deployments/{deployment}/create_flow_run", {"state": {"type": "SCHEDULED"}})
+    end = time.monotonic() + 300
+    while time.monotonic() < end:
+        (run,) = ask(f"{api}/flow_runs/filter", {"flow_runs": {"id": {"any_": [made["id"]]}}})
+        if run["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
+            return dict(run)
+        time.sleep(1)
+    raise AssertionError(run["state"])

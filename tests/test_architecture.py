@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 
 from docs.render import FOLDERS
-from tasks.registry.exported.folder import TORCH_FREE
+from tasks.captioner.exported.folder import TORCH_FREE
 from tests.support import HERE
 
 # The folders of models/, and those two levels deep, import within their room as they like.

@@ -30,10 +30,9 @@ from flows.commands.cli import app
 from tasks.common.ports import is_listening
 from tasks.config.presets import presets
 from tasks.config.schema import load, refusals
+from tests.cli import Capture, attend
+from tests.photographs import ANNOTATIONS, RESULTS, picture
 from tests.support import HERE, free_port, pictures, trained
-from tests.test_cli import Capture, attend
-from tests.test_init import picture
-from tests.test_score import ANNOTATIONS, RESULTS
 
 DOCS = HERE / "docs"
 PAGES = sorted([*HERE.glob("*.md"), *DOCS.glob("*.md")])
@@ -179,7 +178,7 @@ def test_modules_and_targets_exist(page: Path) -> None:
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)) <= targets
     for module in re.findall(r"python -m ([\w.]+)", text):
         assert importlib.util.find_spec(module) is not None, module
-    for path in re.findall(r"\btests/\w+\.py", text):
+    for path in re.findall(r"\btests/[\w/]+\.py", text):
         assert (HERE / path).is_file(), path
 
 

@@ -18,8 +18,7 @@ import yaml
 
 from flows.operations import service
 from tasks.config.presets import presets
-from tests.support import HERE, free_port, small
-from tests.test_service import ask, run_of
+from tests.support import HERE, ask, free_port, run_of, small
 
 PACKAGES = ("flows", "tasks", "models")
 PREFECT_FILE = "attend_project/prefect.yaml"

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 import attend
+from tests.cli import Capture
+from tests.cli import attend as command
 from tests.support import pictures, small
-from tests.test_cli import Capture
-from tests.test_cli import attend as command
 
 
 @pytest.fixture(scope="module")

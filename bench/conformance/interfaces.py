@@ -26,8 +26,8 @@ from bench.speed.serving import running
 from tasks.config.schema import load
 from tasks.data.manifest import files_by_digest
 from tasks.evaluation.caption_and_score import PREDICTIONS
-from tasks.registry import tracking
-from tasks.registry.registration_record import read_registration
+from tasks.mlflow_store import tracking
+from tasks.mlflow_store.registration_record import read_registration
 
 PICTURES = 20
 _HERE = Path(__file__).resolve().parents[2]

@@ -29,12 +29,12 @@ from models.neighbours import pool
 from models.onnx.captioner import OnnxCaptioner
 from models.options import Decoding
 from models.vocabulary import NULL, Vocabulary
+from tasks.captioner.exported.graphs import export
 from tasks.config.presets import presets
 from tasks.config.schema import load
 from tasks.data.caption_files import read_captions, read_vocabulary
 from tasks.grids.index import open_grids
 from tasks.neighbours.make_memory import memory_of
-from tasks.registry.exported.graphs import export
 
 _PICTURES, _STEPS, _BATCH, _RATE = 1_000, 40, 32, 0.003
 _TOGETHER = 100  # pictures captioned at once

@@ -29,7 +29,7 @@ from PIL import Image
 from bench.machine import describe
 from bench.speed.serving import running
 from tasks.datasets.base import picture_files
-from tasks.registry.versions import resolve
+from tasks.mlflow_store.versions import resolve
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO")
 _AT_ONCE = 24

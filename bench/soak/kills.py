@@ -33,9 +33,9 @@ import pyarrow.parquet as pq
 from flows.operations.prefect_server import wait_until_healthy
 from flows.pipeline import build_pipeline
 from tasks.config.schema import Config, load
+from tasks.mlflow_store.mlflow_pages import ui_command, ui_environment
+from tasks.mlflow_store.tracking import connect
 from tasks.pipeline.plan import Plan
-from tasks.registry.mlflow_pages import ui_command, ui_environment
-from tasks.registry.tracking import connect
 
 STAGE_NAMES = ("ingest", "extract", "tensorise", "train", "evaluate", "register")
 # Where the kills of a round fall; `start` is anywhere between the command and its first stage, the first milliseconds

@@ -35,7 +35,7 @@ from tasks.grids.extraction import MadeShard, Publish, ShardJob, bring_up_to_dat
 from tasks.grids.identity import Identity
 from tasks.grids.index import INDEX
 from tasks.grids.reader import GridReader
-from tasks.grids.store import Grids, GridStore, Row
+from tasks.grids.store import GridRow, Grids, GridStore
 from tasks.pipeline.stage import Hooks
 from tasks.pipeline.workspace import Workspace
 
@@ -175,7 +175,7 @@ def _check(
     digests = table["digest"].to_pylist()
     assert len(digests) == len(set(digests)) and set(digests) == set(pictures), "not every picture has one grid"
     places = zip(table["shard"].to_pylist(), table["row"].to_pylist(), strict=True)
-    rows = {digest: Row(*place) for digest, place in zip(digests, places, strict=True)}
+    rows = {digest: GridRow(*place) for digest, place in zip(digests, places, strict=True)}
     sample = chance.sample(digests, 500)
     read = GridReader(cluster.store, {digest: rows[digest] for digest in sample}).read(sample)
     for digest, grid in zip(sample, read, strict=True):

@@ -31,9 +31,9 @@ from typing import get_args
 from bench.machine import describe
 from models.options import Runtime
 from tasks.datasets.base import picture_files
-from tasks.registry import tracking
-from tasks.registry.logged_model import bundle_of
-from tasks.registry.versions import find, resolve
+from tasks.mlflow_store import tracking
+from tasks.mlflow_store.logged_model import bundle_of
+from tasks.mlflow_store.versions import find, resolve
 
 _CLIENTS = (1, 8, 32)
 _PICTURES = 64

@@ -13,7 +13,7 @@ from flows.commands.options import ConfigWorkspace, Json, Overrides, Preset, aga
 from tasks.common.wording import counted, counted_by_split, kind_of
 
 if TYPE_CHECKING:
-    from flows.preflight import Finding, Verdict
+    from flows.preflight import Problem, Verdict
 
 _SHOWN = 100  # kinds of findings that are printed
 _EXAMPLES = 3  # findings of one kind that are printed
@@ -54,7 +54,7 @@ def check(
 def _print(verdict: Verdict, preset: str, overrides: list[str]) -> None:
     """Print the findings, the errors first, and what was looked at."""
     for kind, colour in (("error", "red"), ("warning", "yellow")):
-        groups: dict[tuple[str, str], list[Finding]] = {}
+        groups: dict[tuple[str, str], list[Problem]] = {}
         for finding in verdict.findings:
             if finding.kind == kind:
                 groups.setdefault((finding.about, kind_of(finding.message)), []).append(finding)
@@ -84,7 +84,7 @@ def _print(verdict: Verdict, preset: str, overrides: list[str]) -> None:
         typer.echo(f"next: {again('run', preset, overrides)}")
 
 
-def _names(finding: Finding) -> bool:
+def _names(finding: Problem) -> bool:
     """Return whether a message begins with the file or the setting that it is about."""
     first = finding.message.split(":", 1)[0]
     return os.sep in first or re.fullmatch(r"[a-z_]+(\.\w+)+(=\S*)?( .*)?", first) is not None

@@ -249,7 +249,7 @@ def ui(
     port: Annotated[int, typer.Option(help="port to listen on", **whole_number(1, 65535))] = 5000,
 ) -> None:
     """Start MLflow's UI on the store that `attend run` logs to."""
-    from tasks.registry.mlflow_pages import mlflow_ui
+    from tasks.mlflow_store.mlflow_pages import mlflow_ui
 
     mlflow_ui(workspace.expanduser().absolute(), port)
 

@@ -15,8 +15,8 @@ from flows.commands.story import short, workspace_option
 from tasks.config.schema import Config
 from tasks.data.manifest import GENERATED_FOLDER, MANIFEST
 from tasks.evaluation.score_record import read_scores
+from tasks.mlflow_store.registration_record import read_registration
 from tasks.pipeline.ledger import Artifact
-from tasks.registry.registration_record import read_registration
 
 _SAMPLES = 3
 _WIDTH = 32  # of a picture on the terminal, in characters

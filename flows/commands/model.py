@@ -78,8 +78,8 @@ def _show_registered(name: str, workspace: Path, depth: int) -> None:
     """Print the backbone and the decoder of a registered model."""
     import torch
 
-    from tasks.registry.logged_model import load_captioner
-    from tasks.registry.versions import find
+    from tasks.mlflow_store.logged_model import load_captioner
+    from tasks.mlflow_store.versions import find
 
     captioner = load_captioner(*find(name, workspace), runtime="torch")
     decoder = captioner.decoder.to("cpu")

@@ -41,8 +41,8 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List the registered versions with their scores, the champions marked."""
-    from tasks.registry.catalogue import all_versions
-    from tasks.registry.versions import REVIEWED
+    from tasks.mlflow_store.catalogue import all_versions
+    from tasks.mlflow_store.versions import REVIEWED
 
     versions = all_versions(workspace.expanduser().absolute(), name)
     if as_json:
@@ -59,7 +59,7 @@ def list_(
 @app.command()
 def show(version: _Address, workspace: WorkspaceOption = Path("workspace"), as_json: Json = False) -> None:
     """Show a version: its model card, its scores, and what it was made from."""
-    from tasks.registry.catalogue import one_version
+    from tasks.mlflow_store.catalogue import one_version
 
     found = one_version(workspace.expanduser().absolute(), version)
     if as_json:
@@ -75,7 +75,7 @@ def report(
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
     """Write the report of a version's evaluation, an HTML page that needs no network, from MLflow."""
-    from tasks.registry.catalogue import write_version_report
+    from tasks.mlflow_store.catalogue import write_version_report
 
     write_version_report(workspace.expanduser().absolute(), version, out)
     typer.echo(f"{out}: the report of {version}")
@@ -162,7 +162,7 @@ def use(
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
     """Fix whose champion `caption` and `serve` use where no --model is given."""
-    from tasks.registry.versions import fix_model
+    from tasks.mlflow_store.versions import fix_model
 
     fix_model(workspace.expanduser().absolute(), model)
     typer.echo(f"in use: models:/{model}@champion" if model else "in use: the champion that was promoted last")

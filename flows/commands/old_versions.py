@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from tasks.common.errors import AttendError
 from tasks.common.files import remove_folder
 from tasks.grids.store import folder_size
-from tasks.registry import tracking
-from tasks.registry.runs import EVALUATED_VERSION, PARENT_RUN
-from tasks.registry.versions import CHAMPIONS, address_of, files_of, logged_model_of, number, registered_models
+from tasks.mlflow_store import tracking
+from tasks.mlflow_store.runs import EVALUATED_VERSION, PARENT_RUN
+from tasks.mlflow_store.versions import CHAMPIONS, address_of, files_of, logged_model_of, number, registered_models
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

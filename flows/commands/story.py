@@ -19,9 +19,9 @@ from tasks.evaluation.score_record import read_scores
 from tasks.grids.failures import FAILED
 from tasks.inspection.record import PAGE as INSPECTION_PAGE
 from tasks.inspection.record import describe_counts, describe_drift, read_inspection
+from tasks.mlflow_store.registration_record import RegistrationRecord, read_registration
+from tasks.mlflow_store.versions import aliases_of
 from tasks.pipeline.ledger import Artifact
-from tasks.registry.registration_record import RegistrationRecord, read_registration
-from tasks.registry.versions import aliases_of
 
 _CHANCE = 12.0  # nats a token, more than words drawn at random have
 _POOR = 5.0  # BLEU-4, in percent: of captions that hardly share a phrase with what people wrote

@@ -19,12 +19,12 @@ from tasks.common.files import digest_of_file, remove_folder
 from tasks.grids.identity import Identity
 from tasks.grids.index import indexed_digests, read_identity, reindex
 from tasks.grids.reader import GridReader
-from tasks.grids.store import Grids, GridStore, Row, Shard, folder_size, remove_shard, stores
+from tasks.grids.store import GridRow, Grids, GridStore, Shard, folder_size, remove_shard, stores
+from tasks.mlflow_store.registration_record import read_registration
+from tasks.mlflow_store.tracking import has_version
 from tasks.pipeline.ledger import Artifact, Ledger
 from tasks.pipeline.stage import kind_of
 from tasks.pipeline.workspace import LastRun, Workspace
-from tasks.registry.registration_record import read_registration
-from tasks.registry.tracking import has_version
 
 _INDEXED = "extract"  # the stage whose artifacts hold an index of grids
 
@@ -154,7 +154,7 @@ def _rewrite(item: Compaction, shard_rows: int) -> None:
     rows: list[tuple[Grids, str, tuple[int, int]]] = []
     for shard in item.old:
         sizes = pq.read_table(shard.path.with_suffix(".parquet"), columns=["width", "height"]).to_pylist()
-        reader = GridReader(store, {digest: Row(shard.number, row) for row, digest in enumerate(shard.digests)})
+        reader = GridReader(store, {digest: GridRow(shard.number, row) for row, digest in enumerate(shard.digests)})
         for digest, size in zip(shard.digests, sizes, strict=True):
             if digest in item.live and digest not in written:
                 written.add(digest)

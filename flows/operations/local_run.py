@@ -14,9 +14,9 @@ from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.common.ports import why_silent
 from tasks.config.schema import Config
+from tasks.mlflow_store.tracking import without_credentials
 from tasks.pipeline.plan import Plan
 from tasks.pipeline.workspace import Workspace
-from tasks.registry.tracking import without_credentials
 
 # Bytes. With less free space Prefect's server cannot make its database, and takes two minutes to say so.
 _MIN_FREE = 16 * 2**20

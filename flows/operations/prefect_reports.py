@@ -22,10 +22,10 @@ from tasks.data.manifest import read_pictures
 from tasks.evaluation.caption_and_score import PREDICTIONS, score_lines
 from tasks.evaluation.score_record import read_scores
 from tasks.inspection.record import FINDINGS, KINDS, UNLIKE, describe_counts, describe_drift, read_inspection
+from tasks.mlflow_store.registration_record import read_registration
+from tasks.mlflow_store.tracking import run_page_url
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Status
-from tasks.registry.registration_record import read_registration
-from tasks.registry.tracking import run_page_url
 
 _SAMPLES = 8
 _FINDINGS = 12  # of a kind

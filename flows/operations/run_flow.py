@@ -31,17 +31,17 @@ from tasks.common.errors import is_disk_full
 from tasks.common.log import log, show_log
 from tasks.common.retries import may_pass
 from tasks.config.schema import Config
-from tasks.grids.extract import Grids
+from tasks.grids.extract import Extract
+from tasks.mlflow_store import tracking
+from tasks.mlflow_store.params import run_params
+from tasks.mlflow_store.runs import check_experiment, training_log
+from tasks.mlflow_store.versions import aliases_of, champion_bundle, find
 from tasks.pipeline import distributed
 from tasks.pipeline.plan import Plan
 from tasks.pipeline.run import run_stage, savings_message
 from tasks.pipeline.stage import Hooks, Stage
-from tasks.registry import tracking
-from tasks.registry.params import run_params
-from tasks.registry.runs import check_experiment, training_log
-from tasks.registry.versions import aliases_of, champion_bundle, find
 from tasks.training.precision import computes_on
-from tasks.training.train import TrainedDecoder
+from tasks.training.train import DecoderStage
 
 _STOPPED = "stopped by a person: run again to continue"
 
@@ -107,7 +107,7 @@ def _bring_up_to_date(config: Config, plan: Plan) -> State[Any]:
     before = plan.statuses
     prefect_reports.show_plan(before, computes_on(config, before))
     states: dict[Stage, State[Any]] = {}
-    if not plan.fresh and any(isinstance(stage, TrainedDecoder) for stage in plan.stages):
+    if not plan.fresh and any(isinstance(stage, DecoderStage) for stage in plan.stages):
         check_experiment(config.workspace, config.registry.model)
     for stage in plan.stages:
         stage_task = run_task.with_options(name=stage.kind, task_run_name=stage.name, description=type(stage).__doc__)
@@ -143,9 +143,9 @@ def _hooks(config: Config, plan: Plan, name: str) -> Iterator[Hooks]:
     """Yield the hooks of a stage: they report to Prefect's UI and, from training, to the model's run in MLflow."""
     hooks, status = Hooks(), plan.status(name)
     stage = status.stage
-    if isinstance(stage, Grids):
+    if isinstance(stage, Extract):
         hooks = replace(hooks, shards_done=prefect_reports.show_progress("grids"), executor=executor_of(config.machine))
-    if not isinstance(stage, TrainedDecoder) or status.fresh or status.key is None:
+    if not isinstance(stage, DecoderStage) or status.fresh or status.key is None:
         yield hooks
         return
     model = config.registry.model

@@ -30,9 +30,9 @@ from tasks.common.log import log, show_log
 from tasks.common.ports import is_listening
 from tasks.common.progress import Stopwatch, lasting
 from tasks.common.wording import counted
+from tasks.mlflow_store.mlflow_pages import ui_command, ui_environment
+from tasks.mlflow_store.tracking import MLFLOW_UI, connect, tracking_uri
 from tasks.pipeline.workspace import Workspace
-from tasks.registry.mlflow_pages import ui_command, ui_environment
-from tasks.registry.tracking import MLFLOW_UI, connect, tracking_uri
 
 _STOP_SECONDS, _CHILD_STOP_SECONDS = 60.0, 20.0  # for everything, and for each program
 _RUN_STOP_SECONDS = 60.0  # for flow runs to reach a checkpoint

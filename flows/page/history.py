@@ -12,8 +12,8 @@ from typing import Any
 
 from tasks.config.schema import Config
 from tasks.evaluation.score_record import read_scores
+from tasks.mlflow_store.registration_record import read_registration
 from tasks.pipeline.ledger import Artifact
-from tasks.registry.registration_record import read_registration
 
 HISTORY = "history"
 

@@ -20,10 +20,10 @@ from tasks.config.schema import Config
 from tasks.data.manifest import sizes_in_words
 from tasks.evaluation.page_files import page_file
 from tasks.evaluation.report import REPORT, as_svg
+from tasks.mlflow_store.registration_record import read_registration
+from tasks.mlflow_store.versions import aliases_of
 from tasks.pipeline.plan import Status
 from tasks.pipeline.stage import Stage
-from tasks.registry.registration_record import read_registration
-from tasks.registry.versions import aliases_of
 
 _FOLDER = "page"  # of a workspace
 _COLOURS = {"train": "#8c867c", "dev": "#d9a441", "test": "#b3411e"}

@@ -14,8 +14,8 @@ from tasks.grids.identity import Identity
 from tasks.grids.index import IDENTITY, INDEX
 from tasks.grids.reader import GridReader
 from tasks.grids.store import GridStore
+from tasks.mlflow_store.versions import key_of_grids
 from tasks.pipeline.workspace import Workspace
-from tasks.registry.versions import key_of_grids
 
 
 def cached_grids(address: str, workspace: Path, digests: Collection[str]) -> GridReader | None:

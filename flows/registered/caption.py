@@ -20,8 +20,8 @@ from models.options import Runtime
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.common.progress import Bar
+from tasks.mlflow_store.versions import Registered, find_captioner
 from tasks.pipeline.workspace import hold
-from tasks.registry.versions import Registered, find_captioner
 
 if TYPE_CHECKING:
     from tasks.grids.reader import GridReader
@@ -73,7 +73,7 @@ def print_captions(
     there is one picture only. runtime: what the model runs on; None for its own preference. Raise AttendError for
     arguments that cannot be used.
     """
-    from tasks.registry.logged_model import load_captioner
+    from tasks.mlflow_store.logged_model import load_captioner
 
     pictures = open_pictures(sources, workspace)
     if isinstance(pictures, ParquetPictures):
@@ -126,7 +126,7 @@ def write_captions_file(
     New captions are first written to parts beside the file, so that the next run continues a killed one, and are merged
     into the file at the end. Raise AttendError for arguments that cannot be used.
     """
-    from tasks.registry.logged_model import load_captioner
+    from tasks.mlflow_store.logged_model import load_captioner
 
     if out.suffix not in (".csv", ".jsonl", ".parquet"):
         raise AttendError(f"--out: {out}: give a name ending in .csv, .jsonl or .parquet")

@@ -15,12 +15,9 @@ from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
 from tasks.evaluation.caption_and_score import PREDICTIONS, was_trained_on
 from tasks.metrics import METRICS
-from tasks.pipeline.workspace import Workspace
-from tasks.registry import promotion, tracking
-from tasks.registry.champion_rule import Candidate, Decision, Match, decide, grown
-from tasks.registry.comparison import ModelComparison, side_by_side
-from tasks.registry.version_pictures import pictures_of_version
-from tasks.registry.versions import (
+from tasks.mlflow_store import tracking
+from tasks.mlflow_store.version_pictures import pictures_of_version
+from tasks.mlflow_store.versions import (
     address_of,
     download_predictions,
     download_version_predictions,
@@ -29,6 +26,10 @@ from tasks.registry.versions import (
     version_of_address,
     version_with_alias,
 )
+from tasks.pipeline.workspace import Workspace
+from tasks.registry import promotion
+from tasks.registry.champion_rule import Candidate, Decision, Match, decide, grown
+from tasks.registry.comparison import ModelComparison, side_by_side
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

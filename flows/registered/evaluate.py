@@ -14,17 +14,17 @@ from tasks.data.caption_files import read_vocabulary
 from tasks.data.manifest import files_by_digest, read_pictures
 from tasks.evaluation.caption_and_score import PREDICTIONS, captions_in, describe_pictures
 from tasks.evaluation.coco_files import export
-from tasks.evaluation.evaluate import Scores
+from tasks.evaluation.evaluate import Evaluate
 from tasks.evaluation.report import REPORT, write_report
 from tasks.evaluation.rescore import rescore
 from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores, write_scores
+from tasks.mlflow_store import tracking
+from tasks.mlflow_store.lineage import pictures_of
+from tasks.mlflow_store.logged_model import load_captioner
+from tasks.mlflow_store.runs import find_evaluation_run, log_evaluation
+from tasks.mlflow_store.versions import address_of, earlier_versions, logged_model_of, version_of_address
 from tasks.pipeline.ledger import Artifact, digest_of
 from tasks.pipeline.run import run_stage
-from tasks.registry import tracking
-from tasks.registry.lineage import pictures_of
-from tasks.registry.logged_model import load_captioner
-from tasks.registry.runs import find_evaluation_run, log_evaluation
-from tasks.registry.versions import address_of, earlier_versions, logged_model_of, version_of_address
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -60,7 +60,7 @@ def evaluate_registered(config: Config, model: str | None = None, results: Path 
         manifest, captions = stage_artifacts["ingest"], stage_artifacts["tensorise"]
         split_digests = [manifest.products[split] for split in (config.evaluation.split, "train")]
         vocabulary_digest = captions.products["vocabulary"]
-        settings = [Scores.version, config.evaluation.metrics]
+        settings = [Evaluate.version, config.evaluation.metrics]
         key = digest_of([version.name, version.version, split_digests, vocabulary_digest, settings])
         run_id = find_evaluation_run(client, config.workspace, version.name, key)
         if run_id is None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from models.captioner import Captioner
 from models.options import Runtime
+from tasks.captioner.bundle import ORIGIN, is_whole, seal
+from tasks.captioner.exported.folder import write_exported
 from tasks.common.errors import AttendError
 from tasks.common.log import log
-from tasks.registry import tracking
-from tasks.registry.bundle import ORIGIN, is_whole, seal
-from tasks.registry.exported.folder import write_exported
-from tasks.registry.logged_model import BUNDLE, bundle_of
-from tasks.registry.versions import find, version_of_address
+from tasks.mlflow_store import tracking
+from tasks.mlflow_store.logged_model import BUNDLE, bundle_of
+from tasks.mlflow_store.versions import find, version_of_address
 
 
 def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: Path) -> int:

@@ -50,7 +50,7 @@ def questions_of(options: QueueOptions) -> Queue:
 
     Raises AttendError for options that cannot be used.
     """
-    from tasks.registry.logged_model import load_captioner
+    from tasks.mlflow_store.logged_model import load_captioner
 
     folder, workspace = options.folder, options.workspace
     if not folder.is_dir():

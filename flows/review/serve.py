@@ -24,8 +24,8 @@ from tasks.common.files import write_atomically
 from tasks.common.log import log
 from tasks.common.wording import counted
 from tasks.datasets.corrections import Answer, add_answers, answers_lock, read_answers
+from tasks.mlflow_store.versions import find_captioner
 from tasks.registry.reviewed import note_answers
-from tasks.registry.versions import find_captioner
 from tasks.review.assignments import KEPT, Asked, Assignments, Held
 from tasks.review.queue import Question
 
@@ -42,7 +42,7 @@ def serve_review(options: QueueOptions, host: str, port: int) -> int:
     hosts = allowed_hosts(host)
     token = _token(needed=hosts is None)
     find_captioner(options.model, options.workspace)  # before anything is written
-    record = Record(options.answers)
+    record = AnswerFile(options.answers)
     with record.alone():
         queue = questions_of(options)
         held = {one.asked.question.picture for one in record.held().values()}
@@ -73,7 +73,7 @@ def _token(needed: bool) -> str | None:
     return token or (secrets.token_urlsafe(16) if needed else None)
 
 
-class Record:
+class AnswerFile:
     """The file of the answers, and beside it one of what people have, so that they keep it when the server dies."""
 
     def __init__(self, answers: Path) -> None:

@@ -11,9 +11,9 @@ from PIL import Image
 from flows.serving.limits import RefusedError
 from flows.serving.served import LoadedModel, Served, describe
 from models.requests import TYPES, CaptionRow, Params
+from tasks.captioner.bundle_loader import DIGEST, load
+from tasks.captioner.captioner_format import check_captioner
 from tasks.common.errors import AttendError
-from tasks.registry.bundle_loader import DIGEST, load
-from tasks.registry.captioner_format import check_captioner
 
 
 class ExportedModel(Served):

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from flows.serving.limits import Held, Limits, RefusedError
+from flows.serving.limits import Limits, RefusedError, TakenRoom
 
 Answered = Callable[[Request, Response, float], None]
 _HEADERS = {
@@ -75,7 +75,7 @@ def check_length(request: Request, limits: Limits) -> None:
         raise RefusedError(413, f"the body has {length:,} bytes: send {limits.body:,} at most")
 
 
-async def read_body(request: Request, limits: Limits, held: Held) -> bytes:
+async def read_body(request: Request, limits: Limits, held: TakenRoom) -> bytes:
     """Read the body. Raises RefusedError where it is too large, too slow, or not finished."""
     body = bytearray()
     try:

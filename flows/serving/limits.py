@@ -49,16 +49,16 @@ class Room:
         self.left = size
 
     @contextmanager
-    def held(self) -> Iterator[Held]:
+    def held(self) -> Iterator[TakenRoom]:
         """Yield the account of one request, and give its bytes back to the budget when the block ends."""
-        account = Held(self)
+        account = TakenRoom(self)
         try:
             yield account
         finally:
             self.left += account.size
 
 
-class Held:
+class TakenRoom:
     """The account of the bytes of a room that one request takes."""
 
     def __init__(self, room: Room) -> None:

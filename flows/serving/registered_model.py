@@ -8,9 +8,9 @@ from flows.serving.limits import RefusedError
 from flows.serving.served import LoadedModel, Served, describe
 from models.options import Runtime
 from models.requests import CaptionRow, Params
-from tasks.registry import tracking
-from tasks.registry.logged_model import example, load_model, unwrap_captioner
-from tasks.registry.versions import address_of, check_address, default_champion, files_of, version_of_address
+from tasks.mlflow_store import tracking
+from tasks.mlflow_store.logged_model import example, load_model, unwrap_captioner
+from tasks.mlflow_store.versions import address_of, check_address, default_champion, files_of, version_of_address
 
 _TYPES: dict[str, type] = {"long": int, "integer": int, "double": float, "float": float, "boolean": bool, "string": str}
 

@@ -44,7 +44,7 @@ class GivenWords(Product):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Manifest(Stage):
+class Ingest(Stage):
     """The stage that turns a data set into its manifest."""
 
     kind: ClassVar[str] = "ingest"
@@ -93,6 +93,6 @@ class Manifest(Stage):
         return write_manifest(self.data, self.machine, work.inputs, work.out)
 
 
-def ingest(config: Config) -> Manifest:
+def ingest(config: Config) -> Ingest:
     """Return the stage that reads a config's data set."""
-    return Manifest(machine=config.machine, data=config.data)
+    return Ingest(machine=config.machine, data=config.data)

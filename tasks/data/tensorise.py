@@ -14,20 +14,20 @@ from tasks.common.section import Section
 from tasks.config.schema import Config
 from tasks.config.stages import CaptionsConfig
 from tasks.config.starting_point import VOCABULARY, StartingPoint
-from tasks.data.ingest import Manifest
+from tasks.data.ingest import Ingest
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Captions(Stage):
+class Tensorise(Stage):
     """The stage that turns captions into a vocabulary and token ids."""
 
     kind: ClassVar[str] = "tensorise"
     version: ClassVar[int] = 3
 
     captions: CaptionsConfig
-    manifest: Manifest
+    manifest: Ingest
     start: StartingPoint | None = None  # whose vocabulary is joined, where `captions.vocabulary` says so
 
     @property
@@ -64,6 +64,6 @@ class Captions(Stage):
         return write_captions(self.captions, work.artifacts[self.manifest], work.out, joined)
 
 
-def tensorise(config: Config, manifest: Manifest) -> Captions:
+def tensorise(config: Config, manifest: Ingest) -> Tensorise:
     """Return the stage that turns a manifest's captions into token ids."""
-    return Captions(machine=config.machine, captions=config.captions, manifest=manifest, start=config.starting_point)
+    return Tensorise(machine=config.machine, captions=config.captions, manifest=manifest, start=config.starting_point)

@@ -49,7 +49,7 @@ _WORDS = 8  # of a caption: with as many, more do not make it likelier that it i
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Reading:
     """A way to read captions.
 
     file: that it is named by. options: the settings of `data`. found: a sample of what they read. read: its files.
@@ -68,7 +68,7 @@ class Candidate:
         words = min(self.found.words, _WORDS) / _WORDS
         return self.found.share * words * (0.5 + 0.5 * self.found.variety) * named * titled
 
-    def has_form_of(self, other: Candidate) -> bool:
+    def has_form_of(self, other: Reading) -> bool:
         """Return whether both are parts of one data set: of one form, or named as splits, and of other pictures."""
         same = self.found.columns == other.found.columns and self.file.suffix == other.file.suffix
         splits = folder_split([self.file.stem]), folder_split([other.file.stem])
@@ -88,19 +88,19 @@ class Folder:
         self.finder = PictureFinder.of(path)
         self.texts = {suffix: texts_of(path, suffix, self.finder) for suffix in TEXT_SUFFIXES}
 
-    def candidates(self) -> tuple[list[Candidate], dict[Path, str]]:
+    def candidates(self) -> tuple[list[Reading], dict[Path, str]]:
         """Return all ways to read captions, and why each of the other files is none.
 
         Tables and documents are those of the folder itself, of annotations/ in it, of folders of splits and of those
         without pictures.
         """
-        candidates: list[Candidate] = []
+        candidates: list[Reading] = []
         errors: dict[Path, str] = {}
         for suffix in TEXT_SUFFIXES:
             found_texts, own_errors = self._of_texts(suffix)
             candidates += found_texts
             errors |= own_errors
-        reads: list[Callable[[], Candidate | None]] = [self._metadata, self._coco, self._split_tables]
+        reads: list[Callable[[], Reading | None]] = [self._metadata, self._coco, self._split_tables]
         for read in (*reads, self._tars, self._hub):
             try:
                 found = read()
@@ -117,14 +117,14 @@ class Folder:
                     errors[path] = str(error)
         return candidates, errors
 
-    def of_file(self, path: Path) -> Candidate:
+    def of_file(self, path: Path) -> Reading:
         """Return how a table or a document is read; AttendError where it holds no captions of pictures."""
         if path.suffix.lower() == ".parquet" and picture_column(path):
             return of_rows(path, path)
         document = self._document(path) if path.suffix.lower() == ".json" else None
         return document if document is not None else self._examined(Table, path, path)
 
-    def of_text(self, path: Path) -> Candidate | None:
+    def of_text(self, path: Path) -> Reading | None:
         """Return how the texts of one picture each are read, where this file is one of them; else None."""
         for suffix in TEXT_SUFFIXES:
             if not any(item.text == path and item.pictures for item in self.texts[suffix]):
@@ -137,7 +137,7 @@ class Folder:
                     return candidate
         return None
 
-    def of_metadata(self, path: Path) -> Candidate:
+    def of_metadata(self, path: Path) -> Reading:
         """Return how a file of metadata is read, with its folder."""
         return self._examined(ImageFolder, path.parent, path)
 
@@ -165,14 +165,14 @@ class Folder:
                 found.append(Path(path))
         return found
 
-    def _metadata(self) -> Candidate | None:
+    def _metadata(self) -> Reading | None:
         files = metadata_files(self.path)
         if not files:
             return None
         found = self._examined(ImageFolder, self.path, files[0])
-        return Candidate(files[0], found.options, found.found, tuple(files))
+        return Reading(files[0], found.options, found.found, tuple(files))
 
-    def _split_tables(self) -> Candidate | None:
+    def _split_tables(self) -> Reading | None:
         files = split_tables(self.path)
         if len(files) < 2:  # a single train.csv need not be divided
             return None
@@ -182,18 +182,18 @@ class Folder:
         common = [{**item.options, "path": self.path} for item in tables]
         if any(options != common[0] for options in common):  # of other columns or folders: sources of their own
             return None
-        return Candidate(files[0], common[0], _together([item.found for item in tables]), tuple(files))
+        return Reading(files[0], common[0], _together([item.found for item in tables]), tuple(files))
 
-    def _coco(self) -> Candidate | None:
+    def _coco(self) -> Reading | None:
         try:
             files = Coco(path=self.path).annotation_files()
         except AttendError:
             return None
         options: Options = {"adapter": "coco", "path": self.path}
         has_splits = len({folder_split([file.stem]) for file in files}) > 1
-        return Candidate(files[0], options, self._read(options)._replace(has_splits=has_splits), tuple(files))
+        return Reading(files[0], options, self._read(options)._replace(has_splits=has_splits), tuple(files))
 
-    def _document(self, path: Path) -> Candidate | None:
+    def _document(self, path: Path) -> Reading | None:
         """Return how a JSON document in COCO's or Karpathy's form is read; None for another, which may be a table."""
         document = parse_json_or_lines(path)
         if not isinstance(document, dict) or not isinstance(document.get("images"), list):
@@ -211,7 +211,7 @@ class Folder:
             usual = self.finder.below(usual_images(path.parent)) if path.is_relative_to(self.path) else self.finder
             if not any(usual.find(names).values()):
                 options["images"] = self.path
-        return Candidate(path, options, self._read(options))
+        return Reading(path, options, self._read(options))
 
     def _read(self, options: Options) -> Columns:
         """Return what the pictures of a document are, and their captions."""
@@ -226,7 +226,7 @@ class Folder:
         pictures = frozenset(base / row.name for row in rows)
         return Columns({}, base, pictures, (options["adapter"],), "caption", texts, share)
 
-    def _examined(self, kind: type[RecordOptions], path: Path, file: Path) -> Candidate:
+    def _examined(self, kind: type[RecordOptions], path: Path, file: Path) -> Reading:
         """Return how the adapter `kind` reads the data set at `path`, by one of its tables, `file`."""
         forms = [{"adapter": kind.model_fields["adapter"].default, "path": path, **form} for form in text_forms(file)]
         options, found = _first_that_reads(kind, forms, file, self.finder)
@@ -237,9 +237,9 @@ class Folder:
         usual = path if kind is ImageFolder else usual_images(file.parent)
         is_usual = found.images.is_relative_to(usual) and usual.is_relative_to(self.path) and not found.is_own
         images = {} if is_usual else {"images": found.images}
-        return Candidate(file, {**options, **found.options, **images}, found)
+        return Reading(file, {**options, **found.options, **images}, found)
 
-    def _of_texts(self, suffix: str) -> tuple[list[Candidate], dict[Path, str]]:
+    def _of_texts(self, suffix: str) -> tuple[list[Reading], dict[Path, str]]:
         """Return the ways to read the text files of this ending, and why others of them are no captions.
 
         Where several folders have texts of the same pictures, such as labels/ and captions/, each is a way.
@@ -251,7 +251,7 @@ class Folder:
         named = Counter(item.pictures[0] for item in items)
         if items and (len(of_folder) == 1 or max(named.values()) == 1):
             of_folder = {"": items}
-        candidates: list[Candidate] = []
+        candidates: list[Reading] = []
         errors: dict[Path, str] = {}
         for folder, own in of_folder.items():
             try:
@@ -260,7 +260,7 @@ class Folder:
                 errors |= dict.fromkeys((item.text for item in own), str(error))
         return candidates, errors
 
-    def _of_texts_in(self, folder: str, suffix: str, items: list[TextFile]) -> Candidate:
+    def _of_texts_in(self, folder: str, suffix: str, items: list[TextFile]) -> Reading:
         """Return how text files of one picture each are read; AttendError where they are no captions.
 
         folder: that they are below, where they are read without others; else empty.
@@ -300,13 +300,13 @@ class Folder:
             )
         pictures = frozenset(self.path / item.pictures[0] for item in items)
         found = Columns({}, self.path, pictures, ("texts", suffix), "caption", texts, 1.0, tuple(notes))
-        return Candidate(items[0].text, options, found, tuple(item.text for item in items))
+        return Reading(items[0].text, options, found, tuple(item.text for item in items))
 
-    def _tars(self) -> Candidate | None:
+    def _tars(self) -> Reading | None:
         tars = tar_files(self.path)
         return of_tars(self.path) if tars else None
 
-    def _hub(self) -> Candidate | None:
+    def _hub(self) -> Reading | None:
         """Return how the Parquet files with pictures in them are read; None where there are none."""
         for path, subfolders, files in os.walk(self.path):
             subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
@@ -387,7 +387,7 @@ def _together(parts: list[Columns]) -> Columns:
     return first._replace(pictures=pictures, texts=texts, share=share, notes=notes)
 
 
-def of_rows(path: Path, file: Path) -> Candidate:
+def of_rows(path: Path, file: Path) -> Reading:
     """Return how files of rows with pictures in them are read. path: of the data set. file: the first of them."""
     options: Options = {"adapter": "huggingface", "path": path}
     first = list(itertools.islice(batches(file), 4))
@@ -418,10 +418,10 @@ def of_rows(path: Path, file: Path) -> Candidate:
     files = tuple(item.path for item in table_files(path))
     names = frozenset(file / str(number) for number in range(len(records)))
     found = Columns({}, path, names, tuple(values), columns[0], texts, 1.0, tuple(notes))
-    return Candidate(file, options, found, files)
+    return Reading(file, options, found, files)
 
 
-def of_tars(path: Path) -> Candidate:
+def of_tars(path: Path) -> Reading:
     """Return how a tar file, or those of a folder, are read, by the first samples of the first."""
     folder, tars = (path, tar_files(path)) if path.is_dir() else (path.parent, [path])
     options: Options = {"adapter": "webdataset", "path": path}
@@ -452,4 +452,4 @@ def of_tars(path: Path) -> Candidate:
         remedy = f", but .json with {', '.join(known)}: set data.caption_field" if known else ": unpack it first"
         raise AttendError(f"{tars[0]}: holds no captions{remedy}")
     found = Columns({}, folder, frozenset(folder / key for key in keys), ("tar",), "caption", tuple(texts), 1.0)
-    return Candidate(tars[0], options, found, tuple(tars))
+    return Reading(tars[0], options, found, tuple(tars))

@@ -24,7 +24,7 @@ from tasks.datasets.base import (
     refuse_address,
     require_file,
 )
-from tasks.datasets.candidates import Candidate, Folder, of_rows, of_tars
+from tasks.datasets.candidates import Folder, Reading, of_rows, of_tars
 from tasks.datasets.coco_tensor_file import is_coco_tensors
 from tasks.datasets.huggingface import table_files
 from tasks.datasets.image_folder import METADATA
@@ -114,12 +114,12 @@ def _of_folder(path: Path) -> Detection:
     raise _without_captions(folder, errors)
 
 
-def _best(folder: Folder, candidates: list[Candidate], errors: dict[Path, str]) -> Detection:
+def _best(folder: Folder, candidates: list[Reading], errors: dict[Path, str]) -> Detection:
     """Return the candidate that looks most like captions, with those that are further parts of the same data set."""
     pictures = max(len(folder.finder.names), 1)
     groups = _groups(candidates)
 
-    def score(group: list[Candidate]) -> float:
+    def score(group: list[Reading]) -> float:
         named = len(frozenset().union(*(item.found.pictures for item in group)))
         return group[0].score * (0.5 + 0.5 * min(named / pictures, 1.0))
 
@@ -152,7 +152,7 @@ def _best(folder: Folder, candidates: list[Candidate], errors: dict[Path, str]) 
     return Detection(options, unread, (*seen, *notes, *_few_named(folder, parts)))
 
 
-def _few_named(folder: Folder, parts: list[Candidate]) -> Iterator[str]:
+def _few_named(folder: Folder, parts: list[Reading]) -> Iterator[str]:
     """Yield a note where captions name few of the pictures of a folder, small copies left out."""
     if any(len(part.read) > 1 and part.options["adapter"] != "texts" for part in parts):
         return  # of several files of one form, the first was looked into
@@ -165,7 +165,7 @@ def _few_named(folder: Folder, parts: list[Candidate]) -> Iterator[str]:
         )
 
 
-def _divides(group: list[Candidate], whole: list[Candidate]) -> bool:
+def _divides(group: list[Reading], whole: list[Reading]) -> bool:
     """Return whether a group of tables, one for each split, has the pictures of the table `whole`."""
     names = {folder_split([file.stem]) for item in group for file in (item.file, *item.read)}
     is_divided = len(names) > 1 and None not in names
@@ -175,7 +175,7 @@ def _divides(group: list[Candidate], whole: list[Candidate]) -> bool:
     return len(own & whole[0].found.pictures) >= _NEARLY_ALL * len(whole[0].found.pictures)
 
 
-def _refuse_classes(item: Candidate, folder: Path) -> None:
+def _refuse_classes(item: Reading, folder: Path) -> None:
     """Raise AttendError where the likeliest captions are single words of a few kinds."""
     kinds = sorted(set(item.found.texts))
     if item.found.words < _ONE_WORD and len(kinds) <= max(_KINDS, len(item.found.texts) // 10):
@@ -187,7 +187,7 @@ def _refuse_classes(item: Candidate, folder: Path) -> None:
 
 
 def _given_otherwise(
-    parts: list[Candidate], unread: list[Candidate], errors: dict[Path, str], lists: list[Path], folder: Path
+    parts: list[Reading], unread: list[Reading], errors: dict[Path, str], lists: list[Path], folder: Path
 ) -> Iterator[str]:
     """Yield notes on files that name pictures, or their splits, in a way that is not read.
 
@@ -219,9 +219,9 @@ def _split_lists(folder: Path, read: Collection[Path]) -> list[Path]:
     return one or (named if len({folder_split([path.stem]) for path in named}) > 1 else [])
 
 
-def _groups(candidates: list[Candidate]) -> list[list[Candidate]]:
+def _groups(candidates: list[Reading]) -> list[list[Reading]]:
     """Return candidates by data set: those of one form that look alike and name other pictures are parts of one."""
-    groups: list[list[Candidate]] = []
+    groups: list[list[Reading]] = []
     for item in sorted(candidates, key=lambda item: (-item.score, len(item.file.name))):
         for group in groups:
             if item.score > _CLOSE * group[0].score and all(item.has_form_of(part) for part in group):
@@ -232,7 +232,7 @@ def _groups(candidates: list[Candidate]) -> list[list[Candidate]]:
     return groups
 
 
-def _joined(folder: Path, parts: list[Candidate]) -> Options:
+def _joined(folder: Path, parts: list[Reading]) -> Options:
     """Return the settings of several files as one data set, each with the split that its name or folder says."""
     sources: dict[str, Options] = {}
     for part in parts:

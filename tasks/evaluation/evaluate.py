@@ -14,14 +14,14 @@ from typing import ClassVar
 from tasks.common.section import Section
 from tasks.config.schema import Config
 from tasks.config.stages import EvaluationConfig
-from tasks.neighbours.remember import Remembered
+from tasks.neighbours.remember import Remember
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
-from tasks.training.train import TrainedDecoder
+from tasks.training.train import DecoderStage
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Scores(Stage):
+class Evaluate(Stage):
     """The stage `evaluate`: held-out pictures -> captions -> scores."""
 
     kind: ClassVar[str] = "evaluate"
@@ -29,8 +29,8 @@ class Scores(Stage):
     distributed: ClassVar[bool] = True
 
     evaluation: EvaluationConfig
-    decoder: TrainedDecoder
-    memory: Remembered
+    decoder: DecoderStage
+    memory: Remember
 
     @property
     def scores(self) -> Product:
@@ -68,6 +68,6 @@ class Scores(Stage):
         return evaluate_decoder(self.evaluation, self.machine, sources, work.out)
 
 
-def evaluate(config: Config, decoder: TrainedDecoder, memory: Remembered) -> Scores:
+def evaluate(config: Config, decoder: DecoderStage, memory: Remember) -> Evaluate:
     """Return the stage that captions held-out pictures with a decoder and scores the captions."""
-    return Scores(machine=config.machine, evaluation=config.evaluation, decoder=decoder, memory=memory)
+    return Evaluate(machine=config.machine, evaluation=config.evaluation, decoder=decoder, memory=memory)

@@ -14,7 +14,7 @@ from typing import ClassVar
 from tasks.common.section import Section
 from tasks.config.schema import Config
 from tasks.config.stages import GridsConfig
-from tasks.data.ingest import Manifest
+from tasks.data.ingest import Ingest
 from tasks.datasets.base import DatasetOptions
 from tasks.grids.identity import EXTRACT_VERSION, Identity, identity_of
 from tasks.grids.weights import weight_digests
@@ -22,7 +22,7 @@ from tasks.pipeline.ledger import Artifact, Outcome, digest_of
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
 
 
-class Backbone(Stage):
+class BackboneStage(Stage):
     """A stage that makes a backbone. `extract` knows the stage `tune` only as this base class."""
 
     @property
@@ -35,7 +35,7 @@ class Backbone(Stage):
 class FailedAmong(Product):
     """The photographs of some splits that have no grid. A stage that reads these splits depends on no others."""
 
-    manifest: Manifest
+    manifest: Ingest
     splits: tuple[str, ...]
 
     def digest(self, artifacts: Mapping[Stage, Artifact]) -> str | None:
@@ -49,7 +49,7 @@ class FailedAmong(Product):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Grids(Stage):
+class Extract(Stage):
     """The stage `extract`: photographs -> grids, one per picture."""
 
     kind: ClassVar[str] = "extract"
@@ -57,8 +57,8 @@ class Grids(Stage):
 
     grids: GridsConfig
     data: DatasetOptions  # only locates the photographs, so it is not part of the key
-    manifest: Manifest
-    tuned: Backbone | None = None  # the stage that makes the backbone; None: `grids.weights` are used unchanged
+    manifest: Ingest
+    tuned: BackboneStage | None = None  # the stage that makes the backbone; None: `grids.weights` are used unchanged
 
     @property
     def identity(self) -> Product:
@@ -103,8 +103,8 @@ class Grids(Stage):
         return bring_up_to_date(files, identity, self.grids, self.machine, tuned, work.out, hooks)
 
 
-def extract(config: Config, manifest: Manifest, tuned: Backbone | None = None, suffix: str = "") -> Grids:
+def extract(config: Config, manifest: Ingest, tuned: BackboneStage | None = None, suffix: str = "") -> Extract:
     """Return the stage that extracts the grids of a manifest's pictures."""
-    return Grids(
+    return Extract(
         machine=config.machine, suffix=suffix, grids=config.grids, data=config.data, manifest=manifest, tuned=tuned
     )

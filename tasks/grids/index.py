@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 from tasks.config.machine import MachineConfig
 from tasks.grids.identity import Identity
 from tasks.grids.reader import GridReader
-from tasks.grids.store import GridStore, Row
+from tasks.grids.store import GridRow, GridStore
 from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, Outcome
 from tasks.pipeline.workspace import Workspace
 
 INDEX, IDENTITY = "index.parquet", "identity.json"
 
 
-def reindex(workspace: Workspace, artifact: Artifact, store: GridStore, rows: dict[str, Row]) -> None:
+def reindex(workspace: Workspace, artifact: Artifact, store: GridStore, rows: dict[str, GridRow]) -> None:
     """Publish an artifact of `extract` again, with the same products.
 
     rows: digest -> row, where its grids are now.
@@ -43,7 +43,7 @@ def indexed_digests(extracted: Artifact) -> list[str]:
     return names
 
 
-def write_index(out: Path, rows: dict[str, Row]) -> None:
+def write_index(out: Path, rows: dict[str, GridRow]) -> None:
     """Write `index.parquet` to the folder `out`. rows: digest -> row of its grid."""
     index = {
         "digest": list(rows),
@@ -53,7 +53,7 @@ def write_index(out: Path, rows: dict[str, Row]) -> None:
     pq.write_table(pa.table(index), out / INDEX)
 
 
-def shard_files(workspace: Workspace, store: GridStore, rows: dict[str, Row]) -> dict[str, FileRecord]:
+def shard_files(workspace: Workspace, store: GridStore, rows: dict[str, GridRow]) -> dict[str, FileRecord]:
     """Return path in the workspace -> size and digest of the files of the shards that hold these rows."""
     numbers = {row.shard for row in rows.values()}
     records: dict[str, FileRecord] = {}
@@ -75,4 +75,4 @@ def open_grids(extracted: Artifact, machine: MachineConfig) -> GridReader:
     if store.remote is not None:
         store.open()
     index = pq.read_table(extracted.path / INDEX).to_pylist()
-    return GridReader(store, {item["digest"]: Row(item["shard"], item["row"]) for item in index})
+    return GridReader(store, {item["digest"]: GridRow(item["shard"], item["row"]) for item in index})

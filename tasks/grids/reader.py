@@ -13,7 +13,7 @@ from threading import Lock
 import numpy as np
 
 from tasks.common.errors import AttendError
-from tasks.grids.store import Grids, GridStore, Mapped, Row, map_shard
+from tasks.grids.store import GridRow, Grids, GridStore, Mapped, map_shard
 
 _RESIDENT = 2**29  # bytes of grids that may be read before all mapped pages are released
 _OTHER_FILES = 256  # files that this process may open beside the shards
@@ -72,7 +72,7 @@ class GridReader:
     constructor, or, where shards are downloaded from a storage, when a shard is first used.
     """
 
-    def __init__(self, store: GridStore, rows: dict[str, Row]) -> None:
+    def __init__(self, store: GridStore, rows: dict[str, GridRow]) -> None:
         self._rows = rows
         expected: dict[int, dict[int, str]] = defaultdict(dict)
         for digest, row in rows.items():
@@ -93,7 +93,7 @@ class GridReader:
     def __contains__(self, digest: str) -> bool:
         return digest in self._rows
 
-    def row(self, digest: str) -> Row:
+    def row(self, digest: str) -> GridRow:
         """Return the shard and row of a picture's grid."""
         return self._rows[digest]
 
@@ -149,11 +149,11 @@ def _allow_open_files(files: int, store: GridStore) -> None:
             ) from None
 
 
-def _runs(rows: Sequence[Row]) -> Iterator[tuple[int, int, int]]:
+def _runs(rows: Sequence[GridRow]) -> Iterator[tuple[int, int, int]]:
     """Yield (shard, first row, number of rows) for each run of consecutive rows; `rows` are sorted."""
     first = 0
     for index in range(1, len(rows) + 1):
-        continues = index < len(rows) and rows[index] == Row(rows[index - 1].shard, rows[index - 1].row + 1)
+        continues = index < len(rows) and rows[index] == GridRow(rows[index - 1].shard, rows[index - 1].row + 1)
         if not continues:
             yield rows[first].shard, rows[first].row, index - first
             first = index

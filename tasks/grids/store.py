@@ -50,7 +50,7 @@ class DamagedIndexError(AttendError):
 
 
 @dataclass(frozen=True, order=True)
-class Row:
+class GridRow:
     """The position of a picture's grid: shard number and row. Rows sort as they are in the files."""
 
     shard: int
@@ -174,12 +174,12 @@ class GridStore:
 
     def rows(
         self, without: Collection[int] = (), only: Collection[int] | None = None
-    ) -> tuple[dict[str, Row], list[str]]:
+    ) -> tuple[dict[str, GridRow], list[str]]:
         """Return digest -> row of all intact shards, and a message for each of the others.
 
         without: numbers of shards to leave out. only: numbers of the shards to read; None for all.
         """
-        rows: dict[str, Row] = {}
+        rows: dict[str, GridRow] = {}
         damages = []
         remote_files = self._remote_files()
         for index in self.indexes():
@@ -198,7 +198,7 @@ class GridStore:
                 damages.append(damage)
                 continue
             for row, digest in enumerate(shard.digests):
-                rows.setdefault(digest, Row(shard.number, row))
+                rows.setdefault(digest, GridRow(shard.number, row))
         return rows, damages
 
     def next_number(self) -> int:

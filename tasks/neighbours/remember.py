@@ -14,22 +14,22 @@ from tasks.common.section import Section
 from tasks.config.schema import Config
 from tasks.config.stages import MemoryConfig
 from tasks.config.starting_point import MEMORY, StartingPoint
-from tasks.data.tensorise import Captions
-from tasks.grids.extract import Grids
+from tasks.data.tensorise import Tensorise
+from tasks.grids.extract import Extract
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Remembered(Stage):
+class Remember(Stage):
     """The stage `remember`: training pictures -> the memory of a captioner."""
 
     kind: ClassVar[str] = "remember"
     version: ClassVar[int] = 2
 
     memory: MemoryConfig
-    grids: Grids
-    captions: Captions
+    grids: Extract
+    captions: Tensorise
     start: StartingPoint | None = None  # whose memory is kept too, where `memory.joined` says so
 
     @property
@@ -58,8 +58,8 @@ class Remembered(Stage):
         return write_memory(self.memory, self.machine, grids, captions, work.key, work.out, self._joined())
 
 
-def remember(config: Config, grids: Grids, captions: Captions) -> Remembered:
+def remember(config: Config, grids: Extract, captions: Tensorise) -> Remember:
     """Return the stage that makes the memory of a captioner."""
-    return Remembered(
+    return Remember(
         machine=config.machine, memory=config.memory, grids=grids, captions=captions, start=config.starting_point
     )

@@ -13,6 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
+from tasks.captioner.bundle import is_whole
+from tasks.captioner.captioner_artifacts import CaptionerArtifacts
+from tasks.captioner.captioner_format import FORMAT
+from tasks.captioner.comparable_captions import caption_alike
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.config.devices import device_of
@@ -22,24 +26,20 @@ from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.evaluation.self_retrieval import self_retrieval
 from tasks.grids.index import open_grids
-from tasks.registry.bundle import is_whole
-from tasks.registry.captioner_artifacts import CaptionerArtifacts
-from tasks.registry.captioner_format import FORMAT
-from tasks.registry.champion_rule import Match, grown
-from tasks.registry.comparable_captions import caption_alike
-from tasks.registry.comparison import ModelComparison, side_by_side
-from tasks.registry.gates import GateResult, gate_results
-from tasks.registry.logged_model import bundle_of, load_captioner, runtimes_of
-from tasks.registry.promotion import FAILED_GATES
-from tasks.registry.tracking import is_embedded, is_in_workspace
-from tasks.registry.version_pictures import VersionPictures, pictures_table
-from tasks.registry.versions import (
+from tasks.mlflow_store.logged_model import bundle_of, load_captioner, runtimes_of
+from tasks.mlflow_store.tracking import is_embedded, is_in_workspace
+from tasks.mlflow_store.version_pictures import VersionPictures, pictures_table
+from tasks.mlflow_store.versions import (
     address_of,
     download_version_predictions,
     files_of,
     scored_on_same,
     version_with_alias,
 )
+from tasks.registry.champion_rule import Match, grown
+from tasks.registry.comparison import ModelComparison, side_by_side
+from tasks.registry.gates import GateResult, gate_results
+from tasks.registry.promotion import FAILED_GATES
 from tasks.training.outputs import load_ensemble
 
 if TYPE_CHECKING:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from tasks.captioner.captioner_artifacts import CaptionerArtifacts
+from tasks.captioner.runtimes import ExportedRuntime
 from tasks.common.wording import counted_by_split
 from tasks.config.schema import Config
 from tasks.data.manifest import sources_by_digest
@@ -17,9 +19,7 @@ from tasks.evaluation.score_record import ScoreRecord
 from tasks.evaluation.slices import scores_by_slice
 from tasks.metrics.bleu import sentence_bleu4
 from tasks.pipeline.ledger import Artifact
-from tasks.registry.captioner_artifacts import CaptionerArtifacts
 from tasks.registry.gates import GateResult
-from tasks.registry.runtimes import ExportedRuntime
 from tasks.training.outputs import HISTORY
 from tasks.training.precision import precision_by_epoch
 

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from tasks.common.errors import AttendError
+from tasks.mlflow_store.runs import TRAIN_KEY
+from tasks.mlflow_store.versions import CHAMPIONS, PROMOTED_AT, number, version_with_alias
 from tasks.registry.champion_rule import Decision
-from tasks.registry.runs import TRAIN_KEY
-from tasks.registry.versions import CHAMPIONS, PROMOTED_AT, number, version_with_alias
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -10,31 +10,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tasks.captioner.captioner_artifacts import CaptionerArtifacts
 from tasks.common.errors import AttendError
 from tasks.common.section import Section
 from tasks.config.machine import MachineConfig
 from tasks.config.schema import Config
 from tasks.config.stages import EncoderConfig
-from tasks.evaluation.evaluate import Scores
+from tasks.evaluation.evaluate import Evaluate
 from tasks.grids.weights import weight_digests
+from tasks.mlflow_store.params import run_params
+from tasks.mlflow_store.tracking import lost_registration, store_inputs
 from tasks.pipeline.file_digests import Digests
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
 from tasks.pipeline.workspace import Workspace
-from tasks.registry.captioner_artifacts import CaptionerArtifacts
-from tasks.registry.params import run_params
-from tasks.registry.tracking import lost_registration, store_inputs
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Registration(Stage):
+class Register(Stage):
     """The stage that registers a scored captioner as a version in MLflow's registry, champion or challenger."""
 
     kind: ClassVar[str] = "register"
     version: ClassVar[int] = 3
 
     config: Config  # for the run's parameters and the model card; only its registry section is in the key
-    scores: Scores
+    scores: Evaluate
 
     def sections(self) -> dict[str, Section]:
         sections: dict[str, Section] = {"registry": self.config.registry}
@@ -80,6 +80,6 @@ def _encoder_inputs(encoder: EncoderConfig, machine: MachineConfig) -> dict[str,
     return digests
 
 
-def register(config: Config, scores: Scores) -> Registration:
+def register(config: Config, scores: Evaluate) -> Register:
     """Return the stage that registers a scored captioner."""
-    return Registration(machine=config.machine, config=config, scores=scores)
+    return Register(machine=config.machine, config=config, scores=scores)

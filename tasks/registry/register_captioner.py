@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
+from tasks.captioner.bundle import make_captioner, write_bundle
+from tasks.captioner.captioner_artifacts import CaptionerArtifacts
+from tasks.captioner.runtimes import export_runtimes
 from tasks.common.errors import AttendError
 from tasks.common.files import temporary_files_in
 from tasks.common.log import log as logger
@@ -26,34 +29,15 @@ from tasks.evaluation.score_record import NO_BETTER, SCORES, ScoreRecord, no_bet
 from tasks.inspection.inspect import inspect_data
 from tasks.inspection.page import write_page
 from tasks.inspection.record import FINDINGS, INSPECTION, PAGE, InspectionRecord, describe_drift
-from tasks.pipeline.ledger import FileRecord, Outcome, digest_of
-from tasks.pipeline.plan import by_kind
-from tasks.pipeline.stage import Work
-from tasks.pipeline.workspace import Workspace
-from tasks.registry.bundle import make_captioner, write_bundle
-from tasks.registry.captioner_artifacts import CaptionerArtifacts
-from tasks.registry.catalogue import write_report_of
-from tasks.registry.champion_or_challenger import (
-    champion_to_beat,
-    flaw_of,
-    label,
-    match_with,
-    run_gates,
-    tag_gates,
-)
-from tasks.registry.champion_rule import Candidate, Decision, decide
-from tasks.registry.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report
-from tasks.registry.gates import GateResult
-from tasks.registry.lineage import version_tag
-from tasks.registry.logged_model import drop_unregistered, flush_logged_model, input_of, log_model
-from tasks.registry.model_card import ancestry, card
-from tasks.registry.promotion import apply, was_rolled_back
-from tasks.registry.registration_record import RegistrationRecord, write_registration
-from tasks.registry.runs import EVALUATED_VERSION, TRAIN_KEY, TrainingLog, flush_run, training_log
-from tasks.registry.runtimes import export_runtimes
-from tasks.registry.tracking import is_in_workspace, shown_tracking_uri
-from tasks.registry.version_pictures import pictures_of_version
-from tasks.registry.versions import (
+from tasks.mlflow_store.catalogue import write_report_of
+from tasks.mlflow_store.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report
+from tasks.mlflow_store.lineage import version_tag
+from tasks.mlflow_store.logged_model import drop_unregistered, flush_logged_model, input_of, log_model
+from tasks.mlflow_store.registration_record import RegistrationRecord, write_registration
+from tasks.mlflow_store.runs import EVALUATED_VERSION, TRAIN_KEY, TrainingLog, flush_run, training_log
+from tasks.mlflow_store.tracking import is_in_workspace, shown_tracking_uri
+from tasks.mlflow_store.version_pictures import pictures_of_version
+from tasks.mlflow_store.versions import (
     EVALUATION,
     MADE_FROM,
     PREDICTIONS_DIGEST,
@@ -63,6 +47,22 @@ from tasks.registry.versions import (
     number,
     scored_on_same,
 )
+from tasks.pipeline.ledger import FileRecord, Outcome, digest_of
+from tasks.pipeline.plan import by_kind
+from tasks.pipeline.stage import Work
+from tasks.pipeline.workspace import Workspace
+from tasks.registry.champion_or_challenger import (
+    champion_to_beat,
+    flaw_of,
+    label,
+    match_with,
+    run_gates,
+    tag_gates,
+)
+from tasks.registry.champion_rule import Candidate, Decision, decide
+from tasks.registry.gates import GateResult
+from tasks.registry.model_card import ancestry, card
+from tasks.registry.promotion import apply, was_rolled_back
 from tasks.training.outputs import HISTORY
 
 if TYPE_CHECKING:

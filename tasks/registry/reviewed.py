@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.datasets.corrections import read_answers
-from tasks.registry import tracking
-from tasks.registry.versions import REVIEWED, version_of_address
+from tasks.mlflow_store import tracking
+from tasks.mlflow_store.versions import REVIEWED, version_of_address
 from tasks.review.rates import Rate, figures
 
 if TYPE_CHECKING:

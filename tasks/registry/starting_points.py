@@ -11,18 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tasks.captioner.bundle import ORIGIN, is_whole
+from tasks.captioner.bundle_loader import DIGEST
+from tasks.captioner.captioner_format import check_captioner
 from tasks.common.errors import AttendError
 from tasks.config.starting_point import StartingPoint
+from tasks.mlflow_store.embedded_store import DATABASE
+from tasks.mlflow_store.logged_model import BUNDLE
+from tasks.mlflow_store.store_answers import ask
+from tasks.mlflow_store.tracking import check_server, client_of, local_folder, tracking_uri, without_credentials
+from tasks.mlflow_store.versions import address_of, location_of, version_of_address
 from tasks.pipeline.ledger import digest_of
 from tasks.pipeline.workspace import Workspace
-from tasks.registry.bundle import ORIGIN, is_whole
-from tasks.registry.bundle_loader import DIGEST
-from tasks.registry.captioner_format import check_captioner
-from tasks.registry.embedded_store import DATABASE
-from tasks.registry.logged_model import BUNDLE
-from tasks.registry.store_answers import ask
-from tasks.registry.tracking import check_server, client_of, local_folder, tracking_uri, without_credentials
-from tasks.registry.versions import address_of, location_of, version_of_address
 
 CAPTIONERS = "captioners"
 _FIELD = "training.start_from"

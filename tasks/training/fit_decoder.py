@@ -139,14 +139,14 @@ def adopt_decoder(tuned: Artifact, out: Path, epoch_done: EpochDone) -> Outcome:
     return Outcome({"weights": tuned.products["decoder"]}, dict(tuned.ledger.counts))
 
 
-class Candidate(NamedTuple):
+class TrainedBefore(NamedTuple):
     """A decoder that was trained before, and may be kept in place of an epoch's. scores: `Dev.scores` of it."""
 
     scores: dict[str, float]
     weights: Path
 
 
-def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path, start: Candidate | None = None) -> Outcome:
+def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path, start: TrainedBefore | None = None) -> Outcome:
     """Write the trained decoder to `out`; the outcome's product is the digest of the kept weights and of `shape`.
 
     shape: the arguments of `models.decoders.base.make`. start: the decoder that training began with, which is kept at
@@ -167,7 +167,7 @@ def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path, start: Candidate | 
     return Outcome({"weights": decoder_digest(out)}, counts, notes)
 
 
-def _rank(start: Candidate, fit: TrainingLoop, out: Path) -> int:
+def _rank(start: TrainedBefore, fit: TrainingLoop, out: Path) -> int:
     """Put the weights that training began with among the kept ones in `out`, and return their rank, from 0.
 
     At a rank of `fit.keep` or more they are not kept.

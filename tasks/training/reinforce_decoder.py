@@ -27,7 +27,7 @@ from tasks.config.training import SelfCriticalConfig
 from tasks.data.caption_files import read_frequencies
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batch
-from tasks.training.fit_decoder import Candidate, FitInputs, finish, prepare
+from tasks.training.fit_decoder import FitInputs, TrainedBefore, finish, prepare
 from tasks.training.loop import EpochDone, TrainingLoop, WeightGroup
 from tasks.training.objectives import Count, LossOutput
 from tasks.training.outputs import WEIGHTS, load_decoder
@@ -56,15 +56,15 @@ def reinforce_decoder(
     captions, vocabulary = sources.captions.path, sources.vocabulary()
     rewards = Rewards(read_frequencies(captions), vocabulary, training.meteor or 0.0)
     max_length = vocabulary.settings["max_tokens"] + 1
-    objective = SelfCritical(training, rewards, max_length)
+    objective = SelfCriticalLoss(training, rewards, max_length)
     groups = [WeightGroup(training.learning_rate, decoder.parameters())]
     fit = TrainingLoop(decoder, groups, training, machine, batches, out, objective, "self_critical")
     fit.run(dev, epoch_done)
     start = load_decoder(trained.path)[0].to(device)
-    return finish(fit, shape, out, Candidate(dev.scores(start), trained.path / WEIGHTS))
+    return finish(fit, shape, out, TrainedBefore(dev.scores(start), trained.path / WEIGHTS))
 
 
-class SelfCritical:
+class SelfCriticalLoss:
     """The self-critical objective: the expected reward's gradient, estimated from sampled captions.
 
     Captions are sampled without dropout, as at inference. The pass that makes the better ones likelier has the dropout

@@ -14,18 +14,18 @@ from tasks.config.schema import Config
 from tasks.config.training import SelfCriticalConfig
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Work
-from tasks.training.train import TrainedDecoder
+from tasks.training.train import DecoderStage
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SelfCriticallyTrained(TrainedDecoder):
+class SelfCritical(DecoderStage):
     """The stage `self_critical`: a decoder -> one trained further by rewards (only where `self_critical` is set)."""
 
     kind: ClassVar[str] = "self_critical"
     version: ClassVar[int] = 3
 
     self_critical: SelfCriticalConfig
-    trained: TrainedDecoder  # makes the decoder that training starts from
+    trained: DecoderStage  # makes the decoder that training starts from
 
     def sections(self) -> dict[str, Section]:
         return {"self_critical": self.self_critical}
@@ -47,9 +47,9 @@ class SelfCriticallyTrained(TrainedDecoder):
         )
 
 
-def self_critical(config: Config, section: SelfCriticalConfig, trained: TrainedDecoder) -> SelfCriticallyTrained:
+def self_critical(config: Config, section: SelfCriticalConfig, trained: DecoderStage) -> SelfCritical:
     """Return the stage that trains the decoder of `trained` further, by rewards."""
-    return SelfCriticallyTrained(
+    return SelfCritical(
         machine=config.machine,
         decoder=config.decoder,
         self_critical=section,

@@ -17,9 +17,9 @@ from tasks.config.presets import CHAMPION
 from tasks.config.schema import Config
 from tasks.config.starting_point import StartingPoint
 from tasks.config.training import TrainingConfig
-from tasks.data.tensorise import Captions
+from tasks.data.tensorise import Tensorise
 from tasks.data.word_vectors import vector_digests
-from tasks.grids.extract import Grids
+from tasks.grids.extract import Extract
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Hooks, Product, Stage, Work
 
@@ -33,15 +33,15 @@ _NO_CHAMPION = (
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TrainedDecoder(Stage):
+class DecoderStage(Stage):
     """A stage that trains a decoder on cached grids, and keeps the weights with the best free-running dev scores."""
 
     resumable: ClassVar[bool] = True
     distributed: ClassVar[bool] = True
 
     decoder: DecoderConfig
-    grids: Grids
-    captions: Captions
+    grids: Extract
+    captions: Tensorise
 
     @property
     def weights(self) -> Product:
@@ -67,7 +67,7 @@ class TrainedDecoder(Stage):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Trained(TrainedDecoder):
+class Train(DecoderStage):
     """The stage `train`: grids and captions -> a decoder's weights, with each epoch logged to MLflow."""
 
     kind: ClassVar[str] = "train"
@@ -106,9 +106,9 @@ class Trained(TrainedDecoder):
         return replace(outcome, notes=[*notes, *outcome.notes])
 
 
-def train(config: Config, grids: Grids, captions: Captions, suffix: str = "") -> Trained:
+def train(config: Config, grids: Extract, captions: Tensorise, suffix: str = "") -> Train:
     """Return the stage that trains a decoder on cached grids by teacher forcing."""
-    return Trained(
+    return Train(
         machine=config.machine,
         suffix=suffix,
         decoder=config.decoder,

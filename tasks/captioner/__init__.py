@@ -1,0 +1,1 @@
+"""A captioner's files: the bundle that MLflow keeps, for each runtime, and the folder that is exported."""

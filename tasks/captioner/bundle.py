@@ -1,0 +1,106 @@
+"""The files of a registered captioner: weights, config, vocabulary, a copy of models/, and the code that loads them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import models
+from models.backbones.base import Backbone
+from models.captioner import Captioner
+from models.confidence import Confidence
+from models.neighbours import Memory
+from tasks.captioner import bundle_loader
+from tasks.captioner.captioner_artifacts import CaptionerArtifacts
+from tasks.captioner.captioner_format import FORMAT, LOADER
+from tasks.captioner.given_grids import check_encoder, load_encoder
+from tasks.config.schema import Config
+from tasks.data.caption_files import read_vocabulary
+from tasks.evaluation.score_record import read_scores
+from tasks.grids.index import open_grids, read_identity
+from tasks.grids.weights import IMPORTED, load_backbone
+from tasks.training.outputs import load_ensemble
+
+CODE = Path(models.__file__).parent
+ORIGIN = "origin.json"  # in an exported folder: the version that it is of
+
+
+def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
+    """Return the captioner that a config's fresh artifacts make up, on the CPU.
+
+    Of imported grids it takes grids, or, where the config names an encoder that makes the same, photographs. Raises
+    AttendError where that does not make the same.
+    """
+    decoder, decoder_shape = load_ensemble(artifacts.decoder.path, config.evaluation.ensemble)
+    memory, fitted = Memory.load(artifacts.memory.path), read_scores(artifacts.scores.path)["neighbours"]
+    neighbours = None if isinstance(fitted, str) else fitted
+    if neighbours is None:
+        memory = replace(memory, captions=None)
+    decoding = {**vars(config.evaluation.decoding()), "neighbours": neighbours is not None}
+    parts: dict[str, Any] = {"format": FORMAT, "decoder": decoder_shape, "decoding": decoding, "neighbours": neighbours}
+    if config.starting_point is not None:
+        parts["started_from"] = config.starting_point.origin()
+    vocabulary = read_vocabulary(artifacts.captions.path)
+    confidence = Confidence.load(artifacts.scores.path)
+
+    def captioner_of(backbone_spec: dict[str, Any], backbone: Backbone | None) -> Captioner:
+        return Captioner(
+            {"backbone": backbone_spec, **parts}, vocabulary, backbone, decoder, memory, confidence=confidence
+        )
+
+    if config.encoding is None:
+        shape = open_grids(artifacts.grids, config.machine).shape
+        return captioner_of({"name": IMPORTED, "shape": list(shape)}, None)
+    spec: dict[str, Any] = {
+        "name": config.encoding.backbone,
+        "image_size": config.encoding.image_size,
+        "fit": config.encoding.fit,
+        "layer": config.encoding.layer,
+        "grid": config.encoding.grid,
+        "precision": config.encoding.precision,
+    }
+    if config.encoder is None:
+        spec["weights"] = read_identity(artifacts.grids).weights
+        return captioner_of(spec, load_backbone(config.grids, artifacts.tuned))
+    channels = open_grids(artifacts.grids, config.machine).shape[2]
+    if config.encoder.projection is not None:
+        spec["projected"] = channels
+    captioner = captioner_of(spec, load_encoder(config.encoder, channels))
+    check_encoder(captioner, config, artifacts)
+    return captioner
+
+
+def write_bundle(captioner: Captioner, folder: Path, source: Path = CODE) -> str:
+    """Save a captioner with the code that it needs, and return the digest of all files written to the folder.
+
+    source: the package folder to copy as `models`.
+    """
+    captioner.save(folder)
+    shutil.copytree(source, folder / "models", ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "py.typed"))
+    return seal(folder)
+
+
+def seal(folder: Path) -> str:
+    """Add the code that loads a bundle to its folder, and return the digest of all its files.
+
+    bundle.json, with the digest, is written last and is not part of it.
+    """
+    shutil.copyfile(bundle_loader.__file__, folder / LOADER)
+    digest = bundle_loader.digest_of_files(folder)
+    (folder / bundle_loader.DIGEST).write_text(json.dumps({"digest": digest}), encoding="utf-8")
+    return digest
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether a bundle's files match the digest in its bundle.json, as the model checks when it is loaded.
+
+    Raises OSError where a file cannot be read.
+    """
+    try:
+        kept = json.loads((folder / bundle_loader.DIGEST).read_text(encoding="utf-8"))["digest"]
+        return bool(kept == bundle_loader.digest_of_files(folder))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return False

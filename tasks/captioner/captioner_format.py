@@ -1,0 +1,24 @@
+"""The format of a registered captioner, by which one that another version of attend wrote is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.common.errors import AttendError
+
+FORMAT = 2  # of config.json: raise it where this program could not use the captioners of before
+LOADER = "load.py"  # in a bundle: the code that loads it
+
+
+def check_captioner(config: Mapping[str, Any], shown: str) -> None:
+    """Raise AttendError where another version of attend wrote a captioner.
+
+    config: its config.json. shown: its name, for the message.
+    """
+    found = config.get("format")
+    if found != FORMAT:
+        raise AttendError(
+            f"{shown}: another version of attend wrote it (format {found}; this one reads {FORMAT}): run `attend run` "
+            "again, which registers a new version, or export it again; MLflow captions with the old one as before"
+        )

@@ -1,0 +1,109 @@
+"""The part of a captioner before its decoder, where others made the grids: none, or an encoder that makes the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tasks.common.errors import AttendError
+from tasks.config.schema import Config
+from tasks.config.stages import EncoderConfig
+from tasks.data.manifest import read_pictures
+from tasks.datasets.base import SPLITS, picture_files
+from tasks.grids.index import open_grids
+from tasks.grids.weights import load_backbone
+from tasks.pipeline.ledger import Artifact
+
+if TYPE_CHECKING:
+    from models.backbones.base import Backbone
+    from models.captioner import Captioner
+    from tasks.captioner.captioner_artifacts import CaptionerArtifacts
+
+_COMPARED = 32  # photographs at most that an encoder is compared on
+
+
+def load_encoder(encoder: EncoderConfig, channels: int) -> Backbone:
+    """Return an encoder's backbone, with its projection to `channels`; AttendError where it cannot give so many."""
+    backbone = load_backbone(encoder.as_grids())
+    if encoder.projection is None:
+        return backbone
+    path = encoder.projection.expanduser()
+    try:
+        matrix = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise AttendError(f"encoder.projection: {path}: cannot be read: {' '.join(str(error).split())[:120]}") from None
+    if matrix.ndim != 2 or matrix.dtype.kind != "f" or channels not in matrix.shape or not np.isfinite(matrix).all():
+        raise AttendError(
+            f"encoder.projection: {path}: is {matrix.shape} {matrix.dtype}: a matrix of floats that gives {channels} "
+            "channels is needed, and no NaN in it"
+        )
+    own = backbone.declared.channels or max(matrix.shape)
+    if (channels, own) not in (matrix.shape, matrix.shape[::-1]):
+        raise AttendError(
+            f"encoder.projection: {path}: is {matrix.shape}, but {encoder.backbone} has {own} channels: give the "
+            "matrix that made the grids"
+        )
+    matrix = matrix if matrix.shape == (channels, own) else matrix.T
+    projection = torch.from_numpy(np.ascontiguousarray(matrix, dtype=np.float32))
+    backbone.project(projection)
+    return backbone
+
+
+def check_encoder(captioner: Captioner, config: Config, artifacts: CaptionerArtifacts) -> None:
+    """Raise AttendError where an encoder makes other grids of its examples than are given, or there is no example.
+
+    Other are those whose relative difference is above `encoder.tolerance`.
+    """
+    encoder = config.encoder
+    assert encoder is not None
+    grids = open_grids(artifacts.grids, config.machine)
+    examples = _examples(encoder, artifacts.manifest)
+    worst, name = 0.0, ""
+    for path, digest in examples[:_COMPARED]:
+        try:
+            made = torch.from_numpy(captioner.grids([path.read_bytes()])[0]).float()
+        except ValueError as error:
+            raise AttendError(f"encoder.examples: {path}: {error}") from None
+        difference = _relative(made, torch.from_numpy(grids.read([digest])[0]).float())
+        if not difference <= worst:  # also where it is no number
+            worst, name = difference, str(path)
+    if not worst <= encoder.tolerance:
+        raise AttendError(
+            f"encoder: its grid of {name} differs from the given one by {worst:.0%} (encoder.tolerance is "
+            f"{encoder.tolerance:.0%}): another backbone, weights, image_size or projection made the grids: name "
+            "those, or leave encoder out to register a model that takes grids"
+        )
+
+
+def _examples(encoder: EncoderConfig, manifest: Artifact) -> list[tuple[Path, str]]:
+    """Return photographs with the digests of the pictures that they are; AttendError where there is none."""
+    assert encoder.examples is not None
+    folder = encoder.examples.expanduser()
+    if not folder.is_dir():
+        raise AttendError(f"encoder.examples: {folder}: no such folder")
+    digest_by_row = {
+        int(Path(picture.name).stem): picture.digest
+        for split in SPLITS
+        for picture in read_pictures(manifest.path, split)
+    }
+    found = [
+        (path, digest_by_row[int(path.stem)])
+        for path in picture_files(folder)
+        if path.stem.isascii() and path.stem.isdecimal() and int(path.stem) in digest_by_row
+    ]
+    if not found:
+        raise AttendError(
+            f"encoder.examples: {folder}: no photograph there is named by the number of a grid, such as 0.jpg, 17.jpg"
+        )
+    return found
+
+
+def _relative(ours: Tensor, given: Tensor) -> float:
+    """Return |ours - given| / |given|; infinite where the shapes differ."""
+    if ours.shape != given.shape:
+        return float("inf")
+    return float((ours - given).norm() / given.norm().clamp_min(1e-9))

@@ -1,0 +1,1 @@
+"""MLflow's store: its runs, its versions and the embedded database."""

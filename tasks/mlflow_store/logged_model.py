@@ -1,0 +1,244 @@
+"""The captioner as an MLflow model: a pyfunc model logged from code, with its signature and its requirements."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import runpy
+import shutil
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import yaml
+from PIL import Image
+
+from models.options import Runtime
+from models.requests import TYPES
+from tasks.captioner.bundle_loader import DIGEST
+from tasks.captioner.captioner_format import LOADER, check_captioner
+from tasks.common.errors import AttendError
+from tasks.mlflow_store.runs import TrainingLog
+from tasks.mlflow_store.tracking import flush_location, local_folder, without_credentials
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from models.captioner import Captioner
+
+BUNDLE = "artifacts/bundle"  # the folder of the bundle for torch in a logged model's files
+_REQUIREMENTS = ("mlflow", "safetensors", "pillow", "simplejpeg", "numpy", "pandas")
+_OF_TORCH, _OF_ONNX = ("torch", "torchvision"), ("onnxruntime",)
+
+
+def bundle_of(runtime: str) -> str:
+    """Return the name of a runtime's bundle among a logged model's artifacts."""
+    return "bundle" if runtime == "torch" else runtime
+
+
+class ModelInput(NamedTuple):
+    """The only column that a model takes, `image` or `grid`, and an example of what is in it."""
+
+    column: str
+    example: bytes
+
+
+def input_of(captioner: Captioner) -> ModelInput:
+    """Return what a captioner takes: encoded photographs, or .npy files of grids where it has no backbone."""
+    if not captioner.takes_grids:
+        return ModelInput("image", example())
+    file = io.BytesIO()
+    np.save(file, np.zeros(captioner.config["backbone"]["shape"], np.float16))
+    return ModelInput("grid", file.getvalue())
+
+
+def log_model(run_id: str, name: str, bundles: Mapping[str, Path], given: ModelInput, libraries: Iterable[str]) -> str:
+    """Log the bundles of a captioner in a run as a pyfunc model made from code, and return its `models:/m-...` address.
+
+    name: that MLflow's pages list the model by. bundles: the folder of each runtime, the preferred first. given: what
+    the model takes. libraries: the packages that its backbone needs in torch.
+
+    MLflow installs what the preferred runtime needs: the packages of another, torch's of some gigabytes, are needed by
+    those alone who ask for it.
+    """
+    import mlflow
+
+    in_torch = next(iter(bundles)) == "torch"
+    requirements = (*_REQUIREMENTS, *((*_OF_TORCH, *libraries) if in_torch else _OF_ONNX))
+    with mlflow.start_run(run_id=run_id):
+        info = mlflow.pyfunc.log_model(
+            name=name.replace(".", "-"),  # MLflow refuses dots
+            python_model=str(Path(__file__).with_name("pyfunc_model.py")),
+            artifacts={bundle_of(runtime): str(folder) for runtime, folder in bundles.items()},
+            model_config={"runtimes": list(bundles)},
+            signature=_signature(given.column),
+            input_example=({given.column: [given.example]}, {"beam_size": 1}),
+            pip_requirements=[f"{name}=={metadata.version(name).split('+')[0]}" for name in requirements],
+        )
+    return str(info.model_uri)
+
+
+def flush_logged_model(client: MlflowClient, source: str) -> None:
+    """Flush a logged model's files to the disk, which MLflow does not, where they are on this machine.
+
+    source: its `models:/m-...` address.
+    """
+    flush_location(str(client.get_logged_model(source.removeprefix("models:/")).artifact_location))
+
+
+def _signature(column: str) -> Any:
+    """Return the signature: a binary column and parameters in; a caption with its details a row out."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+    from mlflow.types.schema import Array, Object, Property
+
+    alternative = Object([Property("caption", DataType.string), Property("log_probability", DataType.double)])
+    neighbour = Object(
+        [
+            Property("captions", Array(DataType.string)),
+            Property("cosine", DataType.double),
+            Property("support", DataType.double),
+        ]
+    )
+    kinds = {int: DataType.long, float: DataType.double, str: DataType.string, bool: DataType.boolean}
+    return ModelSignature(
+        inputs=Schema([ColSpec(DataType.binary, column)]),
+        outputs=Schema(
+            [
+                ColSpec(DataType.string, "caption"),
+                ColSpec(Array(DataType.string), "tokens"),
+                ColSpec(Array(DataType.double), "token_probabilities"),
+                ColSpec(DataType.double, "log_probability"),
+                ColSpec(DataType.double, "confidence", required=False),
+                ColSpec(DataType.string, "no_confidence", required=False),
+                ColSpec(Array(alternative), "alternatives"),
+                ColSpec(Array(Array(Array(DataType.double))), "attention"),
+                ColSpec(Array(neighbour), "neighbours"),
+                ColSpec(DataType.string, "error", required=False),
+            ]
+        ),
+        params=ParamSchema(
+            # The default, such as 0, stands for "as the model was evaluated".
+            [ParamSpec(name, kinds[kind], kind()) for name, kind in TYPES.items()]
+        ),
+    )
+
+
+def example() -> bytes:
+    """Return a small PNG, which MLflow stores with the model as an example of its input."""
+    file = io.BytesIO()
+    Image.linear_gradient("L").resize((32, 32)).convert("RGB").save(file, "PNG")
+    return file.getvalue()
+
+
+def drop_unregistered(log: TrainingLog) -> None:
+    """Delete the models that a killed registration logged in this run but did not register."""
+    experiment = log.client.get_run(log.run_id).info.experiment_id
+    registered = {version.source for version in log.client.search_model_versions(f"run_id = '{log.run_id}'")}
+    for logged in log.client.search_logged_models([experiment], f"source_run_id = '{log.run_id}'"):
+        if f"models:/{logged.model_id}" not in registered:
+            log.client.delete_logged_model(logged.model_id)
+            files = local_folder(str(logged.artifact_location))
+            if files is not None:
+                shutil.rmtree(files.parent, ignore_errors=True)
+
+
+def load_model(uri: str, runtime: Runtime | None = None, files: Path | None = None) -> Any:
+    """Load the MLflow model at an address with the code saved in it; AttendError where there is no model there.
+
+    runtime: what it is to run on; None for the first of those it was registered with that is installed. files: the
+    folder of its files, where these are on this machine: it is loaded from there, because MLflow writes a file into the
+    folder of a model that it loads by its address, which may be read-only.
+    """
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    given = {} if runtime is None else {"model_config": {"runtimes": [runtime]}}
+    try:
+        model = mlflow.pyfunc.load_model(uri if files is None else str(files), **given)
+        if runtime is not None:
+            _check_runtime(uri, runtime, _runtimes(model.metadata.flavors["python_function"]))
+        return model
+    except (MlflowException, OSError) as error:
+        store, reason = without_credentials(mlflow.get_tracking_uri()), " ".join(str(error).split())[:160]
+        wanted = "" if runtime is None else f" for {runtime}"
+        raise AttendError(f"{uri}: no such model{wanted} in {store}: {reason}") from None
+
+
+def unwrap_captioner(model: Any, uri: str) -> Any:
+    """Return the captioner in a loaded model; AttendError where the model is not one that attend registered."""
+    captioner = getattr(model, "_captioner", None)
+    if captioner is None:
+        raise AttendError(f"{uri}: is not a captioner that attend registered: give the address of one that is")
+    check_captioner(captioner.config, uri)
+    return captioner
+
+
+def load_captioner(uri: str, files: Path | None = None, runtime: Runtime | None = None) -> Any:
+    """Load a registered model and return its captioner; AttendError where there is none at the address.
+
+    files: the folder of its files, where these are on this machine, or an exported folder. It is then loaded from
+    there, without MLflow, which takes seconds to load. runtime: see `load_model`.
+    """
+    if files is not None and (files / DIGEST).is_file():  # a folder that `attend export` wrote
+        if runtime is not None:
+            raise AttendError(f"{uri}: an exported folder has one runtime: leave runtime {runtime} out")
+        return load_bundle(files, uri)
+    if files is None:
+        return unwrap_captioner(load_model(uri, runtime).unwrap_python_model(), uri)
+    return load_bundle(bundle_folder(uri, files, runtime), uri)
+
+
+def bundle_folder(uri: str, files: Path, runtime: Runtime | None = None) -> Path:
+    """Return the folder of a version's bundle for a runtime; AttendError where it has none, or none that is installed.
+
+    files: of the version. runtime: see `load_model`.
+    """
+    has = runtimes_of(files)
+    if runtime is not None:
+        _check_runtime(uri, runtime, has)
+    for name in has if runtime is None else [runtime]:
+        if importlib.util.find_spec("torch" if name == "torch" else "onnxruntime") is not None:
+            return files / "artifacts" / bundle_of(name)
+    raise AttendError(f"{uri}: runs on {' or '.join(has)}, and neither torch nor onnxruntime is installed")
+
+
+def runtimes_of(files: Path) -> list[Runtime]:
+    """Return what a version runs on, the preferred first, by the files of its logged model.
+
+    Raises AttendError where they do not say so.
+    """
+    path = files / "MLmodel"
+    try:
+        return _runtimes(yaml.safe_load(path.read_text(encoding="utf-8"))["flavors"]["python_function"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        raise AttendError(f"{path}: is missing or damaged: run `attend run` again, which registers again") from None
+
+
+def _runtimes(flavour: Mapping[str, Any]) -> list[Runtime]:
+    """Return what a version runs on, by MLflow's description of it."""
+    runtimes: list[Runtime] = (flavour.get("config") or {}).get("runtimes") or []
+    return runtimes
+
+
+def _check_runtime(uri: str, runtime: Runtime, has: list[Runtime]) -> None:
+    """Raise AttendError where a version does not run on a runtime. has: those that it runs on."""
+    if runtime not in has:
+        raise AttendError(
+            f"{uri}: runs on {' and '.join(has)}, not on {runtime}: name it in registry.runtimes and run `attend run` "
+            "again; where it is named, it scored too low, as the model card says"
+        )
+
+
+def load_bundle(folder: Path, shown: str) -> Any:
+    """Load the captioner of a bundle's folder by the bundle's own code. shown: the model's name, for messages."""
+    try:
+        captioner, _ = runpy.run_path(str(folder / LOADER))["load"](folder)
+    except (ValueError, OSError) as error:
+        raise AttendError(f"{shown}: {error}") from None
+    except ModuleNotFoundError as error:
+        raise AttendError(f"{shown}: needs {error.name}, which is not installed: install it") from None
+    check_captioner(captioner.config, shown)
+    return captioner

@@ -1,0 +1,66 @@
+"""Answers of the embedded MLflow store, kept while its database stays as it is.
+
+MLflow takes seconds to load, and what `attend status` and `attend caption` ask it seldom changes. The answers are in a
+file of the workspace, with the state that the database had; of a database in another state none is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tasks.common.files import write_atomically
+from tasks.mlflow_store.embedded_store import DATABASE
+
+Answer = TypeVar("Answer")
+_FILE = "mlflow.db.answers"
+# https://www.sqlite.org/fileformat.html: the header's write version (2: a write-ahead log, in which a change leaves the
+# database file as it is), and the counter that each change of the file raises.
+_HEADER, _WRITE_VERSION, _CHANGES = 100, 18, slice(24, 28)
+_ROLLBACK_JOURNAL = 1
+
+
+def ask(workspace: Path, question: str, answer: Callable[[], Answer]) -> Answer:
+    """Return the kept answer to a question, else `answer()`, a JSON value, which is then kept.
+
+    It is not kept where the database changes meanwhile, or where the workspace cannot be written.
+    """
+    # A registry of its own may be anywhere: what it answers is not kept.
+    state = "" if os.environ.get("MLFLOW_REGISTRY_URI") else _state(workspace)
+    kept = _read(workspace / _FILE, state)
+    if question in kept:
+        found: Answer = kept[question]
+        return found
+    found = answer()
+    if state and _state(workspace) == state:
+        kept = _read(workspace / _FILE, state)  # with what other processes asked meanwhile
+        with contextlib.suppress(OSError):  # then it is asked again, which is only slower
+            write_atomically(workspace / _FILE, json.dumps({"state": state, "answers": {**kept, question: found}}))
+    return found
+
+
+def _state(workspace: Path) -> str:
+    """Return what tells one state of the database from another; empty where it cannot be told."""
+    path = workspace / DATABASE
+    try:
+        stat = path.stat()
+        with path.open("rb") as file:
+            header = file.read(_HEADER)
+    except OSError:
+        return ""
+    if len(header) < _HEADER or header[_WRITE_VERSION] != _ROLLBACK_JOURNAL:
+        return ""
+    return f"{stat.st_size} bytes, {stat.st_mtime_ns} ns, {int.from_bytes(header[_CHANGES])} changes"
+
+
+def _read(path: Path, state: str) -> dict[str, Any]:
+    """Return the answers that were kept for a state; none where there are none, or the file is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return dict(content["answers"]) if state and content["state"] == state else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -1,0 +1,377 @@
+"""Registered versions: finding them by address or alias, and reading their scores and predictions.
+
+`attend caption` imports this file, which imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tasks.captioner.bundle_loader import DIGEST
+from tasks.common.errors import AttendError, suggestion
+from tasks.common.files import digest_of_file, write_atomically
+from tasks.common.log import log
+from tasks.evaluation.score_record import ScoreRecord
+from tasks.mlflow_store import tracking
+from tasks.mlflow_store.logged_model import BUNDLE
+from tasks.mlflow_store.store_answers import ask
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
+
+    from tasks.evaluation.report import EarlierVersion
+
+EVALUATION = "attend.evaluation"  # tag of a version: the folder in its run with its predictions and scores
+PICTURES = "pictures.parquet"  # in that folder: digest and split of the pictures that the version was made from
+PREDICTIONS_DIGEST = "attend.predictions"  # tag of a version: the SHA-256 of its predictions
+CHAMPIONS = "attend.champions"  # tag of a model: the versions that were champion, oldest first
+MADE_FROM = "attend.made_from"  # begins the tags of a version with the keys of the artifacts it was made from
+REVIEWED = "attend.reviewed"  # tag of a version: what people accepted of its captions, in words
+PROMOTED_AT = "attend.promoted_at"  # tag of a model: when its champion was set last (UTC, ISO 8601)
+_FIXED = "model-in-use.txt"  # in the workspace: the name of the model that `attend models use` fixed
+_ADDRESS = re.compile(r"[^/@:]+(@[^/@:]+|/[0-9]+)?")
+_EARLIER_LIMIT = 10  # versions listed in a report
+
+
+def number(version: ModelVersion) -> str:
+    """Return a version's number as text; some of MLflow's calls give it as text and some as an integer."""
+    return str(version.version)
+
+
+def address_of(version: ModelVersion) -> str:
+    """Return the address of a version, `models:/NAME/VERSION`."""
+    return f"models:/{version.name}/{version.version}"
+
+
+def files_of(client: MlflowClient, version: ModelVersion) -> Path | None:
+    """Return the folder of a version's files; None where MLflow does not keep them on this machine.
+
+    None as well for a version that another program registered, from something else than a logged model.
+    """
+    location = location_of(client, version)
+    return None if location is None else tracking.local_folder(location)
+
+
+def location_of(client: MlflowClient, version: ModelVersion) -> str | None:
+    """Return MLflow's location of a version's files; None for a version of something else than a logged model."""
+    logged = _logged_model(client, version)
+    return None if logged is None else str(logged.artifact_location)
+
+
+def logged_model_of(client: MlflowClient, version: ModelVersion) -> str | None:
+    """Return the id of the logged model that a version is of, also of a copied one; None where it is of none."""
+    logged = _logged_model(client, version)
+    return None if logged is None else str(logged.model_id)
+
+
+def _logged_model(client: MlflowClient, version: ModelVersion) -> LoggedModel | None:
+    """Return the logged model that a version is of; None where it is of none, or of one that was deleted."""
+    from mlflow.exceptions import MlflowException
+
+    source = str(version.source)
+    try:
+        while source.startswith("models:/") and not source.startswith("models:/m-"):
+            name, _, number_ = source.removeprefix("models:/").partition("/")
+            source = str(client.get_model_version(name, number_).source)
+        return client.get_logged_model(source.removeprefix("models:/")) if source.startswith("models:/m-") else None
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+
+
+def version_with_alias(client: MlflowClient, model: str, alias: str) -> ModelVersion | None:
+    """Return the version of a model that has an alias; None where no version has it yet."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_model_version_by_alias(model, alias)
+    except MlflowException as error:
+        # MLflow's stores differ in the code that they give for a missing alias and for a missing model.
+        if error.error_code in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
+            return None
+        raise
+
+
+def version_of_address(client: MlflowClient, address: str) -> ModelVersion:
+    """Return the version at `models:/NAME@ALIAS` or `models:/NAME/VERSION`; AttendError where there is none."""
+    from mlflow.exceptions import MlflowException
+
+    path = full_address(address).removeprefix("models:/")
+    name, separator, alias = path.partition("@")
+    try:
+        if separator:
+            return client.get_model_version_by_alias(name, alias)
+        name, _, version = path.partition("/")
+        return client.get_model_version(name, version)
+    except MlflowException as error:
+        raise AttendError(f"{address}: no such model: {' '.join(str(error).split())[:160]}") from None
+
+
+def earlier_versions(client: MlflowClient, model: str, scores: ScoreRecord) -> list[EarlierVersion]:
+    """Return the latest versions of a model with their scores, newest first, at most 10.
+
+    scores: the content of scores.json that they are to be listed with.
+    """
+    from tasks.evaluation.report import EarlierVersion
+
+    versions = client.search_model_versions(
+        f"name = '{model}'", order_by=["version_number DESC"], max_results=_EARLIER_LIMIT
+    )
+    return [
+        EarlierVersion(
+            number(version), scores_of(version), scored_on_same(version, scores), version.tags.get(REVIEWED, "")
+        )
+        for version in versions
+    ]
+
+
+def scores_of(version: ModelVersion) -> dict[str, float]:
+    """Return the scores that a version had when it was registered, by name, in percent."""
+    tags = version.tags.items()
+    return {name.removeprefix("score."): float(value) for name, value in tags if name.startswith("score.")}
+
+
+def scored_on_same(version: ModelVersion, scores: ScoreRecord) -> bool:
+    """Return whether a version was scored on the same pictures and references as `scores`."""
+    return version.tags.get("attend.data") == scores["data"]
+
+
+def download_version_predictions(client: MlflowClient, version: ModelVersion, folder: Path) -> Path | None:
+    """Download the predictions that a version was scored by into a folder, and return their path.
+
+    Return None where the version's run does not have them, or where they are not those that the version was registered
+    with: by their digest, and by the scores that are counted again from them.
+    """
+    from tasks.evaluation.caption_and_score import PREDICTIONS, differing_scores
+
+    evaluation = version.tags.get(EVALUATION)
+    if evaluation is None:
+        return None
+    path = download_predictions(client, str(version.run_id), folder, f"{evaluation}/{PREDICTIONS}")
+    if path is None:
+        return None
+    if version.tags.get(PREDICTIONS_DIGEST) not in (None, digest_of_file(path)):
+        log.warning(f"{address_of(version)}: its predictions in MLflow do not match their digest: they are not used")
+        return None
+    if differing_scores(path, scores_of(version)):
+        log.warning(f"{address_of(version)}: its predictions in MLflow do not have its scores: they are not used")
+        return None
+    return path
+
+
+def download_predictions(client: MlflowClient, run_id: str, folder: Path, artifact: str) -> Path | None:
+    """Download a run's predictions file into a folder, and return its path.
+
+    artifact: the file's path in the run. Return None where the run has no such file, or one that cannot be read.
+    """
+    from mlflow.exceptions import MlflowException
+
+    from tasks.evaluation.caption_and_score import read_predictions
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        path = Path(client.download_artifacts(run_id, artifact, str(folder)))
+        read_predictions(path)
+    except (MlflowException, OSError, AttendError):
+        return None
+    return path
+
+
+class Registered(NamedTuple):
+    """A captioner: its address `models:/NAME/VERSION`, and its files where they are on this machine.
+
+    Of an exported folder, the address is its name with the captioner's digest.
+    """
+
+    address: str
+    files: Path | None
+
+
+def find_captioner(model: str | None, workspace: Path) -> Registered:
+    """Return the captioner that `model` names, as `find` does, or that of a folder which `attend export` wrote."""
+    if model is not None and (digest := exported_digest(Path(model).expanduser())) is not None:
+        return Registered(f"{model} ({digest[:12]})", Path(model).expanduser().absolute())
+    return find(model, workspace)
+
+
+def find(model: str | None, workspace: Path) -> Registered:
+    """Return the version that `model` names; AttendError where there is none, or its files are gone.
+
+    model: an address in MLflow's registry; None for the champion that `default_champion` names.
+    """
+    check_address(model)
+    tracking.check_store(workspace, must_exist=True)
+
+    def answer() -> list[str | None]:
+        client = tracking.connect(workspace, must_exist=True)
+        version = version_of_address(client, model or default_champion(client, workspace))
+        files = files_of(client, version)
+        return [address_of(version), None if files is None else str(files)]
+
+    if tracking.is_embedded():
+        question = f"address of {model}" if model else f"champion of {_fixed_model(workspace) or 'the workspace'}"
+        address, folder = ask(workspace, question, answer)
+    else:
+        address, folder = answer()
+    files = None if folder is None else Path(folder)
+    if tracking.is_embedded() and files is not None and not files.is_dir():
+        raise AttendError(
+            f"{address}: its files were in {files}, which is gone: where the workspace was moved, "
+            "`attend run` registers the model again"
+        )
+    if files is None:
+        tracking.connect(workspace, must_exist=True)  # MLflow loads it, from the store that it is told of here
+    return Registered(str(address), files)
+
+
+def exported_digest(folder: Path) -> str | None:
+    """Return the digest of the captioner in a folder that `attend export` wrote; None where it is none."""
+    try:
+        return str(json.loads((folder / DIGEST).read_text(encoding="utf-8"))["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def aliases_of(workspace: Path, model: str) -> dict[str, str]:
+    """Return the number of the version that has each alias of a model now; empty where there is no such model.
+
+    Raises AttendError where MLflow does not answer.
+    """
+
+    def answer() -> dict[str, str]:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            aliases = tracking.connect(workspace, must_exist=True).get_registered_model(model).aliases
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return {}
+            raise AttendError(
+                f"{model}: MLflow does not say who is champion ({' '.join(str(error).split())[:120]})"
+            ) from None
+        return {alias: str(version) for alias, version in aliases.items()}
+
+    return ask(workspace, f"aliases of {model}", answer) if tracking.is_embedded() else answer()
+
+
+def key_of_grids(address: str, workspace: Path) -> str | None:
+    """Return the key of the `extract` artifact whose grids a version's decoder was trained on; None where it has none.
+
+    address: `models:/NAME/VERSION`.
+    """
+
+    def answer() -> str | None:
+        client = tracking.connect(workspace, must_exist=True)
+        return version_of_address(client, address).tags.get(f"{MADE_FROM}.extract")
+
+    return ask(workspace, f"grids of {address}", answer) if tracking.is_embedded() else answer()
+
+
+def champion_bundle(workspace: Path, model: str, scratch: Path) -> Path | None:
+    """Return the folder of the bundle for torch of a model's champion; None where it has no champion yet.
+
+    scratch: a folder to which it is downloaded where MLflow does not keep it on this machine.
+    """
+    client = tracking.connect(workspace)
+    version = version_with_alias(client, model, "champion")
+    if version is None:
+        return None
+    files = files_of(client, version)
+    if files is None:
+        import mlflow
+
+        files = Path(mlflow.artifacts.download_artifacts(address_of(version), dst_path=str(scratch)))
+    return files / BUNDLE
+
+
+def resolve(model: str | None, workspace: Path) -> str:
+    """Return the address `models:/NAME/VERSION` of the version that `find` finds, for MLflow to load."""
+    address = find(model, workspace).address
+    tracking.connect(workspace, must_exist=True)  # which tells MLflow the store
+    return address
+
+
+def full_address(model: str) -> str:
+    """Return the address in MLflow's registry of NAME (its champion), NAME@ALIAS or NAME/VERSION.
+
+    They may begin with `models:/`. Raises AttendError where it is none of these.
+    """
+    path = model.removeprefix("models:/")
+    if not _ADDRESS.fullmatch(path):
+        raise AttendError(
+            f"{model}: is no model: give NAME, NAME@ALIAS or NAME/VERSION (see `attend models list`), or a folder that "
+            "`attend export` wrote"
+        )
+    return f"models:/{path}" if "@" in path or "/" in path else f"models:/{path}@champion"
+
+
+def check_address(model: str | None) -> None:
+    """Raise AttendError where `model` is given and is not an address in MLflow's registry."""
+    if model is not None:
+        full_address(model)
+
+
+def default_champion(client: MlflowClient, workspace: Path) -> str:
+    """Return `models:/NAME@champion` of the model that `attend models use` fixed, else of the one promoted to last.
+
+    Only models that attend registered count. Raises AttendError where none of them has a champion.
+    """
+    fixed = _fixed_model(workspace)
+    if fixed is None:
+        promoted = {
+            model.name: model.tags.get(PROMOTED_AT, "")
+            for model in map(client.get_registered_model, _names(client))
+            if CHAMPIONS in model.tags and "champion" in model.aliases
+        }
+        if not promoted:
+            raise AttendError(
+                f"{tracking.shown_tracking_uri(workspace)}: no champion is registered yet: run `attend run` first"
+            )
+        fixed = max(promoted, key=lambda name: promoted[name])
+    return f"models:/{fixed}@champion"
+
+
+def _names(client: MlflowClient) -> list[str]:
+    """Return the names of all registered models, the latest updated first."""
+    return [model.name for model in registered_models(client, ["last_updated_timestamp DESC"])]
+
+
+def registered_models(client: MlflowClient, order_by: list[str] | None = None) -> list[RegisteredModel]:
+    """Return all registered models, of which MLflow gives a hundred at a time."""
+    found: list[RegisteredModel] = []
+    token = None
+    while True:
+        page = client.search_registered_models(order_by=order_by, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+def _fixed_model(workspace: Path) -> str | None:
+    """Return the name of the model that `attend models use` fixed for the workspace; None where it fixed none."""
+    try:
+        return (workspace / _FIXED).read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def fix_model(workspace: Path, model: str | None) -> None:
+    """Have commands that are given no model use this one's champion; None: the one promoted to last again.
+
+    Raises AttendError where attend registered no model of this name.
+    """
+    if model is None:
+        (workspace / _FIXED).unlink(missing_ok=True)
+        return
+    client = tracking.connect(workspace, must_exist=True)
+    names = [name for name in _names(client) if CHAMPIONS in client.get_registered_model(name).tags]
+    if model not in names:
+        raise AttendError(f"{model}: no model of this name has a champion{suggestion(model, names)}")
+    write_atomically(workspace / _FIXED, f"{model}\n")

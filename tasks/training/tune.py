@@ -1,0 +1,102 @@
+"""Stage `tune`: photographs, captions and a decoder trained on frozen grids -> a fine-tuned backbone.
+
+In: the photographs of the train and dev splits that have a grid, their captions, and the decoder. Training continues
+for the decoder and the backbone's later blocks. Out: backbone.safetensors (the whole backbone, with the weights that
+are best on dev), the decoder as `train` writes it, and history.parquet. The tuned backbone has a new identity: grids
+are extracted with it once, and a decoder is trained on those, or with `tuning.keep_decoder` the one tuned is used. A
+killed run resumes as `train` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tasks.common.section import Section
+from tasks.config.schema import Config
+from tasks.config.training import TuningConfig
+from tasks.data.tensorise import Tensorise
+from tasks.datasets.base import DatasetOptions
+from tasks.grids.extract import BackboneStage, Extract
+from tasks.grids.weights import weight_digests
+from tasks.pipeline.ledger import Outcome
+from tasks.pipeline.stage import Hooks, Product, Work
+from tasks.training.train import DecoderStage, Train
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Tune(BackboneStage):
+    """The stage `tune`: photographs and captions -> a fine-tuned backbone (only where `tuning` is set)."""
+
+    kind: ClassVar[str] = "tune"
+    version: ClassVar[int] = 1
+    resumable: ClassVar[bool] = True
+    distributed: ClassVar[bool] = True
+
+    tuning: TuningConfig
+    data: DatasetOptions  # says where the photographs are; not part of the key
+    frozen: Train  # makes the decoder that tuning starts from
+
+    @property
+    def decoder(self) -> Product:
+        """Return the product `decoder`: the weights of the decoder that was tuned, and its shape."""
+        return Product(self, "decoder")
+
+    def sections(self) -> dict[str, Section]:
+        return {"grids": self.frozen.grids.grids, "tuning": self.tuning}
+
+    def needs(self) -> tuple[Product, ...]:
+        grids, captions = self.frozen.grids, self.frozen.captions
+        return (
+            grids.identity,
+            grids.failed("train", "dev"),
+            self.frozen.weights,
+            captions.vocabulary,
+            captions.train,
+            captions.manifest.split("dev"),
+        )
+
+    def inputs(self) -> dict[str, str]:
+        return weight_digests(self.frozen.grids.grids, self.machine)
+
+    def run(self, work: Work, hooks: Hooks) -> Outcome:
+        from tasks.training.fine_tune_backbone import TuneInputs, fine_tune_backbone
+
+        captions, grids = self.frozen.captions, self.frozen.grids
+        manifest = work.artifacts[captions.manifest]
+        sources = TuneInputs(
+            manifest, work.artifacts[captions], work.artifacts[grids], work.artifacts[self.frozen], self.data
+        )
+        freeze_words = self.frozen.decoder.freeze_words
+        return fine_tune_backbone(grids.grids, self.tuning, freeze_words, self.machine, sources, work.out)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KeepDecoder(DecoderStage):
+    """The decoder that was tuned with the backbone, in place of one that is trained on the tuned backbone's grids."""
+
+    kind: ClassVar[str] = "train"
+    version: ClassVar[int] = 3
+
+    tuned: Tune
+
+    def sections(self) -> dict[str, Section]:
+        return {"decoder": self.decoder}
+
+    def needs(self) -> tuple[Product, ...]:
+        return (self.tuned.decoder, self.grids.identity, self.captions.vocabulary)
+
+    def run(self, work: Work, hooks: Hooks) -> Outcome:
+        from tasks.training.fit_decoder import adopt_decoder
+
+        return adopt_decoder(work.artifacts[self.tuned], work.out, hooks.epoch_done)
+
+
+def keep_decoder(config: Config, tuned: Tune, grids: Extract, captions: Tensorise) -> KeepDecoder:
+    """Return the stage that takes over the decoder that was tuned; grids: of the tuned backbone."""
+    return KeepDecoder(machine=config.machine, decoder=config.decoder, tuned=tuned, grids=grids, captions=captions)
+
+
+def tune(config: Config, tuning: TuningConfig, frozen: Train) -> Tune:
+    """Return the stage that fine-tunes the backbone whose grids the decoder of `frozen` was trained on."""
+    return Tune(machine=config.machine, tuning=tuning, data=config.data, frozen=frozen)

@@ -1,0 +1,615 @@
+"""What `attend init` takes of a folder with several files, and what it says of the others."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.common.errors import AttendError
+from tasks.datasets import ADAPTERS
+from tasks.datasets.base import Row
+from tasks.datasets.detection import detect
+from tasks.datasets.faults import Faults
+from tests.cli import Capture, attend, refused
+from tests.photographs import picture
+
+COLOURS, THINGS = ("red", "green", "blue", "grey"), ("ring", "star", "cross", "square", "circle")
+
+
+def caption(number: int) -> str:
+    return f"a {COLOURS[number % 4]} {THINGS[number % 5]} is seen on a wall, number {number}"
+
+
+def pictures(folder: Path, numbers: range = range(24), name: str = "{:03d}.png") -> list[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [name.format(number) for number in numbers]
+    for number, file in zip(numbers, names, strict=True):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        picture(folder / file, number)
+    return names
+
+
+def table(path: Path, *lines: list[Any], delimiter: str = ",") -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=delimiter).writerows(lines)
+
+
+def captions_csv(folder: Path, name: str = "captions.csv") -> list[str]:
+    names = pictures(folder)
+    table(folder / name, ["image", "caption"], *([item, caption(at)] for at, item in enumerate(names)))
+    return names
+
+
+def read(folder: Path, captions: Path | None = None) -> list[Row]:
+    options = detect(folder, captions).options
+    return list(ADAPTERS[options["adapter"]].model_validate(options).rows(Path(), Faults(gather=True)))
+
+
+def texts(rows: list[Row]) -> set[str]:
+    return {text for row in rows for text in row.captions}
+
+
+ALL = {caption(number) for number in range(24)}
+Add = Callable[[Path, list[str]], None]
+
+
+def keywords(folder: Path, names: list[str]) -> None:
+    table(folder / "a_keywords.txt", ["image", "keyword"], *([name, "axial"] for name in names))
+
+
+def classes(folder: Path, names: list[str]) -> None:
+    table(folder / "annotations.csv", ["image", "class"], *([name, THINGS[at % 5]] for at, name in enumerate(names)))
+
+
+def labels_named_text(folder: Path, names: list[str]) -> None:
+    table(folder / "a_labels.csv", ["image", "label", "text"], *([name, at, "dog"] for at, name in enumerate(names)))
+
+
+def tags(folder: Path, names: list[str]) -> None:
+    table(
+        folder / "a_tags.csv", ["image", "tags"], *([name, f"{THINGS[at % 5]}, wall"] for at, name in enumerate(names))
+    )
+
+
+@pytest.mark.parametrize("add", [keywords, classes, labels_named_text, tags])
+def test_the_file_that_looks_like_captions_is_read_and_the_other_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, add: Add
+) -> None:
+    add(tmp_path / "photos", captions_csv(tmp_path / "photos"))
+    assert texts(read(tmp_path / "photos")) == ALL
+    (tmp_path / "w.safetensors").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = attend(monkeypatch, capsys, "init", "photos", "--weights", "w.safetensors")
+    (other,) = {path.name for path in (tmp_path / "photos").iterdir() if path.suffix != ".png"} - {"captions.csv"}
+    assert code == 0 and re.search(rf"not read: {other}: .*(one word|2 words) each", out), out + err
+
+
+def test_two_files_that_look_alike_are_listed_and_one_can_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    folder = tmp_path / "photos"
+    names = captions_csv(folder, "captions_en.csv")
+    others = [[name, f"il y a {caption(at)}"] for at, name in enumerate(names)]
+    table(folder / "captions_fr.csv", ["image", "caption"], *others)
+    monkeypatch.chdir(tmp_path)
+    line = refused(monkeypatch, capsys, "init", "photos")
+    assert "several files look like captions" in line and "--captions FILE" in line
+    assert "captions_en.csv (24 pictures" in line and "captions_fr.csv (24 pictures" in line
+    assert texts(read(folder, folder / "captions_fr.csv")) == {row[1] for row in others}
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_file_for_each_split_is_one_data_set(tmp_path: Path, form: str) -> None:
+    names = pictures(tmp_path / "images")
+    for file, part in (("my_train", names[:14]), ("my_val", names[14:20]), ("my_test", names[20:])):
+        rows = [[name, caption(int(name[:3]))] for name in part]
+        path = tmp_path / f"{file}.{form}"
+        if form == "csv":
+            table(path, ["image", "caption"], *rows)
+        else:
+            path.write_text("\n".join(json.dumps({"image": name, "caption": text}) for name, text in rows))
+    found = read(tmp_path)
+    assert texts(found) == ALL
+    assert [sum(row.split == split for row in found) for split in ("train", "dev", "test")] == [14, 6, 4]
+
+
+def test_files_in_folders_for_each_split_are_one_data_set_also_without_header_and_endings(tmp_path: Path) -> None:
+    """ROCO's layout: keywords beside the captions, and the first line is a caption."""
+    for split, numbers in (("train", range(14)), ("validation", range(14, 20)), ("test", range(20, 24))):
+        folder = tmp_path / "data" / split / "radiology"
+        names = pictures(folder / "images", numbers, "ROCO_{:05d}.png")
+        rows = [[name.removesuffix(".png"), f" {caption(at)}"] for at, name in zip(numbers, names, strict=True)]
+        table(folder / "captions.txt", *rows, delimiter="\t")
+        table(folder / "keywords.txt", *([row[0], "axial", "ring"] for row in rows), delimiter="\t")
+        (folder / "images" / names[0]).unlink()  # could not be downloaded
+    found = read(tmp_path / "data")
+    assert texts(found) == ALL - {caption(at) for at in (0, 14, 20)}
+    assert [sum(row.split == split for row in found) for split in ("train", "dev", "test")] == [13, 5, 3]
+
+
+@pytest.mark.parametrize("write", [json.dumps, str], ids=["JSON", "Python"])
+def test_lists_in_cells_are_captions_each(tmp_path: Path, write: Callable[[list[str]], str]) -> None:
+    names = pictures(tmp_path)
+    rows = [[name, write([caption(at), f'one "{at}" more'])] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", ["image", "caption"], *rows)
+    found = read(tmp_path)
+    assert all(len(row.captions) == 2 for row in found) and texts(found) >= ALL
+
+
+def test_bars_between_captions_divide_them_and_codes_stay(tmp_path: Path) -> None:
+    names = pictures(tmp_path / "one")
+    rows = [[name, f"{caption(at)} || and one more of it"] for at, name in enumerate(names)]
+    table(tmp_path / "one" / "captions.csv", ["image", "caption"], *rows)
+    assert texts(read(tmp_path / "one")) == ALL | {"and one more of it"}
+    codes = [[name, f"O || E | {'O || E' if at % 2 else 'E'}"] for at, name in enumerate(pictures(tmp_path / "two"))]
+    table(tmp_path / "two" / "captions.csv", ["image", "caption"], *codes)
+    assert texts(read(tmp_path / "two")) == {code for _, code in codes}
+
+
+@pytest.mark.parametrize("name", ["train/{:03d}.png", "train_images/{:03d}.png", "train2017/{:03d}.png"])
+def test_folders_in_the_names_are_splits(tmp_path: Path, name: str) -> None:
+    names = pictures(tmp_path, range(16), name)
+    names += pictures(tmp_path, range(16, 24), name.replace("train", "test"))
+    lines = [json.dumps({"file_name": item, "text": caption(at)}) for at, item in enumerate(names)]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
+    found = read(tmp_path)
+    assert [sum(row.split == split for row in found) for split in ("train", "test")] == [16, 8]
+
+
+def test_a_column_is_one_of_splits_by_its_values(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    rows = [[name, caption(at), "eval" if at % 4 == 0 else "train"] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", ["image", "caption", "partition"], *rows)
+    assert [sum(row.split == split for row in read(tmp_path)) for split in ("train", "dev")] == [18, 6]
+    table(tmp_path / "captions.csv", ["image", "caption", "fold"], *([*row[:2], at % 5] for at, row in enumerate(rows)))
+    assert {row.split for row in read(tmp_path)} == {None}
+    (note,) = detect(tmp_path).notes
+    assert "its column fold has values that are no splits (train, dev, test): it is not used" in note
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        dict,
+        lambda pairs: {name: [text] for name, text in pairs},
+        lambda pairs: {"data": [{"image": name, "caption": text} for name, text in pairs]},
+    ],
+    ids=["names", "names and lists", "an object around"],
+)
+def test_json_objects_of_names_and_captions(tmp_path: Path, document: Callable[[list[tuple[str, str]]], Any]) -> None:
+    pairs = [(name, caption(at)) for at, name in enumerate(pictures(tmp_path / "images"))]
+    (tmp_path / "captions.json").write_text(json.dumps(document(pairs)))
+    assert texts(read(tmp_path)) == ALL
+
+
+def test_the_same_name_in_two_folders_is_refused(tmp_path: Path) -> None:
+    names = pictures(tmp_path / "a")
+    pictures(tmp_path / "b")
+    table(tmp_path / "captions.csv", ["image", "caption"], *([name, caption(at)] for at, name in enumerate(names)))
+    with pytest.raises(
+        AttendError, match=r"000\.png may be any of 2 pictures in .*: a/000\.png, b/000\.png: name it with its folder"
+    ):
+        detect(tmp_path)
+    rows = [[f"{'ab'[at % 2]}/{name}", caption(at)] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", ["image", "caption"], *rows)
+    assert {row.name for row in read(tmp_path)} == {row[0] for row in rows}
+
+
+def test_a_comma_in_a_caption_is_no_delimiter(tmp_path: Path) -> None:
+    rows = [[name, f"{caption(at)}, and more"] for at, name in enumerate(pictures(tmp_path))]
+    path = tmp_path / "captions.txt"
+    path.write_text("\n".join("\t".join(row).replace(", number", " number") for row in rows))
+    assert all(text.endswith(", and more") for text in texts(read(tmp_path))) and len(read(tmp_path)) == 24
+
+
+def numbered(folder: Path) -> list[int]:
+    """Save pictures that are named by numbers, and return another order of these."""
+    pictures(folder, name="{}.png")
+    return [(7 * at + 5) % 24 for at in range(24)]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ("id", "image_id"),
+        ("caption_id", "photo"),
+        ("index", "img"),
+        ("Unnamed: 0", "filename"),
+        ("sentid", "Bildnummer"),
+    ],
+)
+def test_an_index_that_happens_to_name_pictures_is_not_their_column(tmp_path: Path, columns: tuple[str, str]) -> None:
+    order = numbered(tmp_path)
+    table(tmp_path / "captions.csv", [*columns, "caption"], *([at, order[at], caption(order[at])] for at in range(24)))
+    assert {row.name: row.captions for row in read(tmp_path)} == {f"{at}.png": (caption(at),) for at in range(24)}
+
+
+def test_two_columns_that_may_name_the_pictures_are_noted(tmp_path: Path) -> None:
+    order = numbered(tmp_path)
+    rows = [[f"{at}.png", f"{order[at]}.png", caption(at)] for at in range(24)]
+    table(tmp_path / "captions.csv", ["left", "right", "caption"], *rows)
+    (note,) = detect(tmp_path).notes
+    assert "its column left (0.png) names the pictures; so may right (5.png)" in note
+
+
+@pytest.mark.parametrize("form", ["{}", "{}.0", "{:06d}"])
+def test_numbers_may_have_lost_their_zeros(tmp_path: Path, form: str) -> None:
+    pictures(tmp_path, name="COCO_train2014_{:012d}.png")
+    table(tmp_path / "captions.csv", ["image_id", "caption"], *([form.format(at), caption(at)] for at in range(24)))
+    assert {row.name[-7:]: row.captions for row in read(tmp_path)} == {
+        f"{at:03d}.png": (caption(at),) for at in range(24)
+    }
+
+
+def test_numbers_of_rows_do_not_name_pictures_that_happen_to_end_in_them(tmp_path: Path) -> None:
+    pictures(tmp_path, name="{}.png")
+    for at, path in enumerate(sorted(tmp_path.glob("*.png"))):
+        path.rename(tmp_path / f"{('market', 'garden')[at % 2]}-{at}.png")
+    table(tmp_path / "comments.csv", ["comment_ID", "comment"], *([at, caption(at)] for at in range(24)))
+    with pytest.raises(AttendError, match="none of its columns"):
+        detect(tmp_path)
+
+
+@pytest.mark.parametrize("each", ["https://farm{}.example.org/65535/", "s3://photos/{}/"])
+def test_addresses_name_the_pictures_that_were_downloaded(tmp_path: Path, each: str) -> None:
+    names = pictures(tmp_path, name="a{}.png")
+    rows = [[each.format(at) + f"{name}?w=300#x", caption(at)] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", ["photo_url", "caption"], *rows)
+    assert {row.name: row.captions for row in read(tmp_path)} == {name: (caption(at),) for at, name in enumerate(names)}
+
+
+def test_two_addresses_that_end_alike_name_no_picture_by_their_end_alone(tmp_path: Path) -> None:
+    names = pictures(tmp_path, name="a{}.png")
+    rows = [[f"https://example.org/{folder}/{name}", caption(0)] for name in names for folder in "xy"]
+    table(tmp_path / "captions.csv", ["photo_url", "caption"], *rows)
+    with pytest.raises(AttendError, match="none of its columns"):
+        detect(tmp_path)
+
+
+def test_the_address_of_a_page_names_no_picture(tmp_path: Path) -> None:
+    pictures(tmp_path, name="{}.png")
+    rows = [[f"https://example.org/{at}", caption(at)] for at in range(24)]
+    table(tmp_path / "captions.csv", ["url", "caption"], *rows)
+    with pytest.raises(AttendError, match="none of its columns"):
+        detect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        (
+            "Status",
+            ("approved", "rejected"),
+            "(approved 88%, rejected 12%) is not used: remove the rows that are not to",
+        ),
+        ("answer", ("accept", "reject"), "(accept 88%, reject 12%) is not used"),
+        ("isCorrect", ("1", "0"), "(1 88%, 0 12%) is not used"),
+        (
+            "task",
+            ("caption", "question"),
+            "(caption 88%, question 12%) is not used: remove the rows that are no captions",
+        ),
+        ("iso", ("eng", "deu"), "says that captions are in several languages (eng 88%, deu 12%)"),
+        ("use for", ("train", "later"), "(train 88%, later 12%)"),
+    ],
+)
+def test_columns_that_say_of_what_kind_rows_are_are_noted(
+    tmp_path: Path, column: str, values: tuple[str, str], said: str
+) -> None:
+    names = pictures(tmp_path)
+    rows = [[name, caption(at), values[at > 20]] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", ["image", "caption", column], *rows)
+    (note,) = detect(tmp_path).notes
+    assert f"its column {column} {said}" in note
+
+
+def test_a_column_that_says_when_rows_were_deleted_is_noted(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    rows = [[name, caption(at), "" if at > 3 else "2024-03-01"] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", ["image", "caption", "deleted_at"], *rows)
+    (note,) = detect(tmp_path).notes
+    assert "its column deleted_at is filled in 17% of the rows and not used" in note
+
+
+def test_a_column_that_counts_rows_is_noted_where_it_names_pictures(tmp_path: Path) -> None:
+    pictures(tmp_path, name="{}.png")
+    table(tmp_path / "captions.csv", ["", "caption"], *([at, caption(at)] for at in range(24)))
+    (note,) = detect(tmp_path).notes
+    assert "its column  counts rows, and is read as the numbers of pictures: 0 is 0.png" in note
+
+
+@pytest.mark.parametrize("text", ["2024-03-01T08:00", "Creative Commons BY-SA 4.0", "texts/my text 1.txt"])
+def test_dates_file_names_and_texts_that_are_all_the_same_are_no_captions(tmp_path: Path, text: str) -> None:
+    table(tmp_path / "log.csv", ["image", "text"], *([name, text] for name in pictures(tmp_path)))
+    with pytest.raises(AttendError, match="no column of texts that could be captions; of text, the likeliest, one is"):
+        detect(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["data", "metadata", "annotations/v2"])
+def test_captions_may_be_in_a_folder_without_pictures(tmp_path: Path, folder: str) -> None:
+    names = pictures(tmp_path / "images")
+    (tmp_path / folder).mkdir(parents=True)
+    table(tmp_path / folder / "c.csv", ["image", "caption"], *([name, caption(at)] for at, name in enumerate(names)))
+    assert texts(read(tmp_path)) == ALL
+
+
+def test_each_split_names_the_pictures_of_its_folder(tmp_path: Path) -> None:
+    for split, first in (("train", 0), ("dev", 8), ("test", 16)):
+        names = pictures(tmp_path / "images" / split, range(8))
+        rows = [[name, caption(first + at)] for at, name in enumerate(names)]
+        table(tmp_path / f"captions_{split}.csv", ["image", "caption"], *rows)
+    options = detect(tmp_path).options
+    assert {source["images"] for source in options["sources"].values()} == {
+        tmp_path / "images" / split for split in ("train", "dev", "test")
+    }
+
+
+def text_files(folder: Path, names: list[str], content: Callable[[int], str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for at, name in enumerate(names):
+        (folder / f"{Path(name).stem}.txt").write_text(content(at))
+
+
+def labels(at: int) -> str:
+    return f"{at % 3} 0.51 0.3307 0.2 0.4206\n1 0.2 0.3 0.1 0.1\n"
+
+
+def test_labels_of_objects_are_no_captions(tmp_path: Path) -> None:
+    names = pictures(tmp_path / "images")
+    text_files(tmp_path / "labels", names, labels)
+    with pytest.raises(AttendError, match="holds numbers, not captions, as others of its kind do"):
+        detect(tmp_path)
+    text_files(tmp_path / "texts", names, caption)
+    assert texts(read(tmp_path)) == ALL
+    assert "labels/*.txt: 24 files, such as 000.txt: holds numbers, not captions" in detect(tmp_path).unread[0]
+
+
+def test_texts_in_two_folders_are_not_guessed(tmp_path: Path) -> None:
+    names = pictures(tmp_path / "images")
+    text_files(tmp_path / "captions_en", names, caption)
+    text_files(tmp_path / "captions_de", names, lambda at: f"ein Ring ist an der Wand zu sehen, Nummer {at}")
+    with pytest.raises(AttendError, match=r"several files look like captions: .*name one with --captions FILE"):
+        detect(tmp_path)
+    assert texts(read(tmp_path, tmp_path / "captions_en" / "000.txt")) == ALL
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{}\n(c) 2021 by Jo Miller", "the line '(c) 2021 by Jo Miller' is in 24 of 24 texts"),
+        ("Caption: {}", "lines begin with 'Caption:': this is part of the captions"),
+        ("2021-07-1{at}\n{}", "24 of 48 lines have no words, such as '2021-07-10'"),
+    ],
+)
+def test_lines_that_are_no_captions_are_noted(tmp_path: Path, content: str, said: str) -> None:
+    text_files(tmp_path, pictures(tmp_path), lambda at: content.format(caption(at), at=at))
+    assert any(said in note for note in detect(tmp_path).notes)
+
+
+def test_texts_in_folders_of_splits_and_others_are_noted(tmp_path: Path) -> None:
+    for place, numbers in (("train", range(16)), ("test", range(16, 20)), ("extra", range(20, 24))):
+        names = pictures(tmp_path / place, numbers)
+        text_files(tmp_path / place, names, caption)
+    (note,) = detect(tmp_path).notes
+    assert "20 of 24 texts are in folders that are named as splits, which are not used" in note
+
+
+def test_texts_in_folders_of_classes_have_the_pictures_of_their_names(tmp_path: Path) -> None:
+    names = pictures(tmp_path / "jpg")
+    for at, name in enumerate(names):
+        text_files(tmp_path / "text" / f"class_{at % 3}", [name], lambda _: caption(at))  # noqa: B023
+    assert texts(read(tmp_path)) == ALL
+
+
+def test_the_name_of_an_unread_picture_means_the_jpeg_next_to_it(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    for name in names:
+        (tmp_path / name).with_suffix(".HEIC").write_bytes(b"ftypheic")
+    rows = [[f"{Path(name).stem}.HEIC", caption(at)] for at, name in enumerate(names)]
+    table(tmp_path / "captions.csv", ["image", "caption"], *rows)
+    assert texts(read(tmp_path)) == ALL
+
+
+def test_texts_without_a_picture_of_their_name_are_explained(tmp_path: Path) -> None:
+    for at, name in enumerate(pictures(tmp_path)):
+        (tmp_path / f"{Path(name).stem}.de.txt").write_text(caption(at))
+    with pytest.raises(
+        AttendError, match=r"24 \.txt files have the name of no picture, such as 000\.de\.txt: name each"
+    ):
+        detect(tmp_path)
+
+
+def test_a_table_of_few_of_the_pictures_is_noted(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    table(tmp_path / "ratings.csv", ["image", "comment"], *([name, caption(at)] for at, name in enumerate(names[:8])))
+    (note,) = detect(tmp_path).notes
+    assert "8 of 24 pictures have a caption in ratings.csv" in note
+
+
+def test_a_title_above_the_columns_names_is_explained(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    table(
+        tmp_path / "captions.csv", ["Delivery of March", "", ""], ["image", "caption", "by"], [names[0], "a b c", "x"]
+    )
+    with pytest.raises(AttendError, match="2 of the 3 columns of the first line have no name"):
+        detect(tmp_path)
+
+
+def test_the_file_of_captions_may_be_named_as_it_is_in_the_folder(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    table(tmp_path / "captions.csv", ["image", "caption"], *([name, caption(at)] for at, name in enumerate(names)))
+    assert detect(tmp_path, Path("captions.csv")).options["path"] == tmp_path / "captions.csv"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1252", "ein schöner Hund läuft über die Straße"),
+        ("cp1252", "une fille élégante près du château à vélo"),
+        ("cp1251", "девочка прыгает через лужу"),
+        ("gb18030", "一只狗在草地上奔跑 两只猫在沙发上睡觉"),
+        ("cp1250", "świnia w błocie, łąka pełna kwiatów, żółte"),
+        ("mac_roman", "ein schöner Hund fährt über die große Straße"),
+        ("utf-16", "девочка прыгает"),
+    ],
+)
+def test_the_encoding_of_a_table_is_found(tmp_path: Path, encoding: str, text: str) -> None:
+    lines = ["image;caption", *(f"{name};{text} {at}" for at, name in enumerate(pictures(tmp_path)))]
+    (tmp_path / "captions.csv").write_bytes("\n".join(lines).encode(encoding))
+    assert texts(read(tmp_path)) == {f"{text} {at}" for at in range(24)}
+    assert bool(detect(tmp_path).notes) == (encoding not in ("cp1252", "utf-16"))
+
+
+def test_some_bytes_that_are_not_utf_8_are_refused_with_their_line(tmp_path: Path) -> None:
+    lines = [f"{name},ein größerer Hund {at}".encode() for at, name in enumerate(pictures(tmp_path))]
+    lines[6] = lines[6].replace("ö".encode(), b"\xf6")
+    (tmp_path / "captions.csv").write_bytes(b"\n".join([b"image,caption", *lines]))
+    with pytest.raises(
+        AttendError, match=r"captions\.csv:8: is not UTF-8, as the rest of the file is: save it as UTF-8"
+    ):
+        detect(tmp_path)
+
+
+def test_the_column_named_split_is_the_split_and_another_is_noted(tmp_path: Path) -> None:
+    rows = [
+        [name, ("train", "val")[at % 2], ("train", "train", "test")[at % 3], caption(at)]
+        for at, name in enumerate(pictures(tmp_path))
+    ]
+    table(tmp_path / "captions.csv", ["image", "coco_split", "split", "caption"], *rows)
+    assert {row.split for row in read(tmp_path)} == {"train", "test"}
+    assert "its columns split and coco_split hold splits: split is used" in detect(tmp_path).notes[0]
+
+
+@pytest.mark.parametrize("column", ["is_train", "test", "isVal"])
+def test_a_column_of_yes_and_no_that_looks_like_a_split_is_noted(tmp_path: Path, column: str) -> None:
+    rows = [[name, at % 3 == 0, caption(at)] for at, name in enumerate(pictures(tmp_path))]
+    table(tmp_path / "captions.csv", ["image", column, "caption"], *rows)
+    assert f"its column {column} looks like a split and is not used" in detect(tmp_path).notes[0]
+
+
+def test_a_column_split_whose_values_are_no_splits_is_not_read(tmp_path: Path) -> None:
+    rows = [[name, at % 3, caption(at)] for at, name in enumerate(pictures(tmp_path))]
+    table(tmp_path / "captions.csv", ["image", "split", "caption"], *rows)
+    assert texts(read(tmp_path)) == ALL and {row.split for row in read(tmp_path)} == {None}
+    assert "its column split has values that are no splits" in detect(tmp_path).notes[0]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda first, second: f"[{first!r}\n {second!r}]",  # NumPy
+        lambda first, second: f"{first} | {second}",
+        lambda first, second: f"{first} ### {second}",
+        lambda first, second: f"{first}\n{second}",
+    ],
+)
+def test_captions_in_a_cell_are_told_apart(tmp_path: Path, write: Callable[[str, str], str]) -> None:
+    rows = [[name, write(caption(at), f"one more of number {at}")] for at, name in enumerate(pictures(tmp_path))]
+    table(tmp_path / "captions.csv", ["image", "caption"], *rows)
+    assert all(len(row.captions) == 2 for row in read(tmp_path)) and texts(read(tmp_path)) >= ALL
+
+
+def test_a_list_with_an_empty_caption_is_a_fault_of_its_row_alone(tmp_path: Path) -> None:
+    rows = [
+        {"image": name, "caption": [caption(at), None if at == 3 else "x y z"]}
+        for at, name in enumerate(pictures(tmp_path))
+    ]
+    (tmp_path / "captions.json").write_text(json.dumps([{"source": "web", **row} for row in rows]))
+    options = detect(tmp_path).options
+    faults = Faults(gather=True)
+    found = list(ADAPTERS[options["adapter"]].model_validate(options).rows(Path(), faults))
+    assert len(found) == 23 and faults.found[0].endswith("[3]: caption[1]: is empty; a text is needed")
+
+
+def test_numbered_columns_are_captions_of_one_picture(tmp_path: Path) -> None:
+    rows = [
+        [name, caption(at), "" if at == 2 else f"second of {at} here"] for at, name in enumerate(pictures(tmp_path))
+    ]
+    table(tmp_path / "captions.csv", ["image", "caption_1", "caption_2"], *rows)
+    assert sorted(len(row.captions) for row in read(tmp_path)) == [1] + [2] * 23
+
+
+def test_a_quotation_mark_in_a_table_without_quotes_swallows_no_rows(tmp_path: Path) -> None:
+    said = {3: '"hello" says a sign', 4: '"stop sign near', 9: 'a sign that says "go"'}
+    lines = [f"{name}\t{said.get(at, caption(at))}" for at, name in enumerate(pictures(tmp_path))]
+    (tmp_path / "captions.tsv").write_text("\n".join(["image\tcaption", *lines]))
+    assert texts(read(tmp_path)) == {said.get(at, caption(at)) for at in range(24)}
+
+
+def test_classes_are_no_captions(tmp_path: Path) -> None:
+    """As of X-rays: a table of projections names the pictures, and the reports name only the patients."""
+    names = pictures(tmp_path / "images", name="{:03d}_view.png")
+    table(
+        tmp_path / "projections.csv",
+        ["uid", "filename", "projection"],
+        *([at, name, ("Frontal", "Lateral")[at % 2]] for at, name in enumerate(names)),
+    )
+    table(tmp_path / "reports.csv", ["uid", "findings"], *([at, caption(at)] for at in range(24)))
+    with pytest.raises(
+        AttendError, match=r"projections\.csv has 2 words, such as 'Frontal', 'Lateral': name the file of"
+    ):
+        detect(tmp_path)
+
+
+def test_lists_of_the_pictures_of_splits_are_noted(tmp_path: Path) -> None:
+    names = captions_csv(tmp_path)
+    for split, part in (("train", names[:16]), ("val", names[16:20]), ("test", names[20:])):
+        (tmp_path / f"{split}.txt").write_text("\n".join(part))
+    assert "the splits that test.txt, train.txt, val.txt may list are not used" in detect(tmp_path).notes[0]
+
+
+def test_tables_of_splits_come_before_a_table_of_all(tmp_path: Path) -> None:
+    names = captions_csv(tmp_path, "all.csv")
+    for split, numbers in (("train", range(16)), ("val", range(16, 20)), ("test", range(20, 24))):
+        table(tmp_path / f"{split}.csv", ["image", "caption"], *([names[at], caption(at)] for at in numbers))
+    assert [sum(row.split == split for row in read(tmp_path)) for split in ("train", "dev", "test")] == [16, 4, 4]
+
+
+def test_a_table_is_of_the_folder_that_is_named_as_it_is(tmp_path: Path) -> None:
+    for split, count in (("train", 12), ("val", 6), ("test", 6)):
+        names = pictures(tmp_path / split, range(count))
+        table(
+            tmp_path / f"{split}.csv",
+            ["image", "caption"],
+            *([name, f"{caption(at)} of {split}"] for at, name in enumerate(names)),
+        )
+    found = read(tmp_path)
+    assert len(found) == 24 and all(row.captions[0].endswith(row.name.split("/")[0].split("-")[0]) for row in found)
+    assert [sum(row.split == split for row in found) for split in ("train", "dev", "test")] == [12, 6, 6]
+
+
+@pytest.mark.parametrize("form", ["objects by name", "lists by split", "lines", "objects in lists"])
+def test_more_forms_of_json(tmp_path: Path, form: str) -> None:
+    names = pictures(tmp_path)
+    records = [{"image": name, "caption": caption(at)} for at, name in enumerate(names)]
+    content = {
+        "objects by name": json.dumps({name: {"caption": caption(at), "width": 8} for at, name in enumerate(names)}),
+        "lists by split": json.dumps({"train": records[:18], "val": records[18:]}),
+        "lines": "\n".join(map(json.dumps, records)),
+        "objects in lists": json.dumps([{**row, "caption": [{"raw": row["caption"], "id": 1}]} for row in records]),
+    }
+    (tmp_path / "captions.json").write_text(content[form])
+    assert texts(read(tmp_path)) == ALL
+    assert {row.split for row in read(tmp_path)} == ({"train", "dev"} if form == "lists by split" else {None})
+
+
+def test_excels_line_on_the_delimiter_is_no_header(tmp_path: Path) -> None:
+    lines = ["sep=;", "image;caption", *(f"{name};{caption(at)}" for at, name in enumerate(pictures(tmp_path)))]
+    (tmp_path / "captions.csv").write_text("\n".join(lines))
+    assert texts(read(tmp_path)) == ALL
+
+
+@pytest.mark.parametrize(("name", "advice"), [("a.xlsx", "save it as CSV: "), ("a.zip", "unpack it first: unzip ")])
+def test_what_needs_a_conversion_is_named_with_the_command(tmp_path: Path, name: str, advice: str) -> None:
+    pictures(tmp_path)
+    (tmp_path / name).write_bytes(b"PK\3\4")
+    with pytest.raises(AttendError, match=rf"{re.escape(name)} is not read: {advice}"):
+        detect(tmp_path)
+    captions_csv(tmp_path)
+    assert any(line.startswith(f"{name}: {advice}") for line in detect(tmp_path).unread)
