@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from flows.pipeline import build_pipeline
+from tasks.common.progress import lasting
 from tasks.config.schema import Config
 from tasks.mlflow_store.runs import close_dead_runs
 from tasks.mlflow_store.tracking import check_store
-from tasks.pipeline.plan import Plan
+from tasks.pipeline.ledger import Artifact
+from tasks.pipeline.plan import Plan, Status
 from tasks.pipeline.sessions import session
 from tasks.pipeline.workspace import Workspace
 
@@ -44,3 +46,23 @@ def planned_run(
         if not plan.fresh:
             check_store(config.workspace)
         yield plan
+
+
+def savings_message(before: list[Status], made: Mapping[str, Artifact]) -> str:
+    """Return a message about the work that a run did not repeat: pictures extracted earlier, and time of fresh stages.
+
+    Empty if the run repeated everything. before: the statuses when the run began. made: the artifacts when it ended,
+    by kind.
+    """
+    fresh = [status.artifact for status in before if status.fresh and status.artifact is not None]
+    seconds = sum(artifact.ledger.seconds for artifact in fresh)
+    pictures = 0
+    if "extract" in made:
+        counts = made["extract"].ledger.counts
+        extract_ran = all(artifact.ledger.key != made["extract"].ledger.key for artifact in fresh)
+        pictures = int(counts["grids"] - (counts["extracted"] if extract_ran else 0))
+    if not pictures and seconds < 1:
+        return ""
+    told = [f"{pictures:,} pictures not extracted again"] if pictures else []
+    told += [f"{lasting(seconds)} of work"] if seconds >= 1 else []
+    return f"saved: {', '.join(told)}"

@@ -31,8 +31,8 @@ from tasks.mlflow_store.embedded_store import DATABASE, VERSION
 from tasks.pipeline import run as running
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Inputs, Plan, Read, Status
-from tasks.pipeline.stage import Hooks
 from tasks.registry.register import Register
+from tasks.training.train import DecoderHooks
 
 STAGES = (
     "ingest",
@@ -84,8 +84,8 @@ def verify(config: Config, until: str = "register") -> list[Status]:
 
 
 def run_stage(config: Config, name: str, inputs: Inputs | None = None, **hooks: Any) -> Status:
-    """Bring one stage of a config up to date; hooks: fields of `Hooks`."""
-    return running.run_stage(planned(config, name, inputs, "suspects"), name, Hooks(**hooks))
+    """Bring one stage of a config up to date; hooks: fields of `DecoderHooks`."""
+    return running.run_stage(planned(config, name, inputs, "suspects"), name, DecoderHooks(**hooks) if hooks else None)
 
 
 def names_of(config: Config) -> list[str]:

@@ -31,12 +31,11 @@ from bench.machine import describe
 from tasks.common.log import silence
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import GridsConfig
-from tasks.grids.extraction import MadeShard, Publish, ShardJob, bring_up_to_date
+from tasks.grids.extraction import ExtractHooks, MadeShard, Publish, ShardJob, bring_up_to_date
 from tasks.grids.identity import Identity
 from tasks.grids.index import INDEX
 from tasks.grids.reader import GridReader
 from tasks.grids.store import GridRow, Grids, GridStore
-from tasks.pipeline.stage import Hooks
 from tasks.pipeline.workspace import Workspace
 
 RATE = 100.0  # pictures a second of one worker
@@ -162,7 +161,7 @@ def _night(pictures: dict[str, Path], machine: MachineConfig, cluster: Cluster, 
     out.mkdir(exist_ok=True)
     grids = GridsConfig(backbone="tiny", weights="random:0", image_size=224)
     try:
-        bring_up_to_date(dict(pictures), IDENTITY, grids, machine, None, out, Hooks(executor=cluster))
+        bring_up_to_date(dict(pictures), IDENTITY, grids, machine, None, out, ExtractHooks(executor=cluster))
     except LeaderDiedError:
         return False
     return True

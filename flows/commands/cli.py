@@ -282,8 +282,7 @@ def _run(
     """
     from flows.commands.story import tell_beginning, tell_end
     from flows.operations.local_run import run as run_stages
-    from flows.planned_run import planned_run
-    from tasks.pipeline.run import savings_message
+    from flows.planned_run import planned_run, savings_message
 
     try:
         with planned_run(config, until, alone=True, verify=verify) as plan:

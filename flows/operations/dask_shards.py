@@ -15,8 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from tasks.common.errors import AttendError, TransientError
 from tasks.common.log import show_log
 from tasks.config.machine import MachineConfig
-from tasks.grids.extraction import MadeShard, Publish, ShardJob, make_shard
-from tasks.pipeline.stage import ShardExecutor
+from tasks.grids.extraction import Executor, MadeShard, Publish, ShardJob, make_shard
 
 _ANSWER_SECONDS = 20.0  # how long a scheduler may take to answer
 _SUBMITTED_AHEAD = 256  # the least number of shards submitted and not published yet, so that a new worker has work
@@ -32,7 +31,7 @@ def make_shard_task(job: ShardJob) -> MadeShard:
     return make_shard(job)
 
 
-def executor_of(machine: MachineConfig) -> ShardExecutor | None:
+def executor_of(machine: MachineConfig) -> Executor | None:
     """Return an executor that makes shards on the cluster `machine.dask`; None where that is not set."""
     return None if machine.dask is None else _Cluster(machine.dask, machine.dask_resources)
 

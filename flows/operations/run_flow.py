@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,10 @@ from prefect.states import Cancelled, Completed
 
 from flows.configs import load
 from flows.operations import prefect_reports
-from flows.operations.dask_shards import executor_of
 from flows.operations.run_form import ConfigName, ConfigOverrides, LastStage, run_name
 from flows.page.history import record_run
 from flows.page.project_page import write_page
-from flows.planned_run import planned_run
+from flows.planned_run import planned_run, savings_message
 from flows.unregistered import log_evaluation
 from tasks.common.errors import is_disk_full
 from tasks.common.log import log, show_log
@@ -38,10 +36,10 @@ from tasks.mlflow_store.runs import check_experiment, training_log
 from tasks.mlflow_store.versions import aliases_of, champion_bundle, find
 from tasks.pipeline import distributed
 from tasks.pipeline.plan import Plan
-from tasks.pipeline.run import run_stage, savings_message
-from tasks.pipeline.stage import Hooks, Stage
+from tasks.pipeline.run import run_stage
+from tasks.pipeline.stage import Stage
 from tasks.training.precision import computes_on
-from tasks.training.train import DecoderStage
+from tasks.training.train import DecoderHooks, DecoderStage
 
 _STOPPED = "stopped by a person: run again to continue"
 
@@ -139,14 +137,18 @@ def _bring_up_to_date(config: Config, plan: Plan) -> State[Any]:
 
 
 @contextlib.contextmanager
-def _hooks(config: Config, plan: Plan, name: str) -> Iterator[Hooks]:
+def _hooks(config: Config, plan: Plan, name: str) -> Iterator[Any]:
     """Yield the hooks of a stage: they report to Prefect's UI and, from training, to the model's run in MLflow."""
-    hooks, status = Hooks(), plan.status(name)
+    status = plan.status(name)
     stage = status.stage
-    if isinstance(stage, Extract):
-        hooks = replace(hooks, shards_done=prefect_reports.show_progress("grids"), executor=executor_of(config.machine))
+    if isinstance(stage, Extract) and not status.fresh:
+        from flows.operations.dask_shards import executor_of  # loads torch
+        from tasks.grids.extraction import ExtractHooks
+
+        yield ExtractHooks(prefect_reports.show_progress("grids"), executor_of(config.machine))
+        return
     if not isinstance(stage, DecoderStage) or status.fresh or status.key is None:
-        yield hooks
+        yield None
         return
     model = config.registry.model
     with (
@@ -154,4 +156,4 @@ def _hooks(config: Config, plan: Plan, name: str) -> Iterator[Hooks]:
         training_log(config.workspace, model, status.key, run_params(stage, plan.inputs)) as log,
     ):
         champion = partial(champion_bundle, config.workspace, model, Path(scratch))
-        yield replace(hooks, epoch_done=log.try_log_epoch, champion=champion)
+        yield DecoderHooks(log.try_log_epoch, champion)

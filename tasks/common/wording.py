@@ -21,6 +21,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def counts_in_words(counts: Mapping[str, int]) -> str:
+    """Return `1 picture, 1,200 train`: counts by a plural or a split, in their order."""
+    return ", ".join(f"{number:,} {name.removesuffix('s') if number == 1 else name}" for name, number in counts.items())
+
+
 def counted_by_split(sizes: Mapping[str, float]) -> str:
     """Return `1,200 train, 150 dev, 150 test`: the splits that `sizes` has, in its order."""
     return ", ".join(f"{int(size):,} {split}" for split, size in sizes.items())

@@ -7,15 +7,17 @@ of each split and of all splits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tasks.common.section import Section
+from tasks.common.wording import counts_in_words
 from tasks.config.schema import Config
 from tasks.data.inputs import digests_of
 from tasks.datasets.base import SPLITS, DatasetOptions
 from tasks.pipeline.ledger import Artifact, KeyParts, Outcome
-from tasks.pipeline.stage import Hooks, Product, Stage, Work
+from tasks.pipeline.stage import Product, Stage, Work
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +89,11 @@ class Ingest(Stage):
         others = super().changes(last, {**parts, "inputs": inputs})
         return others if parts["inputs"] == inputs else [describe_changes(last.path, self.data, self.machine), *others]
 
-    def run(self, work: Work, hooks: Hooks) -> Outcome:
+    def describe(self, counts: Mapping[str, int]) -> str:
+        names = [name for name in ("pictures", *SPLITS, "left out", "captions") if name in counts]
+        return counts_in_words({name: counts[name] for name in names})
+
+    def run(self, work: Work, hooks: Any = None) -> Outcome:
         from tasks.data.manifest import write_manifest
 
         return write_manifest(self.data, self.machine, work.inputs, work.out)

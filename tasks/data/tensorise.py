@@ -7,7 +7,7 @@ captions as token ids; document_frequencies.parquet, with which CIDEr-D weights 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tasks.common.files import digest_of_file
 from tasks.common.section import Section
@@ -16,7 +16,7 @@ from tasks.config.stages import CaptionsConfig
 from tasks.config.starting_point import VOCABULARY, StartingPoint
 from tasks.data.ingest import Ingest
 from tasks.pipeline.ledger import Outcome
-from tasks.pipeline.stage import Hooks, Product, Stage, Work
+from tasks.pipeline.stage import Product, Stage, Work
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -57,7 +57,7 @@ class Tensorise(Stage):
             return {}
         return {"vocabulary of start_from": digest_of_file(self.start.folder / VOCABULARY)}
 
-    def run(self, work: Work, hooks: Hooks) -> Outcome:
+    def run(self, work: Work, hooks: Any = None) -> Outcome:
         from tasks.data.caption_files import read_vocabulary, write_captions
 
         joined = [] if self.start is None else read_vocabulary(self.start.folder).words

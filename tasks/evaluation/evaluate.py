@@ -9,14 +9,14 @@ fitted to captions of dev.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tasks.common.section import Section
 from tasks.config.schema import Config
 from tasks.config.stages import EvaluationConfig
 from tasks.neighbours.remember import Remember
 from tasks.pipeline.ledger import Outcome
-from tasks.pipeline.stage import Hooks, Product, Stage, Work
+from tasks.pipeline.stage import Product, Stage, Work
 from tasks.training.train import DecoderStage
 
 
@@ -58,7 +58,7 @@ class Evaluate(Stage):
             *([] if split == "dev" else [captions.manifest.split("dev")]),
         )
 
-    def run(self, work: Work, hooks: Hooks) -> Outcome:
+    def run(self, work: Work, hooks: Any = None) -> Outcome:
         from tasks.evaluation.caption_and_score import ScoreInputs
         from tasks.evaluation.evaluate_decoder import evaluate_decoder
 

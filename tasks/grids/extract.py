@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tasks.common.section import Section
 from tasks.config.schema import Config
@@ -19,7 +19,7 @@ from tasks.datasets.base import DatasetOptions
 from tasks.grids.identity import EXTRACT_VERSION, Identity, identity_of
 from tasks.grids.weights import weight_digests
 from tasks.pipeline.ledger import Artifact, Outcome, digest_of
-from tasks.pipeline.stage import Hooks, Product, Stage, Work
+from tasks.pipeline.stage import Product, Stage, Work
 
 
 class BackboneStage(Stage):
@@ -54,6 +54,7 @@ class Extract(Stage):
 
     kind: ClassVar[str] = "extract"
     version: ClassVar[int] = EXTRACT_VERSION
+    memory_setting: ClassVar[str] = "machine.extract_batch"
 
     grids: GridsConfig
     data: DatasetOptions  # only locates the photographs, so it is not part of the key
@@ -93,14 +94,14 @@ class Extract(Stage):
         """Return the artifact of the tuned backbone; None where `grids.weights` are used unchanged."""
         return None if self.tuned is None else work.artifacts[self.tuned]
 
-    def run(self, work: Work, hooks: Hooks) -> Outcome:
+    def run(self, work: Work, hooks: Any = None) -> Outcome:
         from tasks.data.manifest import files_by_digest
-        from tasks.grids.extraction import bring_up_to_date
+        from tasks.grids.extraction import ExtractHooks, bring_up_to_date
 
         manifest = work.artifacts[self.manifest].path
         files = files_by_digest(manifest, self.data)
         identity, tuned = self.identity_in(work), self.tuned_in(work)
-        return bring_up_to_date(files, identity, self.grids, self.machine, tuned, work.out, hooks)
+        return bring_up_to_date(files, identity, self.grids, self.machine, tuned, work.out, hooks or ExtractHooks())
 
 
 def extract(config: Config, manifest: Ingest, tuned: BackboneStage | None = None, suffix: str = "") -> Extract:

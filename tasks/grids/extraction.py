@@ -51,7 +51,7 @@ from tasks.grids.photographs import decoders, read_photograph
 from tasks.grids.store import Draft, Grids, GridStore
 from tasks.grids.weights import load_backbone, weights_file
 from tasks.pipeline.ledger import Artifact, Outcome, digest_of
-from tasks.pipeline.stage import PROGRESS, Hooks
+from tasks.pipeline.stage import PROGRESS
 from tasks.pipeline.workspace import Workspace
 
 _BATCHES_AHEAD = 2  # of those that a GPU encodes
@@ -92,6 +92,23 @@ class MadeShard:
 
 
 Publish = Callable[[MadeShard], None]
+Executor = Callable[[Sequence[ShardJob], Publish], None]
+
+
+def _ignore(_done: int, _total: int) -> None:
+    """Accept a report and do nothing with it."""
+
+
+@dataclass(frozen=True)
+class ExtractHooks:
+    """The callbacks of extraction.
+
+    shards_done: called with (done, total) pictures after each shard. executor: makes the shards of all jobs elsewhere,
+    and publishes each as it is done; None to make them in this process.
+    """
+
+    shards_done: Callable[[int, int], None] = _ignore
+    executor: Executor | None = None
 
 
 def bring_up_to_date(
@@ -101,7 +118,7 @@ def bring_up_to_date(
     machine: MachineConfig,
     tuned: Artifact | None,
     out: Path,
-    hooks: Hooks,
+    hooks: ExtractHooks,
 ) -> Outcome:
     """Add the pictures that the grid store of `identity` lacks to it, and write an artifact's files to `out`.
 
@@ -167,7 +184,7 @@ def _check_failures(failed: list[FailedPhotograph], total: int, allowed: float) 
         )
 
 
-def _fill(store: GridStore, jobs: Sequence[ShardJob], hooks: Hooks, progress: Path) -> list[FailedPhotograph]:
+def _fill(store: GridStore, jobs: Sequence[ShardJob], hooks: ExtractHooks, progress: Path) -> list[FailedPhotograph]:
     """Add the shards of all jobs to the store; return the photographs that could not be decoded.
 
     The caller holds the store's lock. progress: a file for how far it came, in words.

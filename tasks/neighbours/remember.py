@@ -7,7 +7,7 @@ models/neighbours.py), and pictures.parquet, the digests of the pictures in its 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tasks.common.files import digest_of_file
 from tasks.common.section import Section
@@ -17,7 +17,7 @@ from tasks.config.starting_point import MEMORY, StartingPoint
 from tasks.data.tensorise import Tensorise
 from tasks.grids.extract import Extract
 from tasks.pipeline.ledger import Outcome
-from tasks.pipeline.stage import Hooks, Product, Stage, Work
+from tasks.pipeline.stage import Product, Stage, Work
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -51,7 +51,7 @@ class Remember(Stage):
     def _joined(self) -> StartingPoint | None:
         return self.start if self.memory.joined else None
 
-    def run(self, work: Work, hooks: Hooks) -> Outcome:
+    def run(self, work: Work, hooks: Any = None) -> Outcome:
         from tasks.neighbours.make_memory import write_memory
 
         grids, captions = work.artifacts[self.grids], work.artifacts[self.captions]

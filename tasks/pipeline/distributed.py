@@ -24,7 +24,7 @@ from torch import distributed
 from tasks.common.errors import AttendError
 from tasks.common.log import silence
 from tasks.pipeline.ledger import Outcome
-from tasks.pipeline.stage import Hooks, Stage, Work
+from tasks.pipeline.stage import Stage, Work
 from tasks.pipeline.workspace import Workspace
 
 Item = TypeVar("Item")
@@ -107,7 +107,7 @@ def process_group(device: str) -> Iterator[bool]:
         time.sleep(_THREAD_EXIT_SECONDS)
 
 
-def lead(stage: Stage, work: Work, hooks: Hooks) -> Outcome:
+def lead(stage: Stage, work: Work, hooks: Any) -> Outcome:
     """Run a stage in all processes at once and return the leader's outcome. Only the leader calls the hooks."""
     broadcast_from_leader((stage, work))
     return stage.run(work, hooks)
@@ -142,4 +142,4 @@ def _follow() -> None:
         }
         work = replace(work, artifacts=local)
         with tempfile.TemporaryDirectory(prefix="attend-") as folder:
-            stage.run(replace(work, out=Path(folder)), Hooks())
+            stage.run(replace(work, out=Path(folder)))

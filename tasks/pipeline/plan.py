@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from tasks.common.errors import AttendError, suggestion
 from tasks.common.wording import listed
-from tasks.datasets.base import SPLITS
 from tasks.pipeline.ledger import Artifact, KeyParts, differences, digest_of
 from tasks.pipeline.stage import PROGRESS, Pipeline, Stage
 from tasks.pipeline.workspace import Workspace, lock_name
@@ -39,9 +38,6 @@ class Status:
     @property
     def fresh(self) -> bool:
         return self.state == "fresh"
-
-
-_ORDER = ("pictures", *SPLITS, "left out", "captions")  # of counts; ledgers have them by name
 
 
 class Plan:
@@ -227,7 +223,9 @@ def _status_by_key(status: Status, workspace: Workspace, last: Artifact | None, 
         damage = workspace.damage(artifact, to_read) or stage.external_damage(artifact, workspace)
         if damage:
             return replace(status, state="damaged", why=[damage])
-        return replace(status, state="fresh", why=[_describe_counts(artifact)], artifact=artifact)
+        counts = {name: value for name, value in artifact.ledger.counts.items() if isinstance(value, int)}
+        why = stage.describe(counts) or "nothing changed"
+        return replace(status, state="fresh", why=[why], artifact=artifact)
     cut_off = workspace.ledger_damage(stage.kind, key)
     if cut_off:
         return replace(status, state="damaged", why=[cut_off])
@@ -253,15 +251,3 @@ def _progress_of(partial: Path, otherwise: str) -> str:
         return (partial / PROGRESS).read_text(encoding="utf-8").strip()
     except OSError:
         return otherwise
-
-
-def _describe_counts(artifact: Artifact) -> str:
-    counts = {name: value for name, value in artifact.ledger.counts.items() if isinstance(value, int)}
-    names = sorted(counts, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
-    told = [f"version {counts[name]}" if name == "version" else _counted(counts[name], name) for name in names]
-    return ", ".join(told) or "nothing changed"
-
-
-def _counted(number: int, name: str) -> str:
-    """Return a count of a ledger, whose name is a plural or a split, in words."""
-    return f"{number:,} {name.removesuffix('s') if number == 1 and name not in SPLITS else name}"

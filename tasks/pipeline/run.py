@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from typing import Any
 
 from models.memory import is_out_of_memory
 from tasks.common.errors import AttendError, is_disk_full
 from tasks.common.log import log
-from tasks.common.progress import Stopwatch, lasting
+from tasks.common.progress import Stopwatch
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Plan, Status, artifacts_of
-from tasks.pipeline.stage import Hooks, Stage, Work
+from tasks.pipeline.stage import Stage, Work
 from tasks.pipeline.workspace import Workspace, lock_name
 
-_NO_HOOKS = Hooks()
 
-
-def run_stage(plan: Plan, name: str, hooks: Hooks = _NO_HOOKS) -> Status:
+def run_stage(plan: Plan, name: str, hooks: Any = None) -> Status:
     """Run one stage unless it is fresh, and return its status from before. Its upstream stages must be fresh.
 
     The plan, which reads suspects, is up to date afterwards. Raises AttendError if an upstream stage is not fresh.
@@ -43,7 +42,7 @@ def run_stage(plan: Plan, name: str, hooks: Hooks = _NO_HOOKS) -> Status:
     return status
 
 
-def _run(workspace: Workspace, status: Status, artifacts: Mapping[Stage, Artifact], hooks: Hooks) -> None:
+def _run(workspace: Workspace, status: Status, artifacts: Mapping[Stage, Artifact], hooks: Any) -> None:
     """Run a stage that is not fresh, and publish its artifact. artifacts: of all stages before it, which are fresh."""
     assert status.key is not None and status.parts is not None
     stage = status.stage
@@ -71,30 +70,8 @@ def _run(workspace: Workspace, status: Status, artifacts: Mapping[Stage, Artifac
             ) from None
         if is_out_of_memory(error) and not isinstance(error, AttendError):
             raise AttendError(
-                f"{stage.name}: out of memory: free some, or lower the stage's batch size (machine.extract_batch, "
-                "machine.decode_batch, training.batch_pictures; machine.accumulate trains a batch in parts), and run "
-                "again"
+                f"{stage.name}: out of memory: free some, or lower {stage.memory_setting}, and run again"
             ) from None
         raise
     for note in outcome.notes:
         log.info(f"{stage.name}: {note}")
-
-
-def savings_message(before: list[Status], made: Mapping[str, Artifact]) -> str:
-    """Return a message about the work that a run did not repeat: pictures extracted earlier, and time of fresh stages.
-
-    Empty if the run repeated everything. before: the statuses when the run began. made: the artifacts when it ended,
-    by kind.
-    """
-    fresh = [status.artifact for status in before if status.fresh and status.artifact is not None]
-    seconds = sum(artifact.ledger.seconds for artifact in fresh)
-    pictures = 0
-    if "extract" in made:
-        counts = made["extract"].ledger.counts
-        extract_ran = all(artifact.ledger.key != made["extract"].ledger.key for artifact in fresh)
-        pictures = int(counts["grids"] - (counts["extracted"] if extract_ran else 0))
-    if not pictures and seconds < 1:
-        return ""
-    told = [f"{pictures:,} pictures not extracted again"] if pictures else []
-    told += [f"{lasting(seconds)} of work"] if seconds >= 1 else []
-    return f"saved: {', '.join(told)}"

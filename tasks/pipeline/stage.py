@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tasks.common.section import Section
+from tasks.common.wording import counts_in_words
 from tasks.config.machine import MachineConfig
 from tasks.config.schema import Config
 from tasks.pipeline.ledger import Artifact, KeyParts, Outcome, differences
@@ -23,38 +24,10 @@ from tasks.pipeline.workspace import Workspace
 
 PROGRESS = ".progress.txt"  # in a stage's partial folder: how far the stage came, in words
 
-# (jobs, called with each result): runs the jobs of `extract` elsewhere; see grids/extraction.py
-ShardExecutor = Callable[[Sequence[Any], Callable[[Any], None]], None]
-
 
 def kind_of(name: str) -> str:
     """Return the kind of a stage from its name: the part before the first hyphen, as no kind contains one."""
     return name.partition("-")[0]
-
-
-def _ignore(*_: Any) -> None:
-    """Accept a report and do nothing with it."""
-
-
-def _no_champion() -> Path | None:
-    """Return that there is no champion."""
-    return None
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """The callbacks to which a running stage reports its progress, and the executor of its jobs.
-
-    shards_done: called with (done, total) pictures after each shard of grids. epoch_done: called with each row of a
-    training history as it is made, and with the file of its epoch's weights where they are the best so far; a resumed
-    stage calls it for earlier rows too. executor: makes shards of grids elsewhere; None to make them in this process.
-    champion: returns the folder of the champion's bundle for torch; None where the model has no champion yet.
-    """
-
-    shards_done: Callable[[int, int], None] = _ignore
-    epoch_done: Callable[[dict[str, float], Path | None], None] = _ignore
-    executor: ShardExecutor | None = None
-    champion: Callable[[], Path | None] = _no_champion
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,14 +86,16 @@ class Stage(ABC):
 
     kind: names the folder of its artifacts, and the stage in keys. version: raised by hand when what the stage
     computes changes. resumable: whether the files that a killed run left in the partial folder are kept for the next
-    run. distributed: whether all processes that torchrun started take part (see distributed.py). machine: never part
-    of the key. suffix: the end of the name, for a pipeline that has two stages of a kind.
+    run. distributed: whether all processes that torchrun started take part (see distributed.py). memory_setting: the
+    setting to lower where memory runs out. machine: never part of the key. suffix: the end of the name, for a pipeline
+    that has two stages of a kind.
     """
 
     kind: ClassVar[str]
     version: ClassVar[int]
     resumable: ClassVar[bool] = False
     distributed: ClassVar[bool] = False
+    memory_setting: ClassVar[str] = "machine.decode_batch"
 
     machine: MachineConfig
     suffix: str = ""
@@ -150,9 +125,16 @@ class Stage(ABC):
         """Return what is wrong with what the stage made outside the workspace; None if nothing is wrong."""
         return None
 
+    def describe(self, counts: Mapping[str, int]) -> str:
+        """Return the counts of an artifact of the stage in words."""
+        return counts_in_words(dict(sorted(counts.items())))
+
     @abstractmethod
-    def run(self, work: Work, hooks: Hooks) -> Outcome:
-        """Run the stage: write its files to `work.out` and return its outcome."""
+    def run(self, work: Work, hooks: Any = None) -> Outcome:
+        """Run the stage: write its files to `work.out` and return its outcome.
+
+        hooks: the callbacks to which it reports, of the class that its module defines; None for no callbacks.
+        """
 
     def all_upstream(self) -> list[Stage]:
         """Return all stages on which this one depends, directly or not, each after those on which it depends."""

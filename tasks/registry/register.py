@@ -7,8 +7,9 @@ that version.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tasks.captioner.captioner_artifacts import CaptionerArtifacts
 from tasks.common.errors import AttendError
@@ -22,7 +23,7 @@ from tasks.mlflow_store.params import run_params
 from tasks.mlflow_store.tracking import lost_registration, store_inputs
 from tasks.pipeline.file_digests import Digests
 from tasks.pipeline.ledger import Artifact, Outcome
-from tasks.pipeline.stage import Hooks, Product, Stage, Work
+from tasks.pipeline.stage import Product, Stage, Work
 from tasks.pipeline.workspace import Workspace
 
 
@@ -61,7 +62,10 @@ class Register(Stage):
     def external_damage(self, artifact: Artifact, workspace: Workspace) -> str | None:
         return lost_registration(artifact, workspace)
 
-    def run(self, work: Work, hooks: Hooks) -> Outcome:
+    def describe(self, counts: Mapping[str, int]) -> str:
+        return f"version {counts['version']}"
+
+    def run(self, work: Work, hooks: Any = None) -> Outcome:
         from tasks.registry.register_captioner import register_captioner
 
         artifacts = CaptionerArtifacts.of(self.scores, work.artifacts)

@@ -13,8 +13,8 @@ from tasks.common.section import Section
 from tasks.config.schema import Config
 from tasks.config.training import SelfCriticalConfig
 from tasks.pipeline.ledger import Outcome
-from tasks.pipeline.stage import Hooks, Product, Work
-from tasks.training.train import DecoderStage
+from tasks.pipeline.stage import Product, Work
+from tasks.training.train import NO_HOOKS, DecoderHooks, DecoderStage
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,7 +33,7 @@ class SelfCritical(DecoderStage):
     def needs(self) -> tuple[Product, ...]:
         return (*self.fitted_to(), self.captions.frequencies, self.trained.weights)
 
-    def run(self, work: Work, hooks: Hooks) -> Outcome:
+    def run(self, work: Work, hooks: DecoderHooks | None = None) -> Outcome:
         from tasks.training.reinforce_decoder import reinforce_decoder
 
         return reinforce_decoder(
@@ -43,7 +43,7 @@ class SelfCritical(DecoderStage):
             work.artifacts[self.trained],
             self.sources(work),
             work.out,
-            hooks.epoch_done,
+            (hooks or NO_HOOKS).epoch_done,
         )
 
 

@@ -7,7 +7,9 @@ and history.parquet with one row per epoch. A killed run resumes from its last c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from tasks.common.log import log
@@ -21,7 +23,7 @@ from tasks.data.tensorise import Tensorise
 from tasks.data.word_vectors import vector_digests
 from tasks.grids.extract import Extract
 from tasks.pipeline.ledger import Outcome
-from tasks.pipeline.stage import Hooks, Product, Stage, Work
+from tasks.pipeline.stage import Product, Stage, Work
 
 if TYPE_CHECKING:
     from tasks.training.fit_decoder import FitInputs
@@ -32,12 +34,38 @@ _NO_CHAMPION = (
 )
 
 
+def _ignore_epoch(_row: dict[str, float], _weights: Path | None) -> None:
+    """Accept an epoch and do nothing with it."""
+
+
+def _no_champion() -> Path | None:
+    """Return that there is no champion."""
+    return None
+
+
+@dataclass(frozen=True)
+class DecoderHooks:
+    """The callbacks of a stage that trains a decoder.
+
+    epoch_done: called with each row of the training history as it is made, and with the file of its epoch's weights
+    where they are the best so far; a resumed stage calls it for earlier rows too. champion: returns the folder of the
+    champion's bundle for torch; None where the model has no champion yet.
+    """
+
+    epoch_done: Callable[[dict[str, float], Path | None], None] = _ignore_epoch
+    champion: Callable[[], Path | None] = _no_champion
+
+
+NO_HOOKS = DecoderHooks()
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DecoderStage(Stage):
     """A stage that trains a decoder on cached grids, and keeps the weights with the best free-running dev scores."""
 
     resumable: ClassVar[bool] = True
     distributed: ClassVar[bool] = True
+    memory_setting: ClassVar[str] = "training.batch_pictures (or set machine.accumulate, which trains a batch in parts)"
 
     decoder: DecoderConfig
     grids: Extract
@@ -86,11 +114,11 @@ class Train(DecoderStage):
         start = {} if self.start is None else {"start_from": self.start.digest}
         return vector_digests(self.decoder, self.machine) | start
 
-    def run(self, work: Work, hooks: Hooks) -> Outcome:
+    def run(self, work: Work, hooks: DecoderHooks | None = None) -> Outcome:
         from tasks.training.fit_decoder import Start, fit_decoder
         from tasks.training.warm_start import check_backbone
 
-        sources, start, notes = self.sources(work), None, []
+        hooks, sources, start, notes = hooks or NO_HOOKS, self.sources(work), None, []
         if self.start is not None:
             start = Start(self.start.folder, self.start.address)
         elif self.training.start_from == CHAMPION:

@@ -20,8 +20,8 @@ from tasks.datasets.base import DatasetOptions
 from tasks.grids.extract import BackboneStage, Extract
 from tasks.grids.weights import weight_digests
 from tasks.pipeline.ledger import Outcome
-from tasks.pipeline.stage import Hooks, Product, Work
-from tasks.training.train import DecoderStage, Train
+from tasks.pipeline.stage import Product, Work
+from tasks.training.train import NO_HOOKS, DecoderHooks, DecoderStage, Train
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -59,7 +59,7 @@ class Tune(BackboneStage):
     def inputs(self) -> dict[str, str]:
         return weight_digests(self.frozen.grids.grids, self.machine)
 
-    def run(self, work: Work, hooks: Hooks) -> Outcome:
+    def run(self, work: Work, hooks: DecoderHooks | None = None) -> Outcome:
         from tasks.training.fine_tune_backbone import TuneInputs, fine_tune_backbone
 
         captions, grids = self.frozen.captions, self.frozen.grids
@@ -86,10 +86,10 @@ class KeepDecoder(DecoderStage):
     def needs(self) -> tuple[Product, ...]:
         return (self.tuned.decoder, self.grids.identity, self.captions.vocabulary)
 
-    def run(self, work: Work, hooks: Hooks) -> Outcome:
+    def run(self, work: Work, hooks: DecoderHooks | None = None) -> Outcome:
         from tasks.training.fit_decoder import adopt_decoder
 
-        return adopt_decoder(work.artifacts[self.tuned], work.out, hooks.epoch_done)
+        return adopt_decoder(work.artifacts[self.tuned], work.out, (hooks or NO_HOOKS).epoch_done)
 
 
 def keep_decoder(config: Config, tuned: Tune, grids: Extract, captions: Tensorise) -> KeepDecoder:

@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -23,7 +23,7 @@ from tasks.evaluation.evaluate import Evaluate
 from tasks.pipeline import run as running
 from tasks.pipeline.ledger import Outcome, digest_of
 from tasks.pipeline.plan import Plan, Status
-from tasks.pipeline.stage import Hooks, Pipeline, Product, Stage, Work
+from tasks.pipeline.stage import Pipeline, Product, Stage, Work
 from tasks.pipeline.workspace import Workspace
 from tasks.registry.register import Register
 from tests.support import WITHOUT_MLFLOW, run_all, run_stage, small
@@ -91,7 +91,7 @@ class Longest(Stage):
     def inputs(self) -> dict[str, str]:
         return {"minimum": str(self.minimum)}
 
-    def run(self, work: Work, hooks: Hooks) -> Outcome:
+    def run(self, work: Work, hooks: Any = None) -> Outcome:
         scores = json.loads((work.artifacts[self.scores].path / "scores.json").read_text(encoding="utf-8"))
         (work.out / "longest.json").write_text(json.dumps(scores["language"]), encoding="utf-8")
         return Outcome({"words": digest_of(scores["language"])}, {"captions": scores["pictures"]})
