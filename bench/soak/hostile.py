@@ -29,7 +29,7 @@ from PIL import Image
 from bench.machine import describe
 from bench.speed.serving import running
 from tasks.datasets.base import picture_files
-from tasks.mlflow_store.versions import resolve
+from tasks.mlflow_store.versions import find
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO")
 _AT_ONCE = 24
@@ -45,7 +45,7 @@ def main() -> None:
     given = arguments.parse_args()
     workspace = given.workspace.absolute()
     describe()
-    uri = resolve(given.model, workspace)
+    uri = find(given.model, workspace).address
     files = picture_files(given.pictures)[:20]
     photographs = [file.read_bytes() for file in files]
     command = [str(Path(sys.executable).parent / "attend"), "serve", "--model", uri, "--workspace", str(workspace)]

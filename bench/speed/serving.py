@@ -33,7 +33,7 @@ from models.options import Runtime
 from tasks.datasets.base import picture_files
 from tasks.mlflow_store import tracking
 from tasks.mlflow_store.logged_model import bundle_of
-from tasks.mlflow_store.versions import find, resolve
+from tasks.mlflow_store.versions import find
 
 _CLIENTS = (1, 8, 32)
 _PICTURES = 64
@@ -49,7 +49,7 @@ def main() -> None:
     given = arguments.parse_args()
     workspace = given.workspace.absolute()
     describe()
-    uri = resolve(given.model, workspace)
+    uri = find(given.model, workspace).address
     files = picture_files(given.pictures)[:_PICTURES]
     bodies = [request(file.read_bytes(), given.beam) for file in files]
     said: dict[str, dict[int, str]] = {}

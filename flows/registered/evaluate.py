@@ -22,7 +22,7 @@ from tasks.mlflow_store import tracking
 from tasks.mlflow_store.lineage import pictures_of
 from tasks.mlflow_store.logged_model import load_captioner
 from tasks.mlflow_store.runs import find_evaluation_run, log_evaluation
-from tasks.mlflow_store.versions import address_of, earlier_versions, logged_model_of, version_of_address
+from tasks.mlflow_store.versions import address_of, earlier_versions, files_of, logged_model_of, version_of_address
 from tasks.pipeline.ledger import Artifact, digest_of
 from tasks.pipeline.run import run_stage
 
@@ -63,19 +63,19 @@ def evaluate_registered(config: Config, model: str | None = None, results: Path 
         settings = [Evaluate.version, config.evaluation.metrics]
         key = digest_of([version.name, version.version, split_digests, vocabulary_digest, settings])
         run_id = find_evaluation_run(client, config.workspace, version.name, key)
-        if run_id is None:
-            captioner = load_captioner(address_of(version), runtime="torch")
-            with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
+            if run_id is None:
+                captioner = load_captioner(address_of(version), files_of(client, version), "torch")
                 scores = _score(config, captioner, version, manifest, captions, client, Path(scratch))
                 scored = pictures_of(manifest, config, config.evaluation.split)
                 run_id = log_evaluation(
                     client, config.workspace, version, key, scores, scratch, logged_model_of(client, version), scored
                 )
-        else:
-            scores = read_scores(Path(client.download_artifacts(run_id, SCORES)).parent)
-        if results is not None:
-            predictions = captions_in(Path(client.download_artifacts(run_id, PREDICTIONS)))
-            export(predictions, read_pictures(manifest.path, config.evaluation.split), results)
+            else:
+                scores = read_scores(Path(client.download_artifacts(run_id, SCORES, scratch)).parent)
+            if results is not None:
+                predictions = captions_in(Path(client.download_artifacts(run_id, PREDICTIONS, scratch)))
+                export(predictions, read_pictures(manifest.path, config.evaluation.split), results)
     return RegisteredScores(name, run_id, scores)
 
 

@@ -14,7 +14,7 @@ from tasks.captioner.exported.folder import write_exported
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.mlflow_store import tracking
-from tasks.mlflow_store.logged_model import BUNDLE, bundle_of
+from tasks.mlflow_store.logged_model import BUNDLE, bundle_of, download
 from tasks.mlflow_store.versions import find, version_of_address
 
 
@@ -34,7 +34,7 @@ def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: P
     client = tracking.connect(workspace, must_exist=True)
     version = version_of_address(client, found.address)
     with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}.") as scratch:
-        files, out = found.files or _download(found.address, Path(scratch) / "model"), Path(scratch) / "out"
+        files, out = found.files or download(found.address, Path(scratch) / "model"), Path(scratch) / "out"
         kept = files / "artifacts" / bundle_of(runtime)
         if not (files / BUNDLE).is_dir():
             raise AttendError(f"{found.address}: is not a captioner that attend registered: give one that is")
@@ -75,15 +75,3 @@ def _captioner_in(bundle: Path, address: str) -> Captioner:
         raise AttendError(
             f"{address}: was registered by other code, which this cannot export ({reason}): run `attend run` again"
         ) from None
-
-
-def _download(address: str, into: Path) -> Path:
-    """Download the files of a version that are not on this machine, and return their folder."""
-    import mlflow
-    from mlflow.exceptions import MlflowException
-
-    into.mkdir()
-    try:
-        return Path(mlflow.artifacts.download_artifacts(artifact_uri=address, dst_path=str(into)))
-    except (MlflowException, OSError) as error:
-        raise AttendError(f"{address}: its files cannot be downloaded: {' '.join(str(error).split())[:160]}") from None

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
-from PIL import Image
-
-from flows.serving.limits import RefusedError
-from flows.serving.served import LoadedModel, Served, describe
-from models.requests import TYPES, CaptionRow, Params
-from tasks.captioner.bundle_loader import DIGEST, load
-from tasks.captioner.captioner_format import check_captioner
+from flows.serving.served import LoadedModel, Served
+from tasks.captioner.bundle_loader import DIGEST
 from tasks.common.errors import AttendError
+from tasks.mlflow_store.logged_model import open_captioner
 
 
 class ExportedModel(Served):
@@ -28,26 +23,12 @@ class ExportedModel(Served):
         return str(json.loads((self._folder / DIGEST).read_text(encoding="utf-8"))["digest"])
 
     def _load(self) -> LoadedModel:
+        shown = str(self._folder)
         try:
             identity = self._identity()
-            captioner, requests = load(self._folder)
             origin = json.loads((self._folder / "origin.json").read_text(encoding="utf-8"))
+            model, version = str(origin["model"]), str(origin["version"])
             card = (self._folder / "MODEL_CARD.md").read_text(encoding="utf-8")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise AttendError(f"{self._folder}: is no whole folder that `attend export` wrote: {error}") from None
-        shown = str(self._folder)
-        check_captioner(captioner.config, shown)
-
-        def predict(pictures: list[bytes], given: Params) -> list[CaptionRow]:
-            try:
-                rows: list[CaptionRow] = requests.answer(captioner, pictures, given)
-                return rows
-            except ValueError as error:
-                raise RefusedError(400, " ".join(str(error).split())) from None
-
-        about = describe(captioner, origin["model"], origin["version"], list(TYPES), card, shown)
-        loaded = LoadedModel(shown, identity, TYPES, captioner, about, predict)
-        picture = io.BytesIO()
-        Image.new("RGB", (32, 32)).save(picture, "PNG")
-        loaded.predict([picture.getvalue()], {})
-        return loaded
+            raise AttendError(f"{shown}: is no whole folder that `attend export` wrote: {error}") from None
+        return LoadedModel.of(open_captioner(shown, self._folder), shown, identity, model, version, card)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.serving.limits import RefusedError
-from flows.serving.served import LoadedModel, Served, describe
+from flows.serving.served import LoadedModel, Served
 from models.options import Runtime
-from models.requests import CaptionRow, Params
 from tasks.mlflow_store import tracking
-from tasks.mlflow_store.logged_model import example, load_model, unwrap_captioner
+from tasks.mlflow_store.logged_model import open_captioner
 from tasks.mlflow_store.versions import address_of, check_address, default_champion, files_of, version_of_address
-
-_TYPES: dict[str, type] = {"long": int, "integer": int, "double": float, "float": float, "boolean": bool, "string": str}
 
 
 class RegisteredModel(Served):
@@ -33,24 +29,7 @@ class RegisteredModel(Served):
         return address_of(version_of_address(self._client, self.address))
 
     def _load(self) -> LoadedModel:
-        from mlflow.exceptions import MlflowException
-
         version = version_of_address(self._client, self.address)
         uri = address_of(version)
-        pyfunc = load_model(uri, self._runtime, files_of(self._client, version))
-        model = pyfunc.unwrap_python_model()
-        captioner = unwrap_captioner(model, uri)
-        schema = pyfunc.metadata.get_params_schema()
-        params = {item.name: _TYPES[item.dtype.name] for item in schema.params} if schema else {}
-        about = describe(captioner, version.name, str(version.version), list(params), version.description or "", uri)
-
-        def predict(pictures: list[bytes], given: Params) -> list[CaptionRow]:
-            try:
-                rows: list[CaptionRow] = model.predict(None, pictures, given)
-                return rows
-            except MlflowException as error:
-                raise RefusedError(400, " ".join(error.message.split())) from None
-
-        loaded = LoadedModel(uri, uri, params, captioner, about, predict)
-        loaded.predict([example()], {})
-        return loaded
+        loaded = open_captioner(uri, files_of(self._client, version), self._runtime)
+        return LoadedModel.of(loaded, uri, uri, version.name, str(version.version), version.description or "")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from flows.serving.limits import RefusedError
 from models.captioned import takes_grids
 from models.requests import CaptionRow, Params
 from tasks.common.errors import AttendError
+from tasks.mlflow_store.logged_model import LoadedBundle, example
 
 _LOG = logging.getLogger("attend.serve")
 
@@ -35,16 +36,35 @@ class LoadedModel:
     """A model in memory.
 
     name: its address or folder. identity: of what was loaded, such as a version's address. params: the types of the
-    parameters that it takes, by name. captioner: what it is a model of. about: its description for clients. predict:
-    returns the model's row for each picture; raises RefusedError for parameters that do not go together.
+    parameters that it takes, by name. about: its description for clients.
     """
 
     name: str
     identity: str
     params: dict[str, type]
     captioner: Any
+    requests: Any
     about: ModelInfo
-    predict: Callable[[list[bytes], Params], list[CaptionRow]]
+
+    @classmethod
+    def of(cls, loaded: LoadedBundle, name: str, identity: str, model: str, version: str, card: str) -> LoadedModel:
+        """Return the model of a captioner, which has captioned a picture: the first forward pass is slow.
+
+        model, version: its name and number in the registry. card: its model card.
+        """
+        captioner, requests = loaded
+        about = _describe(captioner, model, version, list(requests.TYPES), card, name)
+        made = cls(name, identity, requests.TYPES, captioner, requests, about)
+        made.predict([example()], {})
+        return made
+
+    def predict(self, pictures: list[bytes], params: Params) -> list[CaptionRow]:
+        """Return the row of each picture. Raises RefusedError for parameters that do not go together."""
+        try:
+            rows: list[CaptionRow] = self.requests.answer(self.captioner, pictures, params)
+        except ValueError as error:
+            raise RefusedError(400, " ".join(str(error).split())) from None
+        return rows
 
 
 class Served(ABC):
@@ -67,7 +87,7 @@ class Served(ABC):
 
     @abstractmethod
     def _load(self) -> LoadedModel:
-        """Load the model that is there now, and caption a picture: the first forward pass is slow."""
+        """Load the model that is there now."""
 
     def predict(self, pictures: list[bytes], params: Params) -> list[CaptionRow]:
         """Caption pictures with the model that is served now."""
@@ -100,7 +120,7 @@ class Served(ABC):
             self.failure = why
 
 
-def describe(captioner: Any, model: str, version: str, params: list[str], card: str, shown: str) -> ModelInfo:
+def _describe(captioner: Any, model: str, version: str, params: list[str], card: str, shown: str) -> ModelInfo:
     """Return the description of a captioner. shown: its name, for messages. Raises AttendError if it takes grids."""
     if takes_grids(captioner.config):
         raise AttendError(f"{shown}: takes grids in place of photographs: serve its version by `mlflow models serve`")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import io
 import runpy
 import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -145,58 +147,60 @@ def drop_unregistered(log: TrainingLog) -> None:
                 shutil.rmtree(files.parent, ignore_errors=True)
 
 
-def load_model(uri: str, runtime: Runtime | None = None, files: Path | None = None) -> Any:
-    """Load the MLflow model at an address with the code saved in it; AttendError where there is no model there.
+class LoadedBundle(NamedTuple):
+    """A captioner, and the module `requests` of the code that it was saved with, which answers requests for it."""
 
-    runtime: what it is to run on; None for the first of those it was registered with that is installed. files: the
-    folder of its files, where these are on this machine: it is loaded from there, because MLflow writes a file into the
-    folder of a model that it loads by its address, which may be read-only.
-    """
-    import mlflow
-    from mlflow.exceptions import MlflowException
-
-    given = {} if runtime is None else {"model_config": {"runtimes": [runtime]}}
-    try:
-        model = mlflow.pyfunc.load_model(uri if files is None else str(files), **given)
-        if runtime is not None:
-            _check_runtime(uri, runtime, _runtimes(model.metadata.flavors["python_function"]))
-        return model
-    except (MlflowException, OSError) as error:
-        store, reason = without_credentials(mlflow.get_tracking_uri()), " ".join(str(error).split())[:160]
-        wanted = "" if runtime is None else f" for {runtime}"
-        raise AttendError(f"{uri}: no such model{wanted} in {store}: {reason}") from None
-
-
-def unwrap_captioner(model: Any, uri: str) -> Any:
-    """Return the captioner in a loaded model; AttendError where the model is not one that attend registered."""
-    captioner = getattr(model, "_captioner", None)
-    if captioner is None:
-        raise AttendError(f"{uri}: is not a captioner that attend registered: give the address of one that is")
-    check_captioner(captioner.config, uri)
-    return captioner
+    captioner: Any
+    requests: Any
 
 
 def load_captioner(uri: str, files: Path | None = None, runtime: Runtime | None = None) -> Any:
-    """Load a registered model and return its captioner; AttendError where there is none at the address.
+    """Return the captioner of a version or an exported folder: see `open_captioner`."""
+    return open_captioner(uri, files, runtime).captioner
 
-    files: the folder of its files, where these are on this machine, or an exported folder. It is then loaded from
-    there, without MLflow, which takes seconds to load. runtime: see `load_model`.
+
+def open_captioner(uri: str, files: Path | None = None, runtime: Runtime | None = None) -> LoadedBundle:
+    """Load the captioner of a version or an exported folder by the code saved with it.
+
+    uri: the version's address, or the folder's name for messages. files: the folder of its files; None where they are
+    not on this machine, and are downloaded. runtime: what it is to run on; None for the first that it was registered
+    with and that is installed. Raises AttendError where there is no such captioner.
     """
     if files is not None and (files / DIGEST).is_file():  # a folder that `attend export` wrote
         if runtime is not None:
             raise AttendError(f"{uri}: an exported folder has one runtime: leave runtime {runtime} out")
-        return load_bundle(files, uri)
-    if files is None:
-        return unwrap_captioner(load_model(uri, runtime).unwrap_python_model(), uri)
-    return load_bundle(bundle_folder(uri, files, runtime), uri)
+        return _open_bundle(files, uri)
+    return _open_bundle(bundle_folder(uri, download(uri) if files is None else files, runtime), uri)
+
+
+def download(uri: str, folder: Path | None = None) -> Path:
+    """Download the files of a version from the store that MLflow uses, and return their folder.
+
+    folder: a new one; None for a temporary one, which is removed when this process ends: code is loaded from it.
+    """
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="attend-captioner-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    else:
+        folder.mkdir()
+    try:
+        return Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(folder)))
+    except (MlflowException, OSError) as error:
+        store, reason = without_credentials(mlflow.get_tracking_uri()), " ".join(str(error).split())[:160]
+        raise AttendError(f"{uri}: cannot be downloaded from {store}: {reason}") from None
 
 
 def bundle_folder(uri: str, files: Path, runtime: Runtime | None = None) -> Path:
     """Return the folder of a version's bundle for a runtime; AttendError where it has none, or none that is installed.
 
-    files: of the version. runtime: see `load_model`.
+    files: of the version. runtime: see `open_captioner`.
     """
     has = runtimes_of(files)
+    if not has:
+        raise AttendError(f"{uri}: is not a captioner that attend registered: give the address of one that is")
     if runtime is not None:
         _check_runtime(uri, runtime, has)
     for name in has if runtime is None else [runtime]:
@@ -206,20 +210,16 @@ def bundle_folder(uri: str, files: Path, runtime: Runtime | None = None) -> Path
 
 
 def runtimes_of(files: Path) -> list[Runtime]:
-    """Return what a version runs on, the preferred first, by the files of its logged model.
+    """Return what a version runs on, the preferred first, by the files of its logged model; none of another's model.
 
-    Raises AttendError where they do not say so.
+    Raises AttendError where they cannot be read.
     """
     path = files / "MLmodel"
     try:
-        return _runtimes(yaml.safe_load(path.read_text(encoding="utf-8"))["flavors"]["python_function"])
+        flavour = yaml.safe_load(path.read_text(encoding="utf-8"))["flavors"]["python_function"]
+        runtimes: list[Runtime] = (flavour.get("config") or {}).get("runtimes") or []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         raise AttendError(f"{path}: is missing or damaged: run `attend run` again, which registers again") from None
-
-
-def _runtimes(flavour: Mapping[str, Any]) -> list[Runtime]:
-    """Return what a version runs on, by MLflow's description of it."""
-    runtimes: list[Runtime] = (flavour.get("config") or {}).get("runtimes") or []
     return runtimes
 
 
@@ -232,13 +232,13 @@ def _check_runtime(uri: str, runtime: Runtime, has: list[Runtime]) -> None:
         )
 
 
-def load_bundle(folder: Path, shown: str) -> Any:
+def _open_bundle(folder: Path, shown: str) -> LoadedBundle:
     """Load the captioner of a bundle's folder by the bundle's own code. shown: the model's name, for messages."""
     try:
-        captioner, _ = runpy.run_path(str(folder / LOADER))["load"](folder)
+        captioner, requests = runpy.run_path(str(folder / LOADER))["load"](folder)
     except (ValueError, OSError) as error:
         raise AttendError(f"{shown}: {error}") from None
     except ModuleNotFoundError as error:
         raise AttendError(f"{shown}: needs {error.name}, which is not installed: install it") from None
     check_captioner(captioner.config, shown)
-    return captioner
+    return LoadedBundle(captioner, requests)

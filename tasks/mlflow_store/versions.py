@@ -16,7 +16,7 @@ from tasks.common.files import digest_of_file, write_atomically
 from tasks.common.log import log
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.mlflow_store import tracking
-from tasks.mlflow_store.logged_model import BUNDLE
+from tasks.mlflow_store.logged_model import BUNDLE, download
 from tasks.mlflow_store.store_answers import ask
 
 if TYPE_CHECKING:
@@ -273,28 +273,16 @@ def key_of_grids(address: str, workspace: Path) -> str | None:
     return ask(workspace, f"grids of {address}", answer) if tracking.is_embedded() else answer()
 
 
-def champion_bundle(workspace: Path, model: str, scratch: Path) -> Path | None:
+def champion_bundle(workspace: Path, model: str) -> Path | None:
     """Return the folder of the bundle for torch of a model's champion; None where it has no champion yet.
 
-    scratch: a folder to which it is downloaded where MLflow does not keep it on this machine.
+    It is downloaded where MLflow does not keep it on this machine.
     """
     client = tracking.connect(workspace)
     version = version_with_alias(client, model, "champion")
     if version is None:
         return None
-    files = files_of(client, version)
-    if files is None:
-        import mlflow
-
-        files = Path(mlflow.artifacts.download_artifacts(address_of(version), dst_path=str(scratch)))
-    return files / BUNDLE
-
-
-def resolve(model: str | None, workspace: Path) -> str:
-    """Return the address `models:/NAME/VERSION` of the version that `find` finds, for MLflow to load."""
-    address = find(model, workspace).address
-    tracking.connect(workspace, must_exist=True)  # which tells MLflow the store
-    return address
+    return (files_of(client, version) or download(address_of(version))) / BUNDLE
 
 
 def full_address(model: str) -> str:

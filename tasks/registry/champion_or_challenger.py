@@ -96,7 +96,8 @@ def match_with(
         name = f"{champion.name} version {champion.version}"
         log.info(f"register: {name} was scored on other pictures; it captions these now")
         predictions = scratch / "champion.parquet"
-        caption_alike(load_captioner(address_of(champion), runtime="torch"), name, config, artifacts, predictions)
+        captioner = load_captioner(address_of(champion), files_of(client, champion), "torch")
+        caption_alike(captioner, name, config, artifacts, predictions)
     now = VersionPictures.of(pictures_table(artifacts.manifest.path))
     before = None if known is None else known.train
     own = artifacts.scores.path / PREDICTIONS

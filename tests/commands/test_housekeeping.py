@@ -23,7 +23,7 @@ from tasks.grids.identity import Identity
 from tasks.grids.index import indexed_digests, open_grids
 from tasks.mlflow_store import tracking
 from tasks.mlflow_store.logged_model import load_captioner
-from tasks.mlflow_store.versions import files_of, logged_model_of, resolve
+from tasks.mlflow_store.versions import files_of, find, logged_model_of
 from tasks.pipeline.workspace import Workspace
 from tests.cli import attend
 from tests.support import Killed, artifacts, pictures, register_all, run_all, run_stage, small, trained
@@ -286,7 +286,7 @@ def test_nightly_runs_for_ever_stay_within_a_bound(
     aliases = {int(version) for version in client.get_registered_model("small").aliases.values()}
     assert versions == aliases | {7, 8} and len(versions) <= 4
     assert sizes[-1] < 1.1 * sizes[4]
-    captioner = load_captioner(resolve(None, workspace))
+    captioner = load_captioner(*find(None, workspace))
     assert captioner.caption([pictures(workspace)[0].read_bytes()])[0].error is None
     assert set(register_all(small(workspace, training__seed=7, training__epochs=1)).values()) == {"fresh"}
 

@@ -20,7 +20,7 @@ from tasks.mlflow_store import tracking
 from tasks.mlflow_store.embedded_store import DATABASE, VERSION
 from tasks.mlflow_store.logged_model import load_captioner
 from tasks.mlflow_store.store_answers import ask
-from tasks.mlflow_store.versions import files_of, find, resolve
+from tasks.mlflow_store.versions import files_of, find
 from tasks.pipeline.workspace import Workspace
 from tests.support import artifacts, empty_store, pictures, plan, register_all, trained, verify
 
@@ -136,7 +136,7 @@ def test_what_is_asked_while_the_database_changes_is_not_kept(workspace: Path) -
 def test_a_moved_workspace_registers_its_model_again_and_captions(registered: Path, tmp_path: Path) -> None:
     """Moved and copied alike: MLflow's database names the folders where it was."""
     photograph = pictures(registered)[0].read_bytes()
-    said = load_captioner(resolve(None, registered)).caption([photograph])[0].caption
+    said = load_captioner(*find(None, registered)).caption([photograph])[0].caption
     copied, moved = tmp_path / "copied", tmp_path / "moved"
     shutil.copytree(registered, copied)
     database = (registered / DATABASE).read_bytes()
@@ -147,11 +147,11 @@ def test_a_moved_workspace_registers_its_model_again_and_captions(registered: Pa
     with pytest.raises(
         AttendError, match=r"its files were in .*copied.*, which is gone: where the workspace was moved"
     ):
-        resolve("models:/small@champion", moved)
+        find("models:/small@champion", moved)
     register_all(trained(moved))
     assert all(status.fresh for status in plan(trained(moved)))
-    address = resolve(None, moved)
-    assert address == "models:/small/3" and load_captioner(address).caption([photograph])[0].caption == said
+    address, files = find(None, moved)
+    assert address == "models:/small/3" and load_captioner(address, files).caption([photograph])[0].caption == said
     why = tracking.connect(moved).get_model_version("small", "3").tags["attend.decision"]
     assert why == "version 3 is champion: the files of version 2 are not in this workspace"
     assert (registered / DATABASE).read_bytes() == database
@@ -176,7 +176,7 @@ def test_a_registered_model_that_is_damaged_is_registered_again(registered: Path
     assert verify(trained(workspace))[-1].state == "damaged"
     Workspace(workspace).suspect([weights])  # as a run does after a crash
     register_all(trained(workspace))
-    assert resolve(None, workspace) == "models:/small/3"
+    assert find(None, workspace).address == "models:/small/3"
     why = tracking.connect(workspace).get_model_version("small", "3").tags["attend.decision"]
     assert why == "version 3 is champion: the files of version 2 are damaged"
     photograph = pictures(workspace)[0].read_bytes()

@@ -31,7 +31,7 @@ from tasks.data.manifest import GENERATED_FOLDER
 from tasks.evaluation.coco_files import corpus_of
 from tasks.metrics import measure
 from tasks.mlflow_store import tracking
-from tasks.mlflow_store.logged_model import ModelInput, example, load_captioner, load_model, log_model
+from tasks.mlflow_store.logged_model import ModelInput, example, load_captioner, log_model
 from tasks.mlflow_store.mlflow_pages import mlflow_ui
 from tasks.mlflow_store.registration_record import REGISTRATION
 from tasks.mlflow_store.runs import check_experiment, get_or_create_experiment, training_log
@@ -328,8 +328,10 @@ def test_credentials_are_told_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
 
     monkeypatch.setattr(mlflow, "get_tracking_uri", lambda: "postgresql+psycopg2://user:secret@host/db")
-    with pytest.raises(AttendError, match=r"models:/x/8: no such model in postgresql.psycopg2://host/db") as caught:
-        load_model("models:/x/8")
+    with pytest.raises(
+        AttendError, match=r"models:/x/8: cannot be downloaded from postgresql.psycopg2://host/db"
+    ) as caught:
+        load_captioner("models:/x/8")
     assert "secret" not in str(caught.value)
 
 
