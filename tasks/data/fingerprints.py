@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
-from models.memory import is_out_of_memory
+from models.out_of_memory import is_out_of_memory
 from models.picture_formats import FORMATS, MAX_PIXELS
 from tasks.common.progress import Bar
 from tasks.common.sqlite_cache import SqliteCache

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from models.encoded_pictures import decode
-from models.memory import is_out_of_memory
+from models.out_of_memory import is_out_of_memory
 from models.picture_formats import FORMATS, MAX_PIXELS, not_a_picture
 from tasks.common.threads import map_in_threads
 

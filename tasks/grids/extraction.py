@@ -32,7 +32,7 @@ from torch import Tensor
 
 from models.backbones.encoder import Encoder
 from models.encoded_pictures import decode
-from models.memory import is_out_of_memory
+from models.out_of_memory import is_out_of_memory
 from models.picture_formats import Interpolation
 from models.resizing import Pixels, resize
 from tasks.common.errors import AttendError

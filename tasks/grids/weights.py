@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.memory import is_out_of_memory
+from models.out_of_memory import is_out_of_memory
 from tasks.common.errors import AttendError
 from tasks.config.machine import MachineConfig
 from tasks.config.presets import CAPTIONER, WEIGHT_NAMES

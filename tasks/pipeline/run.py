@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from models.memory import is_out_of_memory
+from models.out_of_memory import is_out_of_memory
 from tasks.common.errors import AttendError, is_disk_full
 from tasks.common.log import log
 from tasks.common.progress import Stopwatch

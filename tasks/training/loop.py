@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from models.decoders.base import Decoder
-from models.memory import is_out_of_memory
+from models.out_of_memory import is_out_of_memory
 from tasks.common.errors import AttendError
 from tasks.common.files import write_whole
 from tasks.common.interrupts import deferred_interrupt
