@@ -16,7 +16,7 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from .deep_pixels import deep_values, to_8_bits
-from .memory import is_out_of_memory
+from .out_of_memory import is_out_of_memory
 from .picture_formats import FORMATS, MAX_PIXELS, not_a_picture
 
 # What `admit` takes.

@@ -21,7 +21,7 @@ TORCH_FREE = (
     "deep_pixels.py",
     "encoded_pictures.py",
     "given_grids.py",
-    "memory.py",
+    "out_of_memory.py",
     "neighbours.py",
     "ngrams.py",
     "options.py",
