@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .confidence import Confidence, features_of
+from .decoding_rules import Floats
 from .encoded_pictures import decode
 from .given_grids import read_grid
 from .neighbours import LookedUp, Memory, pool
@@ -23,7 +24,6 @@ from .resizing import resize
 from .search import Caption, State, Steps, read
 from .search import decode as decode_captions
 from .vocabulary import END, FORBIDDEN, START, Vocabulary
-from .word_rules import Floats
 
 NO_WORDS = (*FORBIDDEN, END)  # tokens that are no part of a caption's text
 _BATCH = 32  # photographs encoded and decoded at once

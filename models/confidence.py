@@ -20,8 +20,8 @@ from typing import Self
 
 import numpy as np
 
+from .decoding_rules import Floats
 from .search import Caption, State, Steps, read
-from .word_rules import Floats
 
 FEATURES = ("log_probability", "mean_log_probability", "similarity", "gain", "distance")
 TAIL = 0.05  # share of the held-out pictures whose distances the tail is fitted to

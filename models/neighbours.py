@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from .decoding_rules import Floats
 from .ngrams import ORDERS, Frequencies, Ids, NGrams, Values
-from .word_rules import Floats
 
 _FILE = "memory.npz"
 _OF_CAPTIONS = ("tokens", "lengths", "counts", "norms")

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .decoding_rules import Floats
 from .neighbours import KeptCaptions, LookedUp
 from .ngrams import Ids, NGrams, Values, padded, similarities_to, weighted_similarities
 from .options import Decoding, Neighbours
 from .search import Caption, State, Steps, read
 from .vocabulary import END, UNK
-from .word_rules import Floats
 
 ANY_LENGTH = range(2**31)
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .decoding_rules import Floats, Words, rule_out, truncate, uniform_draws
 from .options import Decoding
 from .vocabulary import END, NULL, START
-from .word_rules import Floats, Words, rule_out, truncate, uniform_draws
 
 _DROPPED = 0.25  # share of the pictures that are done from which they are searched no more
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from . import search
+from .decoding_rules import Floats, Words
 from .options import Decoding
 from .search import Caption, Next
 from .vocabulary import FORBIDDEN
-from .word_rules import Floats, Words
 
 
 class Stepper(Protocol):

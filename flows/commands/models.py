@@ -83,35 +83,51 @@ def report(
 
 @app.command()
 def compare(
-    first: Annotated[str, typer.Argument(metavar="FIRST", help=_ADDRESS)],
-    second: Annotated[str, typer.Argument(metavar="SECOND", help=_ADDRESS)],
-    overrides: Overrides = None,
+    versions: Annotated[
+        list[str],
+        typer.Argument(metavar="VERSION VERSION...", help=f"two or more of {_ADDRESS}; then settings of --on"),
+    ],
     on: _On = None,
-    captions: Annotated[int, typer.Option(help="how many of the differing captions to show", **whole_number(0))] = 10,
+    captions: Annotated[int, typer.Option(help="how many pictures to show the captions of", **whole_number(0))] = 10,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write an HTML page with photographs and attention; needs --on")
+    ] = None,
     workspace: WorkspaceOption = Path("workspace"),
     as_json: Json = False,
 ) -> None:
-    """Compare two registered versions on the same pictures: scores, intervals, and captions side by side."""
+    """Compare registered versions on the same pictures with the first: scores, intervals, captions side by side."""
     from flows.registered.compare import compare_versions
 
-    comparison = compare_versions(workspace.expanduser().absolute(), first, second, _config(on, overrides, workspace))
-    differ = {digest: pair for digest, pair in comparison.captions.items() if pair[0].caption != pair[1].caption}
+    addresses, settings = [item for item in versions if "=" not in item], [item for item in versions if "=" in item]
+    config = _config(on, settings or None, workspace)
+    found = compare_versions(workspace.expanduser().absolute(), addresses, config, page)
+    shared = [digest for digest in found[0].captions if all(digest in item.captions for item in found)]
+    said = {digest: [found[0].captions[digest][0], *(item.captions[digest][1] for item in found)] for digest in shared}
+    names = [address.removeprefix("models:/") for address in addresses]
     if as_json:
-        caption_pairs = [
-            {"digest": digest, "first": " ".join(old.caption), "second": " ".join(new.caption)}
-            for digest, (old, new) in comparison.captions.items()
+        scores = {name: [vars(score) for score in item.scores] for name, item in zip(names[1:], found, strict=True)}
+        shown = [
+            {"digest": digest, **{name: " ".join(one.caption) for name, one in zip(names, own, strict=True)}}
+            for digest, own in said.items()
         ]
-        print_json({"scores": [vars(item) for item in comparison.scores], "captions": caption_pairs})
+        print_json({"first": names[0], "scores": scores, "captions": shown})
         return
-    typer.echo(f"{'':<12}{'first':>8}{'second':>8}  difference, 95 % interval    second is better in")
-    for item in comparison.scores:
-        low, high = item.interval
-        difference = f"{item.second - item.first:+.2f}  ({low:+.2f} to {high:+.2f})"
-        typer.echo(f"{item.score:<12}{item.first:>8.2f}{item.second:>8.2f}  {difference:<27}  {item.better:.1%}")
-    typer.echo(f"{len(comparison.captions):,} pictures; {len(differ):,} captions differ")
-    for digest, (old, new) in list(differ.items())[:captions]:
-        typer.echo(f"\n{digest[:12]}  a person wrote: {' '.join(old.references[0])}")
-        typer.echo(f"  first:  {' '.join(old.caption)}\n  second: {' '.join(new.caption)}")
+    width = max(map(len, names)) + 2
+    for number, score in enumerate(found[0].scores):
+        typer.echo(f"{score.score}\n  {names[0]:<{width}}{score.first:6.2f}")
+        for name, item in zip(names[1:], found, strict=True):
+            other = item.scores[number]
+            low, high = other.interval
+            gain = f"{other.second - other.first:+.2f}  ({low:+.2f} to {high:+.2f})"
+            typer.echo(f"  {name:<{width}}{other.second:6.2f}  {gain}  better in {other.better:.1%} of resamples")
+    differ = {digest: own for digest, own in said.items() if len({" ".join(one.caption) for one in own}) > 1}
+    typer.echo(f"{len(said):,} pictures; the captions of {len(differ):,} differ")
+    for digest, own in list(differ.items())[:captions]:
+        typer.echo(f"\n{digest[:12]}  a person wrote: {' '.join(own[0].references[0])}")
+        for name, one in zip(names, own, strict=True):
+            typer.echo(f"  {name:<{width}}{' '.join(one.caption)}")
+    if page is not None:
+        typer.echo(f"page: {page}")
 
 
 @app.command()

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.pipeline import build_pipeline
 from flows.registered.evaluate import RegisteredScores, evaluate_registered
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
+from tasks.data.manifest import files_by_digest
 from tasks.evaluation.caption_and_score import PREDICTIONS, was_trained_on
+from tasks.evaluation.comparison_page import Compared, write_comparison
 from tasks.metrics import METRICS
 from tasks.mlflow_store import tracking
+from tasks.mlflow_store.logged_model import load_captioner
+from tasks.mlflow_store.runs import dev_scores
 from tasks.mlflow_store.version_pictures import pictures_of_version
 from tasks.mlflow_store.versions import (
     address_of,
     download_predictions,
     download_version_predictions,
+    files_of,
     number,
     scores_of,
     version_of_address,
     version_with_alias,
 )
+from tasks.pipeline.plan import Plan
 from tasks.pipeline.workspace import Workspace
 from tasks.registry import promotion
 from tasks.registry.champion_rule import Candidate, Decision, Match, decide, grown
@@ -36,14 +43,47 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 
-def compare_versions(workspace: Path, first: str, second: str, on: Config | None = None) -> ModelComparison:
-    """Compare the versions at two addresses by the captions that they were scored with.
+def compare_versions(
+    workspace: Path, addresses: Sequence[str], on: Config | None = None, page: Path | None = None
+) -> list[ModelComparison]:
+    """Compare each version after the first with the first, by the captions that they were scored with.
 
-    first, second: `models:/NAME@ALIAS` or `models:/NAME/VERSION`. on: a config on whose held-out pictures both are
-    scored instead. Raise AttendError if they were scored on different pictures or settings and `on` is None.
+    addresses: two or more of `models:/NAME@ALIAS` or `models:/NAME/VERSION`. on: a config on whose held-out pictures
+    all are scored instead. page: an HTML file to write the comparison to, with the photographs of `on`. Raises
+    AttendError if the versions were scored on different pictures or settings and `on` is None.
     """
+    if len(addresses) < 2:
+        raise AttendError("give two versions or more, such as models:/photos/1 models:/photos/2")
+    if page is not None and on is None:
+        raise AttendError("--page: shows photographs: add --on CONFIG, whose pictures they are")
     client = tracking.connect(workspace, must_exist=True)
-    return _compare(client, version_of_address(client, first), version_of_address(client, second), on)
+    versions = [version_of_address(client, address) for address in addresses]
+    found = [_compare(client, versions[0], version, on) for version in versions[1:]]
+    if page is not None and on is not None:
+        _write_page(page, client, versions, found, on)
+    return found
+
+
+def _write_page(
+    page: Path, client: MlflowClient, versions: list[ModelVersion], found: list[ModelComparison], on: Config
+) -> None:
+    """Write the page of a comparison. found: each version after the first, compared with the first."""
+    shared = set.intersection(*(set(comparison.captions) for comparison in found))
+    both = [found[0].captions, *(comparison.captions for comparison in found)]
+    compared = []
+    for number_, (version, pairs) in enumerate(zip(versions, both, strict=True)):
+        captions = {digest: pairs[digest][number_ > 0] for digest in shared}
+        scores = found[number_ - 1].scores if number_ else []
+        captioner = load_captioner(address_of(version), files_of(client, version), "torch")
+        compared.append(Compared(name_of(version), captioner, captions, scores, dev_scores(client, version)))
+    plan = Plan(build_pipeline(on), "ingest").update()  # which was run to score the versions
+    files = files_by_digest(plan.by_kind["ingest"].path, on.data)
+    write_comparison(page, compared, files, f"{len(shared):,} pictures of the split {on.evaluation.split} of {on.name}")
+
+
+def name_of(version: ModelVersion) -> str:
+    """Return the name of a version for people, such as `photos/3`."""
+    return f"{version.name}/{version.version}"
 
 
 def promote_version(workspace: Path, address: str, rule: RegistryConfig, on: Config | None) -> Decision:

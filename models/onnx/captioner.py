@@ -18,10 +18,10 @@ import onnxruntime
 
 from ..captioned import BaseCaptioner, Grids, Picture
 from ..confidence import Confidence
+from ..decoding_rules import Floats, Words
 from ..neighbours import Memory
 from ..search import Next
 from ..vocabulary import Vocabulary
-from ..word_rules import Floats, Words
 
 Array = npt.NDArray[Any]
 EVERY = "log_probabilities"  # the output of a step's graph with those of all words

@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.confidence import FEATURES
+from models.decoding_rules import Floats
 from models.options import Decoding
 from models.ranking import Ranked
 from models.vocabulary import Vocabulary
-from models.word_rules import Floats
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.config.stages import EvaluationConfig

@@ -10,12 +10,12 @@ import numpy as np
 
 from models.captioned import key_of_digest
 from models.confidence import features_of
+from models.decoding_rules import Floats
 from models.neighbours import LookedUp, Memory, pool
 from models.options import Neighbours
 from models.ranking import Copy, Ranked, as_captions, rank
 from models.search import Caption, decode
 from models.torch_steps import TorchSteps
-from models.word_rules import Floats
 from tasks.common.errors import AttendError
 from tasks.common.progress import Bar
 from tasks.config.devices import device_of

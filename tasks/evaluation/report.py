@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import io
 import json
@@ -11,20 +10,13 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-import numpy as np
-from PIL import Image
-
-from models.captioned import Supporting, key_of_digest
-from models.encoded_pictures import decode
 from models.options import Decoding
-from models.resizing import Pixels, seen
-from models.vocabulary import WORD_END
 from tasks.evaluation.caption_and_score import describe_leak, read_predictions
+from tasks.evaluation.cards import cards_of, is_grid
 from tasks.evaluation.page_files import page_file
 from tasks.evaluation.score_record import JudgedConfidence, ScoreRecord, confidence_lines, describe_neighbours
-from tasks.grids.photographs import read_photograph
 from tasks.grids.reader import GridReader
 from tasks.metrics import ScoredCaption
 from tasks.metrics.bleu import sentence_bleu4
@@ -33,8 +25,6 @@ from tasks.metrics.bootstrap import ScoreComparison
 REPORT = "report.html"
 _GROUP_SIZE = 16  # pictures shown as cards per group
 _MAX_ROWS = 2000  # captions listed; with the cards the page stays below 5 MB
-_MAX_SIDE, _NEIGHBOUR_SIDE = 240, 112  # longest side of a photograph on a card, and of a neighbour's, px
-_PLAIN = np.full((_MAX_SIDE, _MAX_SIDE, 3), 128, np.uint8)  # in place of a photograph
 
 
 @dataclass(frozen=True)
@@ -104,8 +94,8 @@ def write_report(
         "language": " ".join(filter(None, [_language(result["language"], len(corpus)), describe_leak(result)])),
         "attends": captioner.attends,
         "groups": groups,
-        "shows": not any(_is_grid(path) for path in files.values()),
-        "cards": _cards(on_cards, captioner, files, grids, decoding, remembered),
+        "shows": not any(is_grid(path) for path in files.values()),
+        "cards": cards_of(on_cards, captioner, files, grids, decoding, remembered),
         "rows": [
             [" ".join(corpus[digest].caption), [" ".join(words) for words in corpus[digest].references], bleu[digest]]
             for digest in listed
@@ -163,103 +153,6 @@ def _language(statistics: Mapping[str, float], captions: int) -> str:
         unknown = f"{statistics['unknown']:.1%}"
         text += f" {unknown} of the words of the references are unknown (UNK); captions never hold UNK."
     return text
-
-
-class _NeighbourCard(TypedDict):
-    """A training picture that supports a caption: its photograph, empty where there is none, and its captions."""
-
-    photograph: str
-    captions: list[str]
-
-
-class _Card(TypedDict):
-    """The data of a picture's card. row: its number in the photographs that were captioned for the page."""
-
-    row: int
-    photograph: str
-    width: int
-    height: int
-    tokens: list[str]
-    probabilities: list[float]
-    confidence: float | None
-    neighbours: list[_NeighbourCard]
-    maps: str
-    side: list[int]
-
-
-def _cards(
-    digests: Sequence[str],
-    captioner: Any,
-    files: Mapping[str, Path],
-    grids: GridReader | None,
-    decoding: Decoding,
-    remembered: Sequence[str],
-) -> dict[str, _Card]:
-    """Return digest -> the data of its card: the photograph or a plain square, the tokens and their attention maps.
-
-    Photographs are JPEG and maps uint8 (words, h, w), both in base64. A map is scaled so that its greatest weight is
-    255. remembered: see `write_report`.
-    """
-    contents = [read_photograph(digest, files[digest]) for digest in digests]
-    settings = {"attention": captioner.attends, **vars(decoding)}
-    if captioner.neighbours is not None:
-        settings["explain"] = True
-    elif "neighbours" in settings:
-        settings["neighbours"] = False
-    if grids is None:
-        captioned = captioner.caption(contents, **settings)
-    else:
-        captioned = captioner.from_cached(
-            grids.read(digests), [key_of_digest(digest) for digest in digests], **settings
-        )
-    fit = captioner.config["backbone"].get("fit", "squash")  # of grids it is not known
-    cards: dict[str, _Card] = {}
-    for row, (digest, content, item) in enumerate(zip(digests, contents, captioned, strict=True)):
-        jpeg, width, height = thumbnail(_PLAIN if _is_grid(files[digest]) else seen(decode(content), fit))
-        maps, side = b"", (0, 0)
-        if item.attention is not None and len(item.attention):
-            weights = item.attention
-            greatest = weights.max(axis=(1, 2), keepdims=True).clip(1e-9)
-            maps, side = (weights / greatest * 255).round().astype(np.uint8).tobytes(), weights.shape[1:]
-        cards[digest] = {
-            "row": row,
-            "photograph": jpeg,
-            "width": width,
-            "height": height,
-            "tokens": [token.replace(WORD_END, "") for token in item.tokens],
-            "probabilities": [round(value, 3) for value in item.token_probabilities],
-            "confidence": item.confidence,
-            "neighbours": [_neighbour(one, files, remembered) for one in item.supporting or []],
-            "maps": base64.b64encode(maps).decode(),
-            "side": list(side),
-        }
-    return cards
-
-
-def _neighbour(one: Supporting, files: Mapping[str, Path], remembered: Sequence[str]) -> _NeighbourCard:
-    """Return the data of a training picture that supports a caption, without a photograph where there is none."""
-    path = files.get(remembered[one.picture]) if remembered else None
-    if path is None or _is_grid(path):
-        return {"photograph": "", "captions": one.captions}
-    jpeg, _, _ = thumbnail(decode(read_photograph(remembered[one.picture], path)), _NEIGHBOUR_SIDE)
-    return {"photograph": jpeg, "captions": one.captions}
-
-
-def _is_grid(path: Path) -> bool:
-    """Return whether a data set's file is a grid in place of a photograph."""
-    return path.suffix == ".npy"
-
-
-def thumbnail(pixels: Pixels, side: int = _MAX_SIDE) -> tuple[str, int, int]:
-    """Return a picture, uint8 (H, W, 3), as a small JPEG file in base64, with its width and height in pixels.
-
-    side: the longest, in pixels.
-    """
-    small = Image.fromarray(pixels)
-    small.thumbnail((side, side))
-    jpeg = io.BytesIO()
-    small.save(jpeg, "JPEG", quality=75)
-    return base64.b64encode(jpeg.getvalue()).decode(), small.width, small.height
 
 
 def _training_plot(history: Sequence[dict[str, float]]) -> str:

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from models.encoded_pictures import decode
 from tasks.common.wording import counted
+from tasks.evaluation.cards import thumbnail
 from tasks.evaluation.page_files import page_file
-from tasks.evaluation.report import thumbnail
 from tasks.inspection.record import (
     ALIKE,
     DOUBTFUL,

@@ -212,6 +212,15 @@ def log_scores_of_evaluation(
     return run_id
 
 
+def dev_scores(client: MlflowClient, version: ModelVersion) -> dict[str, list[tuple[int, float]]]:
+    """Return name of a dev score -> its (epoch, value) pairs, of the training that a version is of."""
+    if version.run_id is None:
+        return {}
+    run_id = str(version.run_id)
+    names = [name for name in client.get_run(run_id).data.metrics if name.startswith("dev_")]
+    return {name: sorted((item.step, item.value) for item in client.get_metric_history(run_id, name)) for name in names}
+
+
 def flush_run(client: MlflowClient, run_id: str) -> None:
     """Flush a run's files to the disk, which MLflow does not, where they are on this machine."""
     flush_location(str(client.get_run(run_id).info.artifact_uri))

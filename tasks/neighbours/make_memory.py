@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from models.decoding_rules import Floats
 from models.neighbours import KeptCaptions, Memory, pool
 from models.ngrams import Frequencies, Ids, padded
 from models.vocabulary import NULL, SPECIAL
-from models.word_rules import Floats
 from tasks.common.errors import AttendError
 from tasks.common.progress import Bar
 from tasks.config.machine import MachineConfig

@@ -31,7 +31,7 @@ TORCH_FREE = (
     "resizing.py",
     "search.py",
     "vocabulary.py",
-    "word_rules.py",
+    "decoding_rules.py",
 )
 REQUIREMENTS = ("onnxruntime", "numpy", "pillow", "simplejpeg")
 _PAGE = Path(__file__).with_name("page.md")

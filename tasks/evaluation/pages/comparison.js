@@ -1,0 +1,59 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const at = (id) => document.getElementById(id);
+  const signed = (value) => (value < 0 ? "\u2212" : "+") + Math.abs(value).toFixed(2);
+
+  function element(tag, text, ...children) {
+    const made = document.createElement(tag);
+    if (text) made.textContent = text;
+    made.append(...children);
+    return made;
+  }
+
+  function row(cells, tag = "td") {
+    return element("tr", "", ...cells.map((cell) => element(tag, cell)));
+  }
+
+  const others = data.scores.slice(1);
+  at("scores").append(row(["score", ...data.names], "th"),
+    ...others[0].map((first, place) => row([first.score, first.first.toFixed(2), ...others.map((scores) => {
+      const { second, low, high } = scores[place];
+      const gain = second - first.first;
+      return `${second.toFixed(2)} (${signed(gain)}, ${signed(low)} to ${signed(high)})`;
+    })])));
+
+  const decoded = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+
+  function card(item, name, reference) {
+    const frame = element("div");
+    frame.className = "looked";
+    frame.style.aspectRatio = `${item.width} / ${item.height}`;
+    const image = element("img");
+    image.src = `data:image/jpeg;base64,${item.photograph}`;
+    image.alt = reference;
+    image.loading = "lazy";
+    const canvas = element("canvas");
+    canvas.setAttribute("aria-hidden", "true");
+    frame.append(image, canvas);
+    const line = element("div");
+    line.className = "words";
+    const cells = item.side[0] * item.side[1];
+    const bytes = decoded(item.maps);
+    const maps = cells ? item.tokens.map((_, word) => [...bytes.subarray(word * cells, (word + 1) * cells)]) : [];
+    Heat.words(line, frame, canvas, item.tokens, maps, ...item.side, item.probabilities);
+    const made = element("article", "", element("h3", name), frame, line);
+    made.className = "card";
+    return made;
+  }
+
+  for (const picture of data.pictures) {
+    const said = element("ul", "", ...picture.references.map((text) => element("li", text)));
+    said.className = "quiet";
+    const cards = element("div", "", ...picture.cards.map((item, place) => card(item, data.names[place], picture.references[0])));
+    cards.className = "cards";
+    const made = element("section", "", said, cards);
+    made.className = "picture";
+    at("pictures").append(made);
+  }
+})();
