@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.common.wording import listed
 from tasks.evaluation.cards import cards_of
 from tasks.evaluation.page_files import page_file
 from tasks.evaluation.report import as_svg
@@ -62,7 +63,7 @@ def write_comparison(path: Path, compared: Sequence[Compared], files: Mapping[st
         ],
     }
     page = string.Template(page_file("comparison.html")).substitute(
-        title=html.escape(" and ".join(item.name for item in compared)),
+        title=html.escape(listed([item.name for item in compared])),
         pictures=html.escape(pictures),
         look=page_file("look.css"),
         plots="".join(f"<figure>{plot}</figure>" for plot in _plots(compared)),
