@@ -7,8 +7,8 @@ from pathlib import Path
 
 from flows.serving.served import LoadedModel, Served
 from tasks.captioner.bundle_loader import DIGEST
+from tasks.captioner.load_bundle import load_bundle
 from tasks.common.errors import AttendError
-from tasks.mlflow_store.logged_model import open_captioner
 
 
 class ExportedModel(Served):
@@ -31,4 +31,4 @@ class ExportedModel(Served):
             card = (self._folder / "MODEL_CARD.md").read_text(encoding="utf-8")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise AttendError(f"{shown}: is no whole folder that `attend export` wrote: {error}") from None
-        return LoadedModel.of(open_captioner(shown, self._folder), shown, identity, model, version, card)
+        return LoadedModel.of(load_bundle(self._folder, shown), shown, identity, model, version, card)

@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 from flows.serving.limits import RefusedError
 from models.captioned import takes_grids
 from models.requests import CaptionRow, Params
+from tasks.captioner.load_bundle import LoadedBundle, example
 from tasks.common.errors import AttendError
-from tasks.mlflow_store.logged_model import LoadedBundle, example
 
 _LOG = logging.getLogger("attend.serve")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import io
-import runpy
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -15,12 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import yaml
-from PIL import Image
 
 from models.options import Runtime
 from models.requests import TYPES
 from tasks.captioner.bundle_loader import DIGEST
-from tasks.captioner.captioner_format import LOADER, check_captioner
+from tasks.captioner.load_bundle import LoadedBundle, example, load_bundle
 from tasks.common.errors import AttendError
 from tasks.mlflow_store.runs import TrainingLog
 from tasks.mlflow_store.tracking import flush_location, local_folder, without_credentials
@@ -128,13 +126,6 @@ def _signature(column: str) -> Any:
     )
 
 
-def example() -> bytes:
-    """Return a small PNG, which MLflow stores with the model as an example of its input."""
-    file = io.BytesIO()
-    Image.linear_gradient("L").resize((32, 32)).convert("RGB").save(file, "PNG")
-    return file.getvalue()
-
-
 def drop_unregistered(log: TrainingLog) -> None:
     """Delete the models that a killed registration logged in this run but did not register."""
     experiment = log.client.get_run(log.run_id).info.experiment_id
@@ -145,13 +136,6 @@ def drop_unregistered(log: TrainingLog) -> None:
             files = local_folder(str(logged.artifact_location))
             if files is not None:
                 shutil.rmtree(files.parent, ignore_errors=True)
-
-
-class LoadedBundle(NamedTuple):
-    """A captioner, and the module `requests` of the code that it was saved with, which answers requests for it."""
-
-    captioner: Any
-    requests: Any
 
 
 def load_captioner(uri: str, files: Path | None = None, runtime: Runtime | None = None) -> Any:
@@ -169,8 +153,8 @@ def open_captioner(uri: str, files: Path | None = None, runtime: Runtime | None 
     if files is not None and (files / DIGEST).is_file():  # a folder that `attend export` wrote
         if runtime is not None:
             raise AttendError(f"{uri}: an exported folder has one runtime: leave runtime {runtime} out")
-        return _open_bundle(files, uri)
-    return _open_bundle(bundle_folder(uri, download(uri) if files is None else files, runtime), uri)
+        return load_bundle(files, uri)
+    return load_bundle(bundle_folder(uri, download(uri) if files is None else files, runtime), uri)
 
 
 def download(uri: str, folder: Path | None = None) -> Path:
@@ -230,15 +214,3 @@ def _check_runtime(uri: str, runtime: Runtime, has: list[Runtime]) -> None:
             f"{uri}: runs on {' and '.join(has)}, not on {runtime}: name it in registry.runtimes and run `attend run` "
             "again; where it is named, it scored too low, as the model card says"
         )
-
-
-def _open_bundle(folder: Path, shown: str) -> LoadedBundle:
-    """Load the captioner of a bundle's folder by the bundle's own code. shown: the model's name, for messages."""
-    try:
-        captioner, requests = runpy.run_path(str(folder / LOADER))["load"](folder)
-    except (ValueError, OSError) as error:
-        raise AttendError(f"{shown}: {error}") from None
-    except ModuleNotFoundError as error:
-        raise AttendError(f"{shown}: needs {error.name}, which is not installed: install it") from None
-    check_captioner(captioner.config, shown)
-    return LoadedBundle(captioner, requests)

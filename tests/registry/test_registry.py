@@ -24,6 +24,7 @@ from flows.commands.old_versions import old_versions
 from flows.registered.evaluate import evaluate_registered
 from flows.unregistered import log_evaluation
 from tasks.captioner import bundle
+from tasks.captioner.load_bundle import example
 from tasks.common.errors import AttendError
 from tasks.common.source import commit
 from tasks.config.schema import Config
@@ -31,7 +32,7 @@ from tasks.data.manifest import GENERATED_FOLDER
 from tasks.evaluation.coco_files import corpus_of
 from tasks.metrics import measure
 from tasks.mlflow_store import tracking
-from tasks.mlflow_store.logged_model import ModelInput, example, load_captioner, log_model
+from tasks.mlflow_store.logged_model import ModelInput, load_captioner, log_model
 from tasks.mlflow_store.mlflow_pages import mlflow_ui
 from tasks.mlflow_store.registration_record import REGISTRATION
 from tasks.mlflow_store.runs import check_experiment, get_or_create_experiment, training_log

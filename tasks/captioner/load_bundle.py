@@ -1,0 +1,42 @@
+"""Load a captioner from its bundle by the code saved there: this file needs neither MLflow nor torch."""
+
+from __future__ import annotations
+
+import io
+import runpy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from tasks.captioner.captioner_format import LOADER, check_captioner
+from tasks.common.errors import AttendError
+
+
+class LoadedBundle(NamedTuple):
+    """A captioner, and the module `requests` of the code that it was saved with, which answers requests for it."""
+
+    captioner: Any
+    requests: Any
+
+
+def load_bundle(folder: Path, shown: str) -> LoadedBundle:
+    """Load the captioner of a bundle's folder. shown: the model's name, for messages.
+
+    Raises AttendError where files are missing or damaged, or need a package that is not installed.
+    """
+    try:
+        captioner, requests = runpy.run_path(str(folder / LOADER))["load"](folder)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        raise AttendError(f"{shown}: {error}") from None
+    except ModuleNotFoundError as error:
+        raise AttendError(f"{shown}: needs {error.name}, which is not installed: install it") from None
+    check_captioner(captioner.config, shown)
+    return LoadedBundle(captioner, requests)
+
+
+def example() -> bytes:
+    """Return a small PNG, an example of what a captioner takes."""
+    file = io.BytesIO()
+    Image.linear_gradient("L").resize((32, 32)).convert("RGB").save(file, "PNG")
+    return file.getvalue()
