@@ -24,6 +24,7 @@ from flows.pipeline import build_pipeline
 from tasks.captioner.captioner_artifacts import CaptionerArtifacts
 from tasks.config.schema import Config, validate
 from tasks.data.manifest import GENERATED_FOLDER
+from tasks.grids.extraction import ExtractHooks
 from tasks.grids.identity import Identity
 from tasks.grids.store import Grids, GridStore
 from tasks.mlflow_store import tracking
@@ -84,8 +85,10 @@ def verify(config: Config, until: str = "register") -> list[Status]:
 
 
 def run_stage(config: Config, name: str, inputs: Inputs | None = None, **hooks: Any) -> Status:
-    """Bring one stage of a config up to date; hooks: fields of `DecoderHooks`."""
-    return running.run_stage(planned(config, name, inputs, "suspects"), name, DecoderHooks(**hooks) if hooks else None)
+    """Bring one stage of a config up to date; hooks: fields of the hooks of extraction, or of a decoder's training."""
+    kinds: dict[str, Any] = {"extract": ExtractHooks, "train": DecoderHooks}
+    given = kinds[name](**hooks) if hooks and name in kinds else None
+    return running.run_stage(planned(config, name, inputs, "suspects"), name, given)
 
 
 def names_of(config: Config) -> list[str]:

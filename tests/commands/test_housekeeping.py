@@ -250,7 +250,7 @@ def test_a_stage_that_is_no_more_is_needed_no_more(workspace: Workspace, monkeyp
     for name in ("ingest", "extract-frozen", "tensorise", "train-frozen", "tune"):
         run_stage(config, name)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("tasks.grids.extract.Grids.run", interrupted)
+        patch.setattr("tasks.grids.extract.Extract.run", interrupted)
         run_stage(config, "extract")
     with pytest.raises(AttendError, match="is not finished"):
         compacted(workspace)
