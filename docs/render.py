@@ -133,7 +133,7 @@ def _command(name: str, command: Any) -> list[str]:
     return [
         f"`{' '.join(['attend', name, *shown])}`",
         command.help.strip().split("\n\n")[0].replace("\n", " "),
-        _mark(any(param.name == "overrides" for param in arguments)),
+        _mark("on" in options or any(param.name == "overrides" for param in arguments)),
         *(_mark(key in options) for key in _SHARED),
         ", ".join(others),
     ]

@@ -1,4 +1,4 @@
-"""The beginning of a run: its plan, made while no other command changes the workspace."""
+"""The beginning and the end of a run: its plan, while no other command changes the workspace, and what it saved."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from flows.commands.options import (
     with_workspace,
 )
 from tasks.common.errors import AttendError
+from tasks.common.wording import counted
 
 if TYPE_CHECKING:
     from tasks.config.schema import Config
@@ -84,47 +85,47 @@ def report(
 @app.command()
 def compare(
     versions: Annotated[
-        list[str],
-        typer.Argument(metavar="VERSION VERSION...", help=f"two or more of {_ADDRESS}; then settings of --on"),
+        list[str], typer.Argument(metavar="VERSION...", help=f"two or more of {_ADDRESS}; then settings of --on")
     ],
     on: _On = None,
-    captions: Annotated[int, typer.Option(help="how many pictures to show the captions of", **whole_number(0))] = 10,
+    captions: Annotated[int, typer.Option(help="how many pictures to print the captions of", **whole_number(0))] = 10,
     page: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write an HTML page with photographs and attention; needs --on")
     ] = None,
     workspace: WorkspaceOption = Path("workspace"),
     as_json: Json = False,
 ) -> None:
-    """Compare registered versions on the same pictures with the first: scores, intervals, captions side by side."""
+    """Compare registered versions with the first of them on the same pictures: scores, intervals and captions."""
     from flows.registered.compare import compare_versions
 
     addresses, settings = [item for item in versions if "=" not in item], [item for item in versions if "=" in item]
     config = _config(on, settings or None, workspace)
+    page = None if page is None else page.expanduser().absolute()
     found = compare_versions(workspace.expanduser().absolute(), addresses, config, page)
-    shared = [digest for digest in found[0].captions if all(digest in item.captions for item in found)]
-    said = {digest: [found[0].captions[digest][0], *(item.captions[digest][1] for item in found)] for digest in shared}
-    names = [address.removeprefix("models:/") for address in addresses]
+    first, *others = found.names
     if as_json:
-        scores = {name: [vars(score) for score in item.scores] for name, item in zip(names[1:], found, strict=True)}
-        shown = [
-            {"digest": digest, **{name: " ".join(one.caption) for name, one in zip(names, own, strict=True)}}
-            for digest, own in said.items()
+        scores = {
+            name: [vars(score) for score in item.scores] for name, item in zip(others, found.against_first, strict=True)
+        }
+        said = [
+            {"digest": digest, "captions": [" ".join(one.caption) for one in own]}
+            for digest, own in found.captions.items()
         ]
-        print_json({"first": names[0], "scores": scores, "captions": shown})
+        print_json({"versions": found.names, "scores": scores, "captions": said})
         return
-    width = max(map(len, names)) + 2
-    for number, score in enumerate(found[0].scores):
-        typer.echo(f"{score.score}\n  {names[0]:<{width}}{score.first:6.2f}")
-        for name, item in zip(names[1:], found, strict=True):
-            other = item.scores[number]
-            low, high = other.interval
-            gain = f"{other.second - other.first:+.2f}  ({low:+.2f} to {high:+.2f})"
-            typer.echo(f"  {name:<{width}}{other.second:6.2f}  {gain}  better in {other.better:.1%} of resamples")
-    differ = {digest: own for digest, own in said.items() if len({" ".join(one.caption) for one in own}) > 1}
-    typer.echo(f"{len(said):,} pictures; the captions of {len(differ):,} differ")
+    width = max(map(len, found.names)) + 2
+    typer.echo(f"in brackets: the 95 % interval of the difference from {first}")
+    for scores_ in zip(*(item.scores for item in found.against_first), strict=True):
+        typer.echo(f"{scores_[0].score}\n  {first:<{width}}{scores_[0].first:6.2f}")
+        for name, score in zip(others, scores_, strict=True):
+            low, high = score.interval
+            gain = f"{score.second - score.first:+.2f}  ({low:+.2f} to {high:+.2f})"
+            typer.echo(f"  {name:<{width}}{score.second:6.2f}  {gain}  better in {score.better:.1%} of resamples")
+    differ = {digest: own for digest, own in found.captions.items() if len({" ".join(one.caption) for one in own}) > 1}
+    typer.echo(f"{counted(len(found.captions), 'picture')}; the captions of {len(differ):,} differ")
     for digest, own in list(differ.items())[:captions]:
         typer.echo(f"\n{digest[:12]}  a person wrote: {' '.join(own[0].references[0])}")
-        for name, one in zip(names, own, strict=True):
+        for name, one in zip(found.names, own, strict=True):
             typer.echo(f"  {name:<{width}}{' '.join(one.caption)}")
     if page is not None:
         typer.echo(f"page: {page}")

@@ -7,8 +7,10 @@ fresh stage completes as `Cached`, with the reason.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from prefect import flow, task
@@ -149,5 +151,8 @@ def _hooks(config: Config, plan: Plan, name: str) -> Iterator[Any]:
         yield None
         return
     model = config.registry.model
-    with training_log(config.workspace, model, status.key, run_params(stage, plan.inputs)) as log:
-        yield DecoderHooks(log.try_log_epoch, partial(champion_bundle, config.workspace, model))
+    with (
+        tempfile.TemporaryDirectory(prefix="attend-champion-") as scratch,
+        training_log(config.workspace, model, status.key, run_params(stage, plan.inputs)) as log,
+    ):
+        yield DecoderHooks(log.try_log_epoch, partial(champion_bundle, config.workspace, model, Path(scratch)))

@@ -1,4 +1,4 @@
-"""Compare two registered versions on the same held-out pictures, and make one champion or roll it back."""
+"""Compare registered versions on the same held-out pictures, and make one champion or roll it back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,10 @@ from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
 from tasks.data.manifest import files_by_digest
-from tasks.evaluation.caption_and_score import PREDICTIONS, was_trained_on
-from tasks.evaluation.comparison_page import Compared, write_comparison
-from tasks.metrics import METRICS
+from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions, was_trained_on
+from tasks.evaluation.cards import cards_of
+from tasks.evaluation.comparison_page import Column, pictures_to_show, write_comparison
+from tasks.metrics import METRICS, ScoredCaption
 from tasks.mlflow_store import tracking
 from tasks.mlflow_store.logged_model import load_captioner
 from tasks.mlflow_store.runs import dev_scores
@@ -43,47 +45,72 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 
+@dataclass(frozen=True)
+class VersionsCompared:
+    """Versions on the same pictures.
+
+    names: of the versions, `photos/3`. captions: digest of a picture -> the caption and references of each version.
+    against_first: each version after the first, compared with the first (as `first`).
+    """
+
+    names: list[str]
+    captions: dict[str, list[ScoredCaption]]
+    against_first: list[ModelComparison]
+
+
 def compare_versions(
     workspace: Path, addresses: Sequence[str], on: Config | None = None, page: Path | None = None
-) -> list[ModelComparison]:
+) -> VersionsCompared:
     """Compare each version after the first with the first, by the captions that they were scored with.
 
     addresses: two or more of `models:/NAME@ALIAS` or `models:/NAME/VERSION`. on: a config on whose held-out pictures
     all are scored instead. page: an HTML file to write the comparison to, with the photographs of `on`. Raises
     AttendError if the versions were scored on different pictures or settings and `on` is None.
     """
-    if len(addresses) < 2:
-        raise AttendError("give two versions or more, such as models:/photos/1 models:/photos/2")
-    if page is not None and on is None:
-        raise AttendError("--page: shows photographs: add --on CONFIG, whose pictures they are")
+    if page is not None:
+        _check_page(page, on)
     client = tracking.connect(workspace, must_exist=True)
     versions = [version_of_address(client, address) for address in addresses]
-    found = [_compare(client, versions[0], version, on) for version in versions[1:]]
+    names = [f"{version.name}/{version.version}" for version in versions]
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise AttendError(f"{' '.join(addresses)}: give two different versions or more, such as models:/photos/1")
+    found = _compare(client, versions, on)
+    captions = {
+        digest: [first, *(comparison.captions[digest][1] for comparison in found)]
+        for digest, (first, _) in found[0].captions.items()
+    }
+    compared = VersionsCompared(names, captions, found)
     if page is not None and on is not None:
-        _write_page(page, client, versions, found, on)
-    return found
+        _write_page(page, client, versions, compared, on)
+    return compared
+
+
+def _check_page(page: Path, on: Config | None) -> None:
+    """Raise AttendError, before anything is scored, where a page cannot be written."""
+    if on is None or on.data.has_grids:
+        raise AttendError("--page: needs --on CONFIG, whose photographs it shows; a data set of grids has none")
+    if not page.parent.is_dir():
+        raise AttendError(f"--page: {page.parent}: no such folder")
 
 
 def _write_page(
-    page: Path, client: MlflowClient, versions: list[ModelVersion], found: list[ModelComparison], on: Config
+    page: Path, client: MlflowClient, versions: list[ModelVersion], compared: VersionsCompared, on: Config
 ) -> None:
-    """Write the page of a comparison. found: each version after the first, compared with the first."""
-    shared = set.intersection(*(set(comparison.captions) for comparison in found))
-    both = [found[0].captions, *(comparison.captions for comparison in found)]
-    compared = []
-    for number_, (version, pairs) in enumerate(zip(versions, both, strict=True)):
-        captions = {digest: pairs[digest][number_ > 0] for digest in shared}
-        scores = found[number_ - 1].scores if number_ else []
+    """Write the page of a comparison, with the photographs of `on`."""
+    ingested = Plan(build_pipeline(on), "ingest").update().by_kind.get("ingest")  # which ran to score the versions
+    if ingested is None:
+        raise AttendError(f"--page: {on.name}: its data changed meanwhile: run the command again")
+    files = files_by_digest(ingested.path, on.data)
+    shown = pictures_to_show(list(compared.captions.items()))
+    columns = []
+    for number_, version in enumerate(versions):
         captioner = load_captioner(address_of(version), files_of(client, version), "torch")
-        compared.append(Compared(name_of(version), captioner, captions, scores, dev_scores(client, version)))
-    plan = Plan(build_pipeline(on), "ingest").update()  # which was run to score the versions
-    files = files_by_digest(plan.by_kind["ingest"].path, on.data)
-    write_comparison(page, compared, files, f"{len(shared):,} pictures of the split {on.evaluation.split} of {on.name}")
-
-
-def name_of(version: ModelVersion) -> str:
-    """Return the name of a version for people, such as `photos/3`."""
-    return f"{version.name}/{version.version}"
+        cards = cards_of(shown, captioner, files, None, captioner.decoding, ())
+        scores = compared.against_first[number_ - 1].scores if number_ else []
+        columns.append(Column(compared.names[number_], cards, scores, dev_scores(client, version)))
+    references = {digest: compared.captions[digest][0].references for digest in shown}
+    pictures = f"{len(compared.captions):,} pictures of the split {on.evaluation.split} of {on.name}"
+    write_comparison(page, columns, references, pictures)
 
 
 def promote_version(workspace: Path, address: str, rule: RegistryConfig, on: Config | None) -> Decision:
@@ -141,34 +168,35 @@ def _match(client: MlflowClient, champion: ModelVersion, version: ModelVersion, 
                 pictures_of_version(client, item, Path(scratch) / number(item)) for item in (champion, version)
             )
         )
-    comparison = _compare(client, champion, version, on, {*(before or ()), *(now or ())})
+    (comparison,) = _compare(client, [champion, version], on, {*(before or ()), *(now or ())})
     return Match(f"version {champion.version}", comparison, grown(before, now))
 
 
 def _compare(
-    client: MlflowClient,
-    first: ModelVersion,
-    second: ModelVersion,
-    on: Config | None,
-    trained_on: Collection[str] = (),
-) -> ModelComparison:
-    """Compare two versions by their captions of the same pictures, each with the search that it captions with."""
-    addresses = [address_of(version) for version in (first, second)]
+    client: MlflowClient, versions: Sequence[ModelVersion], on: Config | None, trained_on: Collection[str] = ()
+) -> list[ModelComparison]:
+    """Compare versions with the first by their captions of the pictures that all have, each with its own search.
+
+    trained_on: the digests of pictures that are left out.
+    """
+    addresses = [address_of(version) for version in versions]
     evaluations: list[RegisteredScores] = []
     if on is not None:
         evaluations = [evaluate_registered(on, address) for address in addresses]
         score_names = [set(evaluation.scores["scores"]) for evaluation in evaluations]
     else:
-        if first.tags.get("attend.data") != second.tags.get("attend.data"):
-            raise AttendError(
-                f"{addresses[0]} and {addresses[1]} were scored on different pictures: "
-                "add --on CONFIG to score both on that config's held-out pictures"
-            )
-        score_names = [set(scores_of(version)) for version in (first, second)]
-    metrics = tuple(name for name, metric in METRICS.items() if {*metric.scores} <= score_names[0] & score_names[1])
+        for address, version in zip(addresses, versions, strict=True):
+            if version.tags.get("attend.data") != versions[0].tags.get("attend.data"):
+                raise AttendError(
+                    f"{addresses[0]} and {address} were scored on different pictures: add --on CONFIG to score all on "
+                    "that config's held-out pictures"
+                )
+        score_names = [set(scores_of(version)) for version in versions]
+    known = set.intersection(*score_names)
+    metrics = tuple(name for name, metric in METRICS.items() if {*metric.scores} <= known)
     with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
         paths = []
-        for index, (address, version) in enumerate(zip(addresses, (first, second), strict=True)):
+        for index, (address, version) in enumerate(zip(addresses, versions, strict=True)):
             folder = Path(scratch) / str(index)
             if on is not None:
                 path = download_predictions(client, evaluations[index].run_id, folder, PREDICTIONS)
@@ -176,7 +204,8 @@ def _compare(
                 path = download_version_predictions(client, version, folder)
             if path is None:
                 raise AttendError(
-                    f"{address}: its run has no captions: add --on CONFIG to score both on that config's pictures"
+                    f"{address}: its run has no captions: add --on CONFIG to score all on that config's pictures"
                 )
             paths.append(path)
-        return side_by_side(paths[0], paths[1], metrics, trained_on)
+        shared = set.intersection(*(set(read_predictions(path)) for path in paths))
+        return [side_by_side(paths[0], path, metrics, trained_on, shared) for path in paths[1:]]

@@ -29,6 +29,7 @@ class ExportedModel(Served):
             origin = json.loads((self._folder / "origin.json").read_text(encoding="utf-8"))
             model, version = str(origin["model"]), str(origin["version"])
             card = (self._folder / "MODEL_CARD.md").read_text(encoding="utf-8")
+            loaded = load_bundle(self._folder, shown)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise AttendError(f"{shown}: is no whole folder that `attend export` wrote: {error}") from None
-        return LoadedModel.of(load_bundle(self._folder, shown), shown, identity, model, version, card)
+        return LoadedModel.of(loaded, shown, identity, model, version, card)

@@ -36,7 +36,7 @@ class LoadedModel:
     """A model in memory.
 
     name: its address or folder. identity: of what was loaded, such as a version's address. params: the types of the
-    parameters that it takes, by name. about: its description for clients.
+    parameters that it takes, by name. captioner, requests: see `LoadedBundle`. about: its description for clients.
     """
 
     name: str

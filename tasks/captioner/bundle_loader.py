@@ -37,6 +37,8 @@ def load(folder: Path) -> tuple[Any, Any]:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
+    else:  # loaded from a folder that may be gone
+        sys.modules[name].__path__ = [str(folder / "models")]
     requests = importlib.import_module(f"{name}.requests")
     if (folder / "start.onnx").is_file():
         return importlib.import_module(f"{name}.onnx.captioner").OnnxCaptioner(folder), requests

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
+from tasks.captioner.bundle_loader import DIGEST
 from tasks.captioner.captioner_format import LOADER, check_captioner
 from tasks.common.errors import AttendError
 
@@ -25,10 +26,13 @@ def load_bundle(folder: Path, shown: str) -> LoadedBundle:
 
     Raises AttendError where files are missing or damaged, or need a package that is not installed.
     """
+    if not ((folder / LOADER).is_file() and (folder / DIGEST).is_file()):
+        raise AttendError(f"{shown}: is no whole captioner: {folder} lacks {LOADER} or {DIGEST}")
     try:
         captioner, requests = runpy.run_path(str(folder / LOADER))["load"](folder)
-    except (ValueError, OSError, KeyError, TypeError) as error:
-        raise AttendError(f"{shown}: {error}") from None
+    except (ValueError, OSError) as error:
+        reason = str(error).removeprefix(f"{folder}: ")
+        raise AttendError(f"{shown}: {reason}") from None
     except ModuleNotFoundError as error:
         raise AttendError(f"{shown}: needs {error.name}, which is not installed: install it") from None
     check_captioner(captioner.config, shown)

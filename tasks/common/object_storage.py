@@ -41,6 +41,9 @@ class _Settings(NamedTuple):
     limit: int
 
 
+_configured: dict[Path, tuple[str, int | None]] = {}  # folder of a cache -> URL and limit, by this process's config
+
+
 class StorageError(TransientError):
     """A failure of the storage, which may be over in a minute."""
 
@@ -73,9 +76,25 @@ class Remote:
 
     @staticmethod
     def for_cache(root: Path) -> Remote | None:
-        """Return the storage that a workspace's folder is a cache of; None where the folder is the workspace itself."""
+        """Return the storage that a workspace's folder is a cache of; None where the folder is the workspace itself.
+
+        It is known from this process's config, or from what `save_settings` wrote for another one.
+        """
         saved = _saved_settings(root)
-        return None if saved is None else _remote(saved.url, saved.limit)
+        url, limit = _configured.get(root, (None, None))
+        if url is None:
+            return None if saved is None else _remote(saved.url, saved.limit)
+        if limit is None:
+            limit = saved.limit if saved is not None and saved.url == url else _DEFAULT_LIMIT
+        return _remote(url, limit)
+
+    def save_settings(self, root: Path) -> None:
+        """Write into a cache's folder which storage it is of, for processes that are given the folder alone."""
+        settings = _Settings(self.url, self.limit)
+        if _saved_settings(root) == settings:
+            return
+        root.mkdir(parents=True, exist_ok=True)
+        write_atomically(root / _SETTINGS_FILE, json.dumps(settings._asdict()))
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file; None where there is no such file."""
@@ -185,24 +204,18 @@ class Remote:
 
 
 def set_cache(folder: Path, url: str, limit: int | None) -> None:
-    """Note in a folder that it is the cache of the workspace at a URL, for this process and others.
+    """Note, in this process alone, that a folder is the cache of the workspace at a URL.
 
-    limit: bytes of grids that the cache may hold; None keeps the limit noted before, or 100 GiB the first time.
+    limit: bytes of grids that the cache may hold; None keeps the limit set or saved before, or 100 GiB the first time.
     """
-    url, saved = url.rstrip("/"), _saved_settings(folder)
-    if limit is None:
-        limit = saved.limit if saved is not None and saved.url == url else _DEFAULT_LIMIT
-    settings = _Settings(url, limit)
-    if saved != settings:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / _SETTINGS_FILE, json.dumps(settings._asdict()))
-        except OSError as error:
-            raise AttendError(f"{folder}: the cache cannot be written ({error.strerror}): set machine.cache") from None
+    url = url.rstrip("/")
+    if limit is None and folder in _configured and _configured[folder][0] == url:
+        return  # a limit that was set in this process stays
+    _configured[folder] = (url, limit)
 
 
 def _saved_settings(root: Path) -> _Settings | None:
-    """Return what `set_cache` wrote; None where it wrote nothing. Raises AttendError for anything else."""
+    """Return what `save_settings` wrote; None where it wrote nothing. Raises AttendError for anything else."""
     path = root / _SETTINGS_FILE
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))

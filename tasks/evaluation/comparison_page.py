@@ -9,10 +9,9 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tasks.common.wording import listed
-from tasks.evaluation.cards import cards_of
+from tasks.evaluation.cards import Card
 from tasks.evaluation.page_files import page_file
 from tasks.evaluation.report import as_svg
 from tasks.metrics import ScoredCaption
@@ -25,48 +24,48 @@ _CURVES = {"dev_bleu4": "dev BLEU-4, greedy", "dev_cider": "dev CIDEr, greedy"}
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A captioner that is compared.
+class Column:
+    """A captioner on the page.
 
-    name: such as `photos/3`. captioner: a bundle's. captions: digest -> its caption and the references, of the pictures
-    that all have. scores: its scores (second) against those of the first captioner; empty for that one. curves: name of
-    a dev score -> (epoch, value) of each epoch of its training.
+    name: such as `photos/3`. cards: digest of each picture that is shown -> its card. scores: its scores (second)
+    against those of the first captioner; empty for that one. curves: name of a dev score -> (epoch, value) of each
+    epoch of its training.
     """
 
     name: str
-    captioner: Any
-    captions: Mapping[str, ScoredCaption]
+    cards: Mapping[str, Card]
     scores: Sequence[ScoreComparison]
     curves: Mapping[str, Sequence[tuple[int, float]]]
 
 
-def write_comparison(path: Path, compared: Sequence[Compared], files: Mapping[str, Path], pictures: str) -> None:
-    """Write the page: scores with intervals, learning curves, and the captions of some pictures side by side.
+def write_comparison(
+    path: Path, columns: Sequence[Column], references: Mapping[str, Sequence[Sequence[str]]], pictures: str
+) -> None:
+    """Write the page: the captions of some pictures side by side, scores with intervals, and learning curves.
 
-    files: digest -> photograph, or the .npy file of a grid. pictures: which were captioned, in words.
+    references: digest of each picture that is shown -> the words of people's captions. pictures: which were captioned,
+    in words.
     """
-    shown = _chosen([item.captions for item in compared])
-    cards = [cards_of(shown, item.captioner, files, None, item.captioner.decoding, ()) for item in compared]
-    references = compared[0].captions
     data = {
-        "names": [item.name for item in compared],
+        "names": [column.name for column in columns],
         "scores": [
-            [{**vars(score), "low": score.interval[0], "high": score.interval[1]} for score in item.scores]
-            for item in compared
+            [{**vars(score), "low": score.interval[0], "high": score.interval[1]} for score in column.scores]
+            for column in columns
         ],
         "pictures": [
             {
-                "references": [" ".join(words) for words in references[digest].references],
-                "cards": [own[digest] for own in cards],
+                "references": [" ".join(words) for words in said],
+                "cards": [column.cards[digest] for column in columns],
             }
-            for digest in shown
+            for digest, said in references.items()
         ],
     }
+    plots = "".join(f"<figure>{plot}</figure>" for plot in _plots(columns))
     page = string.Template(page_file("comparison.html")).substitute(
-        title=html.escape(listed([item.name for item in compared])),
+        title=html.escape(listed([column.name for column in columns])),
         pictures=html.escape(pictures),
         look=page_file("look.css"),
-        plots="".join(f"<figure>{plot}</figure>" for plot in _plots(compared)),
+        plots=f'<h2>Learning curves</h2><div class="plots">{plots}</div>' if plots else "",
         data=json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"),  # so that a caption cannot end the script
         heat=page_file("heat.js"),
         script=page_file("comparison.js"),
@@ -74,16 +73,19 @@ def write_comparison(path: Path, compared: Sequence[Compared], files: Mapping[st
     path.write_text(page, encoding="utf-8")
 
 
-def _chosen(captions: Sequence[Mapping[str, ScoredCaption]]) -> list[str]:
-    """Return the digests of the pictures to show: some at random, then those whose sentence BLEU-4 differs the most."""
-    digests = sorted(captions[0])
-    drawn = random.Random(0).sample(digests, min(_PICTURES, len(digests)))
-    values = {digest: [sentence_bleu4(own[digest]) for own in captions] for digest in digests if digest not in drawn}
-    ranked = sorted(values, key=lambda digest: (min(values[digest]) - max(values[digest]), digest))
+def pictures_to_show(captions: Sequence[tuple[str, Sequence[ScoredCaption]]]) -> list[str]:
+    """Return the digests of the pictures to show: some at random, then those whose sentence BLEU-4 differs the most.
+
+    captions: (digest, the caption of each captioner).
+    """
+    said = dict(sorted(captions))
+    drawn = random.Random(0).sample(list(said), min(_PICTURES, len(said)))
+    scores = {digest: [sentence_bleu4(one) for one in own] for digest, own in said.items() if digest not in drawn}
+    ranked = sorted(scores, key=lambda digest: (min(scores[digest]) - max(scores[digest]), digest))
     return [*drawn, *ranked[:_PICTURES]]
 
 
-def _plots(compared: Sequence[Compared]) -> list[str]:
+def _plots(columns: Sequence[Column]) -> list[str]:
     """Return a plot for each dev score, with the learning curve of every captioner that has one, as SVG."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -92,11 +94,11 @@ def _plots(compared: Sequence[Compared]) -> list[str]:
     for score, title in _CURVES.items():
         figure = Figure(figsize=(5.2, 3.2), layout="constrained")
         axis = figure.subplots()
-        for number, item in enumerate(compared):
+        for number, item in enumerate(columns):
             if item.curves.get(score):
                 epochs, values = zip(*item.curves[score], strict=True)
-                colour = _COLOURS[number % len(_COLOURS)]
-                axis.plot(epochs, values, marker="o", markersize=3, color=colour, label=item.name)
+                colour, style = _COLOURS[number % len(_COLOURS)], ("-", "--", ":")[number // len(_COLOURS) % 3]
+                axis.plot(epochs, values, marker="o", markersize=3, color=colour, linestyle=style, label=item.name)
         axis.set(xlabel="epoch", title=title)
         axis.grid(alpha=0.25)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))

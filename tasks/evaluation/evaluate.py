@@ -27,6 +27,7 @@ class Evaluate(Stage):
     kind: ClassVar[str] = "evaluate"
     version: ClassVar[int] = 9
     distributed: ClassVar[bool] = True
+    memory_setting: ClassVar[str] = "machine.decode_batch"
 
     evaluation: EvaluationConfig
     decoder: DecoderStage

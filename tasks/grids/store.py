@@ -124,6 +124,7 @@ class GridStore:
         elif Identity.read(path) != self.identity:
             raise AttendError(f"{path}: is the identity of other grids: move the folder away, and run again")
         if self.remote is not None:
+            self.remote.save_settings(self.folder.parents[1])
             remote_files = self._remote_files()
             if path.name not in remote_files:
                 self.remote.put(path, self._remote_name(path.name))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import io
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +19,8 @@ from models.options import Runtime
 from models.requests import TYPES
 from tasks.captioner.bundle_loader import DIGEST
 from tasks.captioner.load_bundle import LoadedBundle, example, load_bundle
-from tasks.common.errors import AttendError
+from tasks.common.errors import AttendError, TransientError
+from tasks.common.retries import may_pass
 from tasks.mlflow_store.runs import TrainingLog
 from tasks.mlflow_store.tracking import flush_location, local_folder, without_credentials
 
@@ -154,27 +155,31 @@ def open_captioner(uri: str, files: Path | None = None, runtime: Runtime | None 
         if runtime is not None:
             raise AttendError(f"{uri}: an exported folder has one runtime: leave runtime {runtime} out")
         return load_bundle(files, uri)
-    return load_bundle(bundle_folder(uri, download(uri) if files is None else files, runtime), uri)
+    if files is not None:
+        return load_bundle(bundle_folder(uri, files, runtime), uri)
+    folder = Path(tempfile.mkdtemp(prefix="attend-captioner-"))
+    try:
+        loaded = load_bundle(bundle_folder(uri, download(uri, folder / "model"), runtime), uri)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    # The captioner's code may import more of its files while it is used.
+    weakref.finalize(loaded.captioner, shutil.rmtree, folder, ignore_errors=True)
+    return loaded
 
 
-def download(uri: str, folder: Path | None = None) -> Path:
-    """Download the files of a version from the store that MLflow uses, and return their folder.
-
-    folder: a new one; None for a temporary one, which is removed when this process ends: code is loaded from it.
-    """
+def download(uri: str, folder: Path) -> Path:
+    """Download the files of a version from the store that MLflow uses into a new folder, and return theirs."""
     import mlflow
     from mlflow.exceptions import MlflowException
 
-    if folder is None:
-        folder = Path(tempfile.mkdtemp(prefix="attend-captioner-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    else:
-        folder.mkdir()
+    folder.mkdir()
     try:
         return Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(folder)))
     except (MlflowException, OSError) as error:
         store, reason = without_credentials(mlflow.get_tracking_uri()), " ".join(str(error).split())[:160]
-        raise AttendError(f"{uri}: cannot be downloaded from {store}: {reason}") from None
+        kind = TransientError if may_pass(error) else AttendError
+        raise kind(f"{uri}: cannot be downloaded from {store}: {reason}") from None
 
 
 def bundle_folder(uri: str, files: Path, runtime: Runtime | None = None) -> Path:
@@ -200,8 +205,9 @@ def runtimes_of(files: Path) -> list[Runtime]:
     """
     path = files / "MLmodel"
     try:
-        flavour = yaml.safe_load(path.read_text(encoding="utf-8"))["flavors"]["python_function"]
-        runtimes: list[Runtime] = (flavour.get("config") or {}).get("runtimes") or []
+        flavours = yaml.safe_load(path.read_text(encoding="utf-8"))["flavors"]
+        config = flavours.get("python_function", {}).get("config") or {}
+        runtimes: list[Runtime] = config.get("runtimes") or []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         raise AttendError(f"{path}: is missing or damaged: run `attend run` again, which registers again") from None
     return runtimes

@@ -226,7 +226,7 @@ def find(model: str | None, workspace: Path) -> Registered:
             "`attend run` registers the model again"
         )
     if files is None:
-        tracking.connect(workspace, must_exist=True)  # MLflow loads it, from the store that it is told of here
+        tracking.connect(workspace, must_exist=True)  # it is downloaded from the store that MLflow is told of here
     return Registered(str(address), files)
 
 
@@ -273,16 +273,16 @@ def key_of_grids(address: str, workspace: Path) -> str | None:
     return ask(workspace, f"grids of {address}", answer) if tracking.is_embedded() else answer()
 
 
-def champion_bundle(workspace: Path, model: str) -> Path | None:
+def champion_bundle(workspace: Path, model: str, scratch: Path) -> Path | None:
     """Return the folder of the bundle for torch of a model's champion; None where it has no champion yet.
 
-    It is downloaded where MLflow does not keep it on this machine.
+    scratch: a folder to which it is downloaded where MLflow does not keep it on this machine.
     """
     client = tracking.connect(workspace)
     version = version_with_alias(client, model, "champion")
     if version is None:
         return None
-    return (files_of(client, version) or download(address_of(version))) / BUNDLE
+    return (files_of(client, version) or download(address_of(version), scratch / "champion")) / BUNDLE
 
 
 def full_address(model: str) -> str:

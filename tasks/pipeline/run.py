@@ -69,9 +69,8 @@ def _run(workspace: Workspace, status: Status, artifacts: Mapping[Stage, Artifac
                 f"{workspace.root}: the disk is full ({stage.name}): make room and run again; finished work is kept"
             ) from None
         if is_out_of_memory(error) and not isinstance(error, AttendError):
-            raise AttendError(
-                f"{stage.name}: out of memory: free some, or lower {stage.memory_setting}, and run again"
-            ) from None
+            advice = f", or set a smaller {stage.memory_setting}" if stage.memory_setting else ""
+            raise AttendError(f"{stage.name}: out of memory: free some{advice}, and run again") from None
         raise
     for note in outcome.notes:
         log.info(f"{stage.name}: {note}")

@@ -87,15 +87,15 @@ class Stage(ABC):
     kind: names the folder of its artifacts, and the stage in keys. version: raised by hand when what the stage
     computes changes. resumable: whether the files that a killed run left in the partial folder are kept for the next
     run. distributed: whether all processes that torchrun started take part (see distributed.py). memory_setting: the
-    setting to lower where memory runs out. machine: never part of the key. suffix: the end of the name, for a pipeline
-    that has two stages of a kind.
+    setting that takes less memory with a smaller value, if there is one. machine: never part of the key. suffix: the
+    end of the name, for a pipeline that has two stages of a kind.
     """
 
     kind: ClassVar[str]
     version: ClassVar[int]
     resumable: ClassVar[bool] = False
     distributed: ClassVar[bool] = False
-    memory_setting: ClassVar[str] = "machine.decode_batch"
+    memory_setting: ClassVar[str] = ""
 
     machine: MachineConfig
     suffix: str = ""

@@ -84,6 +84,7 @@ class Workspace:
         ledger_bytes = remote.read(f"{remote_folder}/{LEDGER}")
         if ledger_bytes is None:
             return
+        remote.save_settings(self.root)
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -284,6 +285,8 @@ class Workspace:
             probe = self.root / "locks" / f".probe-{os.getpid()}"
             probe.write_bytes(b"")
             probe.unlink()
+            if self.remote is not None:
+                self.remote.save_settings(self.root)
         except OSError as error:
             raise AttendError(
                 f"{self.root}: the workspace cannot be written ({error.strerror}): "

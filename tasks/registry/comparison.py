@@ -26,14 +26,21 @@ class ModelComparison:
 
 
 def side_by_side(
-    first: Path, second: Path, metrics: tuple[str, ...], trained_on: Collection[str] = ()
+    first: Path,
+    second: Path,
+    metrics: tuple[str, ...],
+    trained_on: Collection[str] = (),
+    among: Collection[str] | None = None,
 ) -> ModelComparison:
     """Compare two predictions files on the pictures that both have; AttendError where they have none in common.
 
-    trained_on: the digests of pictures that one of the models was trained on, which are left out.
+    trained_on: the digests of pictures that one of the models was trained on, which are left out. among: the digests
+    of the pictures that are compared; None for all.
     """
     first_items, second_items = read_predictions(first), read_predictions(second)
     shared = {digest: (item, second_items[digest]) for digest, item in first_items.items() if digest in second_items}
+    if among is not None:
+        shared = {digest: pair for digest, pair in shared.items() if digest in among}
     if not shared:
         raise AttendError(f"{second}: has no picture in common with {first}: compare predictions of the same pictures")
     compared = {digest: pair for digest, pair in shared.items() if digest not in trained_on}

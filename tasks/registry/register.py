@@ -63,7 +63,7 @@ class Register(Stage):
         return lost_registration(artifact, workspace)
 
     def describe(self, counts: Mapping[str, int]) -> str:
-        return f"version {counts['version']}"
+        return f"version {counts['version']}" if "version" in counts else super().describe(counts)
 
     def run(self, work: Work, hooks: Any = None) -> Outcome:
         from tasks.registry.register_captioner import register_captioner

@@ -23,6 +23,7 @@ class SelfCritical(DecoderStage):
 
     kind: ClassVar[str] = "self_critical"
     version: ClassVar[int] = 3
+    memory_setting: ClassVar[str] = "self_critical.batch_pictures (machine.accumulate trains a batch in parts)"
 
     self_critical: SelfCriticalConfig
     trained: DecoderStage  # makes the decoder that training starts from

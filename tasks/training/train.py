@@ -65,7 +65,7 @@ class DecoderStage(Stage):
 
     resumable: ClassVar[bool] = True
     distributed: ClassVar[bool] = True
-    memory_setting: ClassVar[str] = "training.batch_pictures (or set machine.accumulate, which trains a batch in parts)"
+    memory_setting: ClassVar[str] = "training.batch_pictures (machine.accumulate trains a batch in parts)"
 
     decoder: DecoderConfig
     grids: Extract

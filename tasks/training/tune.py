@@ -30,6 +30,7 @@ class Tune(BackboneStage):
 
     kind: ClassVar[str] = "tune"
     version: ClassVar[int] = 1
+    memory_setting: ClassVar[str] = "tuning.batch_pictures (machine.accumulate trains a batch in parts)"
     resumable: ClassVar[bool] = True
     distributed: ClassVar[bool] = True
 

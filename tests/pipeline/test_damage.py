@@ -54,7 +54,9 @@ def test_a_stage_that_runs_out_of_memory_says_so(finished_copy: Path, monkeypatc
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(fitting.TrainingLoop, "learn", full)
-    with pytest.raises(AttendError, match=r"train: out of memory: free some, or lower training\.batch_pictures"):
+    with pytest.raises(
+        AttendError, match=r"train: out of memory: free some, or set a smaller training\.batch_pictures"
+    ):
         run_stage(small(finished_copy, training__seed=3), "train")
 
 

@@ -150,7 +150,10 @@ def test_versions_of_one_training_keep_what_each_was_scored_by(
     query = f"tags.`mlflow.parentRunId` = '{version.run_id}'"
     runs = client.search_runs([client.get_run(str(version.run_id)).info.experiment_id], query)
     assert sorted(run.data.metrics["bleu1"] > 10 for run in runs) == [False, True]  # neither hides the other's scores
-    found = {item.score: item for item in compare_versions(workspace, ["models:/small/1", "models:/small/3"])[0].scores}
+    found = {
+        item.score: item
+        for item in compare_versions(workspace, ["models:/small/1", "models:/small/3"]).against_first[0].scores
+    }
     assert found["bleu4"].first == pytest.approx(scores_of(version)["bleu4"]) and found["bleu4"].first > 10
     assert f"bleu4 100.00 against {found['bleu4'].first:.2f}" in third["why"]
 
@@ -164,7 +167,7 @@ def test_versions_side_by_side(
     workspace = tmp_path / "workspace"
     register(nothing)
     register(a_reference)
-    (found,) = compare_versions(workspace, ["models:/small/1", "models:/small@champion"])
+    (found,) = compare_versions(workspace, ["models:/small/1", "models:/small@champion"]).against_first
     scores = {item.score: item for item in found.scores}
     assert set(scores) == {"bleu1", "bleu2", "bleu3", "bleu4", "truth"} and scores["bleu4"].second == 100.0
     assert all(" ".join(pair[0].caption) == "nothing" for pair in found.captions.values())
@@ -175,8 +178,10 @@ def test_versions_side_by_side(
         monkeypatch, capsys, "models", "compare", "models:/small/1", "models:/small/2", "--json", *place
     )
     assert len(json.loads(out)["captions"]) == len(found.captions)
-    assert "give two versions or more" in refused(monkeypatch, capsys, "models", "compare", "models:/small/1", *place)
-    assert "--page: shows photographs: add --on CONFIG" in refused(
+    assert "give two different versions or more" in refused(
+        monkeypatch, capsys, "models", "compare", "models:/small/2", "models:/small@champion", *place
+    )
+    assert "--page: needs --on CONFIG" in refused(
         monkeypatch, capsys, "models", "compare", "models:/small/1", "models:/small/2", "--page", "c.html", *place
     )
     line = refused(monkeypatch, capsys, "models", "promote", "models:/small/1", *place)
@@ -205,7 +210,8 @@ def test_versions_scored_on_different_pictures_are_not_compared(
     with pytest.raises(AttendError, match="were scored on different pictures: add --on CONFIG"):
         compare_versions(workspace, ["models:/small/1", "models:/small/2"])
     monkeypatch.undo()
-    (found,) = comparison.compare_versions(workspace, ["models:/small/1", "models:/small/2"], config_of(tmp_path))
+    versions = ["models:/small/1", "models:/small/2"]
+    (found,) = comparison.compare_versions(workspace, versions, config_of(tmp_path)).against_first
     assert {item.score for item in found.scores} >= {"bleu4"} and len(found.captions) > 3
 
 

@@ -151,7 +151,7 @@ def test_a_night_goes_on_from_the_champion_and_a_promotion_trains_nothing(worksp
     def first_loss(settings: Config) -> float:
         for name in ("ingest", "extract", "tensorise"):
             run_stage(settings, name)
-        run_stage(settings, "train", champion=lambda: champion_bundle(workspace, "small"))
+        run_stage(settings, "train", champion=lambda: champion_bundle(workspace, "small", tmp_path))
         rows = pq.read_table(artifacts(settings, "train")["train"].path / HISTORY).to_pylist()
         return float(rows[0]["loss"])
 
@@ -164,5 +164,5 @@ def test_a_night_goes_on_from_the_champion_and_a_promotion_trains_nothing(worksp
     client.delete_registered_model_alias("small", "champion")
     states = {item.stage.name: item.state for item in plan(config(70, **low, start_from="champion"))}
     assert states["train"] == "fresh"
-    assert champion_bundle(workspace, "small") is None
+    assert champion_bundle(workspace, "small", tmp_path) is None
     first_loss(config(72, **low, start_from="champion"))  # without a champion: from the beginning
