@@ -104,9 +104,10 @@ def compare(
     found = compare_versions(workspace.expanduser().absolute(), addresses, config, page)
     first, *others = found.names
     if as_json:
-        scores = {
-            name: [vars(score) for score in item.scores] for name, item in zip(others, found.against_first, strict=True)
-        }
+        scores = [
+            {"version": name, "against_first": [vars(score) for score in item.scores]}
+            for name, item in zip(others, found.against_first, strict=True)
+        ]
         said = [
             {"digest": digest, "captions": [" ".join(one.caption) for one in own]}
             for digest, own in found.captions.items()

@@ -69,11 +69,11 @@ def compare_versions(
     """
     if page is not None:
         _check_page(page, on)
+    if len(addresses) < 2:
+        raise AttendError(f"{' '.join(addresses)}: give two versions or more, such as models:/photos@champion")
     client = tracking.connect(workspace, must_exist=True)
     versions = [version_of_address(client, address) for address in addresses]
     names = [f"{version.name}/{version.version}" for version in versions]
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise AttendError(f"{' '.join(addresses)}: give two different versions or more, such as models:/photos/1")
     found = _compare(client, versions, on)
     captions = {
         digest: [first, *(comparison.captions[digest][1] for comparison in found)]

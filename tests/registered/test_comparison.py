@@ -82,8 +82,9 @@ def test_each_is_compared_with_the_first(written: tuple[str, dict[str, Any], Pat
     text, found, _ = written
     assert "20 pictures" in text and text.count("rnn/1") >= 4
     assert found["versions"] == [f"{preset}/1" for preset in PRESETS]
-    assert list(found["scores"]) == ["lstm/1", "regnet_attention/1"] and len(found["captions"]) == 20
-    firsts = [[score["first"] for score in scores] for scores in found["scores"].values()]
+    assert [item["version"] for item in found["scores"]] == ["lstm/1", "regnet_attention/1"]
+    assert len(found["captions"]) == 20
+    firsts = [[score["first"] for score in item["against_first"]] for item in found["scores"]]
     assert firsts[0] == firsts[1] and all(len(item["captions"]) == 3 for item in found["captions"])
 
 

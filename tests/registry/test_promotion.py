@@ -178,9 +178,7 @@ def test_versions_side_by_side(
         monkeypatch, capsys, "models", "compare", "models:/small/1", "models:/small/2", "--json", *place
     )
     assert len(json.loads(out)["captions"]) == len(found.captions)
-    assert "give two different versions or more" in refused(
-        monkeypatch, capsys, "models", "compare", "models:/small/2", "models:/small@champion", *place
-    )
+    assert "give two versions or more" in refused(monkeypatch, capsys, "models", "compare", "models:/small/1", *place)
     assert "--page: needs --on CONFIG" in refused(
         monkeypatch, capsys, "models", "compare", "models:/small/1", "models:/small/2", "--page", "c.html", *place
     )
@@ -197,6 +195,20 @@ def test_versions_side_by_side(
         monkeypatch, capsys, "models", "rollback", "models:/small/2", *place
     )
     assert refused(monkeypatch, capsys, "models", "rollback", "smal", *place)
+
+
+def test_versions_are_compared_by_the_metrics_that_all_have(
+    tmp_path: Path, register: Callable[..., dict[str, str]]
+) -> None:
+    register(mostly)
+    register(nothing, evaluation__metrics=["meteor", "bleu"])
+    register(a_reference, evaluation__metrics=["rouge", "bleu"])
+    found = compare_versions(tmp_path / "workspace", [f"models:/small/{number}" for number in (1, 2, 3)])
+    assert [[item.score for item in one.scores] for one in found.against_first] == [
+        ["bleu1", "bleu2", "bleu3", "bleu4"]
+    ] * 2
+    first, second, third = next(iter(found.captions.values()))
+    assert first.references == second.references == third.references and " ".join(second.caption) == "nothing"
 
 
 def test_versions_scored_on_different_pictures_are_not_compared(
