@@ -22,7 +22,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def counts_in_words(counts: Mapping[str, int]) -> str:
-    """Return `1 picture, 1,200 train`: counts by a plural or a split, in their order."""
+    """Return counts in words, in their order, as `1 picture, 1,200 train`. counts: plural or split -> number."""
     return ", ".join(f"{number:,} {name.removesuffix('s') if number == 1 else name}" for name, number in counts.items())
 
 

@@ -23,26 +23,8 @@
       return `${second.toFixed(2)} (${signed(gain)}, ${signed(low)} to ${signed(high)})`;
     })])));
 
-  const decoded = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-
   function card(item, name, reference) {
-    const frame = element("div");
-    frame.className = "looked";
-    frame.style.aspectRatio = `${item.width} / ${item.height}`;
-    const image = element("img");
-    image.src = `data:image/jpeg;base64,${item.photograph}`;
-    image.alt = reference;
-    image.loading = "lazy";
-    const canvas = element("canvas");
-    canvas.setAttribute("aria-hidden", "true");
-    frame.append(image, canvas);
-    const line = element("div");
-    line.className = "words";
-    const cells = item.side[0] * item.side[1];
-    const bytes = decoded(item.maps);
-    const maps = cells ? item.tokens.map((_, word) => [...bytes.subarray(word * cells, (word + 1) * cells)]) : [];
-    Heat.words(line, frame, canvas, item.tokens, maps, ...item.side, item.probabilities);
-    const made = element("article", "", element("h3", name), frame, line);
+    const made = element("article", "", element("h3", name), ...Heat.card(item, reference));
     made.className = "card";
     return made;
   }

@@ -69,5 +69,25 @@ const Heat = (() => {
     line.replaceChildren(...parts);
   }
 
-  return { words };
+  const decoded = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+
+  // The photograph of a card (tasks/evaluation/cards.py) and the line of its words. alt: what it shows, in words.
+  function card(item, alt) {
+    const [frame, image, canvas, line] = ["div", "img", "canvas", "div"].map((tag) => document.createElement(tag));
+    frame.className = "looked";
+    frame.style.aspectRatio = `${item.width} / ${item.height}`;
+    image.src = `data:image/jpeg;base64,${item.photograph}`;
+    image.alt = alt;
+    image.loading = "lazy";
+    canvas.setAttribute("aria-hidden", "true");
+    frame.append(image, canvas);
+    line.className = "words";
+    const cells = item.side[0] * item.side[1];
+    const bytes = decoded(item.maps);
+    const maps = cells ? item.tokens.map((_, word) => [...bytes.subarray(word * cells, (word + 1) * cells)]) : [];
+    words(line, frame, canvas, item.tokens, maps, ...item.side, item.probabilities);
+    return [frame, line];
+  }
+
+  return { words, card };
 })();

@@ -55,8 +55,6 @@
   }
   if (!data.shows) at("how").textContent += " The data set has grids and no photographs: a square stands for each.";
 
-  const decoded = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-
   // A training picture that supports a caption.
   function neighbour(item) {
     const figure = element("figure", "", element("figcaption", item.captions[0]));
@@ -74,27 +72,11 @@
   function card(digest) {
     const item = data.cards[digest];
     const [caption, references, score] = data.rows[item.row];
-    const frame = element("div");
-    frame.className = "looked";
-    frame.style.aspectRatio = `${item.width} / ${item.height}`;
-    const image = element("img");
-    image.src = `data:image/jpeg;base64,${item.photograph}`;
-    image.alt = references[0];
-    image.loading = "lazy";
-    const canvas = element("canvas");
-    canvas.setAttribute("aria-hidden", "true");
-    frame.append(image, canvas);
-    const line = element("div");
-    line.className = "words";
-    const cells = item.side[0] * item.side[1];
-    const bytes = decoded(item.maps);
-    const maps = cells ? item.tokens.map((_, word) => [...bytes.subarray(word * cells, (word + 1) * cells)]) : [];
-    Heat.words(line, frame, canvas, item.tokens, maps, ...item.side, item.probabilities);
     const said = element("ul", "", ...references.map((text) => element("li", text)));
     said.className = "quiet";
     const near = element("div", "", ...item.neighbours.map(neighbour));
     near.className = "near";
-    const made = element("article", "", frame, line, said, near, element("div", `sentence BLEU ${number(score)}`
+    const made = element("article", "", ...Heat.card(item, references[0]), said, near, element("div", `sentence BLEU ${number(score)}`
       + (item.confidence === null ? "" : `, confidence ${(100 * item.confidence).toFixed(0)} %`)));
     made.className = "card";
     made.lastChild.className = "quiet";
