@@ -26,7 +26,7 @@ from tasks.pipeline.workspace import hold
 if TYPE_CHECKING:
     from tasks.grids.reader import GridReader
 
-_NAMED = 5  # pictures without a caption that are told
+_NAMED = 5  # pictures without a caption that a message names
 _GRIDS = 64  # grids that are read and captioned at once
 _PART_SECONDS, _PART_ROWS = 30.0, 4096  # a part is written after this time, or at this number of rows
 # Fields of models.options.Decoding, `min_confidence` and `otherwise`.

@@ -1,4 +1,4 @@
-"""What MLflow is told of an evaluated training, registered or not: its files, its report and its scores."""
+"""Log an evaluated training to MLflow, registered or not: its files, its report and its scores."""
 
 from __future__ import annotations
 

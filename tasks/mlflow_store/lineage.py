@@ -1,4 +1,4 @@
-"""What MLflow is told of a run's origin: the program's commit, and the pictures trained and scored on."""
+"""Log the origin of a run to MLflow: the program's commit, and the pictures that it was trained and scored on."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import mlflow
 import pandas as pd
 
-# What a runtime needs, in the order in which it is told to install one of them.
+# The package that each runtime needs, in the order in which they are tried.
 _PACKAGES = {"torch": "torch", "onnx": "onnxruntime", "onnx-float16": "onnxruntime", "onnx-int8": "onnxruntime"}
 
 

@@ -44,7 +44,7 @@ def ask(workspace: Path, question: str, answer: Callable[[], Answer]) -> Answer:
 
 
 def _state(workspace: Path) -> str:
-    """Return what tells one state of the database from another; empty where it cannot be told."""
+    """Return a text that differs between two states of the database; empty where it cannot be read."""
     path = workspace / DATABASE
     try:
         stat = path.stat()

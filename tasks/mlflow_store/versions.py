@@ -226,7 +226,7 @@ def find(model: str | None, workspace: Path) -> Registered:
             "`attend run` registers the model again"
         )
     if files is None:
-        tracking.connect(workspace, must_exist=True)  # it is downloaded from the store that MLflow is told of here
+        tracking.connect(workspace, must_exist=True)  # MLflow downloads it from this store
     return Registered(str(address), files)
 
 
