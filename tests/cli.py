@@ -47,8 +47,13 @@ def written(tmp_path: Path, **changes: object) -> str:
     return str(path)
 
 
-def review(*words: object) -> str:
+def output(*words: object) -> str:
     """What the command prints; an AttendError is raised, as it is to the program."""
-    result = CliRunner().invoke(app, ["review", *map(str, words)], catch_exceptions=False)
+    result = CliRunner().invoke(app, list(map(str, words)), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
+
+
+def review(*words: object) -> str:
+    """What `attend review` prints: see `output`."""
+    return output("review", *words)

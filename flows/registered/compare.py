@@ -18,7 +18,7 @@ from tasks.config.stages import RegistryConfig
 from tasks.data.manifest import files_by_digest
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions, was_trained_on
 from tasks.evaluation.cards import cards_of
-from tasks.evaluation.comparison_page import Column, pictures_to_show, write_comparison
+from tasks.evaluation.comparison_page import CURVES, Column, pictures_to_show, write_comparison
 from tasks.metrics import METRICS, ScoredCaption
 from tasks.mlflow_store import tracking
 from tasks.mlflow_store.logged_model import load_captioner
@@ -103,11 +103,11 @@ def _write_page(
     files = files_by_digest(ingested.path, on.data)
     shown = pictures_to_show(list(compared.captions.items()))
     columns = []
-    for number_, version in enumerate(versions):
+    against_first = [[], *(comparison.scores for comparison in compared.against_first)]
+    for version, name, scores in zip(versions, compared.names, against_first, strict=True):
         captioner = load_captioner(address_of(version), files_of(client, version), "torch")
         cards = cards_of(shown, captioner, files, None, captioner.decoding, ())
-        scores = compared.against_first[number_ - 1].scores if number_ else []
-        columns.append(Column(compared.names[number_], cards, scores, dev_scores(client, version)))
+        columns.append(Column(name, cards, scores, dev_scores(client, version, CURVES)))
     references = {digest: compared.captions[digest][0].references for digest in shown}
     pictures = f"{len(compared.captions):,} pictures of the split {on.evaluation.split} of {on.name}"
     write_comparison(page, columns, references, pictures)

@@ -35,13 +35,12 @@ class ModelInfo(TypedDict):
 class LoadedModel:
     """A model in memory.
 
-    name: its address or folder. identity: of what was loaded, such as a version's address. params: the types of the
-    parameters that it takes, by name. captioner, requests: see `LoadedBundle`. about: its description for clients.
+    name: its address or folder. identity: of what was loaded, such as a version's address. captioner, requests: see
+    `LoadedBundle`. about: its description for clients.
     """
 
     name: str
     identity: str
-    params: dict[str, type]
     captioner: Any
     requests: Any
     about: ModelInfo
@@ -54,9 +53,15 @@ class LoadedModel:
         """
         captioner, requests = loaded
         about = _describe(captioner, model, version, list(requests.TYPES), card, name)
-        made = cls(name, identity, requests.TYPES, captioner, requests, about)
+        made = cls(name, identity, captioner, requests, about)
         made.predict([example()], {})
         return made
+
+    @property
+    def params(self) -> dict[str, type]:
+        """Return the types of the parameters that it takes, by name."""
+        types: dict[str, type] = self.requests.TYPES
+        return types
 
     def predict(self, pictures: list[bytes], params: Params) -> list[CaptionRow]:
         """Return the row of each picture. Raises RefusedError for parameters that do not go together."""

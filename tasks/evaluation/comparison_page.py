@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import random
 import string
 from collections.abc import Mapping, Sequence
@@ -12,15 +11,15 @@ from pathlib import Path
 
 from tasks.common.wording import listed
 from tasks.evaluation.cards import Card
-from tasks.evaluation.page_files import page_file
-from tasks.evaluation.report import as_svg
+from tasks.evaluation.page_files import page_file, script_data
+from tasks.evaluation.report import as_svg, comparison_data
 from tasks.metrics import ScoredCaption
 from tasks.metrics.bleu import sentence_bleu4
 from tasks.metrics.bootstrap import ScoreComparison
 
 _PICTURES = 12  # drawn at random, and as many on which the captioners differ the most
 _COLOURS = ("#b3411e", "#2f6f8f", "#8a6d1f", "#5b7f3a", "#7a4a8f", "#8c867c")
-_CURVES = {"dev_bleu4": "dev BLEU-4, greedy", "dev_cider": "dev CIDEr, greedy"}
+CURVES = {"dev_bleu4": "dev BLEU-4, greedy", "dev_cider": "dev CIDEr, greedy"}
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,7 @@ def write_comparison(
     """
     data = {
         "names": [column.name for column in columns],
-        "scores": [
-            [{**vars(score), "low": score.interval[0], "high": score.interval[1]} for score in column.scores]
-            for column in columns
-        ],
+        "scores": [[comparison_data(score) for score in column.scores] for column in columns],
         "pictures": [
             {
                 "references": [" ".join(words) for words in said],
@@ -66,8 +62,9 @@ def write_comparison(
         pictures=html.escape(pictures),
         look=page_file("look.css"),
         plots=f'<h2>Learning curves</h2><div class="plots">{plots}</div>' if plots else "",
-        data=json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"),  # so that a caption cannot end the script
+        data=script_data(data),
         heat=page_file("heat.js"),
+        elements=page_file("elements.js"),
         script=page_file("comparison.js"),
     )
     path.write_text(page, encoding="utf-8")
@@ -91,7 +88,7 @@ def _plots(columns: Sequence[Column]) -> list[str]:
     from matplotlib.ticker import MaxNLocator
 
     plots = []
-    for score, title in _CURVES.items():
+    for score, title in CURVES.items():
         figure = Figure(figsize=(5.2, 3.2), layout="constrained")
         axis = figure.subplots()
         for number, item in enumerate(columns):

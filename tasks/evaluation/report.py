@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import io
-import json
 import random
 import string
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from models.options import Decoding
 from tasks.evaluation.caption_and_score import describe_leak, read_predictions
 from tasks.evaluation.cards import cards_of, is_grid
-from tasks.evaluation.page_files import page_file
+from tasks.evaluation.page_files import page_file, script_data
 from tasks.evaluation.score_record import JudgedConfidence, ScoreRecord, confidence_lines, describe_neighbours
 from tasks.grids.reader import GridReader
 from tasks.metrics import ScoredCaption
@@ -89,7 +88,9 @@ def write_report(
             {"name": name, "value": value, "low": result["intervals"][name][0], "high": result["intervals"][name][1]}
             for name, value in result["scores"].items()
         ],
-        "compared": [{"name": rival.name, "scores": [_as_json(item) for item in rival.scores]} for rival in compared],
+        "compared": [
+            {"name": rival.name, "scores": [comparison_data(item) for item in rival.scores]} for rival in compared
+        ],
         "earlier": [vars(version) for version in earlier],
         "language": " ".join(filter(None, [_language(result["language"], len(corpus)), describe_leak(result)])),
         "attends": captioner.attends,
@@ -115,15 +116,16 @@ def write_report(
         look=page_file("look.css"),
         plots="".join(f"<figure>{plot}</figure>" for plot in plots),
         certainty="".join(f"<figure>{plot}</figure>" for plot in certainty),
-        data=json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"),  # so that a caption cannot end the script
+        data=script_data(data),
         heat=page_file("heat.js"),
+        elements=page_file("elements.js"),
         script=page_file("report.js"),
     )
     path.write_text(page, encoding="utf-8")
 
 
-def _as_json(item: ScoreComparison) -> dict[str, object]:
-    """Return a comparison as the page's script reads it, with the ends of the interval as `low` and `high`."""
+def comparison_data(item: ScoreComparison) -> dict[str, object]:
+    """Return a comparison as the pages' scripts read it, with the ends of the interval as `low` and `high`."""
     return {**vars(item), "low": item.interval[0], "high": item.interval[1]}
 
 

@@ -187,9 +187,7 @@ def bundle_folder(uri: str, files: Path, runtime: Runtime | None = None) -> Path
 
     files: of the version. runtime: see `open_captioner`.
     """
-    has = runtimes_of(files)
-    if not has:
-        raise AttendError(f"{uri}: is not a captioner that attend registered: give the address of one that is")
+    has = runtimes_of(uri, files)
     if runtime is not None:
         _check_runtime(uri, runtime, has)
     for name in has if runtime is None else [runtime]:
@@ -198,10 +196,10 @@ def bundle_folder(uri: str, files: Path, runtime: Runtime | None = None) -> Path
     raise AttendError(f"{uri}: runs on {' or '.join(has)}, and neither torch nor onnxruntime is installed")
 
 
-def runtimes_of(files: Path) -> list[Runtime]:
-    """Return what a version runs on, the preferred first, by the files of its logged model; none of another's model.
+def runtimes_of(uri: str, files: Path) -> list[Runtime]:
+    """Return what a version runs on, the preferred first, by the files of its logged model.
 
-    Raises AttendError where they cannot be read.
+    Raises AttendError where they cannot be read, and for a model that attend did not register.
     """
     path = files / "MLmodel"
     try:
@@ -210,6 +208,8 @@ def runtimes_of(files: Path) -> list[Runtime]:
         runtimes: list[Runtime] = config.get("runtimes") or []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         raise AttendError(f"{path}: is missing or damaged: run `attend run` again, which registers again") from None
+    if not runtimes:
+        raise AttendError(f"{uri}: is not a captioner that attend registered: give the address of one that is")
     return runtimes
 
 

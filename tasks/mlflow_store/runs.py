@@ -10,7 +10,7 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -212,12 +212,11 @@ def log_scores_of_evaluation(
     return run_id
 
 
-def dev_scores(client: MlflowClient, version: ModelVersion) -> dict[str, list[tuple[int, float]]]:
+def dev_scores(client: MlflowClient, version: ModelVersion, names: Iterable[str]) -> dict[str, list[tuple[int, float]]]:
     """Return name of a dev score -> its (epoch, value) pairs, of the training that a version is of."""
     if version.run_id is None:
         return {}
     run_id = str(version.run_id)
-    names = [name for name in client.get_run(run_id).data.metrics if name.startswith("dev_")]
     return {name: sorted((item.step, item.value) for item in client.get_metric_history(run_id, name)) for name in names}
 
 

@@ -66,7 +66,7 @@ def flaw_of(client: MlflowClient, version: ModelVersion, workspace: Path) -> str
     if not is_in_workspace(str(files), workspace):
         return "not in this workspace"
     try:
-        folders = [files / "artifacts" / bundle_of(name) for name in runtimes_of(files)]
+        folders = [files / "artifacts" / bundle_of(name) for name in runtimes_of(address_of(version), files)]
     except AttendError:
         return "damaged"
     if not all(map(is_whole, folders)):

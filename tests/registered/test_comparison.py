@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from flows.commands.cli import app
 from flows.configs import load
 from models.vocabulary import END, NULL, SPECIAL, START
 from tests.browser import CHROMIUM, faults, no_wider_than_the_screen
+from tests.cli import output
 from tests.support import register_all
 
 pytestmark = pytest.mark.slow
@@ -68,14 +67,8 @@ def written(settings: list[str], tmp_path_factory: pytest.TempPathFactory) -> tu
     versions = [f"models:/{preset}@champion" for preset in PRESETS]
     workspace = next(item.partition("=")[2] for item in settings if item.startswith("machine.workspace"))
     command = ["models", "compare", *versions, *settings, "--on", "rnn", "--workspace", workspace]
-    text = _output([*command, "--page", str(page)])
-    return text, json.loads(_output([*command, "--json"])), page
-
-
-def _output(command: list[str]) -> str:
-    result = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    text = output(*command, "--page", page)
+    return text, json.loads(output(*command, "--json")), page
 
 
 def test_each_is_compared_with_the_first(written: tuple[str, dict[str, Any], Path]) -> None:

@@ -1,19 +1,6 @@
 "use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const at = (id) => document.getElementById(id);
-  const signed = (value) => (value < 0 ? "\u2212" : "+") + Math.abs(value).toFixed(2);
-
-  function element(tag, text, ...children) {
-    const made = document.createElement(tag);
-    if (text) made.textContent = text;
-    made.append(...children);
-    return made;
-  }
-
-  function row(cells, tag = "td") {
-    return element("tr", "", ...cells.map((cell) => element(tag, cell)));
-  }
+  const { data, at, signed, element, row } = Page;
 
   const others = data.scores.slice(1);
   at("scores").append(row(["score", ...data.names], "th"),

@@ -1,20 +1,7 @@
 "use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const at = (id) => document.getElementById(id);
+  const { data, at, signed, element, row } = Page;
   const number = (value) => value.toFixed(2);
-  const signed = (value) => (value < 0 ? "\u2212" : "+") + Math.abs(value).toFixed(2);
-
-  function element(tag, text, ...children) {
-    const made = document.createElement(tag);
-    if (text) made.textContent = text;
-    made.append(...children);
-    return made;
-  }
-
-  function row(cells, tag = "td") {
-    return element("tr", "", ...cells.map((cell) => element(tag, cell)));
-  }
 
   at("signature").textContent = data.signature.replaceAll("|", " \u00b7 ");
   at("scores").append(row(["score", "%", "95 % interval"], "th"),
