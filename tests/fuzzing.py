@@ -821,7 +821,7 @@ def _refused(why: str) -> Refusal:
 def _read_body(given: tuple[str, bytes], _: Path) -> object:
 
     try:
-        request = parse(*given, KNOWN, Limits(pictures=8))
+        request = parse(*given, Limits(pictures=8))
     except RefusedError as error:
         assert 400 <= error.status < 500
         raise _refused(error.why) from None
@@ -844,7 +844,7 @@ def _client() -> Any:
     """Return a client of the server with a model that needs no registry."""
     from starlette.testclient import TestClient
 
-    current = SimpleNamespace(uri="models:/fake/1", params=KNOWN, about={"model": "fake", "version": "1"})
+    current = SimpleNamespace(uri="models:/fake/1", params=KNOWN, about=SimpleNamespace(model="fake", version="1"))
     served = SimpleNamespace(
         current=current,
         failure=None,

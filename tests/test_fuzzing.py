@@ -74,7 +74,7 @@ def test_a_reader_returns_a_value_or_refuses_in_one_line(reader: Reader) -> None
         ("hdf5", in_hdf5("external"), r"grids.h5: grids: refers to another file"),
         ("hdf5", in_hdf5("virtual"), r"grids.h5: grids: refers to another file"),
         ("hdf5", in_hdf5("linked ids"), r"ids: refers to another file"),
-        ("request", ("application/json", b'{"inputs": ["QUJD"], "params": {"n_best": "1_0"}}'), "give a whole number"),
+        ("request", ("application/json", b'{"inputs": ["QUJD"], "params": {"n_best": "1_0"}}'), "n_best: is no number"),
     ],
 )
 def test_what_was_taken_is_refused(tmp_path: Path, name: str, value: Any, message: str, monkeypatch: Any) -> None:

@@ -9,25 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import logging
-import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any, TypeVar, get_args
-from urllib.parse import urlsplit
+from typing import Annotated, Any, TypeVar
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from flows.review.question_views import QuestionView, QuestionViews
-from flows.serving.guard import Guard, check_length, read_body
+from flows.serving.guard import check_length, check_origin, protect, read_body
 from flows.serving.limits import Limits, RefusedError, Room
+from flows.serving.requests import from_json, media_type_of
 from flows.serving.web_page import Page
 from tasks.common.errors import AttendError
 from tasks.datasets.corrections import Verdict
@@ -36,10 +34,42 @@ from tasks.review.queue import Question
 
 LIMITS = Limits(body=32 * 1024, bodies=4 * 2**20)
 _LOG = logging.getLogger("attend.serve")
-_NUMBER = re.compile(r"[0-9a-f]{32}")  # what the page draws: of a browser, and of an answer
 _NOTE_SECONDS = 30.0
-_MAX_CAPTION, _MAX_WHO = 1000, 100  # characters
 _T = TypeVar("_T")
+_Number = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # that the page draws: of a browser, and of an answer
+_Text = Annotated[str, Field(max_length=1000)]
+
+
+def _joined(text: str) -> str:
+    """Return a text in one line."""
+    return " ".join(text.split())
+
+
+class _Asks(BaseModel):
+    """The body of a request for a question. person: number of the browser."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    person: _Number
+
+
+class _Undoes(_Asks):
+    """The body of a request to undo an answer. number: of the request, which the page may send again."""
+
+    number: _Number
+
+
+class _Answers(_Undoes):
+    """The body of an answer. given: the caption of an edited one. who: the name that a person gives themselves."""
+
+    picture: Annotated[str, Field(max_length=64)]
+    shown: _Text
+    verdict: Verdict
+    given: Annotated[_Text, AfterValidator(_joined)] | None
+    who: Annotated[str, Field(max_length=100), AfterValidator(_joined)] | None
+
+
+_M = TypeVar("_M", bound=BaseModel)
 
 
 class ReviewServer:
@@ -63,20 +93,20 @@ class ReviewServer:
         self._room = Room(LIMITS.bodies)
         self._page = Page("flows.review", "review")
 
-    def app(self) -> Starlette:
+    def app(self) -> FastAPI:
         """Return the ASGI application."""
-        routes = [
-            *self._page.routes(),
-            Route("/next", self.next, methods=["POST"]),
-            Route("/answer", self.answer, methods=["POST"]),
-            Route("/undo", self.undo, methods=["POST"]),
-            Route("/photograph/{picture}", self.photograph),
-            *(Route(path, self.health) for path in ("/health", "/ping")),
-        ]
-        return Guard(self._hosts, _LOG, lambda *_: None).app(routes, self._lifespan)
+        app = FastAPI(openapi_url=None, lifespan=self._lifespan)
+        protect(app, self._hosts, _LOG)
+        app.router.routes += self._page.routes()
+        for path in (self.next, self.answer, self.undo):
+            app.post(f"/{path.__name__}")(path)
+        app.get("/photograph/{picture}")(self.photograph)
+        for name in ("/health", "/ping"):
+            app.get(name)(self.health)
+        return app
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         notes = asyncio.create_task(self._note_often())
         yield
         notes.cancel()
@@ -96,7 +126,7 @@ class ReviewServer:
 
     async def next(self, request: Request) -> Response:
         """Return the question that a browser's person is asked, or null where none is left for them."""
-        person = _number(await self._fields(request, {"person"}), "person")
+        person = (await self._fields(request, _Asks)).person
         while True:
             question = await self._locked(lambda: self._assignments.next(person, time.time()))
             try:
@@ -108,17 +138,13 @@ class ReviewServer:
 
     async def answer(self, request: Request) -> Response:
         """Take an answer: once it is confirmed, it is in the file."""
-        fields = await self._fields(request, {"person", "number", "picture", "shown", "verdict", "given", "who"})
-        person, picture, shown = _number(fields, "person"), _text(fields, "picture", 64), _text(fields, "shown")
-        reply = Reply(
-            _number(fields, "number"),
-            _verdict(fields),
-            _text(fields, "given", optional=True),
-            _text(fields, "who", _MAX_WHO, optional=True),
-        )
+        said = await self._fields(request, _Answers)
+        reply = Reply(said.number, said.verdict, said.given, said.who)
         now = time.time()
         try:
-            taken = await self._locked(lambda: self._assignments.answer(person, picture, shown, reply, now))
+            taken = await self._locked(
+                lambda: self._assignments.answer(said.person, said.picture, said.shown, reply, now)
+            )
         except AttendError as error:
             raise RefusedError(400, str(error)) from None
         if taken == "lost":
@@ -128,8 +154,8 @@ class ReviewServer:
 
     async def undo(self, request: Request) -> Response:
         """Return what a browser's person answered last, with the question, to be answered once more."""
-        fields = await self._fields(request, {"person", "number"})
-        person, number = _number(fields, "person"), _number(fields, "number")
+        asked = await self._fields(request, _Undoes)
+        person, number = asked.person, asked.number
         answer = await self._locked(lambda: self._assignments.to_undo(person, number))
         if answer is None:
             raise RefusedError(409, "there is nothing to undo")
@@ -142,10 +168,10 @@ class ReviewServer:
             raise RefusedError(409, f"{error}: it cannot be undone") from None
         return self._told({"question": view, "answer": {"verdict": answer["verdict"], "given": answer["given"]}})
 
-    async def photograph(self, request: Request) -> Response:
+    async def photograph(self, request: Request, picture: str) -> Response:
         """Return the photograph of a question."""
         self._admit(request)
-        question = self._assignments.question(request.path_params["picture"])
+        question = self._assignments.question(picture)
         if question is None:
             raise HTTPException(404, "no such picture")
         try:
@@ -153,9 +179,9 @@ class ReviewServer:
         except AttendError as error:
             raise HTTPException(404, str(error)) from None
 
-    async def health(self, _: Request) -> Response:
+    async def health(self) -> dict[str, str]:
         """Answer 200."""
-        return JSONResponse({"status": "ok"})
+        return {"status": "ok"}
 
     def _told(self, values: dict[str, Any]) -> Response:
         """Return a response with these values, and how many questions are left."""
@@ -175,54 +201,19 @@ class ReviewServer:
 
         return await asyncio.to_thread(alone)
 
-    async def _fields(self, request: Request, names: set[str]) -> dict[str, Any]:
-        """Return the fields of a request that has exactly these; RefusedError for any other request."""
+    async def _fields(self, request: Request, model: type[_M]) -> _M:
+        """Return the fields of a request, whose body must be of this model; RefusedError for any other request."""
         self._admit(request)
         # A page of another site cannot send this type without a CORS preflight, which this server refuses.
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        if media_type_of(request.headers.get("content-type", "")) != "application/json":
             raise RefusedError(415, "send application/json")
         check_length(request, LIMITS)
         with self._room.held() as held:
-            body = await read_body(request, LIMITS, held)
-        try:
-            fields = json.loads(body)
-        except (ValueError, RecursionError):
-            raise RefusedError(400, "the body is not JSON") from None
-        if not isinstance(fields, dict) or fields.keys() != names:
-            raise RefusedError(400, f"the body needs the fields {', '.join(sorted(names))}, and no other")
-        return fields
+            return from_json(model, await read_body(request, LIMITS, held))
 
     def _admit(self, request: Request) -> None:
         """Raise RefusedError where a request has not the token, or is sent by a page of another site."""
-        origin = request.headers.get("origin")
-        foreign = request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
-        if foreign or (origin is not None and urlsplit(origin).netloc != request.headers.get("host")):
-            raise RefusedError(403, "a page of another site cannot do this")
+        check_origin(request)
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._token is not None and not hmac.compare_digest(given.encode(), self._token.encode()):
             raise RefusedError(401, "Open the address that `attend review serve` printed, with its token")
-
-
-def _number(fields: dict[str, Any], name: str) -> str:
-    value = fields[name]
-    if not isinstance(value, str) or not _NUMBER.fullmatch(value):
-        raise RefusedError(400, f"{name}: give 32 hexadecimal digits")
-    return value
-
-
-def _text(fields: dict[str, Any], name: str, most: int = _MAX_CAPTION, optional: bool = False) -> Any:
-    value = fields[name]
-    if value is None and optional:
-        return None
-    if not isinstance(value, str):
-        raise RefusedError(400, f"{name}: give a text{' or null' if optional else ''}")
-    if len(value) > most:
-        raise RefusedError(400, f"{name}: has {len(value):,} characters: give {most:,} at most")
-    return " ".join(value.split()) if optional else value
-
-
-def _verdict(fields: dict[str, Any]) -> Verdict:
-    if fields["verdict"] not in get_args(Verdict):
-        raise RefusedError(400, f"verdict: give one of: {', '.join(get_args(Verdict))}")
-    verdict: Verdict = fields["verdict"]
-    return verdict

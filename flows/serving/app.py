@@ -6,26 +6,46 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import metadata
+from typing import Annotated, Any
 
+from fastapi import FastAPI, Query
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from starlette.applications import Starlette
+from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from flows.serving.batching import Batcher
-from flows.serving.guard import Guard, check_length, read_body
+from flows.serving.guard import check_length, check_origin, protect, read_body
 from flows.serving.limits import Limits, RefusedError, Room
-from flows.serving.openapi import description
-from flows.serving.requests import CaptionRequest, parameters, parse
+from flows.serving.requests import CaptionRequest, Invocation, Parameters, media_type_of, parse, parse_form
+from flows.serving.responses import ERRORS, Health, ModelInfo, Predictions, Ready, Row
 from flows.serving.served import Served
 from flows.serving.web_page import Page
 from models.encoded_pictures import admit
-from models.requests import CaptionRow, Params, failed
+from models.requests import CaptionRow, failed
 
 _LOG = logging.getLogger("attend.serve")
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_FORM = {"type": "object", "required": ["image"], "properties": {"image": {"type": "string", "format": "binary"}}}
+_PICTURE_TYPES = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp", "application/octet-stream")
+_PICTURE = {
+    "requestBody": {
+        "required": True,
+        "content": {"multipart/form-data": {"schema": _FORM}, **dict.fromkeys(_PICTURE_TYPES, _BINARY)},
+    }
+}
+_INVOCATION = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": Invocation.model_json_schema()},
+            "text/csv": {"schema": {"type": "string", "description": "a table with a column image"}},
+        },
+    }
+}
 
 
 class Metrics:
@@ -66,22 +86,31 @@ class Server:
         self._room = Room(limits.bodies)
         self._page = Page("flows.serving", "page")
 
-    def app(self) -> Starlette:
+    def app(self) -> FastAPI:
         """Return the ASGI application."""
-        routes = [
-            *self._page.routes(),
-            Route("/invocations", self.invocations, methods=["POST"]),
-            Route("/caption", self.caption, methods=["POST"]),
-            *(Route(path, self.health) for path in ("/health", "/ping")),
-            Route("/ready", self.ready),
-            *(Route(path, self.model) for path in ("/model", "/version")),
-            Route("/openapi.json", self.openapi),
-            Route("/metrics", self.metrics),
-        ]
-        return Guard(self._hosts, _LOG, self._answered).app(routes, self._lifespan)
+        app = FastAPI(
+            title="attend serve",
+            version=metadata.version("attend"),
+            description="Captions of photographs, in the protocol of MLflow's server and for single pictures.",
+            docs_url=None,  # its page loads its script from another site
+            redoc_url=None,
+            lifespan=self._lifespan,
+            responses=ERRORS,
+        )
+        protect(app, self._hosts, _LOG, self._answered)
+        app.router.routes += self._page.routes()
+        app.post("/invocations", **_answers(Predictions), openapi_extra=_INVOCATION)(self.invocations)
+        app.post("/caption", **_answers(Row), openapi_extra=_PICTURE)(self.caption)
+        for path in ("/health", "/ping"):
+            app.get(path, **_answers(Health, 503))(self.health)
+        app.get("/ready", **_answers(Ready, 503))(self.ready)
+        for path in ("/model", "/version"):
+            app.get(path)(self.model)
+        app.get("/metrics", response_class=PlainTextResponse)(self.metrics)
+        return app
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         """Watch for a new champion while the application runs, and finish the pictures that wait when it stops."""
         self._served.watch()
         yield
@@ -98,49 +127,62 @@ class Server:
 
     async def invocations(self, request: Request) -> Response:
         """Caption the pictures of a request in one of MLflow's forms, with its parameters."""
-        content_type, known = request.headers.get("content-type", ""), self._served.current.params
-        rows = await self._caption_body(request, lambda body: parse(content_type, body, known, self._limits))
+        content_type = request.headers.get("content-type", "")
+        rows = await self._caption_body(
+            request, lambda body: asyncio.to_thread(parse, content_type, body, self._limits)
+        )
         return JSONResponse({"predictions": rows})
 
-    async def caption(self, request: Request) -> Response:
-        """Caption the one picture whose bytes are the body, with parameters from the query."""
-        # A page of another site cannot send these types without a CORS preflight, which this server refuses.
-        if not request.headers.get("content-type", "").startswith(("image/", "application/octet-stream")):
-            how = f"curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg {request.url.replace(query='')}"
-            raise RefusedError(415, f"send the bytes of one picture, with Content-Type image/jpeg or the like: {how}")
-        params: Params = parameters(request.query_params, self._served.current.params, as_text=True)
-        rows = await self._caption_body(request, lambda body: CaptionRequest([body], params))
-        return JSONResponse(rows[0])
+    async def caption(self, request: Request, params: Annotated[Parameters, Query()]) -> Response:
+        """Caption one picture: the body, or the file of a form. Parameters are in the query, or fields of the form."""
+        given: Any = params
+        media_type = media_type_of(request.headers.get("content-type", ""))
+        if media_type == "multipart/form-data":
+            check_origin(request)
 
-    async def health(self, _: Request) -> Response:
+            async def parse_body(body: bytes) -> CaptionRequest:
+                async with _replayed(request, body).form(max_files=1) as form:
+                    picture, fields = parse_form(form)
+                return CaptionRequest(picture, {**given.given(), **fields})
+
+        # A page of another site cannot send these types without a CORS preflight, which this server refuses.
+        elif media_type.startswith("image/") or media_type == "application/octet-stream":
+
+            async def parse_body(body: bytes) -> CaptionRequest:
+                return CaptionRequest([body], given.given())
+
+        else:
+            how = f"curl -F image=@photo.jpg {request.url.replace(query='')}"
+            raise RefusedError(415, f"send one picture, as the body with Content-Type image/jpeg, or in a form: {how}")
+        return JSONResponse((await self._caption_body(request, parse_body))[0])
+
+    async def health(self) -> Response:
         """Answer 200 while the thread that captions is alive, otherwise 503."""
         return JSONResponse(
             {"status": "ok"} if self._batcher.alive else {"status": "stuck"}, 200 if self._batcher.alive else 503
         )
 
-    async def ready(self, _: Request) -> Response:
+    async def ready(self) -> Response:
         """Answer 200 while more pictures can be taken, otherwise 503, as when this server is about to stop."""
         full = self._leaving.is_set() or len(self._batcher) >= self._limits.waiting
         state = {"ready": not full, "model": self._served.current.name, "waiting": len(self._batcher)}
         return JSONResponse({**state, "failure": self._served.failure}, 503 if full else 200)
 
-    async def model(self, _: Request) -> Response:
+    async def model(self) -> ModelInfo:
         """Return the description of the version that is served, with its model card."""
-        return JSONResponse(self._served.current.about)
+        return self._served.current.about
 
-    async def openapi(self, _: Request) -> Response:
-        """Return the OpenAPI description of this server."""
-        return JSONResponse(description(self._served.current.params, self._limits))
-
-    async def metrics(self, _: Request) -> Response:
+    async def metrics(self) -> Response:
         """Return the metrics in Prometheus' text format."""
         self._metrics.waiting.set(len(self._batcher))
         self._metrics.version.clear()
         about = self._served.current.about
-        self._metrics.version.labels(about["model"], about["version"]).set(1)
+        self._metrics.version.labels(about.model, about.version).set(1)
         return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    async def _caption_body(self, request: Request, parse_body: Callable[[bytes], CaptionRequest]) -> list[CaptionRow]:
+    async def _caption_body(
+        self, request: Request, parse_body: Callable[[bytes], Awaitable[CaptionRequest]]
+    ) -> list[CaptionRow]:
         """Read the body and caption its pictures, both within the time limits. Returns a row for each picture.
 
         parse_body: returns the pictures and parameters of a body. Raises RefusedError for a request that is not
@@ -150,8 +192,11 @@ class Server:
         check_length(request, limits)
         with self._room.held() as held:
             body = await read_body(request, limits, held)
-            pictures, params = await asyncio.to_thread(parse_body, body)
+            pictures, params = await parse_body(body)
             del body
+            unknown = sorted(params.keys() - self._served.current.params.keys())
+            if unknown:
+                raise RefusedError(400, f"{unknown[0]}: the version that is served has no such parameter")
             refusals = await asyncio.to_thread(_refusals, pictures, limits)
             admitted = [picture for picture, why in zip(pictures, refusals, strict=True) if why is None]
             try:
@@ -163,6 +208,23 @@ class Server:
         rows = [next(captioned) if why is None else failed(why) for why in refusals]
         self._metrics.errors.inc(sum(row["error"] is not None for row in rows))
         return rows
+
+
+def _answers(model: type[BaseModel], *other: int) -> dict[str, Any]:
+    """Return the arguments of a route that answers JSON of this model, for other statuses too.
+
+    The handlers return responses, so that rows are not validated once more.
+    """
+    return {"responses": {status: {"model": model} for status in (200, *other)}}
+
+
+def _replayed(request: Request, body: bytes) -> Request:
+    """Return a request whose body was read already, to be parsed as a form."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return Request(request.scope, receive)
 
 
 def _refusals(pictures: list[bytes], limits: Limits) -> list[str | None]:

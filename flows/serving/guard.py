@@ -7,16 +7,17 @@ import logging
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from flows.serving.limits import Limits, RefusedError, TakenRoom
+from flows.serving.requests import why_invalid
 
 Answered = Callable[[Request, Response, float], None]
 _HEADERS = {
@@ -34,38 +35,42 @@ _ONLY_LOCALHOST = (
 )
 
 
-class Guard:
-    """The middleware of a server.
+def protect(app: FastAPI, hosts: set[str] | None, log: logging.Logger, answered: Answered | None = None) -> None:
+    """Have an application answer these hosts alone, hide the details of failures, add headers, and refuse in one form.
 
     hosts: the `Host` headers that are answered; None for any. log: of failures. answered: called with each request, its
     response and the seconds that it took.
     """
 
-    def __init__(self, hosts: set[str] | None, log: logging.Logger, answered: Answered) -> None:
-        self._hosts, self._log, self._answered = hosts, log, answered
-
-    def app(self, routes: list[Route], lifespan: Any = None) -> Starlette:
-        """Return the ASGI application that answers these routes behind the guard."""
-        handlers: dict[Any, Any] = {RefusedError: _refused, HTTPException: _unknown}
-        middleware = [Middleware(BaseHTTPMiddleware, dispatch=self._dispatch)]
-        return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
-
-    async def _dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
-        """Answer a request: check its host, hide the details of a failure, and add headers."""
+    async def dispatch(request: Request, call_next: RequestResponseEndpoint) -> Response:
         started = time.perf_counter()
         response: Response
-        if self._hosts is not None and _host(request) not in self._hosts:
+        if hosts is not None and _host(request) not in hosts:
             response = _refusal(RefusedError(403, _ONLY_LOCALHOST))
         else:
             try:
                 response = await call_next(request)
             except Exception:
-                self._log.exception("%s %s failed", request.method, request.url.path)
+                log.exception("%s %s failed", request.method, request.url.path)
                 response = _refusal(RefusedError(500, "the server failed: see its log"))
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
-        self._answered(request, response, time.perf_counter() - started)
+        if answered is not None:
+            answered(request, response, time.perf_counter() - started)
         return response
+
+    app.add_middleware(BaseHTTPMiddleware, dispatch=dispatch)
+    app.add_exception_handler(RefusedError, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _unknown)
+
+
+def check_origin(request: Request) -> None:
+    """Raise RefusedError where a page of another site sends a request, which a browser lets it do."""
+    origin = request.headers.get("origin")
+    foreign = request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
+    if foreign or (origin is not None and urlsplit(origin).netloc != request.headers.get("host")):
+        raise RefusedError(403, "a page of another site cannot do this")
 
 
 def check_length(request: Request, limits: Limits) -> None:
@@ -92,12 +97,17 @@ async def read_body(request: Request, limits: Limits, held: TakenRoom) -> bytes:
     return bytes(body)
 
 
-async def _refused(_: Request, error: RefusedError) -> Response:
+async def _refused(_: Request, error: Any) -> Response:
     """Return the response to a request that was refused."""
     return _refusal(error)
 
 
-async def _unknown(request: Request, error: HTTPException) -> Response:
+async def _invalid(_: Request, error: Any) -> Response:
+    """Return the response to a request with a wrong parameter."""
+    return _refusal(RefusedError(400, why_invalid(error.errors())))
+
+
+async def _unknown(request: Request, error: Any) -> Response:
     """Return the response to an unknown path or method."""
     response = _refusal(RefusedError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}"))
     response.headers.update(error.headers or {})  # such as the methods that are allowed

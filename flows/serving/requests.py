@@ -1,24 +1,36 @@
-"""Parse requests into pictures and parameters, in the forms that MLflow's scoring server takes."""
+"""Parse requests into pictures and parameters: MLflow's forms as JSON or CSV, and a form with one file."""
 
 from __future__ import annotations
 
 import csv
 import io
 import itertools
-import json
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
+from starlette.datastructures import FormData, UploadFile
 
 from flows.serving.limits import Limits, RefusedError
-from models.requests import Params, decoding_of, from_base64
+from models.requests import PARAMETERS, TYPES, Params, decoding_of, from_base64
 from tasks.common.errors import suggestion
 
 _COLUMN = "image"
-FORMS = ("dataframe_split", "dataframe_records", "inputs", "instances")
+_FORMS = ("dataframe_split", "dataframe_records", "inputs", "instances")
 # The most brackets and commas in a body: Python makes an object of each value between them, which may take fifty times
 # the value's bytes.
 _MAX_SEPARATORS = 100_000
-MAX_TEXT = 1000  # characters of a parameter
+_MAX_TEXT = 1000  # characters of a parameter
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class CaptionRequest(NamedTuple):
@@ -28,23 +40,157 @@ class CaptionRequest(NamedTuple):
     params: Params
 
 
-def parse(content_type: str, body: bytes, known: Mapping[str, type], limits: Limits) -> CaptionRequest:
+def _plain(value: Any) -> Any:
+    """Refuse texts of a query that Python takes for a number, but other programs do not: 1_0, other scripts' digits."""
+    if isinstance(value, str) and (not value.isascii() or "_" in value):
+        raise ValueError("is no number")
+    return value
+
+
+def _truth(value: Any) -> Any:
+    """Return the truth value that a text of a query means. Raises ValueError for a text that means none."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() not in ("true", "false", "1", "0"):
+        raise ValueError("give true or false")
+    return value.lower() in ("true", "1")
+
+
+def _field(name: str, kind: type) -> tuple[Any, Any]:
+    """Return the type and the default of a parameter: 0, or an empty text, stands for the model's own."""
+    if kind is bool:
+        return Annotated[bool, BeforeValidator(_truth)], False
+    if kind is str:
+        return Annotated[str, Field(max_length=_MAX_TEXT)], ""
+    _, _, least, most = PARAMETERS[name]
+    bounds: dict[str, Any] = {"anyOf": [{"const": 0}, {"minimum": least, "maximum": most}]}
+    field = Field(json_schema_extra=bounds) if kind is int else Field(json_schema_extra=bounds, allow_inf_nan=False)
+    return Annotated[kind, BeforeValidator(_plain), field], 0
+
+
+class _Bounded(BaseModel):
+    """Parameters that are refused where one is unknown or out of bounds."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="after")
+    def check_bounds(self) -> _Bounded:
+        decoding_of(self.given())  # here, because the model is not asked where no picture is one
+        return self
+
+    def given(self) -> Params:
+        """Return the parameters that the request has."""
+        return self.model_dump(exclude_unset=True)
+
+
+_fields: dict[str, Any] = {name: _field(name, kind) for name, kind in TYPES.items()}
+Parameters = create_model("Parameters", __base__=_Bounded, **_fields)
+
+
+def _from_base64(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise ValueError("give the picture's bytes as base64 text")
+    try:
+        return from_base64(value)
+    except ValueError:
+        raise ValueError("is not base64 text") from None
+
+
+def _records(value: Any) -> list[dict[str, Any]]:
+    """Return the rows of a `dataframe_split` as records."""
+    columns, rows = (value.get(name) if isinstance(value, dict) else None for name in ("columns", "data"))
+    if not isinstance(columns, list) or _COLUMN not in columns or not isinstance(rows, list):
+        raise ValueError(f'needs "columns" with {_COLUMN!r} among them, and "data" with the rows')
+    index = columns.index(_COLUMN)
+    for number, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != len(columns):
+            raise ValueError(f"row {number} needs {len(columns)} values, one for each column")
+    return [{_COLUMN: row[index]} for row in rows]
+
+
+_PICTURE = {"type": "string", "format": "byte", "description": "a picture's bytes as base64 text"}
+_FRAME = {
+    "type": "object",
+    "required": ["columns", "data"],
+    "properties": {
+        "columns": {"const": [_COLUMN]},
+        "data": {"type": "array", "items": {"type": "array", "items": _PICTURE, "minItems": 1, "maxItems": 1}},
+    },
+}
+Picture = Annotated[bytes, BeforeValidator(_from_base64), WithJsonSchema(_PICTURE)]
+
+
+class Record(BaseModel):
+    """A row with a picture; its other columns are not read."""
+
+    image: Picture
+
+
+class Column(BaseModel):
+    """A table with a column of pictures, or one picture."""
+
+    image: Annotated[Picture | list[Picture], Field(union_mode="left_to_right")]
+
+
+_Row = Annotated[Picture | Record, Field(union_mode="left_to_right")]
+_Rows = Annotated[Picture | list[_Row] | Column, Field(union_mode="left_to_right")]
+
+
+class Invocation(BaseModel):
+    """A body in one of the forms that MLflow's scoring server takes."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"oneOf": [{"required": [form]} for form in _FORMS]})
+
+    dataframe_split: Annotated[list[Record], BeforeValidator(_records), WithJsonSchema(_FRAME)] = []
+    dataframe_records: list[Record] = []
+    inputs: _Rows = []
+    instances: _Rows = []
+    params: Parameters | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def check_form(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError(f"send an object with one of {', '.join(_FORMS)}")
+        forms = [name for name in _FORMS if name in value]
+        if len(forms) != 1:
+            raise ValueError(f"give one of {', '.join(_FORMS)}: this has {' and '.join(forms) or 'none'}")
+        return value
+
+    def request(self) -> CaptionRequest:
+        """Return the pictures and parameters."""
+        params: Any = self.params
+        return CaptionRequest(
+            [
+                picture
+                for rows in (self.dataframe_split, self.dataframe_records, self.inputs, self.instances)
+                for picture in _pictures(rows)
+            ],
+            {} if params is None else params.given(),
+        )
+
+
+def _pictures(rows: Any) -> list[bytes]:
+    """Return the pictures of a form's rows."""
+    if isinstance(rows, (Record, Column)):
+        return _pictures(rows.image)
+    return [rows] if isinstance(rows, bytes) else [row if isinstance(row, bytes) else row.image for row in rows]
+
+
+def parse(content_type: str, body: bytes, limits: Limits) -> CaptionRequest:
     """Return the pictures and parameters of a body in one of MLflow's forms, as JSON or CSV.
 
-    known: the parameters that the model takes, with their types. Raises RefusedError, which says what is wrong.
+    Raises RefusedError, which says what is wrong.
     """
-    media_type = content_type.partition(";")[0].strip().lower()
-    try:
-        if media_type == "application/json":
-            request = _from_json(body, known)
-        elif media_type == "text/csv":
-            request = CaptionRequest(_from_csv(body, limits), {})
-        else:
-            raise RefusedError(
-                415, f"Content-Type is {media_type[:80] or 'missing'}: send application/json or text/csv"
-            )
-    except UnicodeDecodeError:
-        raise RefusedError(400, "the body is not UTF-8") from None
+    media_type = media_type_of(content_type)
+    if media_type not in ("application/json", "text/csv"):
+        raise RefusedError(415, f"Content-Type is {media_type[:80] or 'missing'}: send application/json or text/csv")
+    if sum(body.count(separator) for separator in (b",", b"[", b"{")) > _MAX_SEPARATORS:
+        raise RefusedError(400, "the body has too many values")
+    if media_type == "application/json":
+        request = from_json(Invocation, body).request()
+    else:
+        request = _validated(Invocation, {"inputs": _from_csv(body, limits)}).request()
     if not request.pictures:
         raise RefusedError(400, "there is no picture in the request")
     if len(request.pictures) > limits.pictures:
@@ -52,133 +198,60 @@ def parse(content_type: str, body: bytes, known: Mapping[str, type], limits: Lim
     return request
 
 
-def parameters(given: Mapping[str, Any], known: Mapping[str, type], as_text: bool = False) -> Params:
-    """Return the parameters with the types of `known`. as_text: whether all are texts, as in a query.
+def parse_form(form: FormData) -> CaptionRequest:
+    """Return the one file of a form, and its other fields as parameters. Raises RefusedError for any other form."""
+    files = [value for value in form.values() if isinstance(value, UploadFile)]
+    if len(files) != 1:
+        raise RefusedError(400, f"the form has {len(files)} files: send one picture, as in curl -F image=@photo.jpg")
+    fields = {name: value for name, value in form.items() if isinstance(value, str)}
+    return CaptionRequest([files[0].file.read()], _validated(Parameters, fields).given())
 
-    Raises RefusedError for one that is unknown, has another type or is out of bounds.
-    """
-    values: Params = {}
-    for name, value in given.items():
-        if name not in known:
-            raise RefusedError(400, f"{name[:80]}: no such parameter{suggestion(name[:80], known)}")
-        values[name] = _typed(name, value, known[name], as_text)
+
+def from_json(model: type[_Model], body: bytes) -> _Model:
+    """Return a model of a JSON body. Raises RefusedError, which names the first field that is wrong."""
     try:
-        decoding_of(values)  # here, because the model is not asked where no picture is one
-    except ValueError as error:
-        raise RefusedError(400, str(error)) from None
-    return values
+        return model.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise RefusedError(400, why_invalid(error.errors(), model.model_fields)) from None
 
 
-def _typed(name: str, value: Any, kind: type, as_text: bool) -> int | float | bool | str:
-    """Return a parameter's value as a bool, int, float or text. Raises RefusedError where it is not one."""
-    if kind is str:
-        if not isinstance(value, str) or len(value) > MAX_TEXT:
-            raise RefusedError(400, f"{name}: give a text of {MAX_TEXT} characters at most")
-        return value
-    if kind is bool:
-        truth = {"true": True, "1": True, "false": False, "0": False}.get(value.lower()) if as_text else value
-        if isinstance(truth, bool):
-            return truth
-    elif not isinstance(value, bool) and isinstance(value, str if as_text else (int, float)) and _is_plain(value):
-        try:
-            number = kind(value)
-            if number == float(value):  # refuses a fraction for an integer, and NaN
-                return number  # type: ignore[no-any-return]
-        except (ValueError, OverflowError):
-            pass
-    expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-    raise RefusedError(400, f"{name}: is {str(value)[:80]!r}: give {expected}")
-
-
-def _is_plain(value: float | str) -> bool:
-    """Return False for a text that Python takes for a number, but others do not: 1_0, or digits of other scripts."""
-    return not isinstance(value, str) or (value.isascii() and "_" not in value)
-
-
-def _from_json(body: bytes, known: Mapping[str, type]) -> CaptionRequest:
-    """Return the pictures and parameters of a JSON body. Raises RefusedError."""
-    _check_separators(body)
+def _validated(model: type[_Model], values: Mapping[str, Any]) -> _Model:
+    """Return a model of values, which may be texts. Raises RefusedError, which names the first field that is wrong."""
     try:
-        value = json.loads(body.decode())  # decoded here, because json.loads would guess the encoding
-    except RecursionError:
-        raise RefusedError(400, "the JSON is nested too deeply") from None
-    except ValueError as error:
-        if isinstance(error, UnicodeDecodeError):
-            raise
-        raise RefusedError(400, f"the body is not JSON: {str(error)[:120]}") from None
-    if not isinstance(value, dict):
-        raise RefusedError(400, f"the body is {_kind(value)}: send an object with one of {', '.join(FORMS)}")
-    forms = [name for name in FORMS if name in value]
-    if len(forms) != 1:
-        raise RefusedError(400, f"give one of {', '.join(FORMS)}: this has {' and '.join(forms) or 'none'}")
-    unknown = [name for name in value if name not in (forms[0], "params")]
-    if unknown:
-        raise RefusedError(400, f"{unknown[0][:80]}: no such field{suggestion(unknown[0][:80], (*FORMS, 'params'))}")
-    params = {} if value.get("params") is None else value["params"]
-    if not isinstance(params, dict):
-        raise RefusedError(400, f"params: is {_kind(params)}: give an object")
-    images = _from_frame(value[forms[0]]) if forms[0] == "dataframe_split" else _from_list(value[forms[0]], forms[0])
-    return CaptionRequest([_decoded(image, row) for row, image in enumerate(images)], parameters(params, known))
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise RefusedError(400, why_invalid(error.errors(), model.model_fields)) from None
 
 
-def _check_separators(body: bytes) -> None:
-    """Raise RefusedError where a body has so many values that parsing it would take too much memory."""
-    if sum(body.count(separator) for separator in (b",", b"[", b"{")) > _MAX_SEPARATORS:
-        raise RefusedError(400, "the body has too many values")
+def why_invalid(errors: Any, known: Iterable[str] = ()) -> str:
+    """Return what is wrong, in a line, from pydantic's errors. known: the names that a field may have."""
+    # Of a union there are errors of each choice: the deepest one is of the choice that was meant.
+    deepest = max(errors, key=lambda error: len(error["loc"]))
+    names = {*known, *TYPES, "params", _COLUMN}
+    where = [str(part)[:80] for part in deepest["loc"] if isinstance(part, int) or part in names]
+    if deepest["type"] == "extra_forbidden":
+        name = str(deepest["loc"][-1])[:80]
+        return f"{name}: no such field{suggestion(name, names)}"
+    why = str(deepest["ctx"]["error"]) if deepest["type"] == "value_error" else deepest["msg"]
+    shown = (
+        f"is {str(deepest['input'])[:80]!r}: " if where and deepest["type"] not in ("missing", "value_error") else ""
+    )
+    return ": ".join([*where, f"{shown}{why}"])
 
 
-def _from_frame(value: Any) -> list[Any]:
-    """Return the image column of a `dataframe_split`. Raises RefusedError where there is none."""
-    columns, rows = (value.get(name) if isinstance(value, dict) else None for name in ("columns", "data"))
-    if not isinstance(columns, list) or _COLUMN not in columns or not isinstance(rows, list):
-        raise RefusedError(
-            400, f'dataframe_split: needs "columns" with {_COLUMN!r} among them, and "data" with the rows'
-        )
-    index = columns.index(_COLUMN)
-    for number, row in enumerate(rows):
-        if not isinstance(row, list) or len(row) != len(columns):
-            raise RefusedError(400, f"dataframe_split: row {number} needs {len(columns)} values, one for each column")
-    return [row[index] for row in rows]
+def media_type_of(content_type: str) -> str:
+    """Return the media type of a Content-Type header, in lower case and without parameters."""
+    return content_type.partition(";")[0].strip().lower()
 
 
-def _from_list(value: Any, form: str) -> list[Any]:
-    """Return the images of `inputs`, `instances` or `dataframe_records`: one value, a list, or a list of records.
-
-    Raises RefusedError where a row of `dataframe_records` is no record.
-    """
-    if isinstance(value, dict):
-        value = value.get(_COLUMN)
-    rows = value if isinstance(value, list) else [value]
-    if form == "dataframe_records":
-        for number, row in enumerate(rows):
-            if not isinstance(row, dict):
-                raise RefusedError(400, f"{form}: row {number} is {_kind(row)}: give an object with {_COLUMN!r}")
-    return [row.get(_COLUMN) if isinstance(row, dict) else row for row in rows]
-
-
-def _from_csv(body: bytes, limits: Limits) -> list[bytes]:
-    """Return the pictures in the image column of a CSV body. Raises RefusedError."""
-    _check_separators(body)
+def _from_csv(body: bytes, limits: Limits) -> list[str | None]:
+    """Return the image column of a CSV body. Raises RefusedError."""
     csv.field_size_limit(max(len(body), csv.field_size_limit()))
     try:
+        text = io.StringIO(body.decode(), newline="")
         # One more than the limit, so that `parse` refuses it; further rows are not read.
-        rows = list(itertools.islice(csv.DictReader(io.StringIO(body.decode(), newline="")), limits.pictures + 1))
+        return [row.get(_COLUMN) for row in itertools.islice(csv.DictReader(text), limits.pictures + 1)]
+    except UnicodeDecodeError:
+        raise RefusedError(400, "the body is not UTF-8") from None
     except csv.Error as error:
         raise RefusedError(400, f"the body is not CSV: {error}") from None
-    return [_decoded(row.get(_COLUMN), number) for number, row in enumerate(rows)]
-
-
-def _decoded(value: Any, row: int) -> bytes:
-    """Return the bytes of a picture from its base64 text. Raises RefusedError where the value is not such a text."""
-    if not isinstance(value, str):
-        raise RefusedError(400, f"row {row}: {_COLUMN}: is {_kind(value)}: give the picture's bytes as base64 text")
-    try:
-        return from_base64(value)
-    except ValueError:
-        raise RefusedError(400, f"row {row}: {_COLUMN}: is not base64 text") from None
-
-
-def _kind(value: Any) -> str:
-    """Return what kind of JSON value this is, for messages."""
-    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "missing"}
-    return kinds.get(type(value), "a number")

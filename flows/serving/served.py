@@ -6,29 +6,16 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 from flows.serving.limits import RefusedError
+from flows.serving.responses import ModelInfo
 from models.captioned import takes_grids
 from models.requests import CaptionRow, Params
 from tasks.captioner.load_bundle import LoadedBundle, example
 from tasks.common.errors import AttendError
 
 _LOG = logging.getLogger("attend.serve")
-
-
-class ModelInfo(TypedDict):
-    """The description of the served model for clients, the answer to GET /model."""
-
-    model: str
-    version: str
-    runtime: str
-    parameters: list[str]
-    attends: bool
-    fit: str
-    beam: int
-    confident: bool
-    card: str
 
 
 @dataclass(frozen=True)
@@ -129,14 +116,14 @@ def _describe(captioner: Any, model: str, version: str, params: list[str], card:
     """Return the description of a captioner. shown: its name, for messages. Raises AttendError if it takes grids."""
     if takes_grids(captioner.config):
         raise AttendError(f"{shown}: takes grids in place of photographs: serve its version by `mlflow models serve`")
-    return {
-        "model": model,
-        "version": version,
-        "runtime": captioner.config["onnx"]["runtime"] if "onnx" in captioner.config else "torch",
-        "parameters": params,
-        "attends": captioner.attends,
-        "fit": captioner.config["backbone"]["fit"],
-        "beam": captioner.decoding.beam,
-        "confident": captioner.confidence is not None,
-        "card": card,
-    }
+    return ModelInfo(
+        model=model,
+        version=version,
+        runtime=captioner.config["onnx"]["runtime"] if "onnx" in captioner.config else "torch",
+        parameters=params,
+        attends=captioner.attends,
+        fit=captioner.config["backbone"]["fit"],
+        beam=captioner.decoding.beam,
+        confident=captioner.confidence is not None,
+        card=card,
+    )

@@ -93,6 +93,27 @@ def test_every_form_of_a_request(client: TestClient, photographs: list[bytes], e
     assert one.status_code == 200 and one.json()["caption"] == expected[0]
 
 
+def test_a_form_with_one_file(client: TestClient, photographs: list[bytes], expected: list[str]) -> None:
+    image = {"image": ("photo.png", photographs[0], "image/png")}
+    asked = client.post("/caption?max_length=9", files=image, data={"beam_size": "3", "n_best": "2"})
+    as_body = client.post(
+        "/caption?max_length=9&beam_size=3&n_best=2", content=photographs[0], headers={"Content-Type": "image/png"}
+    )
+    assert asked.status_code == 200 and asked.json() == as_body.json() and len(asked.json()["alternatives"]) == 1
+    assert client.post("/caption", files=image).json()["caption"] == expected[0]
+    for files, fields, line in (
+        ({"image": (None, "photo.png")}, {}, "the form has 0 files: send one picture"),
+        ({**image, "other": image["image"]}, {}, "Too many files"),
+        (image, {"beam_size": "1_0"}, "beam_size: is no number"),
+        (image, {"beam_size": "2.5"}, "beam_size: is '2.5': Input should be a valid integer"),
+        (image, {"beamsize": "3"}, "beamsize: no such field; did you mean 'beam_size'?"),
+    ):
+        refused = client.post("/caption", files=files, data=fields)
+        assert refused.status_code == 400 and line in refused.json()["error"], refused.text
+    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert client.post("/caption", files=image, headers=headers).status_code == 403
+
+
 def test_parameters(client: TestClient, photographs: list[bytes]) -> None:
     query = "/caption?beam_size=3&n_best=2&max_length=9&return_attention=true"
     row = client.post(query, content=photographs[0], headers={"Content-Type": "image/png"}).json()
@@ -106,11 +127,11 @@ def test_parameters(client: TestClient, photographs: list[bytes]) -> None:
         ({"beam_size": 2, "temperature": 1.0}, "beam and temperature do not go together"),
         ({"temperature": 1e9}, "temperature is 1000000000.0: give 0.05 to 10.0"),
         ({"top_p": -1}, "top_p is -1.0: give 0.01 to 1.0"),
-        ({"beam_size": 2.5}, "beam_size: is '2.5': give a whole number"),
-        ({"beam_size": float("nan")}, "give a whole number"),
-        ({"beam_size": True}, "beam_size: is 'True': give a whole number"),
-        ({"return_attention": "perhaps"}, "return_attention: is 'perhaps': give true or false"),
-        ({"beamsize": 2}, "beamsize: no such parameter; did you mean 'beam_size'?"),
+        ({"beam_size": 2.5}, "beam_size: is '2.5': Input should be a valid integer"),
+        ({"beam_size": float("nan")}, "Input should be a"),
+        ({"beam_size": True}, "beam_size: is 'True': Input should be a valid integer"),
+        ({"return_attention": "perhaps"}, "return_attention: give true or false"),
+        ({"beamsize": 2}, "beamsize: no such field; did you mean 'beam_size'?"),
     ):
         status, told = sent(client, {"inputs": [text(photographs[0])], "params": params})
         assert status == 400 and line in told["error"], told
@@ -119,24 +140,24 @@ def test_parameters(client: TestClient, photographs: list[bytes]) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "line"),
     [
-        (b"", 400, "the body is not JSON"),
-        (b"{", 400, "the body is not JSON"),
-        (b"\xff\xfe", 400, "is not UTF-8"),
-        (b"[1]", 400, "the body is a list"),
+        (b"", 400, "Invalid JSON"),
+        (b"{", 400, "Invalid JSON"),
+        (b"\xff\xfe", 400, "Invalid JSON"),
+        (b"[1]", 400, "send an object with one of dataframe_split, "),
         (b"{}", 400, "this has none"),
         (b'{"inputs": [], "instances": []}', 400, "this has inputs and instances"),
         (b'{"inputs": []}', 400, "there is no picture in the request"),
-        (b'{"inputs": [1]}', 400, "row 0: image: is a number: give the picture's bytes as base64 text"),
-        (b'{"inputs": [null]}', 400, "row 0: image: is missing"),
-        (b'{"inputs": ["%%%"]}', 400, "row 0: image: is not base64 text"),
+        (b'{"inputs": [1]}', 400, "inputs: 0: give the picture's bytes as base64 text"),
+        (b'{"inputs": [null]}', 400, "inputs: 0: give the picture's bytes as base64 text"),
+        (b'{"inputs": ["%%%"]}', 400, "inputs: 0: is not base64 text"),
         (b'{"inputs": ["AAAA"], "parms": {}}', 400, "parms: no such field; did you mean 'params'?"),
-        (b'{"inputs": ["AAAA"], "params": [1]}', 400, "params: is a list"),
-        (b'{"inputs": ["AAAA"], "\\ud800": 1}', 400, "?: no such field"),
-        (b'{"inputs": ["AAAA"], "params": {"\\ud800": 1}}', 400, "?: no such parameter"),
-        (b'{"dataframe_records": ["AAAA"]}', 400, "dataframe_records: row 0 is a text: give an object with 'image'"),
+        (b'{"inputs": ["AAAA"], "params": [1]}', 400, "params: is '[1]': Input should be an object"),
+        (b'{"inputs": ["AAAA"], "\\ud800": 1}', 400, "Invalid JSON"),
+        (b'{"inputs": ["AAAA"], "params": {"\\ud800": 1}}', 400, "Invalid JSON"),
+        (b'{"dataframe_records": ["AAAA"]}', 400, "dataframe_records: 0: is 'AAAA': Input should be an object"),
         (b'{"dataframe_split": {"columns": ["picture"], "data": []}}', 400, "needs \"columns\" with 'image'"),
         (b'{"dataframe_split": {"columns": ["image"], "data": [[]]}}', 400, "row 0 needs 1 values"),
-        (b'{"inputs": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", 400, "nested too deeply"),
+        (b'{"inputs": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", 400, "recursion limit exceeded"),
         (b'{"inputs": [' + b"[]," * 60_000 + b"[]]}", 400, "the body has too many values"),
         (json.dumps({"inputs": ["AAAA"] * 9}).encode(), 413, "9 pictures in a request: send 8 at most"),
         (b'{"inputs": ["' + b"A" * 300_000 + b'"]}', 413, "the body has 300,016 bytes: send 200,000 at most"),
@@ -602,7 +623,6 @@ def test_the_description_names_every_route_and_parameter(client: TestClient, ser
         "/model",
         "/version",
         "/metrics",
-        "/openapi.json",
     }
     query = told["paths"]["/caption"]["post"]["parameters"]
     assert {item["name"]: item["schema"]["type"] for item in query} == {
