@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, get_args
 
 Attentions = Literal["additive", "additive_relu", "dot", "scaled_dot", "general", "scaled_general"]  # see attention.py
-Heads = Literal["full", "bottleneck", "adaptive"]  # see heads.py
 Outputs = Literal["hidden", "deep", "mlp"]  # see output_features.py
 FirstStates = Literal["grid", "linear", "zeros"]  # see decoders/recurrent
 Searches = Literal["beam", "sample"]  # see search.py
@@ -19,19 +18,15 @@ class DecoderOptions:
     """The options of every decoder; ValueError for sizes that do not fit together.
 
     embedding: size E of the word embeddings. hidden: size H of the hidden state, or of all layers. dropout_*: shares,
-    in training only. bottleneck: size of the `bottleneck` head. tie_weights: whether the head uses the word embeddings
-    as its weights. pca_dim: the channels that annotation vectors are projected to by a fixed basis; None for no
-    projection.
+    in training only. tie_weights: whether the head uses the word embeddings as its weights. pca_dim: the channels that
+    annotation vectors are projected to by a fixed basis; None for no projection.
     """
 
     embedding: int = 512
     hidden: int = 512
     dropout_words: float = 0.0
     dropout_grid: float = 0.0
-    dropout_channels: float = 0.0
     dropout_output: float = 0.5
-    head: Heads = "full"
-    bottleneck: int = 256
     tie_weights: bool = False
     pca_dim: int | None = None
 
@@ -41,18 +36,10 @@ class DecoderOptions:
         return self.hidden
 
     def __post_init__(self) -> None:
-        if not self.tie_weights:
-            return
-        if self.head == "adaptive":
+        if self.tie_weights and self.features != self.embedding:
             raise ValueError(
-                "tie_weights: an adaptive softmax has no single layer to tie: set head to full or bottleneck"
-            )
-        size = self.bottleneck if self.head == "bottleneck" else self.features
-        if size != self.embedding:
-            layer = "bottleneck" if self.head == "bottleneck" else "output"
-            raise ValueError(
-                f"tie_weights: embedding has size {self.embedding}, the {layer} has {size}: "
-                f"set decoder.embedding={size}"
+                f"tie_weights: embedding has size {self.embedding}, the output has {self.features}: "
+                f"set decoder.embedding={self.features}"
             )
 
 
@@ -88,20 +75,6 @@ class ShowAttendTellOptions(AttentionLSTMOptions):
 
     attention: Attentions = "additive"
     gate: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class HardAttentionOptions(ShowAttendTellOptions):
-    """The options of hard attention (Xu et al. 2015, section 4.1).
-
-    reinforce, entropy: lambda_r and lambda_e of equation 12. baseline_decay: of the moving average of rewards.
-    expected_share: probability with which the soft context replaces a drawn one.
-    """
-
-    reinforce: float = 1.0
-    entropy: float = 0.002
-    baseline_decay: float = 0.9
-    expected_share: float = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

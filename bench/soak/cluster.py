@@ -85,7 +85,6 @@ def config_of(workspace: Path, number: int, rows: int, side: int) -> Config:
             "shard_rows": rows,
             "device": "cpu",
             "threads": 1,
-            "decode_workers": 1,
         },
     }
     return validate(values, "cluster")

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from ..options import (
     AttentionLSTMOptions,
     DecoderOptions,
-    HardAttentionOptions,
     RecurrentOptions,
     ShowAttendTellOptions,
     TransformerOptions,
@@ -38,7 +37,7 @@ DECODERS: dict[str, Member] = {
     "lstm": Member("rnn_and_lstm", "FirstStateDecoder", RecurrentOptions, {"cell": "lstm"}, attends=False),
     "attention_lstm": Member("attention_lstm", "AttentionLSTM", AttentionLSTMOptions),
     "show_attend_tell": Member("show_attend_tell", "ShowAttendTell", ShowAttendTellOptions),
-    "hard_attention": Member("hard_attention", "HardAttention", HardAttentionOptions),
+    "hard_attention": Member("hard_attention", "HardAttention", ShowAttendTellOptions),
     "up_down": Member("up_down", "UpDown", UpDownOptions),
     "transformer": Member("transformer", "Transformer", TransformerOptions),
 }

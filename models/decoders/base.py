@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from ..heads import make_head
+from ..heads import Head
 from ..options import DecoderOptions
 from ..torch_steps import Stepper
 from ..vocabulary import NULL
@@ -112,21 +111,6 @@ def places_of(valid: Tensor) -> Tensor:
     return valid.flatten().nonzero().squeeze(1)
 
 
-class ChannelDropout(nn.Module):
-    """Dropout of whole channels of a grid (Tompson et al. 2015, section 3.2).
-
-    A channel is dropped at all positions, so that attention, which averages over positions, cannot recover it.
-    """
-
-    def __init__(self, share: float) -> None:
-        super().__init__()
-        self.share = share
-
-    def forward(self, grid: Tensor) -> Tensor:
-        """Return the grid (N, h, w, C), in training with other channels dropped for each picture."""
-        return functional.dropout2d(grid.permute(0, 3, 1, 2), self.share, self.training).permute(0, 2, 3, 1)
-
-
 class Decoder(nn.Module, ABC):
     """The base class of decoders: word embeddings, dropout on words and grid, a head, and maybe a fixed basis.
 
@@ -148,10 +132,8 @@ class Decoder(nn.Module, ABC):
         self.register_buffer("basis", None if pca_dim is None else torch.eye(channels)[:pca_dim].clone())
         self.embed = nn.Embedding(vocabulary, options.embedding, padding_idx=NULL)
         self.drop_words = nn.Dropout(options.dropout_words)
-        self.drop_grid = nn.Sequential(nn.Dropout(options.dropout_grid), ChannelDropout(options.dropout_channels))
-        self.head = make_head(
-            options.head, options.features, vocabulary, options.bottleneck, self.embed if options.tie_weights else None
-        )
+        self.drop_grid = nn.Dropout(options.dropout_grid)
+        self.head = Head(options.features, vocabulary, self.embed if options.tie_weights else None)
         nn.init.uniform_(self.embed.weight, -0.1, 0.1)
         with torch.no_grad():
             self.embed.weight[NULL] = 0.0

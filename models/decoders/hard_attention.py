@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..options import HardAttentionOptions
+from ..options import ShowAttendTellOptions
 from .recurrent import LSTMState
 from .show_attend_tell import ShowAttendTell
 
@@ -32,13 +32,16 @@ class HardAttention(ShowAttendTell):
     The alphas are trained by REINFORCE with the caption's log-likelihood as the reward (equations 11 and 12), a moving
     average of it as the baseline (section 4.1), and the alphas' entropy; for a share of the pictures, half of them in
     the paper, the position drawn is replaced by its expected value, which gives the soft context.
+
+    reinforce, entropy: lambda_r and lambda_e of equation 12. baseline_decay: of the moving average of rewards.
+    expected_share: probability with which the soft context replaces a drawn one.
     """
 
-    def __init__(self, channels: int, vocabulary: int, options: HardAttentionOptions) -> None:
+    reinforce, entropy, baseline_decay, expected_share = 1.0, 0.002, 0.9, 0.5
+
+    def __init__(self, channels: int, vocabulary: int, options: ShowAttendTellOptions) -> None:
         """Create the layers; channels: C of the grid. vocabulary: V."""
         super().__init__(channels, vocabulary, options)
-        self.reinforce, self.entropy = options.reinforce, options.entropy
-        self.baseline_decay, self.expected_share = options.baseline_decay, options.expected_share
         self.baseline: Tensor
         self.register_buffer("baseline", torch.zeros(()))
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tasks.captioner.captioner_artifacts import CaptionerArtifacts
 
 _COMPARED = 32  # photographs at most that an encoder is compared on
+_TOLERANCE = 0.05  # largest relative difference (L2) of its grid of an example from the given one
 
 
 def load_encoder(encoder: EncoderConfig, channels: int) -> Backbone:
@@ -56,7 +57,7 @@ def load_encoder(encoder: EncoderConfig, channels: int) -> Backbone:
 def check_encoder(captioner: Captioner, config: Config, artifacts: CaptionerArtifacts) -> None:
     """Raise AttendError where an encoder makes other grids of its examples than are given, or there is no example.
 
-    Other are those whose relative difference is above `encoder.tolerance`.
+    Other are those whose relative difference is above `_TOLERANCE`.
     """
     encoder = config.encoder
     assert encoder is not None
@@ -71,10 +72,10 @@ def check_encoder(captioner: Captioner, config: Config, artifacts: CaptionerArti
         difference = _relative(made, torch.from_numpy(grids.read([digest])[0]).float())
         if not difference <= worst:  # also where it is no number
             worst, name = difference, str(path)
-    if not worst <= encoder.tolerance:
+    if not worst <= _TOLERANCE:
         raise AttendError(
-            f"encoder: its grid of {name} differs from the given one by {worst:.0%} (encoder.tolerance is "
-            f"{encoder.tolerance:.0%}): another backbone, weights, image_size or projection made the grids: name "
+            f"encoder: its grid of {name} differs from the given one by {worst:.0%} (the limit is "
+            f"{_TOLERANCE:.0%}): another backbone, weights, image_size or projection made the grids: name "
             "those, or leave encoder out to register a model that takes grids"
         )
 

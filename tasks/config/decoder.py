@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from models.decoders import DECODERS
-from models.options import Attentions, DecoderOptions, FirstStates, Heads, Outputs, ShowAttendTellOptions
+from models.options import Attentions, DecoderOptions, FirstStates, Outputs, ShowAttendTellOptions
 from tasks.common.errors import check_known
 from tasks.common.section import NotInKey, Section
 
 # Fields of the decoder section that are not options of the decoder's class.
-_NOT_OF_THE_CLASS = ("name", "word_vectors", "freeze_words")
+_NOT_OF_THE_CLASS = ("name", "word_vectors")
 
 
 class DecoderConfig(Section):
@@ -58,12 +58,6 @@ class DecoderConfig(Section):
         "Xu et al. 2015, equation 7 (`deep`), or by an MLP (`mlp`); default: `hidden`",
     )
     output_size: int | None = Field(None, ge=1, description="size of the `mlp` output's layer; default: 512")
-    head: Heads | None = Field(
-        None,
-        description="layers that compute the logits: one linear layer (`full`), two with a narrow one between "
-        "(`bottleneck`), or an adaptive softmax (`adaptive`); default: `full`",
-    )
-    bottleneck: int | None = Field(None, ge=1, description="size of the `bottleneck` head's narrow layer; default: 256")
     tie_weights: bool | None = Field(
         None, description="use the word embeddings as the head's weights too; default: false"
     )
@@ -78,18 +72,11 @@ class DecoderConfig(Section):
         description="file of word vectors in GloVe's text format from which the word embeddings start; its digest "
         "enters the key; default: random embeddings",
     )
-    freeze_words: bool = Field(False, description="do not train the word embeddings")
     dropout_words: float | None = Field(
         None, ge=0, lt=1, description="share of the word embeddings' values dropped in training; default: 0"
     )
     dropout_grid: float | None = Field(
         None, ge=0, lt=1, description="share of the annotation vectors' values dropped in training; default: 0"
-    )
-    dropout_channels: float | None = Field(
-        None,
-        ge=0,
-        lt=1,
-        description="share of the grid's channels dropped in training, each at all positions at once; default: 0",
     )
     dropout_output: float | None = Field(
         None,
@@ -112,28 +99,6 @@ class DecoderConfig(Section):
     dropout_layers: float | None = Field(
         None, ge=0, lt=1, description="share of the values dropped in the layers of `transformer`; default: 0.1"
     )
-    reinforce: float | None = Field(
-        None,
-        ge=0,
-        description="weight lambda_r of the REINFORCE term of `hard_attention` (Xu et al. 2015, section 4.1); "
-        "default: 1.0",
-    )
-    entropy: float | None = Field(
-        None,
-        ge=0,
-        description="weight lambda_e of the alphas' entropy for `hard_attention` (Xu et al. 2015, section 4.1); "
-        "default: 0.002",
-    )
-    baseline_decay: float | None = Field(
-        None, ge=0, lt=1, description="decay of the moving-average baseline of `hard_attention`; default: 0.9"
-    )
-    expected_share: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="share of the training pictures for which `hard_attention` uses the soft, expected context instead "
-        "of a drawn position; default: 0.5",
-    )
 
     @model_validator(mode="after")
     def _check(self) -> DecoderConfig:
@@ -143,22 +108,13 @@ class DecoderConfig(Section):
             applies = name in _NOT_OF_THE_CLASS or name in self._class_options
             if not applies and getattr(self, name) is not None:
                 raise ValueError(f"decoder {self.name} has no `{name}`: leave it out, or set it to null")
-        if self.freeze_words and self.tie_weights:
-            raise ValueError(
-                "freeze_words: with tie_weights the word embeddings are the output layer too, which must be trained: "
-                "leave one of the two out"
-            )
         if self.first_state == "zeros" and not member.attends:
             raise ValueError(
                 f"first_state: decoder {self.name} sees the picture in its first state alone: set first_state to grid"
             )
         if self.first_state == "linear" and not issubclass(member.options, ShowAttendTellOptions):
             raise ValueError(f"first_state: that of {self.name} has no tanh to leave out: set first_state to grid")
-        head = self.resolved().head
-        if head != "bottleneck" and self.bottleneck not in (None, DecoderOptions.bottleneck):
-            raise ValueError(
-                f"bottleneck: a {head} head has no bottleneck: set head to bottleneck, or leave bottleneck out"
-            )
+        self.resolved()  # whose rules are in models/options.py
         return self
 
     @property

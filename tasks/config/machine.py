@@ -38,9 +38,6 @@ class MachineConfig(Section):
         ge=0,
         description="threads that compute; 0 for torch's choice within CPU affinity and the container's quota",
     )
-    decode_workers: int = Field(
-        0, ge=0, description="threads that decode pictures; 0 for machine.threads or, where that is 0, one per core"
-    )
     dask: str | None = Field(
         None,
         pattern=r"^[a-z]+://",

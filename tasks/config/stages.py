@@ -91,9 +91,6 @@ class EncoderConfig(Section):
     examples: Annotated[Path | None, NotInKey()] = Field(
         None, description="folder of photographs whose grids are given, each named by the number of its row, from 0"
     )
-    tolerance: float = Field(
-        0.05, gt=0, lt=1, description="largest relative difference (L2) of its grid of an example from the given one"
-    )
 
     @model_validator(mode="after")
     def _check(self) -> EncoderConfig:
@@ -153,7 +150,6 @@ class MemoryConfig(Section):
     pictures: int = Field(
         200_000, ge=1, description="training pictures that are kept; of more, so many are drawn at random"
     )
-    size: int = Field(128, ge=1, le=4096, description="numbers that are kept of a picture's grid, by PCA")
     joined: bool | None = Field(
         None,
         description="keep the pictures that the captioner of training.start_from remembers too; needs "
@@ -201,22 +197,9 @@ class EvaluationConfig(Section):
     temperature: float = Field(
         Decoding.temperature, gt=0, le=10, description="temperature of `sample`: below 1 makes likely words likelier"
     )
-    top_k: int = Field(
-        Decoding.top_k, ge=0, description="`sample` draws from this number of likeliest words; 0 for all words"
-    )
-    top_p: float = Field(
-        Decoding.top_p,
-        gt=0,
-        le=1,
-        description="`sample` draws from the likeliest words that together have this probability",
-    )
-    seed: int = Field(
-        Decoding.seed, ge=0, description="seed of `sample`; a picture's captions depend on it and the picture alone"
-    )
     max_length: int = Field(
         Decoding.max_length, ge=1, le=200, description="tokens of a caption at most, the END token included"
     )
-    min_length: int = Field(Decoding.min_length, ge=0, le=200, description="words of a caption at least")
     no_repeat: int = Field(
         Decoding.no_repeat,
         ge=0,
@@ -324,12 +307,6 @@ class RegistryConfig(Section):
         le=1,
         description="share of a champion's captions that must be likelier for their own picture than for a hundred "
         "others, such as 0.1; of captions that have nothing to do with their pictures, 0.01 are",
-    )
-    inspected: Annotated[int, NotInKey()] = Field(
-        5_000,
-        ge=0,
-        description="captions that are compared with their pictures by the trained model, to find those of other "
-        "pictures; where there are more, those of new pictures first",
     )
     max_slice_loss: Annotated[float | None, NotInKey()] = Field(
         None,

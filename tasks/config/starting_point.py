@@ -49,11 +49,6 @@ class StartingPoint:
         backbone, decoder = saved["backbone"], saved["decoder"]
         if "members" in decoder:
             raise AttendError(f"{_FIELD}: {self.address} is an ensemble: train it with evaluation.ensemble=1")
-        if decoder["options"].get("head") == "adaptive":
-            raise AttendError(
-                f"{_FIELD}: {self.address} has an adaptive head, whose layers depend on the ranks of words: train it "
-                "with decoder.head=full"
-            )
         grids: dict[str, Any] = {}
         if "shape" not in backbone:
             grids = {name: backbone.get(name) for name in _OF_GRIDS}

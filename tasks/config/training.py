@@ -9,7 +9,7 @@ from pydantic import Field
 from tasks.common.section import NotInKey, Section
 
 # The fields that the later stages take from `training`: they are set there, and there alone.
-_SHARED = ("warmup_steps", "weight_decay", "clip_norm", "patience", "precision", "seed")
+_SHARED = ("warmup_steps", "clip_norm", "patience", "precision", "seed")
 
 
 class FitConfig(Section):
@@ -19,9 +19,6 @@ class FitConfig(Section):
     batch_pictures: int = Field(16, ge=1, description="pictures per training step, each with all its captions")
     learning_rate: float = Field(8e-4, gt=0, description="learning rate at its peak; it falls to 0 along a cosine")
     warmup_steps: int = Field(100, ge=0, description="steps in which the learning rate rises linearly to its peak")
-    weight_decay: float = Field(
-        0.0, ge=0, description="weight decay, decoupled from the gradient (Loshchilov and Hutter 2019)"
-    )
     clip_norm: float = Field(5.0, ge=0, description="norm to which a larger gradient is scaled down; 0 for no limit")
     averaging: float = Field(
         0.0, ge=0, lt=1, description="decay of the moving average of the weights that is validated and kept; 0 for none"
@@ -125,15 +122,6 @@ class TuningConfig(CrossEntropyConfig):
         description="number, from 1, of the first of the backbone's blocks to fine-tune; all later ones are too. A "
         "model of timm has the blocks of its `group_matcher`",
     )
-    crop: float = Field(
-        0.85,
-        gt=0,
-        le=1,
-        description="smallest share, up to 1, of a photograph's height and of its width that a random crop keeps",
-    )
-    flip: bool = Field(
-        True, description="mirror half of the photographs, but none whose captions mention left or right"
-    )
     keep_decoder: Annotated[bool, NotInKey()] = Field(
         False,
         description="use the decoder that is tuned with the backbone, in place of a new one that is trained on the "
@@ -153,7 +141,7 @@ class SelfCriticalConfig(GridTrainingConfig):
     `training` sets the rest, such as `seed` and `patience`.
     """
 
-    SHARED: ClassVar = (*_SHARED, "epoch_batches", "block")
+    SHARED: ClassVar = (*_SHARED, "captions_per_picture", "epoch_batches", "block")
 
     epochs: int = Field(10, ge=1, description="epochs at most; see `training.patience`")
     learning_rate: float = Field(5e-5, gt=0, description="learning rate at its peak; it falls to 0 along a cosine")

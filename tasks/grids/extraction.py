@@ -318,7 +318,7 @@ def _decode_one(
     except Exception as error:
         if is_out_of_memory(error):  # no fault of the photograph: it is tried again in the next run
             raise AttendError(
-                f"{path}: out of memory while it was decoded: free some, or lower machine.decode_workers and "
+                f"{path}: out of memory while it was decoded: free some, or lower machine.threads and "
                 "machine.extract_batch, and run again; finished shards are kept"
             ) from None
         raise

@@ -22,7 +22,7 @@ def decoders(machine: MachineConfig) -> ThreadPoolExecutor:
 def decoder_count(machine: MachineConfig) -> int:
     """Return the number of threads that decode photographs; the processes of one torchrun share the cores evenly."""
     share = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return machine.decode_workers or machine.threads or max(share, 1)
+    return machine.threads or max(share, 1)
 
 
 def read_photograph(digest: str, path: Path) -> bytes:

@@ -49,6 +49,7 @@ from tasks.inspection.unusual_captions import unusual_captions
 from tasks.training.outputs import load_ensemble
 
 DOUBT = 0.6  # nats a word from which a caption is a finding
+_INSPECTED = 5_000  # captions that the model compares with their pictures
 _MOST_ROWS = 200  # of a kind
 _MOST_UNLIKE = 24
 _MOST_KNOWN, _NEIGHBOURS = 4096, 5
@@ -82,7 +83,7 @@ def inspect_data(config: Config, sources: ScoreInputs, known: Set[str] | None, o
     """Write findings.parquet and inspection.json to `out`, and return the contents of the second.
 
     known: digests of the pictures of the champion's data set; None where there is no champion, or it is not known which
-    they were. What is new is looked at first, where there is more than `registry.inspected` captions.
+    they were. What is new is looked at first, where there is more than `_INSPECTED` captions.
     """
     pictures = {split: read_pictures(sources.manifest.path, split) for split in SPLITS if split in _splits(sources)}
     grids = open_grids(sources.grids, config.machine)
@@ -183,7 +184,7 @@ def _doubtful(
     chosen, number = [], 0
     places: list[list[int]] = []  # of the captions that differ: a source's weight repeats those of its pictures
     for digest in order:
-        if number >= config.registry.inspected:
+        if number >= _INSPECTED:
             break
         if digest in captioned:
             tokens = captioned[digest].tokens

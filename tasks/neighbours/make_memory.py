@@ -29,6 +29,7 @@ from tasks.pipeline.ledger import Artifact, Outcome
 
 PICTURES = "pictures.parquet"  # their digests, in the order of the memory
 _READ_AT_ONCE = 64
+_SIZE = 128  # numbers that are kept of a picture's grid, by PCA
 
 
 def write_memory(
@@ -52,7 +53,7 @@ def write_memory(
     left_out = max(len(pictures) - memory.pictures, 0)
     kept = random.Random(0).sample(pictures, len(pictures) - left_out)
     if start is None:
-        found = make_memory(reader, kept, read_frequencies(captions.path), memory.size)
+        found = make_memory(reader, kept, read_frequencies(captions.path), _SIZE)
     else:
         before = Memory.load(start.folder)
         if before.captions is None:

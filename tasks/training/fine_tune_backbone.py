@@ -46,6 +46,8 @@ from tasks.training.objectives import CrossEntropy
 from tasks.training.outputs import LAST, WEIGHTS, decoder_digest, load_decoder, write_shape
 from tasks.training.precision import precision_by_epoch, with_precision
 
+_LEAST_KEPT = 0.85  # smallest share of a photograph's height and of its width that a random crop keeps
+
 
 @dataclass(frozen=True)
 class TuneInputs:
@@ -61,15 +63,14 @@ class TuneInputs:
 def fine_tune_backbone(
     grids: GridsConfig,
     tuning: TuningConfig,
-    freeze_words: bool,
     machine: MachineConfig,
     sources: TuneInputs,
     out: Path,
 ) -> Outcome:
     """Fine-tune the backbone and the decoder together, and write the best backbone and the history to `out`.
 
-    The outcome's product is the digest of the backbone's weights. freeze_words: do not train the decoder's word
-    embeddings. Raise AttendError where the block `tuning.first_block` cannot be tuned.
+    The outcome's product is the digest of the backbone's weights. Raise AttendError where the
+    block `tuning.first_block` cannot be tuned.
     """
     captions, manifest = sources.captions.path, sources.manifest.path
     tuning = with_precision(tuning, device_of(machine))
@@ -78,7 +79,6 @@ def fine_tune_backbone(
     files = files_by_digest(manifest, sources.data)
     backbone = load_backbone(grids)
     decoder, shape = load_decoder(sources.trained.path)
-    decoder.embed.weight.requires_grad_(not freeze_words)
     try:
         tuned_weights = backbone.unfreeze(tuning.first_block, grids.image_size)
     except ValueError as error:
@@ -185,15 +185,13 @@ class PhotographBatches(Batches):
     ) -> None:
         super().__init__(pictures, tuning.batch_pictures, tuning.seed)
         self._tuning, self._views = tuning, views
-        self._may_mirror = {
-            picture.digest: tuning.flip and not mentions_side(picture, vocabulary) for picture in pictures
-        }
+        self._may_mirror = {picture.digest: not mentions_side(picture, vocabulary) for picture in pictures}
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:
         digests = [picture.digest for picture in captioned]
         seeds = [f"{self.seed} {epoch} {digest}" for digest in digests]
         mirrored = [self._may_mirror[digest] for digest in digests]
-        return self._views.varied(digests, seeds, self._tuning.crop, mirrored, self._tuning.jitter)
+        return self._views.varied(digests, seeds, _LEAST_KEPT, mirrored, self._tuning.jitter)
 
 
 class PhotographDev(Dev):

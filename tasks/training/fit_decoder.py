@@ -203,5 +203,4 @@ def _initial_decoder(
     if decoder.word_vectors is not None:
         with torch.no_grad():
             load_word_vectors(decoder.word_vectors, vocabulary, initial.embed.weight)
-    initial.embed.weight.requires_grad_(not decoder.freeze_words)
     return initial

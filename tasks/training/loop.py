@@ -105,10 +105,9 @@ class TrainingLoop:
             {"params": [weight for weight in group.weights if weight.requires_grad], "peak": group.learning_rate}
             for group in groups
         ]
-        self.optimiser = torch.optim.AdamW(
+        self.optimiser = torch.optim.Adam(
             [group for group in trainable if group["params"]],
             training.learning_rate,
-            weight_decay=training.weight_decay,
             fused=True,
         )
         self.step = 0

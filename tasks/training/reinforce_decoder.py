@@ -36,7 +36,6 @@ from tasks.training.rewards import Rewards
 
 
 def reinforce_decoder(
-    freeze_words: bool,
     training: SelfCriticalConfig,
     machine: MachineConfig,
     trained: Artifact,
@@ -46,12 +45,11 @@ def reinforce_decoder(
 ) -> Outcome:
     """Continue to train a decoder, keep the weights that are best on dev, and write them to `out`.
 
-    freeze_words: do not train the word embeddings. trained: the artifact of the stage that made the decoder.
+    trained: the artifact of the stage that made the decoder.
     """
     device = device_of(machine)
     training = with_precision(training, device)
     decoder, shape = load_decoder(trained.path)
-    decoder.embed.weight.requires_grad_(not freeze_words)
     batches, dev = prepare("self_critical", training, machine, sources)
     captions, vocabulary = sources.captions.path, sources.vocabulary()
     rewards = Rewards(read_frequencies(captions), vocabulary, training.meteor or 0.0)

@@ -38,7 +38,6 @@ class SelfCritical(DecoderStage):
         from tasks.training.reinforce_decoder import reinforce_decoder
 
         return reinforce_decoder(
-            self.decoder.freeze_words,
             self.self_critical,
             self.machine,
             work.artifacts[self.trained],

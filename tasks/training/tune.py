@@ -68,8 +68,7 @@ class Tune(BackboneStage):
         sources = TuneInputs(
             manifest, work.artifacts[captions], work.artifacts[grids], work.artifacts[self.frozen], self.data
         )
-        freeze_words = self.frozen.decoder.freeze_words
-        return fine_tune_backbone(grids.grids, self.tuning, freeze_words, self.machine, sources, work.out)
+        return fine_tune_backbone(grids.grids, self.tuning, self.machine, sources, work.out)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

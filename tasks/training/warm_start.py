@@ -96,11 +96,6 @@ def _check_alike(given: Mapping[str, Any], shape: DecoderSpec, name: str) -> Non
     remedy = "set it alike, or leave start_from out, which trains from the beginning"
     if "members" in given:
         raise AttendError(f"{decoder} is an ensemble: leave start_from out, which trains from the beginning")
-    if shape["options"]["head"] == "adaptive":
-        raise AttendError(
-            "training.start_from: the layers of an adaptive head depend on the words' ranks, which change: set "
-            "decoder.head=full, or leave start_from out"
-        )
     for field in ("name", "channels"):
         if given[field] != shape[field]:
             what = "decoder.name" if field == "name" else "grids: channels"

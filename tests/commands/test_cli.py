@@ -48,7 +48,6 @@ from tests.support import plan, run_stage, small
             ["run", "demo", "decoder.name=attention_lstm", "decoder.gate=true"],
             "attention_lstm has no `gate`: leave it out",
         ),
-        (["run", "demo", "decoder.bottleneck=64"], "bottleneck: a full head has no bottleneck: set head to bottleneck"),
         (["run", "demo", "--until", "trian"], "no such stage 'trian'; did you mean 'train'?"),
         (["run", "flickr8k"], "data.path: is missing"),
         (["run", "flickr8k", "data.path=/nowhere"], "data.path: /nowhere: no such folder"),

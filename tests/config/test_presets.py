@@ -169,10 +169,10 @@ def test_coco_pts_captions_keep_their_ids(name: str, tmp_path: Path) -> None:
 
 
 def test_a_preset_is_one_file(workspace: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("preset: lstm\nabout: mine\ndecoder: {hidden: 24, head: bottleneck}\n")
+    (tmp_path / "mine.yaml").write_text("preset: lstm\nabout: mine\ndecoder: {hidden: 24, output: mlp}\n")
     settings = [*SMALL, "grids.backbone=tiny", "grids.image_size=64", f"machine.workspace={workspace}"]
     config = load(str(tmp_path / "mine.yaml"), settings)
-    assert (config.name, config.decoder.name, config.decoder.head) == ("mine", "lstm", "bottleneck")
+    assert (config.name, config.decoder.name, config.decoder.output) == ("mine", "lstm", "mlp")
     for stage in ("ingest", "extract", "tensorise", "train", "remember", "evaluate"):
         run_stage(config, stage)
     assert artifacts(config)["evaluate"].ledger.counts["captions"] > 0

@@ -253,7 +253,7 @@ def test_an_encoder_that_makes_other_grids_is_refused(given: Path, registered: P
     changes, message = WRONG[what]
     if what == "names":
         (tmp_path / "holiday.png").write_bytes((given / "photographs" / "0.png").read_bytes())
-        wrong = encoder(given, examples=str(tmp_path), tolerance=0.04)  # another key: examples are not in it
+        wrong = encoder(given, examples=str(tmp_path), fit="crop")  # another key: examples are not in it
     else:
         wrong = encoder(given, **changes(given, tmp_path))
     before = len(tracking.connect(registered).search_model_versions("name = 'small'"))

@@ -340,8 +340,9 @@ def test_a_champion_is_scored_by_the_settings_that_its_code_has(registered: Path
 
 def test_a_smaller_search_than_the_evaluations_is_what_was_asked_for(registered: Path) -> None:
     config = trained(registered)
-    evaluation = config.evaluation.model_copy(update={"beam": 4, "n_best": 3, "min_length": 5})
+    evaluation = config.evaluation.model_copy(update={"beam": 4, "n_best": 3})
     captioner = make_captioner(config.model_copy(update={"evaluation": evaluation}), captioner_artifacts(config))
+    captioner.decoding = replace(captioner.decoding, min_length=5)
     photograph = pictures(registered)[0].read_bytes()
     for asked, alternatives in (({}, 2), ({"beam": 1}, 0), ({"beam": 2}, 1), ({"beam": 2, "max_length": 3}, 1)):
         (said,) = captioner.caption([photograph], **asked)

@@ -193,21 +193,6 @@ def test_a_photograph_that_goes_while_tuning_is_told(finished: Path) -> None:
             views.whole(["0" * 64])
 
 
-def test_frozen_words_stay_frozen_while_tuning(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
-    made = fitting.TrainingLoop.__init__
-
-    def spying(self: Any, model: Any, *rest: Any) -> None:
-        seen.append(getattr(model, "decoder", model).embed.weight.requires_grad)
-        made(self, model, *rest)
-
-    monkeypatch.setattr(fitting.TrainingLoop, "__init__", spying)
-    workspace = tmp_path / "workspace"
-    shutil.copytree(finished, workspace)
-    run(tuned_config(workspace, decoder__freeze_words=True), "tune")
-    assert seen == [False, False]
-
-
 def test_a_caption_that_tells_left_from_right_keeps_its_picture_from_the_mirror(tmp_path: Path) -> None:
     picture = Image.new("RGB", (64, 64))
     picture.paste((255, 255, 255), (0, 0, 32, 64))  # white on the left

@@ -167,7 +167,6 @@ def test_two_resume_where_nothing_is_left_but_to_write(alone: Config, workspace:
     [
         *((name, {}) for name in DECODERS),
         *((name, {"first_state": "zeros"}) for name in LOOKING),
-        *((name, {"head": "adaptive"}) for name in DECODERS),
     ],
 )
 @pytest.mark.filterwarnings("error:find_unused_parameters")

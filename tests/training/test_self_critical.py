@@ -242,15 +242,6 @@ def test_a_reward_is_cider_d_and_a_share_of_meteor() -> None:
             assert mixed[picture, row].item() == pytest.approx(plain[picture, row].item() + 2 * share)
 
 
-def test_word_vectors_that_are_frozen_stay_so(workspace: Path) -> None:
-    config = small(workspace, decoder__freeze_words=True, self_critical={**CRITICAL, "epochs": 1})
-    run(config)
-    made = artifacts(config, "self_critical")
-    after, before = (trained.load_decoder(made[stage].path)[0] for stage in ("self_critical", "train"))
-    assert torch.equal(after.embed.weight, before.embed.weight)
-    assert not torch.equal(after.head.get_parameter("weight"), before.head.get_parameter("weight"))
-
-
 def test_training_that_diverges_is_told_and_keeps_nothing(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reward alone would not tell: a decoder of no numbers says nothing, which is worth 0."""
     config = small(workspace, self_critical=CRITICAL)
