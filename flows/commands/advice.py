@@ -51,13 +51,16 @@ def _ending(config: Config, trained: Artifact) -> str:
     section = "training"
     if tuning is not None and tuning.keep_decoder:
         training, section = tuning, "tuning"
-    scores = pq.read_table(trained.path / HISTORY)[f"dev_{training.select}"].to_pylist()
-    best = max(range(len(scores)), key=lambda epoch: float(scores[epoch])) + 1
-    if len(scores) < training.epochs:
+    history = pq.read_table(trained.path / HISTORY).to_pylist()
+    best = int(max(history, key=lambda row: float(row[f"dev_{training.select}"]))["epoch"])
+    last = int(history[-1]["epoch"])
+    if not best:
+        return "no epoch was better on dev than the captioner that training started from, which is kept as it was"
+    if last < training.epochs:
         return (
             f"training ended because {counted(training.patience, 'epoch')} after epoch {best} were no better on dev: "
             "more epochs would not help"
         )
-    if best == len(scores):
+    if best == last:
         return f"the last of {counted(best, 'epoch')} was the best on dev: more of them may help ({section}.epochs)"
-    return f"epoch {best} of {len(scores)} was the best on dev: more epochs would not help"
+    return f"epoch {best} of {last} was the best on dev: more epochs would not help"

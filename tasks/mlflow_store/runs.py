@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -94,9 +95,10 @@ class TrainingLog:
         best: the file of its epoch's weights, which are logged too; None where an earlier epoch has better ones.
         """
         epoch = int(row["epoch"])
-        if epoch <= int(self.client.get_run(self.run_id).data.tags.get(_EPOCHS, 0)):
+        if epoch <= int(self.client.get_run(self.run_id).data.tags.get(_EPOCHS, -1)):
             return
-        log_scores(self.client, self.run_id, {name: row[name] for name in row if name != "epoch"}, epoch)
+        scores = {name: value for name, value in row.items() if name != "epoch" and not math.isnan(value)}
+        log_scores(self.client, self.run_id, scores, epoch)
         self.client.set_tag(self.run_id, _EPOCHS, str(epoch))
         if best is not None:
             from tasks.training.outputs import WEIGHTS  # loads torch

@@ -30,9 +30,9 @@ from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import GridBatches, ResidentBatches
 from tasks.training.dev import DEV_SCORES, GridDev
-from tasks.training.loop import EpochDone, TrainingLoop, WeightGroup
+from tasks.training.loop import NOT_BETTER, EpochDone, TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
-from tasks.training.outputs import DECODER, HISTORY, LAST, NEXT_BEST, WEIGHTS, decoder_digest, kept_weights, write_shape
+from tasks.training.outputs import DECODER, HISTORY, LAST, WEIGHTS, decoder_digest, write_shape
 from tasks.training.precision import precision_by_epoch, with_precision
 from tasks.training.warm_start import start_from
 
@@ -85,7 +85,8 @@ def fit_decoder(
         said = np.concatenate([picture.tokens.ravel() for picture in batches.captioned]).tolist()
         notes = start_from(initial, shape, vocabulary, start.folder, start.name, said)
     groups = [WeightGroup(training.learning_rate, initial.parameters())]
-    fit = TrainingLoop(initial, groups, training, machine, batches, out, CrossEntropy(training))
+    objective, was_trained = CrossEntropy(training), start is not None
+    fit = TrainingLoop(initial, groups, training, machine, batches, out, objective, was_trained=was_trained)
     fit.run(dev, epoch_done)
     outcome = finish(fit, shape, out)
     return replace(outcome, notes=[*notes, *outcome.notes])
@@ -139,19 +140,11 @@ def adopt_decoder(tuned: Artifact, out: Path, epoch_done: EpochDone) -> Outcome:
     return Outcome({"weights": tuned.products["decoder"]}, dict(tuned.ledger.counts))
 
 
-class TrainedBefore(NamedTuple):
-    """A decoder that was trained before, and may be kept in place of an epoch's. scores: `Dev.scores` of it."""
-
-    scores: dict[str, float]
-    weights: Path
-
-
-def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path, start: TrainedBefore | None = None) -> Outcome:
+def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path) -> Outcome:
     """Write the trained decoder to `out`; the outcome's product is the digest of the kept weights and of `shape`.
 
-    shape: the arguments of `models.decoders.base.make`. start: the decoder that training began with, which is kept at
-    the rank of its dev score. Where several processes train, only the leader writes; the others return an empty
-    outcome.
+    shape: the arguments of `models.decoders.base.make`. Where several processes train, only the leader writes; the
+    others return an empty outcome.
     """
     if processes.rank():
         return Outcome({})
@@ -159,27 +152,11 @@ def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path, start: TrainedBefor
     fit.write()
     best = fit.history[fit.kept()[0]]
     notes = [f"computed in {precision_by_epoch(fit.history)}"]
-    if start is not None and _rank(start, fit, out) == 0:
-        best = start.scores
-        notes.append("no epoch is better on dev than the decoder that training began with, which is kept")
-    counts: dict[str, int | float] = {"epochs": len(fit.history)}
+    if not best["epoch"]:
+        notes.append(NOT_BETTER)
+    counts: dict[str, int | float] = {"epochs": fit.trained_epochs}
     counts |= {name: round(best[name], 3) for name in (*DEV_SCORES, "dev_loss") if name in best}
     return Outcome({"weights": decoder_digest(out)}, counts, notes)
-
-
-def _rank(start: TrainedBefore, fit: TrainingLoop, out: Path) -> int:
-    """Put the weights that training began with among the kept ones in `out`, and return their rank, from 0.
-
-    At a rank of `fit.keep` or more they are not kept.
-    """
-    rank = sum(fit.history[epoch][fit.selected] >= start.scores[fit.selected] for epoch in fit.kept())
-    if rank < fit.keep:
-        names = [WEIGHTS, *(NEXT_BEST.format(number) for number in range(2, fit.keep + 1))]
-        for worse in range(len(kept_weights(out)) - 1, rank - 1, -1):
-            if worse + 1 < fit.keep:
-                (out / names[worse]).replace(out / names[worse + 1])
-        shutil.copyfile(start.weights, out / names[rank])
-    return rank
 
 
 def _initial_decoder(

@@ -43,6 +43,7 @@ from tasks.training.outputs import HISTORY, LAST, NEXT_BEST, WEIGHTS
 from tasks.training.precision import SHARE
 
 _CHECKPOINT = ".checkpoint.pt"
+NOT_BETTER = "no epoch is better on dev than what training began with, which is kept"
 EpochDone = Callable[[dict[str, float], Path | None], None]
 
 
@@ -81,11 +82,14 @@ class TrainingLoop:
         out: Path,
         objective: Objective,
         name: str = "train",
+        *,
+        was_trained: bool = False,
     ) -> None:
         """Prepare the training, and resume it from the checkpoint in `out` where there is one.
 
         model: a Decoder or an EndToEnd. groups: the weights that are trained, and how fast. training: its precision
-        must be decided, not `auto` (see precision.py). name: the stage's kind.
+        must be decided, not `auto` (see precision.py). name: the stage's kind. was_trained: whether the model was
+        trained before: it is then validated first, as epoch 0, and kept where no later epoch is better.
         """
         assert training.precision != "auto"
         self.name, self.training, self.machine, self.batches, self.out = name, training, machine, batches, out
@@ -114,12 +118,18 @@ class TrainingLoop:
         self.sums = Sums()
         self.history: list[dict[str, float]] = []
         self.kept_weights = KeptWeights(out)
+        self.was_trained = was_trained
         self._resume()
 
     @property
     def section(self) -> str:
         """Return the name of the config section that this training follows."""
         return {"train": "training", "tune": "tuning"}.get(self.name, self.name)
+
+    @property
+    def trained_epochs(self) -> int:
+        """Return the number of epochs that are done, without epoch 0."""
+        return int(self.history[-1]["epoch"]) if self.history else 0
 
     @property
     def steps(self) -> int:
@@ -138,47 +148,58 @@ class TrainingLoop:
                 f"{self.steps:,} steps: the learning rate never reaches its peak: lower warmup_steps"
             )
         report_row = epoch_done or _ignore_row
-        for epoch, row in enumerate(self.history):
-            report_row(row, self._file_of_best(epoch))
+        for index, row in enumerate(self.history):
+            report_row(row, self._file_of_best(index))
         # Deferred all the time: an interrupt that is raised in a library's callback may be lost there.
         with deferred_interrupt("this step") as is_interrupted:
-            while len(self.history) < self.training.epochs and not self._stalled():
-                epoch = len(self.history)
-                self._train_epoch(epoch, is_interrupted)
-                row = self._validate(dev)
-                self.history.append(row)
-                kept = self.kept()
-                if epoch in kept:
-                    self.kept_weights.save(self.weights(), epoch, kept)
-                self.checkpoint()
-                self.kept_weights.remove_others(kept)
-                metric = self.objective.metric
-                log.info(
-                    f"{self.name}: epoch {epoch + 1}/{self.training.epochs}  {metric} {row[metric]:.3f}  "
-                    f"dev loss {row['dev_loss']:.3f}, BLEU-4 {row['dev_bleu4']:.2f}, CIDEr {row['dev_cider']:.2f} "
-                    f"(greedy)  {row['seconds']:.0f} s{self._rest()}"
-                )
-                report_row(row, self._file_of_best(epoch))
+            if self.was_trained and not self.history:
+                self._end_epoch(0, dev, report_row)
+            while self.trained_epochs < self.training.epochs and not self._stalled():
                 if is_interrupted():  # in validation, say: the epoch is in the checkpoint
                     raise KeyboardInterrupt
-        best, last = self.kept()[0] + 1, len(self.history)
+                self._train_epoch(self.trained_epochs, is_interrupted)
+                self._end_epoch(self.trained_epochs + 1, dev, report_row)
+            if is_interrupted():
+                raise KeyboardInterrupt
+        best, last = int(self.history[self.kept()[0]]["epoch"]), self.trained_epochs
         ended = (
             ""
             if last == self.training.epochs
             else f"ended after {counted(self.training.patience, 'epoch')} without a "
             f"better {self.selected.replace('_', ' ')} (training.patience): "
         )
-        log.info(f"{self.name}: {ended}the weights of epoch {best} of {last} are kept")
+        kept = f"the weights of epoch {best} of {last} are kept" if best else NOT_BETTER
+        log.info(f"{self.name}: {ended}{kept}")
 
-    def _rest(self) -> str:
-        """Return how long the other epochs may take, by those so far; empty after the last."""
-        rest = self.training.epochs - len(self.history)
-        seconds = rest * sum(row["seconds"] for row in self.history) / len(self.history)
-        return f"; {counted(rest, 'more epoch')} at most, {lasting(seconds)}" if rest else ""
+    def _end_epoch(self, epoch: int, dev: Dev, report_row: EpochDone) -> None:
+        """Validate an epoch, add it to the history, and write its weights where they are kept, and a checkpoint."""
+        row = self._validate(epoch, dev)
+        self.history.append(row)
+        index, kept = len(self.history) - 1, self.kept()
+        if index in kept:
+            self.kept_weights.save(self.weights(), index, kept)
+        self.checkpoint()
+        self.kept_weights.remove_others(kept)
+        metric = self.objective.metric
+        done = f"epoch {epoch}/{self.training.epochs}  {metric} {row[metric]:.3f}" if epoch else "before training"
+        log.info(
+            f"{self.name}: {done}  dev loss {row['dev_loss']:.3f}, BLEU-4 {row['dev_bleu4']:.2f}, "
+            f"CIDEr {row['dev_cider']:.2f} (greedy){self._rest(epoch)}"
+        )
+        report_row(row, self._file_of_best(index))
 
-    def _file_of_best(self, epoch: int) -> Path | None:
+    def _rest(self, epoch: int) -> str:
+        """Return the seconds of an epoch, and how long the other epochs may take; empty before the first."""
+        if not epoch:
+            return ""
+        rest = self.training.epochs - epoch
+        seconds = rest * sum(row["seconds"] for row in self.history) / epoch
+        more = f"; {counted(rest, 'more epoch')} at most, {lasting(seconds)}" if rest else ""
+        return f"  {self.history[-1]['seconds']:.0f} s{more}"
+
+    def _file_of_best(self, index: int) -> Path | None:
         """Return the file of an epoch's weights where no epoch has better ones; None otherwise."""
-        return self.kept_weights.path(epoch) if self.kept()[0] == epoch else None
+        return self.kept_weights.path(index) if self.kept()[0] == index else None
 
     def _train_epoch(self, epoch: int, is_interrupted: Callable[[], bool]) -> None:
         """Take the steps of an epoch that are not taken yet, with a checkpoint every `checkpoint_seconds`.
@@ -265,14 +286,14 @@ class TrainingLoop:
         """Return the weights that are validated and kept: the averaged ones where `averaging` is set."""
         return self.average if self.average is not None else self.model.state_dict()
 
-    def _validate(self, dev: Dev) -> dict[str, float]:
+    def _validate(self, epoch: int, dev: Dev) -> dict[str, float]:
         """Return the epoch's row of the history, with its dev scores, and reset the running sums."""
         learned = _copy_weights(self.model.state_dict())
         self.model.load_state_dict(self.weights())
         scores = dev.scores(self.model)
         self.model.load_state_dict(learned)
         row = {
-            "epoch": float(len(self.history) + 1),
+            "epoch": float(epoch),
             "step": float(self.step),
             self.objective.metric: self.sums.mean,
             "learning_rate": self.training.learning_rate * self.schedule(),
@@ -308,7 +329,7 @@ class TrainingLoop:
         }
         with write_whole(self.out / _CHECKPOINT) as temporary:
             torch.save(state, temporary)
-        progress = f"step {self.step:,} of {self.steps:,}, {len(self.history)} of {self.training.epochs} epochs done"
+        progress = f"step {self.step:,} of {self.steps:,}, {self.trained_epochs} of {self.training.epochs} epochs done"
         (self.out / PROGRESS).write_text(progress, encoding="utf-8")
 
     def _resume(self) -> None:

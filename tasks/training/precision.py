@@ -58,9 +58,10 @@ def computes_on(config: Config, statuses: Iterable[Status]) -> str | None:
 def precision_by_epoch(history: Sequence[Mapping[str, float]]) -> str:
     """Return which precision each epoch of a history was computed in: `float32 (epochs 1 to 3), bfloat16 (epoch 4)`.
 
-    A precision that all epochs share is named alone. An epoch with steps in both is `float32 and bfloat16`.
+    A precision that all epochs share is named alone. An epoch with steps in both is `float32 and bfloat16`. Epoch 0
+    has no steps.
     """
-    shares = [row[SHARE] for row in history]
+    shares = [row[SHARE] for row in history if row["epoch"]]
     names = ["bfloat16" if share == 1 else "float32" if share == 0 else "float32 and bfloat16" for share in shares]
     if len(set(names)) == 1:
         return names[0]

@@ -27,10 +27,10 @@ from tasks.config.training import SelfCriticalConfig
 from tasks.data.caption_files import read_frequencies
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batch
-from tasks.training.fit_decoder import FitInputs, TrainedBefore, finish, prepare
+from tasks.training.fit_decoder import FitInputs, finish, prepare
 from tasks.training.loop import EpochDone, TrainingLoop, WeightGroup
 from tasks.training.objectives import Count, LossOutput
-from tasks.training.outputs import WEIGHTS, load_decoder
+from tasks.training.outputs import load_decoder
 from tasks.training.precision import with_precision
 from tasks.training.rewards import Rewards
 
@@ -47,8 +47,7 @@ def reinforce_decoder(
 
     trained: the artifact of the stage that made the decoder.
     """
-    device = device_of(machine)
-    training = with_precision(training, device)
+    training = with_precision(training, device_of(machine))
     decoder, shape = load_decoder(trained.path)
     batches, dev = prepare("self_critical", training, machine, sources)
     captions, vocabulary = sources.captions.path, sources.vocabulary()
@@ -56,10 +55,9 @@ def reinforce_decoder(
     max_length = vocabulary.settings["max_tokens"] + 1
     objective = SelfCriticalLoss(training, rewards, max_length)
     groups = [WeightGroup(training.learning_rate, decoder.parameters())]
-    fit = TrainingLoop(decoder, groups, training, machine, batches, out, objective, "self_critical")
+    fit = TrainingLoop(decoder, groups, training, machine, batches, out, objective, "self_critical", was_trained=True)
     fit.run(dev, epoch_done)
-    start = load_decoder(trained.path)[0].to(device)
-    return finish(fit, shape, out, TrainedBefore(dev.scores(start), trained.path / WEIGHTS))
+    return finish(fit, shape, out)
 
 
 class SelfCriticalLoss:

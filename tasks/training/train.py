@@ -2,7 +2,8 @@
 
 In: the grids of the train and dev splits, the token ids of the train split, dev's captions. Out: weights.safetensors
 (best on dev; where more are kept, the next best as weights-2.safetensors and so on), last.safetensors, decoder.json,
-and history.parquet with one row per epoch. A killed run resumes from its last checkpoint (see loop.py).
+and history.parquet with one row per epoch; epoch 0 is the captioner that training starts from, if it starts from one.
+A killed run resumes from its last checkpoint (see loop.py).
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ def test_a_run_that_changes_processors_ends_and_says_both(  # type: ignore[no-un
 
 
 def test_an_epoch_may_have_both() -> None:
-    rows = [{SHARE: share} for share in (1.0, 0.25, 0.0, 0.0)]
+    rows = [{"epoch": epoch, SHARE: share} for epoch, share in enumerate((1.0, 0.25, 0.0, 0.0), 1)]
     expected = "bfloat16 (epoch 1), float32 and bfloat16 (epoch 2), float32 (epochs 3 to 4)"
     assert precision_by_epoch(rows) == expected
+    assert precision_by_epoch([{"epoch": 0, SHARE: 0.0}, *rows]) == expected  # of a decoder that was trained before
     assert precision_by_epoch(rows[:1]) == "bfloat16"

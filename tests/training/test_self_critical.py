@@ -156,7 +156,9 @@ def test_rewards_rise_and_what_is_evaluated_is_what_came_of_it(workspace: Path) 
     config = small(workspace, **learning, self_critical=critical)
     run(config)
     made = artifacts(config, "evaluate")
-    rewards = [row["reward"] for row in pq.read_table(made["self_critical"].path / trained.HISTORY).to_pylist()]
+    rows = pq.read_table(made["self_critical"].path / trained.HISTORY).to_pylist()
+    assert rows[0]["epoch"] == 0 and math.isnan(rows[0]["reward"])  # what it begins with
+    rewards = [row["reward"] for row in rows[1:]]
     assert sum(rewards[-3:]) > sum(rewards[:3])
     keys = made["evaluate"].ledger.parts["upstream"]
     assert keys["self_critical.weights"] == made["self_critical"].products["weights"] and "train.weights" not in keys
@@ -173,7 +175,7 @@ def test_rewards_rise_and_what_is_evaluated_is_what_came_of_it(workspace: Path) 
 def test_resumed_is_uninterrupted(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def history(place: Path) -> list[dict[str, float]]:
         rows = pq.read_table(artifacts(configured(place), "self_critical")["self_critical"].path / trained.HISTORY)
-        return [{name: value for name, value in row.items() if name != "seconds"} for row in rows.to_pylist()]
+        return [{name: value for name, value in row.items() if name != "seconds"} for row in rows.to_pylist()[1:]]
 
     def configured(place: Path) -> Any:
         return small(place, self_critical=CRITICAL, machine__checkpoint_seconds=0)
@@ -210,7 +212,7 @@ def test_the_decoder_it_begins_with_is_kept_at_its_rank(
     stages = names_of(config)
     for stage in stages[: stages.index("self_critical")]:
         run_stage(config, stage)
-    scores = iter([10.0, 30.0, 20.0, start])  # of three epochs, then of the decoder it began with
+    scores = iter([start, 10.0, 30.0, 20.0])  # of the decoder it begins with, then of three epochs
     others = {"dev_bleu4": 0.0, "dev_meteor": 0.0, "dev_mean": 0.0, "dev_loss": 1.0, "dev_perplexity": math.e}
     monkeypatch.setattr(Dev, "scores", lambda *_: {"dev_cider": next(scores), **others})
     run_stage(config, "self_critical")

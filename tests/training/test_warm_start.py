@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import safetensors.torch
 import torch
 
 from models.backbones.base import make as make_backbone
@@ -146,7 +147,7 @@ def test_a_night_goes_on_from_the_champion_and_a_promotion_trains_nothing(worksp
             run_stage(settings, name)
         run_stage(settings, "train", champion=lambda: champion_bundle(workspace, "small", tmp_path))
         rows = pq.read_table(artifacts(settings, "train")["train"].path / HISTORY).to_pylist()
-        return float(rows[0]["loss"])
+        return float(next(row["loss"] for row in rows if row["epoch"] == 1))
 
     register_all(config(60, epochs=12, patience=12, learning_rate=0.01))
     low = {"epochs": 1, "learning_rate": 1e-4, "warmup_steps": 0}
@@ -159,3 +160,22 @@ def test_a_night_goes_on_from_the_champion_and_a_promotion_trains_nothing(worksp
     assert states["train"] == "fresh"
     assert champion_bundle(workspace, "small", tmp_path) is None
     first_loss(config(72, **low, start_from="champion"))  # without a champion: from the beginning
+
+
+def test_a_captioner_that_training_makes_no_better_stays_as_it_was(workspace: Path, tmp_path: Path) -> None:
+    register_all(small(workspace, training__epochs=6, training__learning_rate=0.01, training__select="likelihood"))
+    harmful = {"training__epochs": 2, "training__learning_rate": 5.0, "training__warmup_steps": 0}
+    config = small(workspace, training__start_from="champion", training__select="likelihood", **harmful)
+    for name in ("ingest", "extract", "tensorise"):
+        run_stage(config, name)
+    run_stage(config, "train", champion=lambda: champion_bundle(workspace, "small", tmp_path))
+    made = artifacts(config, "train")["train"]
+    rows = pq.read_table(made.path / HISTORY).to_pylist()
+    assert [row["epoch"] for row in rows] == [0, 1, 2]
+    assert rows[0]["dev_likelihood"] > max(row["dev_likelihood"] for row in rows[1:])
+    assert any("no epoch is better on dev than what training began with" in note for note in made.ledger.notes)
+    champion = champion_bundle(workspace, "small", tmp_path)
+    assert champion is not None
+    before = safetensors.torch.load_file(champion / "decoder.safetensors")
+    after = safetensors.torch.load_file(made.path / "weights.safetensors")
+    assert all(torch.equal(before[name], value) for name, value in after.items())
