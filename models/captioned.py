@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,7 @@ from .ranking import Copy, Ranked, as_captions, rank, support_of, weights_of
 from .resizing import resize
 from .search import Caption, State, Steps, read
 from .search import decode as decode_captions
-from .vocabulary import END, FORBIDDEN, START, Vocabulary
+from .vocabulary import END, FORBIDDEN, SPECIAL, START, UNK, Vocabulary
 
 NO_WORDS = (*FORBIDDEN, END)  # tokens that are no part of a caption's text
 _BATCH = 32  # photographs encoded and decoded at once
@@ -241,7 +241,7 @@ class BaseCaptioner(ABC):
         found = []
         for place in np.argsort(-support * weights, kind="stable")[:_SUPPORTING]:
             rows = kept.of(said.pictures[[place]]).tokens
-            texts = [self.vocabulary.text(row[row >= 0].tolist()) for row in rows]
+            texts = [self.vocabulary.text(row[row >= 0].tolist()).replace(SPECIAL[UNK], "...") for row in rows]
             number = int(said.pictures[place])
             found.append(Supporting(number, texts, float(said.cosines[place]), float(support[place])))
         return found
@@ -319,6 +319,10 @@ def settings_of(evaluated: Decoding, given: Mapping[str, Any]) -> Decoding:
     top_p selects sampling, unless `search` is given; and that n_best widens a beam that is not given; and that sampling
     consults no neighbours. Raises ValueError for values that do not go together.
     """
+    known = {option.name for option in fields(Decoding)}
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        raise ValueError(f"{unknown[0]}: no such option; known: {', '.join(sorted(known))}")
     overrides = {name: value for name, value in given.items() if value is not None}
     for_sampling = [name for name in ("temperature", "top_k", "top_p") if name in overrides]
     if "search" not in overrides and for_sampling and "beam" in overrides:

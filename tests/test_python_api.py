@@ -59,6 +59,8 @@ def test_alternatives_attention_and_confidence_on_request(captioner: attend.Capt
     assert captioner(path).attention is None
     with pytest.raises(attend.AttendError, match="n_best: a beam of 1 cannot give 2 captions"):
         captioner(path, beam=1, n_best=2)
+    with pytest.raises(attend.AttendError, match="beem: no such option; known: beam, "):
+        captioner(path, beem=3)
 
 
 def test_what_cannot_be_read_is_an_error_of_its_own(

@@ -201,6 +201,9 @@ def evaluate(
     from flows.configs import load
     from flows.registered.evaluate import evaluate_registered
 
+    for name in (override.partition("=")[0] for override in overrides or []):
+        if name.startswith("evaluation.") and name.partition(".")[2] not in ("split", "metrics", "acceptable"):
+            raise AttendError(f"{name}: a registered model has the search that it was registered with: leave it out")
     evaluation = evaluate_registered(load(preset, with_workspace(overrides, workspace)), model, results)
     if as_json:
         print_json({"model": evaluation.model, "run_id": evaluation.run_id, **evaluation.scores})

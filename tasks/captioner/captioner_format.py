@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.common.errors import AttendError
 
-FORMAT = 2  # of config.json: raise it where this program could not use the captioners of before
+FORMAT = 3  # of config.json: raise it where this program could not use the captioners of before
 LOADER = "load.py"  # in a bundle: the code that loads it
 
 
@@ -19,6 +19,6 @@ def check_captioner(config: Mapping[str, Any], shown: str) -> None:
     found = config.get("format")
     if found != FORMAT:
         raise AttendError(
-            f"{shown}: another version of attend wrote it (format {found}; this one reads {FORMAT}): run `attend run` "
-            "again, which registers a new version, or export it again; MLflow captions with the old one as before"
+            f"{shown}: another version of attend wrote it (format {found or 1}; this one reads {FORMAT}): train it "
+            "again, or use the version that wrote it; MLflow captions with a registered one as before"
         )

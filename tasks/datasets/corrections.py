@@ -163,7 +163,6 @@ class Corrections(DatasetOptions):
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         if not self.annotation_files():
-            log.info(f"{self.path}: no answers yet: `attend review serve FOLDER` asks for some")
             return
         positions: dict[str, str] = {}
         answers: list[Answer] = []

@@ -19,7 +19,7 @@ from tasks.evaluation.score_record import JudgedConfidence
 from tasks.metrics import ScoredCaption, has_facts, qualities
 from tasks.metrics.bootstrap import LEVEL, ROUNDS
 
-_FEWEST = 10  # captions that are acceptable, and captions that are not, from which it is fitted
+_FEWEST = 15  # captions that are acceptable, and captions that are not, from which it is fitted
 _PENALISED = 0.01  # inverse strength of the penalty
 _NORMAL_EXCESS = 0.42  # standard deviations by which a normal variable exceeds its 95 % quantile, in the mean
 _BINS = 10  # of the reliability

@@ -130,7 +130,8 @@ def _choose_neighbours(
     if fitted.neighbours is None:
         why = f"that does not help ({quality})"
         return _Choice(None, why, f"neighbours rank no captions: {why}", halves)
-    return _Choice(fitted.neighbours, "", f"neighbours rank captions: {quality}", halves)
+    doubt = "" if fitted.gain > 0 else ", too few to say that it does not help"
+    return _Choice(fitted.neighbours, "", f"neighbours rank captions: {quality}{doubt}", halves)
 
 
 def _add_confidence(out: Path, acceptable: float) -> JudgedConfidence | str:

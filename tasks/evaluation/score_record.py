@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
 SCORES = "scores.json"
-NO_BETTER = (
-    "no better than copying captions of similar pictures; try more pictures, a better backbone, or start from an "
-    "existing captioner"
-)
+NO_BETTER = "no better than copying captions of similar pictures; try more pictures or a better backbone"
 
 
 class JudgedConfidence(TypedDict):

@@ -119,7 +119,7 @@ def _undecidable(rule: RegistryConfig, match: Match) -> str | None:
         unfit = f" ({left_out:,} more are left out: one of the two versions was trained on them)" if left_out else ""
         return (
             f"{counted(pictures, 'picture')} cannot decide{unfit}, {rule.min_pictures} are required "
-            "(registry.min_pictures): hold out more, or `attend models promote --force`"
+            "(registry.min_pictures): hold out more (data.test_share), or `attend models promote --force`"
         )
     if rule.promote_on not in scores:
         return (

@@ -110,8 +110,8 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
             is_champion = champion is not None and number(champion) == number(version)
         notes = []
         if no_better_than_copied(scores, registry.promote_on):
-            notes.append(f"{label(version)} is {NO_BETTER}")
-            logger.warning(f"register: {notes[0]}")
+            start = "" if config.training.start_from else ", or start from an existing captioner"
+            notes.append(f"{label(version)} is {NO_BETTER}{start}")
         decision = Decision("champion", f"{label(version)} is champion")
         if not is_champion:
             failed = tag_gates(log.client, version, gates)

@@ -48,6 +48,10 @@ from tests.support import plan, run_stage, small
             ["run", "demo", "decoder.name=attention_lstm", "decoder.gate=true"],
             "attention_lstm has no `gate`: leave it out",
         ),
+        (
+            ["models", "evaluate", "demo", "evaluation.beam=9"],
+            "evaluation.beam: a registered model has the search that",
+        ),
         (["run", "demo", "--until", "trian"], "no such stage 'trian'; did you mean 'train'?"),
         (["run", "flickr8k"], "data.path: is missing"),
         (["run", "flickr8k", "data.path=/nowhere"], "data.path: /nowhere: no such folder"),

@@ -88,7 +88,7 @@ def test_a_random_or_a_perfect_confidence_is_judged_as_such() -> None:
 def test_too_few_captions_of_a_kind_fit_nothing_and_say_so() -> None:
     assert why_not(np.arange(100) < 50) is None
     assert str(why_not(np.arange(100) < 3)).startswith(
-        "3 of 100 captions that it would be fitted to are acceptable, 10"
+        "3 of 100 captions that it would be fitted to are acceptable, 15"
     )
     assert "are not acceptable" in str(why_not(np.arange(100) < 97))
 

@@ -15,6 +15,7 @@ import pytest
 
 from flows.commands.workspace_contents import usage
 from flows.operations.prefect_server import set_aside_half_made_database
+from flows.registered.export import export_model
 from tasks.common.errors import AttendError
 from tasks.mlflow_store import tracking
 from tasks.mlflow_store.embedded_store import DATABASE, VERSION
@@ -103,10 +104,15 @@ def test_answers_are_kept_while_the_database_stays_as_it_is(registered: Path, tm
     assert find(None, workspace).address == "models:/small/1"
 
 
-def test_a_captioner_of_another_format_is_refused(registered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captioner_of_another_format_is_refused(
+    registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tasks.captioner.captioner_format.FORMAT", 99)
-    with pytest.raises(AttendError, match=r"models:/small/1: another version of attend wrote it \(format 2; this one"):
+    with pytest.raises(AttendError, match=r"models:/small/1: another version of attend wrote it \(format 3; this one"):
         load_captioner(*find("models:/small/1", registered))
+    with pytest.raises(AttendError, match=r"models:/small/1: another version of attend wrote it"):
+        export_model("models:/small/1", tmp_path / "out", "torch", registered)  # nobody could use it
+    assert not any(tmp_path.iterdir())
 
 
 def test_what_a_registry_of_its_own_answers_is_not_kept(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
