@@ -82,7 +82,7 @@ def test_every_preset_runs_end_to_end(preset: str, tmp_path: Path) -> None:
 
 def test_the_page_of_captioners_names_every_preset() -> None:
     rows = re.findall(
-        r"^\| (`[^|]*`) \|", (HERE / "docs" / "captioners.md").read_text().partition("## What")[0], re.MULTILINE
+        r"^\| (`[^|]*`) \|", (HERE / "docs" / "captioners.md").read_text().partition("## Options")[0], re.MULTILINE
     )
     assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(presets())
 
@@ -123,7 +123,7 @@ def test_a_caption_as_long_as_those_trained_on_can_end(name: str) -> None:
 
 def test_what_the_sources_state_is_what_the_presets_have() -> None:
     """Each row of the page's table, whose last column is the preset's value, or says why there is no setting."""
-    page = (HERE / "docs" / "captioners.md").read_text().partition("## What the sources state")[2].partition("\n## ")[0]
+    page = (HERE / "docs" / "captioners.md").read_text().partition("## What the publications state")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \| `([\w.]+)` \| `([^`|]+)`", page, re.MULTILINE)
     assert len(rows) > 40
     for names, _, setting, stated in rows:
