@@ -19,13 +19,14 @@ from tasks.evaluation.score_record import read_scores
 from tasks.grids.failures import FAILED
 from tasks.inspection.record import PAGE as INSPECTION_PAGE
 from tasks.inspection.record import describe_counts, describe_drift, read_inspection
+from tasks.metrics import NAMES
 from tasks.mlflow_store.registration_record import RegistrationRecord, read_registration
 from tasks.mlflow_store.versions import aliases_of
 from tasks.pipeline.ledger import Artifact
 
 _CHANCE = 12.0  # nats a token, more than words drawn at random have
 _POOR = 5.0  # BLEU-4, in percent: of captions that hardly share a phrase with what people wrote
-_SCORES = {"bleu4": "BLEU-4", "meteor": "METEOR", "rouge_l": "ROUGE-L", "cider": "CIDEr", "truth": "truth"}
+_SHOWN = ("bleu4", "meteor", "rouge_l", "cider", "truth")
 
 
 def tell_beginning(config: Config, fresh: Mapping[str, Artifact]) -> None:
@@ -91,9 +92,9 @@ def _end(config: Config, made: Mapping[str, Artifact], run_again: str) -> Iterat
 def _scores(config: Config, made: Mapping[str, Artifact]) -> Iterator[str]:
     """Yield the lines on a run's scores, and on what would make them better."""
     record = read_scores(made["evaluate"].path)
-    shown = [name for name in _SCORES if name in record["scores"]]
+    shown = [name for name in _SHOWN if name in record["scores"]]
     scores = ", ".join(
-        f"{_SCORES[name]} {record['scores'][name]:.1f} ({record['intervals'][name][0]:.1f} to "
+        f"{NAMES[name]} {record['scores'][name]:.1f} ({record['intervals'][name][0]:.1f} to "
         f"{record['intervals'][name][1]:.1f})"
         for name in shown
     )

@@ -17,7 +17,7 @@ from tasks.evaluation.cards import cards_of, is_grid
 from tasks.evaluation.page_files import page_file, script_data
 from tasks.evaluation.score_record import JudgedConfidence, ScoreRecord, confidence_lines, describe_neighbours
 from tasks.grids.reader import GridReader
-from tasks.metrics import ScoredCaption
+from tasks.metrics import NAMES, ScoredCaption
 from tasks.metrics.bleu import sentence_bleu4
 from tasks.metrics.bootstrap import ScoreComparison
 
@@ -85,13 +85,20 @@ def write_report(
     data = {
         "signature": result["signature"],
         "scores": [
-            {"name": name, "value": value, "low": result["intervals"][name][0], "high": result["intervals"][name][1]}
+            {
+                "name": NAMES[name],
+                "value": value,
+                **dict(zip(("low", "high"), result["intervals"][name], strict=True)),
+            }
             for name, value in result["scores"].items()
         ],
         "compared": [
             {"name": rival.name, "scores": [comparison_data(item) for item in rival.scores]} for rival in compared
         ],
-        "earlier": [vars(version) for version in earlier],
+        "earlier": [
+            {**vars(version), "scores": {NAMES[name]: value for name, value in version.scores.items() if name in NAMES}}
+            for version in earlier
+        ],
         "language": " ".join(filter(None, [_language(result["language"], len(corpus)), describe_leak(result)])),
         "attends": captioner.attends,
         "groups": groups,
@@ -104,13 +111,13 @@ def write_report(
         "left_out": left_out,
         "confidence": " ".join(confidence_lines(result)),
         "neighbours": describe_neighbours(result),
-        "copied": [{"name": name, **copied} for name, copied in result.get("copied", {}).items()],
+        "copied": [{**copied, "name": NAMES[name]} for name, copied in result.get("copied", {}).items()],
     }
     plots = [_length_plot(list(corpus.values()))]
     judged = result.get("confidence")
     certainty = [] if judged is None or isinstance(judged, str) else [_reliability_plot(judged), _coverage_plot(judged)]
     if history:
-        plots.insert(0, _training_plot(history))
+        plots = [*_training_plots(history), *plots]
     page = string.Template(page_file("report.html")).substitute(
         title=html.escape(title),
         look=page_file("look.css"),
@@ -126,17 +133,17 @@ def write_report(
 
 def comparison_data(item: ScoreComparison) -> dict[str, object]:
     """Return a comparison as the pages' scripts read it, with the ends of the interval as `low` and `high`."""
-    return {**vars(item), "low": item.interval[0], "high": item.interval[1]}
+    return {**vars(item), "score": NAMES[item.score], "low": item.interval[0], "high": item.interval[1]}
 
 
 def _groups(scores: Mapping[str, float]) -> dict[str, list[str]]:
-    """Return the digests of the best, the worst and some random pictures; the same ones each time.
+    """Return the digests of some random pictures, of the best and of the worst; the same ones each time.
 
     scores: digest -> score of one picture's caption.
     """
     ranked = sorted(scores, key=lambda digest: (-scores[digest], digest))
     drawn = random.Random(0).sample(sorted(scores), min(_GROUP_SIZE, len(scores)))
-    return {"best": ranked[:_GROUP_SIZE], "worst": ranked[::-1][:_GROUP_SIZE], "at random": drawn}
+    return {"at random": drawn, "best": ranked[:_GROUP_SIZE], "worst": ranked[::-1][:_GROUP_SIZE]}
 
 
 def _language(statistics: Mapping[str, float], captions: int) -> str:
@@ -144,82 +151,83 @@ def _language(statistics: Mapping[str, float], captions: int) -> str:
 
     statistics: as `caption_statistics` returns them. captions: the number of captions.
     """
+    words, distinct = (statistics["words"], statistics["reference_words"]), statistics["vocabulary"]
     text = (
-        f"{statistics['different']:.1%} different captions of {captions:,}; {statistics['words']:.1f} words a caption, "
-        f"{statistics['reference_words']:.1f} a reference. {statistics['vocabulary']:,.0f} different words are said; "
-        f"{statistics['distinct_2']:.1%} of the pairs of words are different."
+        f"Of {captions:,} captions, {statistics['different']:.1%} are distinct. Captions have {words[0]:.1f} words on "
+        f"average, references {words[1]:.1f}. The captions use {distinct:,.0f} distinct words, and "
+        f"{statistics['distinct_2']:.1%} of their bigrams are distinct."
     )
     if "novel" in statistics:
-        text += f" {statistics['novel']:.1%} of the captions are no training caption."
+        text += f" {statistics['novel']:.1%} of the captions do not occur in the training data."
     if "unknown" in statistics:
         unknown = f"{statistics['unknown']:.1%}"
-        text += f" {unknown} of the words of the references are unknown (UNK); captions never hold UNK."
+        text += f" {unknown} of the references' words are not in the vocabulary."
     return text
 
 
-def _training_plot(history: Sequence[dict[str, float]]) -> str:
-    """Return a plot of the training as SVG: by epoch, the loss or the reward beside the dev loss and scores."""
+def _plot(**labels: Any) -> tuple[Any, Any]:
+    """Return a figure and its axis, which has these labels and limits."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.4, 2.8), layout="constrained")
-    epochs = [row["epoch"] for row in history]
+    figure = Figure(figsize=(5.2, 3.2), layout="constrained")
+    axis = figure.subplots()
+    axis.set(**labels)
+    axis.grid(alpha=0.25)
+    return figure, axis
+
+
+def _training_plots(history: Sequence[dict[str, float]]) -> list[str]:
+    """Return a plot of each curve of the training as SVG: the loss or the reward, the dev loss and two dev scores."""
     first = {"reward": "mean reward"} if "reward" in history[0] else {"loss": "training loss"}
     labels = {**first, "dev_loss": "dev loss", "dev_bleu4": "dev BLEU-4, greedy", "dev_cider": "dev CIDEr, greedy"}
-    labels = {name: label for name, label in labels.items() if name in history[0]}
-    for axis, (name, label) in zip(figure.subplots(1, len(labels)), labels.items(), strict=True):
-        axis.plot(epochs, [row[name] for row in history], marker="o", markersize=3, color="#b3411e")
-        axis.set(xlabel="epoch", title=label)
-        axis.grid(alpha=0.25)
-        axis.xaxis.get_major_locator().set_params(integer=True)
-    return as_svg(figure)
+    plots = []
+    for name, label in labels.items():
+        if name in history[0]:
+            figure, axis = _plot(xlabel="epoch", title=label)
+            values = [row[name] for row in history]
+            axis.plot([row["epoch"] for row in history], values, marker="o", markersize=3, color="#b3411e")
+            axis.xaxis.get_major_locator().set_params(integer=True)
+            plots.append(as_svg(figure))
+    return plots
 
 
 def _length_plot(corpus: Sequence[ScoredCaption]) -> str:
     """Return a histogram of the lengths of captions and references, in words, as SVG."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 3.0), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = _plot(xlabel="words", ylabel="share", title="lengths")
     lengths = [len(item.caption) for item in corpus]
     reference_lengths = [len(words) for item in corpus for words in item.references]
     bins = [edge - 0.5 for edge in range(max([*lengths, *reference_lengths, 1]) + 2)]
     labels, colors = ["captions", "references"], ["#b3411e", "#8c867c"]
     axis.hist([lengths, reference_lengths], bins=bins, density=True, label=labels, color=colors)
-    axis.set(xlabel="words", ylabel="share", title="lengths")
     axis.legend(frameon=False)
     return as_svg(figure)
 
 
 def _reliability_plot(judged: JudgedConfidence) -> str:
     """Return a plot of the share of acceptable captions by their confidence, as SVG."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2, 3.4), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = _plot(
+        xlabel="confidence", ylabel="share of acceptable captions", title="reliability", xlim=(0, 1), ylim=(0, 1)
+    )
     mean, share, _ = zip(*judged["bins"], strict=True)
-    axis.plot([0, 1], [0, 1], color="#8c867c", linestyle="--", label="as it should be")
-    axis.plot(mean, share, marker="o", color="#b3411e", label="each bin of as many captions")
-    axis.set(xlabel="confidence", ylabel="share of acceptable captions", title="reliability", xlim=(0, 1), ylim=(0, 1))
-    axis.grid(alpha=0.25)
+    axis.plot([0, 1], [0, 1], color="#8c867c", linestyle="--", label="perfect")
+    axis.plot(mean, share, marker="o", color="#b3411e", label="bins of equal size")
     axis.legend(frameon=False)
     return as_svg(figure)
 
 
 def _coverage_plot(judged: JudgedConfidence) -> str:
     """Return a plot of the risk-coverage curves, as SVG."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2, 3.4), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = _plot(
+        xlabel="share of the captions that are shown",
+        ylabel="share of those not acceptable",
+        title="risk by coverage",
+        xlim=(0, 1),
+        ylim=(0, 1),
+    )
     coverage, by_confidence, by_log_probability = zip(*judged["curve"], strict=True)
     axis.plot(coverage, by_confidence, color="#b3411e", label="by confidence")
     axis.plot(coverage, by_log_probability, color="#d9a441", label="by log-probability")
     axis.axhline(judged["ranking"]["random"], color="#8c867c", linestyle="--", label="at random")
-    axis.set(
-        xlabel="share of the captions that are shown", ylabel="share of those not acceptable",
-        title="risk by coverage", xlim=(0, 1), ylim=(0, 1),
-    )  # fmt: skip
-    axis.grid(alpha=0.25)
     axis.legend(frameon=False)
     return as_svg(figure)
 

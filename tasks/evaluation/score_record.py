@@ -82,13 +82,13 @@ def describe_neighbours(result: ScoreRecord) -> str:
     """Return a sentence on how neighbours rank captions; empty where the model was not evaluated with them."""
     neighbours = result.get("neighbours", "")
     if isinstance(neighbours, str):
-        return f"Captions of similar training pictures rank no captions: {neighbours}." if neighbours else ""
+        return f"Similar training pictures are not used to rank captions: {neighbours}." if neighbours else ""
     copies = neighbours["copies"]
     return (
-        f"Captions are ranked by the captions of the {neighbours['number']} most similar training pictures too "
+        f"The captions of the {neighbours['number']} most similar training pictures help to rank the candidates "
         f"(temperature {neighbours['temperature']:g}, factor {neighbours['factor']:g}"
-        + (f", copies where {copies:g} times as similar" if copies is not None else "")
-        + "). These captions are in the model."
+        + (f", copied if {copies:g} times as similar" if copies is not None else "")
+        + "). The model contains these captions."
     )
 
 
@@ -121,10 +121,10 @@ def confidence_lines(result: ScoreRecord) -> list[str]:
     return [
         f"A caption's confidence is the probability that it is acceptable: that {judged['acceptable']}, as "
         f"{judged['share']:.1%} of {judged['pictures']:,} captions are.",
-        f"It was judged on captions that it was not fitted to: it is off by {judged['calibration_error']:.1%} in the "
-        f"mean; of the captions that it ranks first, {ranking['confidence']:.1%} are not acceptable in the mean over "
-        f"all coverages, by log-probability {ranking['log_probability']:.1%} (less by {low:.1%} to {high:.1%} at "
-        f"95 %), at random {ranking['random']:.1%}.",
+        f"On captions that it was not fitted to, its mean calibration error is {judged['calibration_error']:.1%}, and "
+        f"the area under its risk-coverage curve is {ranking['confidence']:.1%} ({ranking['log_probability']:.1%} for "
+        f"log-probability, {ranking['random']:.1%} for a random order; the gain over log-probability is {low:.1%} to "
+        f"{high:.1%}, 95 % interval).",
     ]
 
 

@@ -64,6 +64,14 @@ METRICS: dict[str, Member] = {
     "cider": Member("cider", ("cider", "cider_plain")),
     "truth": Member("truth", ("truth",), needs_facts=True),
 }
+NAMES = {  # of scores, as papers write them
+    **{f"bleu{order}": f"BLEU-{order}" for order in range(1, 5)},
+    "meteor": "METEOR",
+    "rouge_l": "ROUGE-L",
+    "cider": "CIDEr",
+    "cider_plain": "CIDEr without clipping",
+    "truth": "truth",
+}
 
 
 def is_latin(texts: Iterable[str]) -> bool:

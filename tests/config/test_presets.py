@@ -123,7 +123,12 @@ def test_a_caption_as_long_as_those_trained_on_can_end(name: str) -> None:
 
 def test_what_the_sources_state_is_what_the_presets_have() -> None:
     """Each row of the page's table, whose last column is the preset's value, or says why there is no setting."""
-    page = (HERE / "docs" / "captioners.md").read_text().partition("## What the publications state")[2].partition("\n## ")[0]
+    page = (
+        (HERE / "docs" / "captioners.md")
+        .read_text()
+        .partition("## What the publications state")[2]
+        .partition("\n## ")[0]
+    )
     rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \| `([\w.]+)` \| `([^`|]+)`", page, re.MULTILINE)
     assert len(rows) > 40
     for names, _, setting, stated in rows:

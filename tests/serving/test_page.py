@@ -118,7 +118,11 @@ def test_the_report_of_an_evaluation(page: Any, registered: Path) -> None:
     (report,) = registered.glob(f"mlartifacts/**/evaluation-*/{REPORT}")
     assert report.stat().st_size < 5_000_000
     page.goto(report.as_uri())
-    assert "bleu4" in page.inner_text("#scores") and no_wider_than_the_screen(page)
+    assert (
+        "BLEU-4" in page.inner_text("#scores")
+        and "BLEU-4" in page.inner_text("#summary")
+        and no_wider_than_the_screen(page)
+    )
     card = page.locator("article").first
     card.locator(".words button").first.hover()
     assert page.eval_on_selector("article .looked", "frame => frame.classList.contains('on')")

@@ -3,7 +3,9 @@
   const { data, at, signed, element, row } = Page;
   const number = (value) => value.toFixed(2);
 
-  at("signature").textContent = data.signature.replaceAll("|", " \u00b7 ");
+  const main = data.scores.filter((item) => ["BLEU-4", "METEOR", "CIDEr", "truth"].includes(item.name));
+  at("summary").textContent = main.map((item) => `${item.name} ${item.value.toFixed(1)}`).join(", ");
+  at("signature").textContent = `How they are computed: ${data.signature.replaceAll("|", " \u00b7 ")}`;
   at("scores").append(row(["score", "%", "95 % interval"], "th"),
     ...data.scores.map((item) => row([item.name, number(item.value), `${number(item.low)} to ${number(item.high)}`])));
   for (const rival of data.compared) {
