@@ -297,14 +297,7 @@ def _lock(workspace: Path) -> filelock.FileLock:
 
 def is_locked(workspace: Path) -> bool:
     """Return whether a supervisor holds the workspace's lock."""
-    lock = _lock(workspace)
-    if not Path(lock.lock_file).exists():
-        return False
-    try:
-        with lock.acquire(timeout=0):
-            return False
-    except filelock.Timeout:
-        return True
+    return Workspace(workspace).is_locked("service")
 
 
 def _stopped_file(workspace: Path) -> Path:

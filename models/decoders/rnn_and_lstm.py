@@ -30,8 +30,5 @@ class FirstStateDecoder(RecurrentDecoder):
         empty = hidden.new_zeros(hidden.shape[0], 1, 0)
         return LSTMState(empty, empty, empty, hidden, torch.zeros_like(hidden), context=empty)
 
-    def query_layers(self) -> dict[str, nn.Linear]:
-        return {}
-
     def attend(self, state: LSTMState, queries: Mapping[str, Tensor]) -> LSTMState:
         return state

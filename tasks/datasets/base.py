@@ -168,9 +168,16 @@ class DatasetOptions(Section, ABC):
     def annotation_files(self) -> list[Path]:
         """Return the files that hold captions and splits; raise AttendError if a required one is missing."""
 
-    @abstractmethod
     def image_folder(self, generated: Path) -> Path:
-        """Return the folder of the pictures. generated: the folder for pictures that an adapter writes."""
+        """Return the folder of the pictures: `data.images`, or the usual one of the format.
+
+        generated: the folder for pictures that an adapter writes.
+        """
+        return self.usual_folder() if self.images is None else require_folder(self.images, "data.images")
+
+    def usual_folder(self) -> Path:
+        """Return the folder that has the pictures where `data.images` does not name it."""
+        return require_folder(self.path, "data.path")
 
     @abstractmethod
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:

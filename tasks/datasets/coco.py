@@ -39,9 +39,7 @@ class Coco(NamedOptions):
             raise AttendError(f"data.path: {folder}: no captions_train*.json or captions_val*.json in it")
         return paths
 
-    def image_folder(self, generated: Path) -> Path:
-        if self.images is not None:
-            return require_folder(self.images, "data.images")
+    def usual_folder(self) -> Path:
         path = self.path.expanduser()
         return usual_images(path.parent if path.is_file() else require_folder(path, "data.path"))
 

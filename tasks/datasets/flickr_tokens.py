@@ -70,9 +70,7 @@ class Flickr8k(DatasetOptions):
     def annotation_files(self) -> list[Path]:
         return [self._token_file(), *self._split_files().values()]
 
-    def image_folder(self, generated: Path) -> Path:
-        if self.images is not None:
-            return require_folder(self.images, "data.images")
+    def usual_folder(self) -> Path:
         folder = require_folder(self.path, "data.path")
         names = ("images", "Images", "Flicker8k_Dataset", "Flickr8k_Dataset")
         return first_folder([folder / name for name in names], "data.path")
@@ -107,9 +105,7 @@ class Flickr30k(DatasetOptions):
     def annotation_files(self) -> list[Path]:
         return [self._token_file()]
 
-    def image_folder(self, generated: Path) -> Path:
-        if self.images is not None:
-            return require_folder(self.images, "data.images")
+    def usual_folder(self) -> Path:
         folder = self._token_file().parent
         return first_folder([folder / name for name in ("flickr30k-images", "flickr30k_images", "images")], "data.path")
 

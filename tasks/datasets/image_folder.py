@@ -42,11 +42,6 @@ class ImageFolder(RecordOptions):
             )
         return files
 
-    def image_folder(self, generated: Path) -> Path:
-        if self.images is not None:
-            return require_folder(self.images, "data.images")
-        return require_folder(self.path, "data.path")
-
     def records(self, faults: Faults) -> Iterable[Record]:
         folder = require_folder(self.path, "data.path")
         for path in self.annotation_files():

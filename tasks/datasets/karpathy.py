@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.common.errors import AttendError
-from tasks.datasets.base import DatasetOptions, Row, needs_text, parse_split, require_file, require_folder
+from tasks.datasets.base import DatasetOptions, Row, needs_text, parse_split, require_file
 from tasks.datasets.documents import read_json, require_field, require_objects
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.picture_finder import PictureFinder
@@ -32,9 +32,7 @@ class Karpathy(DatasetOptions):
     def annotation_files(self) -> list[Path]:
         return [self._document()]
 
-    def image_folder(self, generated: Path) -> Path:
-        if self.images is not None:
-            return require_folder(self.images, "data.images")
+    def usual_folder(self) -> Path:
         return usual_images(self._document().parent)
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:

@@ -21,7 +21,6 @@ from tasks.datasets.base import (
     needs_text,
     parse_split,
     require_file,
-    require_folder,
 )
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.picture_finder import PictureFinder
@@ -194,9 +193,7 @@ class Table(RecordOptions):
             raise AttendError(f"data.path: {path}: a table ends in {', '.join(TABLE_SUFFIXES)}")
         return [path]
 
-    def image_folder(self, generated: Path) -> Path:
-        if self.images is not None:
-            return require_folder(self.images, "data.images")
+    def usual_folder(self) -> Path:
         return usual_images(self.annotation_files()[0].parent)
 
     def records(self, faults: Faults) -> Iterable[Record]:

@@ -56,11 +56,6 @@ class Texts(NamedOptions):
             raise AttendError(f"data.path: {folder}: no {self.suffix} file in it has the name of a picture")
         return files
 
-    def image_folder(self, generated: Path) -> Path:
-        if self.images is not None:
-            return require_folder(self.images, "data.images")
-        return require_folder(self.path, "data.path")
-
     def _finder(self, folder: Path) -> PictureFinder:
         return PictureFinder.of(self.image_folder(folder))
 

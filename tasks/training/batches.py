@@ -9,11 +9,8 @@ import math
 import random
 import warnings
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,6 +20,7 @@ from torch import Tensor
 
 from models.vocabulary import NULL
 from tasks.common.errors import AttendError
+from tasks.common.threads import run_ahead
 from tasks.config.machine import MachineConfig
 from tasks.data.caption_files import CaptionedPicture
 from tasks.grids.reader import GridReader
@@ -153,15 +151,10 @@ class Batches(ABC):
         """
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the shuffled batches of epoch `number`, from batch `start` on; two are read ahead while one is used."""
+        """Return the shuffled batches of epoch `number`, from batch `start` on; two are read ahead of use."""
         order = self.order(number)
-        batch_starts = iter(range(start * self.size, len(order), self.size))
-        with ThreadPoolExecutor(1) as pool:
-            ahead = deque(pool.submit(self._read, order, first, number) for first in islice(batch_starts, 2))
-            while ahead:
-                batch = ahead.popleft().result()
-                ahead.extend(pool.submit(self._read, order, first, number) for first in islice(batch_starts, 1))
-                yield batch
+        starts = range(start * self.size, len(order), self.size)
+        return run_ahead((self._read(order, first, number) for first in starts), 2)
 
     def _read(self, order: npt.NDArray[np.int64], start: int, epoch: int) -> Batch:
         """Return this process's part of the batch that begins at index `start` of the epoch's order."""
