@@ -3,12 +3,15 @@
     python -m bench.conformance.container CAPTIONER PICTURE [--folder F]
 
 CAPTIONER: a folder that `attend export` wrote. It follows the Containerfile line by line; its base image is made by
-debootstrap and stripped as Debian's slim images are. Needs root, debootstrap, unshare and a network.
+debootstrap and stripped as Debian's slim images are. The server is asked as a container of its own, and as SageMaker
+runs one: with the argument `serve`, the captioner in /opt/ml/model, by /ping and /invocations. Needs root, debootstrap,
+unshare and a network.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
 import shlex
@@ -28,7 +31,7 @@ _HERE = Path(__file__).resolve().parents[2]
 _SLIM = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var/cache/apt", "var/lib/apt/lists")
 # Files of this machine that a network may need while the image is built, and that are not to stay in it.
 _NETWORK = ("/etc/resolv.conf", "/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf")
-_PORT = 8000
+_PORT = 8080
 
 
 def main() -> None:
@@ -43,12 +46,17 @@ def main() -> None:
         size = size_of(root)
         parts = {name: size_of(root / name) for name in ("opt/attend", "usr", "captioner")}
         ready, caption, stopped = ask(root, command, environment, given.picture)
+        (root / "opt/ml").mkdir()
+        (root / "captioner").rename(root / "opt/ml/model")
+        entry, serve = command[:1], ["serve"]  # SageMaker's argument replaces CMD
+        _, said, _ = ask(root, [*entry, *serve], {**environment, "ATTEND_MODEL": "/opt/ml/model"}, given.picture)
     print("\n| what | value |\n| --- | --- |")
     print(f"| root file system | {size / 1e6:.0f} MB |")
     for name, part in parts.items():
         print(f"| of it {name} | {part / 1e6:.0f} MB |")
     print(f"| from the start to /ready | {ready:.1f} s |")
     print(f"| it says | {caption} |")
+    print(f"| as SageMaker runs it | {said} |")
     print(f"| from SIGTERM to its end | {stopped:.1f} s |")
 
 
@@ -59,7 +67,12 @@ def build(scratch: Path, captioner: Path) -> tuple[Path, list[str], dict[str, st
     for name in _SLIM:
         shutil.rmtree(base / name, ignore_errors=True)
     stages: dict[str, Path] = {}
-    root, command, environment = base, [""], {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    root, entry, command, environment = (
+        base,
+        [""],
+        [""],
+        {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+    )
     for word, rest in instructions((_HERE / "Containerfile").read_text(encoding="utf-8")):
         if word == "FROM":
             name = rest.split()[-1]
@@ -74,11 +87,13 @@ def build(scratch: Path, captioner: Path) -> tuple[Path, list[str], dict[str, st
             copy([captioner if name == "captioner" else source / name.lstrip("/") for name in names], root, into)
         elif word == "ENV":
             environment |= dict(item.split("=", 1) for item in shlex.split(rest))
+        elif word == "ENTRYPOINT":
+            entry = json.loads(rest)
         elif word == "CMD":
             command = json.loads(rest)
-        elif word not in ("USER", "EXPOSE", "STOPSIGNAL"):
+        elif word not in ("ARG", "USER", "EXPOSE", "STOPSIGNAL"):
             raise SystemExit(f"Containerfile: {word} is not followed here")
-    return root, command, environment
+    return root, [*entry, *command], environment
 
 
 def instructions(text: str) -> Iterator[tuple[str, str]]:
@@ -149,11 +164,11 @@ def ask(root: Path, command: list[str], environment: dict[str, str], picture: Pa
                     raise SystemExit("the server did not get ready") from None
                 time.sleep(0.05)
         ready = time.monotonic() - started
-        request = urllib.request.Request(
-            f"{address}/caption", picture.read_bytes(), {"Content-Type": "application/octet-stream"}
-        )
+        urllib.request.urlopen(f"{address}/ping", timeout=2).close()  # SageMaker's limit
+        body = json.dumps({"instances": [base64.b64encode(picture.read_bytes()).decode()]}).encode()
+        request = urllib.request.Request(f"{address}/invocations", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
-            caption = json.load(answer)["caption"]
+            caption = json.load(answer)["predictions"][0]["caption"]
         stopping = time.monotonic()
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)

@@ -18,13 +18,19 @@ if TYPE_CHECKING:
 def serve(
     model: Annotated[
         str | None,
-        typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION, or a folder that `attend export` wrote"),
+        typer.Option(
+            envvar="ATTEND_MODEL",
+            help="models:/NAME@ALIAS or models:/NAME/VERSION, or a folder that `attend export` wrote",
+        ),
     ] = None,
     runtime: RuntimeOption = None,
     host: Annotated[
-        str, typer.Option(help="address to listen on; any but a loopback address lets other machines connect")
+        str,
+        typer.Option(
+            envvar="ATTEND_HOST", help="address to listen on; any but a loopback address lets other machines connect"
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port to listen on", **whole_number(1, 65535))] = 8000,
+    port: Annotated[int, typer.Option(envvar="ATTEND_PORT", help="port to listen on", **whole_number(1, 65535))] = 8000,
     batch: Annotated[
         int, typer.Option(help="the most pictures that are captioned at once", **whole_number(1, 32))
     ] = 32,
