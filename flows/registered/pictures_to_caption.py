@@ -206,7 +206,9 @@ def _files(path: Path) -> list[Path]:
         except ValueError as error:  # for example `**` within a name
             raise AttendError(f"{path}: is not a valid pattern: {error}") from None
     else:
-        raise AttendError(f"{path}: no such picture")
+        raise AttendError(f"{path}: no such picture or folder")
     if not files:
-        raise AttendError(f"{path}: no picture in this folder" if path.is_dir() else f"{path}: no such picture")
+        raise AttendError(
+            f"{path}: no picture in this folder" if path.is_dir() else f"{path}: no such picture or folder"
+        )
     return files

@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response
 from flows.review.question_views import QuestionView, QuestionViews
 from flows.serving.guard import check_length, check_origin, protect, read_body
 from flows.serving.limits import Limits, RefusedError, Room
-from flows.serving.requests import from_json, media_type_of
+from flows.serving.requests import media_type_of, validated
 from flows.serving.web_page import Page
 from tasks.common.errors import AttendError
 from tasks.datasets.corrections import Verdict
@@ -209,7 +209,7 @@ class ReviewServer:
             raise RefusedError(415, "send application/json")
         check_length(request, LIMITS)
         with self._room.held() as held:
-            return from_json(model, await read_body(request, LIMITS, held))
+            return validated(model, await read_body(request, LIMITS, held))
 
     def _admit(self, request: Request) -> None:
         """Raise RefusedError where a request has not the token, or is sent by a page of another site."""

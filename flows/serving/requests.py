@@ -188,9 +188,9 @@ def parse(content_type: str, body: bytes, limits: Limits) -> CaptionRequest:
     if sum(body.count(separator) for separator in (b",", b"[", b"{")) > _MAX_SEPARATORS:
         raise RefusedError(400, "the body has too many values")
     if media_type == "application/json":
-        request = from_json(Invocation, body).request()
+        request = validated(Invocation, body).request()
     else:
-        request = _validated(Invocation, {"inputs": _from_csv(body, limits)}).request()
+        request = validated(Invocation, {"inputs": _from_csv(body, limits)}).request()
     if not request.pictures:
         raise RefusedError(400, "there is no picture in the request")
     if len(request.pictures) > limits.pictures:
@@ -204,21 +204,20 @@ def parse_form(form: FormData) -> CaptionRequest:
     if len(files) != 1:
         raise RefusedError(400, f"the form has {len(files)} files: send one picture, as in curl -F image=@photo.jpg")
     fields = {name: value for name, value in form.items() if isinstance(value, str)}
-    return CaptionRequest([files[0].file.read()], _validated(Parameters, fields).given())
+    return CaptionRequest([files[0].file.read()], validated(Parameters, fields).given())
 
 
-def from_json(model: type[_Model], body: bytes) -> _Model:
-    """Return a model of a JSON body. Raises RefusedError, which names the first field that is wrong."""
+def validated(model: type[_Model], values: bytes | Mapping[str, Any]) -> _Model:
+    """Return a model of a JSON body, or of values that may be texts, as in a form.
+
+    Raises RefusedError, which names the first field that is wrong.
+    """
     try:
-        return model.model_validate_json(body, strict=True)
-    except ValidationError as error:
-        raise RefusedError(400, why_invalid(error.errors(), model.model_fields)) from None
-
-
-def _validated(model: type[_Model], values: Mapping[str, Any]) -> _Model:
-    """Return a model of values, which may be texts. Raises RefusedError, which names the first field that is wrong."""
-    try:
-        return model.model_validate(values)
+        return (
+            model.model_validate_json(values, strict=True)
+            if isinstance(values, bytes)
+            else model.model_validate(values)
+        )
     except ValidationError as error:
         raise RefusedError(400, why_invalid(error.errors(), model.model_fields)) from None
 

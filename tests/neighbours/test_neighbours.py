@@ -317,7 +317,7 @@ def test_the_report_shows_the_pictures_that_support_a_caption(ranked: Path) -> N
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', report.read_text(encoding="utf-8"))
     assert found is not None
     data = json.loads(found.group(1))
-    assert {item["name"] for item in data["copied"]} >= {"bleu4"} and "most similar training pictures" in data[
+    assert {item["name"] for item in data["copied"]} >= {"BLEU-4"} and "most similar training pictures" in data[
         "neighbours"
     ]
     for card in data["cards"].values():
