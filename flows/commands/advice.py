@@ -52,7 +52,8 @@ def _ending(config: Config, trained: Artifact) -> str:
     if tuning is not None and tuning.keep_decoder:
         training, section = tuning, "tuning"
     history = pq.read_table(trained.path / HISTORY).to_pylist()
-    best = int(max(history, key=lambda row: float(row[f"dev_{training.select}"]))["epoch"])
+    selected = f"dev_{training.select}"
+    best = int(max(history, key=lambda row: (float(row[selected]), row["epoch"]))["epoch"])  # of equals, the later
     last = int(history[-1]["epoch"])
     if not best:
         return "no epoch was better on dev than the captioner that training started from, which is kept as it was"

@@ -27,10 +27,13 @@ def serve(
     host: Annotated[
         str,
         typer.Option(
-            envvar="ATTEND_HOST", help="address to listen on; any but a loopback address lets other machines connect"
+            envvar="ATTEND_LISTEN_HOST",
+            help="address to listen on; unless it is a loopback address, other machines can connect",
         ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="ATTEND_PORT", help="port to listen on", **whole_number(1, 65535))] = 8000,
+    port: Annotated[
+        int, typer.Option(envvar="ATTEND_LISTEN_PORT", help="port to listen on", **whole_number(1, 65535))
+    ] = 8000,
     batch: Annotated[
         int, typer.Option(help="the most pictures that are captioned at once", **whole_number(1, 32))
     ] = 32,
@@ -53,6 +56,8 @@ def serve(
             raise AttendError("--runtime: an exported folder has one runtime: leave it out")
         run_server(lambda: _exported_model(folder, refresh), host, port, batch, drain)
     else:
+        if folder is not None and (folder.is_absolute() or folder.is_dir()):
+            raise AttendError(f"{folder}: is no folder that `attend export` wrote: it has no bundle.json")
         at = workspace.expanduser().absolute()
         run_server(lambda: _registered_model(model, at, refresh, runtime), host, port, batch, drain)
 

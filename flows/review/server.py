@@ -100,9 +100,9 @@ class ReviewServer:
         app.router.routes += self._page.routes()
         for path in (self.next, self.answer, self.undo):
             app.post(f"/{path.__name__}")(path)
-        app.get("/photograph/{picture}")(self.photograph)
         for name in ("/health", "/ping"):
-            app.get(name)(self.health)
+            app.api_route(name, methods=["GET", "HEAD"])(self.health)
+        app.api_route("/photograph/{picture}", methods=["GET", "HEAD"])(self.photograph)
         return app
 
     @contextlib.asynccontextmanager

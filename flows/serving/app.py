@@ -29,7 +29,14 @@ from models.requests import CaptionRow, failed
 _LOG = logging.getLogger("attend.serve")
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-_FORM = {"type": "object", "required": ["image"], "properties": {"image": {"type": "string", "format": "binary"}}}
+_FORM = {
+    "type": "object",
+    "required": ["image"],
+    "properties": {
+        **Parameters.model_json_schema()["properties"],
+        "image": {"type": "string", "format": "binary"},
+    },
+}
 _PICTURE_TYPES = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp", "application/octet-stream")
 _PICTURE = {
     "requestBody": {
@@ -37,11 +44,15 @@ _PICTURE = {
         "content": {"multipart/form-data": {"schema": _FORM}, **dict.fromkeys(_PICTURE_TYPES, _BINARY)},
     }
 }
+_INVOCATION_SCHEMA = Invocation.model_json_schema(ref_template="#/components/schemas/{model}")
+_INVOCATION_PARTS = _INVOCATION_SCHEMA.pop("$defs")
 _INVOCATION = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": Invocation.model_json_schema()},
+            "application/json": {
+                "schema": {name: part for name, part in _INVOCATION_SCHEMA.items() if name != "$defs"}
+            },
             "text/csv": {"schema": {"type": "string", "description": "a table with a column image"}},
         },
     }
@@ -95,18 +106,21 @@ class Server:
             docs_url=None,  # its page loads its script from another site
             redoc_url=None,
             lifespan=self._lifespan,
-            responses=ERRORS,
         )
         protect(app, self._hosts, _LOG, self._answered)
         app.router.routes += self._page.routes()
         app.post("/invocations", **_answers(Predictions), openapi_extra=_INVOCATION)(self.invocations)
         app.post("/caption", **_answers(Row), openapi_extra=_PICTURE)(self.caption)
-        for path in ("/health", "/ping"):
-            app.get(path, **_answers(Health, 503))(self.health)
-        app.get("/ready", **_answers(Ready, 503))(self.ready)
-        for path in ("/model", "/version"):
-            app.get(path)(self.model)
-        app.get("/metrics", response_class=PlainTextResponse)(self.metrics)
+        read: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+            **dict.fromkeys(("/health", "/ping"), (self.health, _answers(Health, 503))),
+            "/ready": (self.ready, _answers(Ready, 503)),
+            **dict.fromkeys(("/model", "/version"), (self.model, _answers(ModelInfo))),
+            "/metrics": (self.metrics, {"response_class": PlainTextResponse}),
+        }
+        for path, (answer, described) in read.items():
+            app.get(path, **described)(answer)
+            app.head(path, include_in_schema=False)(answer)
+        app.openapi()["components"]["schemas"] |= _INVOCATION_PARTS  # FastAPI keeps the description
         return app
 
     @contextlib.asynccontextmanager
@@ -141,8 +155,8 @@ class Server:
             check_origin(request)
 
             async def parse_body(body: bytes) -> CaptionRequest:
-                async with _replayed(request, body).form(max_files=1) as form:
-                    picture, fields = parse_form(form)
+                content_type = request.headers["content-type"]
+                picture, fields = await asyncio.to_thread(parse_form, content_type, body, self._limits)
                 return CaptionRequest(picture, {**given.given(), **fields})
 
         # A page of another site cannot send these types without a CORS preflight, which this server refuses.
@@ -215,16 +229,7 @@ def _answers(model: type[BaseModel], *other: int) -> dict[str, Any]:
 
     The handlers return responses, so that rows are not validated once more.
     """
-    return {"responses": {status: {"model": model} for status in (200, *other)}}
-
-
-def _replayed(request: Request, body: bytes) -> Request:
-    """Return a request whose body was read already, to be parsed as a form."""
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return Request(request.scope, receive)
+    return {"responses": {**ERRORS, **{status: {"model": model} for status in (200, *other)}}}
 
 
 def _refusals(pictures: list[bytes], limits: Limits) -> list[str | None]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import (
@@ -14,11 +15,13 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     create_model,
     model_validator,
 )
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from flows.serving.limits import Limits, RefusedError
 from models.requests import PARAMETERS, TYPES, Params, decoding_of, from_base64
@@ -26,9 +29,9 @@ from tasks.common.errors import suggestion
 
 _COLUMN = "image"
 _FORMS = ("dataframe_split", "dataframe_records", "inputs", "instances")
-# The most brackets and commas in a body: Python makes an object of each value between them, which may take fifty times
-# the value's bytes.
-_MAX_SEPARATORS = 100_000
+# The most brackets and commas in a body: Python makes an object of each value between them, and pydantic an error of
+# each that is wrong, which take far more memory than the value's bytes.
+_MAX_SEPARATORS = 5_000
 _MAX_TEXT = 1000  # characters of a parameter
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -47,9 +50,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _truth(value: Any) -> Any:
+def _truth(value: Any, info: ValidationInfo) -> Any:
     """Return the truth value that a text of a query means. Raises ValueError for a text that means none."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or info.mode == "json":
         return value
     if value.lower() not in ("true", "false", "1", "0"):
         raise ValueError("give true or false")
@@ -198,13 +201,29 @@ def parse(content_type: str, body: bytes, limits: Limits) -> CaptionRequest:
     return request
 
 
-def parse_form(form: FormData) -> CaptionRequest:
-    """Return the one file of a form, and its other fields as parameters. Raises RefusedError for any other form."""
+def parse_form(content_type: str, body: bytes, limits: Limits) -> CaptionRequest:
+    """Return the one file of a form, and its other fields as parameters. Raises RefusedError for any other form.
+
+    The parser is written in Python, and slow on some bodies: call this in a thread.
+    """
+    if "charset" in content_type.lower():  # some of Python's codecs take minutes for a field
+        raise RefusedError(400, "a form is UTF-8: leave out the charset of its Content-Type")
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    fields = {"max_files": 1, "max_fields": len(TYPES), "max_part_size": 8 * _MAX_TEXT}
+    parser = MultiPartParser(Headers({"Content-Type": content_type}), chunks(), **fields)
+    parser.spool_max_size = limits.body  # never on the disk
+    try:
+        form = asyncio.run(parser.parse())
+    except MultiPartException as error:
+        raise RefusedError(400, error.message) from None
     files = [value for value in form.values() if isinstance(value, UploadFile)]
     if len(files) != 1:
         raise RefusedError(400, f"the form has {len(files)} files: send one picture, as in curl -F image=@photo.jpg")
-    fields = {name: value for name, value in form.items() if isinstance(value, str)}
-    return CaptionRequest([files[0].file.read()], validated(Parameters, fields).given())
+    texts = {name: value for name, value in form.items() if isinstance(value, str)}
+    return CaptionRequest([files[0].file.read()], validated(Parameters, texts).given())
 
 
 def validated(model: type[_Model], values: bytes | Mapping[str, Any]) -> _Model:
@@ -219,7 +238,7 @@ def validated(model: type[_Model], values: bytes | Mapping[str, Any]) -> _Model:
             else model.model_validate(values)
         )
     except ValidationError as error:
-        raise RefusedError(400, why_invalid(error.errors(), model.model_fields)) from None
+        raise RefusedError(400, why_invalid(error.errors(include_url=False), model.model_fields)) from None
 
 
 def why_invalid(errors: Any, known: Iterable[str] = ()) -> str:

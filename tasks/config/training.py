@@ -141,7 +141,7 @@ class SelfCriticalConfig(GridTrainingConfig):
     `training` sets the rest, such as `seed` and `patience`.
     """
 
-    SHARED: ClassVar = (*_SHARED, "captions_per_picture", "epoch_batches", "block")
+    SHARED: ClassVar = (*_SHARED, "epoch_batches", "block")
 
     epochs: int = Field(10, ge=1, description="epochs at most; see `training.patience`")
     learning_rate: float = Field(5e-5, gt=0, description="learning rate at its peak; it falls to 0 along a cosine")

@@ -86,7 +86,7 @@ def write_report(
         "signature": result["signature"],
         "scores": [
             {
-                "name": NAMES[name],
+                "name": NAMES.get(name, name),
                 "value": value,
                 **dict(zip(("low", "high"), result["intervals"][name], strict=True)),
             }
@@ -96,7 +96,7 @@ def write_report(
             {"name": rival.name, "scores": [comparison_data(item) for item in rival.scores]} for rival in compared
         ],
         "earlier": [
-            {**vars(version), "scores": {NAMES[name]: value for name, value in version.scores.items() if name in NAMES}}
+            {**vars(version), "scores": {NAMES.get(name, name): value for name, value in version.scores.items()}}
             for version in earlier
         ],
         "language": " ".join(filter(None, [_language(result["language"], len(corpus)), describe_leak(result)])),
@@ -111,7 +111,7 @@ def write_report(
         "left_out": left_out,
         "confidence": " ".join(confidence_lines(result)),
         "neighbours": describe_neighbours(result),
-        "copied": [{**copied, "name": NAMES[name]} for name, copied in result.get("copied", {}).items()],
+        "copied": [{**copied, "name": NAMES.get(name, name)} for name, copied in result.get("copied", {}).items()],
     }
     plots = [_length_plot(list(corpus.values()))]
     judged = result.get("confidence")
@@ -133,7 +133,7 @@ def write_report(
 
 def comparison_data(item: ScoreComparison) -> dict[str, object]:
     """Return a comparison as the pages' scripts read it, with the ends of the interval as `low` and `high`."""
-    return {**vars(item), "score": NAMES[item.score], "low": item.interval[0], "high": item.interval[1]}
+    return {**vars(item), "score": NAMES.get(item.score, item.score), "low": item.interval[0], "high": item.interval[1]}
 
 
 def _groups(scores: Mapping[str, float]) -> dict[str, list[str]]:

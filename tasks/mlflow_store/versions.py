@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.captioner.bundle_loader import DIGEST
+from tasks.captioner.captioner_format import check_captioner
 from tasks.common.errors import AttendError, suggestion
 from tasks.common.files import digest_of_file, write_atomically
 from tasks.common.log import log
@@ -274,7 +275,7 @@ def key_of_grids(address: str, workspace: Path) -> str | None:
 
 
 def champion_bundle(workspace: Path, model: str, scratch: Path) -> Path | None:
-    """Return the folder of the bundle for torch of a model's champion; None where it has no champion yet.
+    """Return the folder of the bundle for torch of a model's champion; None where it has none that can be read here.
 
     scratch: a folder to which it is downloaded where MLflow does not keep it on this machine.
     """
@@ -282,7 +283,13 @@ def champion_bundle(workspace: Path, model: str, scratch: Path) -> Path | None:
     version = version_with_alias(client, model, "champion")
     if version is None:
         return None
-    return (files_of(client, version) or download(address_of(version), scratch / "champion")) / BUNDLE
+    bundle = (files_of(client, version) or download(address_of(version), scratch / "champion")) / BUNDLE
+    try:
+        check_captioner(json.loads((bundle / "config.json").read_text(encoding="utf-8")), address_of(version))
+    except AttendError as error:
+        log.warning(str(error))
+        return None
+    return bundle
 
 
 def full_address(model: str) -> str:

@@ -48,7 +48,7 @@ class KeptWeights:
         for epoch, digest in digests.items():
             path = self.path(epoch)
             if not path.exists() or digest_of_file(path) != digest:
-                return f"{path}: the weights of epoch {epoch + 1} do not match their digest"
+                return f"{path}: these weights do not match their digest"
         return None
 
     def check(self, kept: Sequence[int], name: str, section: str) -> None:
@@ -64,7 +64,7 @@ class KeptWeights:
             broken = [key for key, value in weights.items() if not value.isfinite().all()]
             if broken:
                 raise AttendError(
-                    f"{name}: the weights of epoch {epoch + 1} are not finite ({broken[0]}): lower "
+                    f"{name}: the weights {self.path(epoch).name} are not finite ({broken[0]}): lower "
                     f"{section}.learning_rate"
                 )
 

@@ -118,7 +118,7 @@ class TrainingLoop:
         self.sums = Sums()
         self.history: list[dict[str, float]] = []
         self.kept_weights = KeptWeights(out)
-        self.was_trained = was_trained
+        self.was_trained = processes.broadcast_from_leader(was_trained)  # the leader alone knows of a champion
         self._resume()
 
     @property
@@ -152,7 +152,7 @@ class TrainingLoop:
             report_row(row, self._file_of_best(index))
         # Deferred all the time: an interrupt that is raised in a library's callback may be lost there.
         with deferred_interrupt("this step") as is_interrupted:
-            if self.was_trained and not self.history:
+            if self.was_trained and not self.history and not self.step:
                 self._end_epoch(0, dev, report_row)
             while self.trained_epochs < self.training.epochs and not self._stalled():
                 if is_interrupted():  # in validation, say: the epoch is in the checkpoint
@@ -311,7 +311,7 @@ class TrainingLoop:
 
     def _stalled(self) -> bool:
         """Return whether the selected dev score has not risen for `patience` epochs."""
-        scores = [row[self.selected] for row in self.history]
+        scores = [row[self.selected] for row in self.history if row["epoch"]]
         return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= self.training.patience
 
     def checkpoint(self) -> None:

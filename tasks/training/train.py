@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from tasks.training.fit_decoder import FitInputs
 
 _NO_CHAMPION = (
-    "training.start_from: the model has no champion, so training starts from the beginning: `attend models list` shows "
-    "its versions, and `attend models promote VERSION --force` makes one champion"
+    "training.start_from: the model has no champion that can be read here, so training starts from the beginning: "
+    "`attend models list` shows its versions, and `attend models promote VERSION --force` makes one champion"
 )
 
 

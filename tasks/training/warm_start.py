@@ -24,7 +24,7 @@ from tasks.config.stages import GridsConfig
 from tasks.grids.weights import IMPORTED, load_backbone
 
 # The weights that have a row for each word of the vocabulary.
-_OF_WORDS = ("embed.weight", "head.weight", "head.bias", "head.words.weight", "head.words.bias")
+_OF_WORDS = ("embed.weight", "head.weight", "head.bias")
 _FEW_KNOWN = 0.5  # share of known words, below which a warning says so
 
 

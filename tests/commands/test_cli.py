@@ -48,6 +48,7 @@ from tests.support import plan, run_stage, small
             ["run", "demo", "decoder.name=attention_lstm", "decoder.gate=true"],
             "attention_lstm has no `gate`: leave it out",
         ),
+        (["serve", "--model", "/nowhere"], "/nowhere: is no folder that `attend export` wrote"),
         (
             ["models", "evaluate", "demo", "evaluation.beam=9"],
             "evaluation.beam: a registered model has the search that",

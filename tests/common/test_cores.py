@@ -74,7 +74,6 @@ def test_torch_takes_the_cores_of_this_process_unless_told_otherwise() -> None:
 
 def test_decoding_takes_as_many_threads_as_computing() -> None:
     assert decoder_count(MachineConfig(threads=3)) == 3
-    assert decoder_count(MachineConfig(threads=3)) == 3
 
 
 def test_compiled_kernels_are_kept_by_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:

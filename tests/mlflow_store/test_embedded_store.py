@@ -21,7 +21,7 @@ from tasks.mlflow_store import tracking
 from tasks.mlflow_store.embedded_store import DATABASE, VERSION
 from tasks.mlflow_store.logged_model import load_captioner
 from tasks.mlflow_store.store_answers import ask
-from tasks.mlflow_store.versions import files_of, find
+from tasks.mlflow_store.versions import champion_bundle, files_of, find
 from tasks.pipeline.workspace import Workspace
 from tests.support import artifacts, empty_store, pictures, plan, register_all, trained, verify
 
@@ -112,6 +112,7 @@ def test_a_captioner_of_another_format_is_refused(
         load_captioner(*find("models:/small/1", registered))
     with pytest.raises(AttendError, match=r"models:/small/1: another version of attend wrote it"):
         export_model("models:/small/1", tmp_path / "out", "torch", registered)  # nobody could use it
+    assert champion_bundle(registered, "small", tmp_path) is None  # so that a nightly training starts anew
     assert not any(tmp_path.iterdir())
 
 

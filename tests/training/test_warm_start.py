@@ -128,7 +128,7 @@ def test_a_model_without_a_champion_is_trained_from_the_beginning_and_it_is_said
     """None was registered yet, or a gate refused them all."""
     config = small(finished_copy, training__start_from="champion", training__epochs=1)
     run_stage(config, "train")
-    said = "the model has no champion, so training starts from the beginning"
+    said = "the model has no champion that can be read here, so training starts from the beginning"
     assert said in caplog.text and said in " ".join(artifacts(config)["train"].ledger.notes)
 
 
