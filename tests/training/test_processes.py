@@ -18,6 +18,7 @@ from torch.multiprocessing.spawn import spawn
 from models.decoders import DECODERS
 from models.decoders.base import make
 from models.vocabulary import NULL
+from tasks.captioner.bundle import make_captioner
 from tasks.config.schema import Config
 from tasks.config.training import TrainingConfig
 from tasks.data.manifest import read_pictures
@@ -28,7 +29,7 @@ from tasks.training.loop import LossModule, synchronised
 from tasks.training.objectives import Count, CrossEntropy
 from tasks.training.outputs import HISTORY, WEIGHTS
 from tests.decoding import CHANNELS, LOOKING, VOCABULARY, example
-from tests.support import artifacts, free_port, plan, run_stage, small
+from tests.support import artifacts, captioner_artifacts, free_port, plan, run_stage, small
 
 # Nothing is drawn, so that what is left to differ is the order in which numbers are added. 49 pictures in batches of
 # eight: the last one has a picture for one process only.
@@ -65,8 +66,10 @@ def _run(config: Config, until: str, stop_after: int | None = None) -> None:
         if row["epoch"] == stop_after:
             raise KeyboardInterrupt
 
+    champion = config.workspace / "champion"
+    of_train = {"epoch_done": stop, "champion": lambda: champion if champion.is_dir() else None}
     for status in plan(config, until):
-        hooks: dict[str, Any] = {"epoch_done": stop} if status.stage.name == "train" else {}
+        hooks: dict[str, Any] = of_train if status.stage.name == "train" else {}
         run_stage(config, status.stage.name, **hooks)
 
 
@@ -113,6 +116,18 @@ def test_two_processes_train_and_caption_as_one_does(alone: Config, workspace: P
     assert_same(config, alone, "self_critical")
     ours, theirs = (pq.read_table(artifacts(c, "evaluate")["evaluate"].path / PREDICTIONS) for c in (config, alone))
     assert ours["digest"] == theirs["digest"] and ours["caption"] == theirs["caption"]
+
+
+@pytest.mark.slow
+def test_two_processes_start_from_a_champion_as_one_does(alone: Config, workspace: Path, tmp_path: Path) -> None:
+    """The leader alone knows the champion, and all of them score it before they train."""
+    configs = [small(place, **EXACT, training__start_from="champion") for place in (workspace, tmp_path / "other")]
+    for config in configs:
+        make_captioner(alone, captioner_artifacts(alone)).save(config.workspace / "champion")
+    in_two(configs[0], "train")
+    _run(configs[1], "train")
+    assert_same(configs[0], configs[1], "train", 1e-4)
+    assert told(configs[0], "train")[0][0]["epoch"] == 0
 
 
 @pytest.mark.slow
