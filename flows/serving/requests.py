@@ -54,9 +54,9 @@ def _truth(value: Any, info: ValidationInfo) -> Any:
     """Return the truth value that a text of a query means. Raises ValueError for a text that means none."""
     if not isinstance(value, str) or info.mode == "json":
         return value
-    if value.lower() not in ("true", "false", "1", "0"):
+    if value.lower() not in ("true", "false"):
         raise ValueError("give true or false")
-    return value.lower() in ("true", "1")
+    return value.lower() == "true"
 
 
 def _field(name: str, kind: type) -> tuple[Any, Any]:
