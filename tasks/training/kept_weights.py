@@ -64,8 +64,7 @@ class KeptWeights:
             broken = [key for key, value in weights.items() if not value.isfinite().all()]
             if broken:
                 raise AttendError(
-                    f"{name}: the weights {self.path(epoch).name} are not finite ({broken[0]}): lower "
-                    f"{section}.learning_rate"
+                    f"{name}: the kept weights are not finite ({broken[0]}): lower {section}.learning_rate"
                 )
 
 
