@@ -10,7 +10,7 @@ from pathlib import Path
 from models.captioner import Captioner
 from models.options import Runtime
 from tasks.captioner.bundle import ORIGIN, is_whole, seal
-from tasks.captioner.captioner_format import check_captioner
+from tasks.captioner.captioner_format import check_bundle
 from tasks.captioner.exported.folder import write_exported
 from tasks.common.errors import AttendError
 from tasks.common.log import log
@@ -42,8 +42,7 @@ def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: P
         for bundle in (kept, files / BUNDLE):
             if bundle.is_dir() and not is_whole(bundle):
                 raise AttendError(f"{found.address}: {bundle}: is damaged: run `attend run` again")
-        saved = json.loads((files / BUNDLE / "config.json").read_text(encoding="utf-8"))
-        check_captioner(saved, found.address)  # this program could not use the folder
+        check_bundle(files / BUNDLE, found.address)  # this program could not use the folder
         if kept.is_dir():
             _copy(kept, out)
         else:

@@ -208,7 +208,5 @@ def _files(path: Path) -> list[Path]:
     else:
         raise AttendError(f"{path}: no such picture or folder")
     if not files:
-        raise AttendError(
-            f"{path}: no picture in this folder" if path.is_dir() else f"{path}: no such picture or folder"
-        )
+        raise AttendError(f"{path}: no picture in this folder" if path.is_dir() else f"{path}: no such picture")
     return files

@@ -28,20 +28,17 @@ from models.requests import CaptionRow, failed
 
 _LOG = logging.getLogger("attend.serve")
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
-_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_BINARY = {"type": "string", "format": "binary"}
 _FORM = {
     "type": "object",
     "required": ["image"],
-    "properties": {
-        **Parameters.model_json_schema()["properties"],
-        "image": {"type": "string", "format": "binary"},
-    },
+    "properties": {**Parameters.model_json_schema()["properties"], "image": _BINARY},
 }
 _PICTURE_TYPES = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp", "application/octet-stream")
 _PICTURE = {
     "requestBody": {
         "required": True,
-        "content": {"multipart/form-data": {"schema": _FORM}, **dict.fromkeys(_PICTURE_TYPES, _BINARY)},
+        "content": {"multipart/form-data": {"schema": _FORM}, **{name: {"schema": _BINARY} for name in _PICTURE_TYPES}},
     }
 }
 _INVOCATION_SCHEMA = Invocation.model_json_schema(ref_template="#/components/schemas/{model}")
@@ -50,9 +47,7 @@ _INVOCATION = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {
-                "schema": {name: part for name, part in _INVOCATION_SCHEMA.items() if name != "$defs"}
-            },
+            "application/json": {"schema": _INVOCATION_SCHEMA},
             "text/csv": {"schema": {"type": "string", "description": "a table with a column image"}},
         },
     }

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tasks.common.errors import AttendError
 
 FORMAT = 3  # of config.json: raise it where this program could not use the captioners of before
 LOADER = "load.py"  # in a bundle: the code that loads it
+
+
+def check_bundle(folder: Path, shown: str) -> None:
+    """Raise AttendError where another version of attend wrote a bundle. shown: its name, for the message."""
+    check_captioner(json.loads((folder / "config.json").read_text(encoding="utf-8")), shown)
 
 
 def check_captioner(config: Mapping[str, Any], shown: str) -> None:

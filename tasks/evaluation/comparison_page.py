@@ -12,7 +12,7 @@ from pathlib import Path
 from tasks.common.wording import listed
 from tasks.evaluation.cards import Card
 from tasks.evaluation.page_files import page_file, script_data
-from tasks.evaluation.report import as_svg, comparison_data
+from tasks.evaluation.report import as_svg, comparison_data, plot
 from tasks.metrics import ScoredCaption
 from tasks.metrics.bleu import sentence_bleu4
 from tasks.metrics.bootstrap import ScoreComparison
@@ -84,21 +84,15 @@ def pictures_to_show(captions: Sequence[tuple[str, Sequence[ScoredCaption]]]) ->
 
 def _plots(columns: Sequence[Column]) -> list[str]:
     """Return a plot for each dev score, with the learning curve of every captioner that has one, as SVG."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
     plots = []
     for score, title in CURVES.items():
-        figure = Figure(figsize=(5.2, 3.2), layout="constrained")
-        axis = figure.subplots()
+        figure, axis = plot(xlabel="epoch", title=title)
         for number, item in enumerate(columns):
             if item.curves.get(score):
                 epochs, values = zip(*item.curves[score], strict=True)
                 colour, style = _COLOURS[number % len(_COLOURS)], ("-", "--", ":")[number // len(_COLOURS) % 3]
                 axis.plot(epochs, values, marker="o", markersize=3, color=colour, linestyle=style, label=item.name)
-        axis.set(xlabel="epoch", title=title)
-        axis.grid(alpha=0.25)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.xaxis.get_major_locator().set_params(integer=True)
         if axis.lines:
             axis.legend(frameon=False)
             plots.append(as_svg(figure))

@@ -165,7 +165,7 @@ def _language(statistics: Mapping[str, float], captions: int) -> str:
     return text
 
 
-def _plot(**labels: Any) -> tuple[Any, Any]:
+def plot(**labels: Any) -> tuple[Any, Any]:
     """Return a figure and its axis, which has these labels and limits."""
     from matplotlib.figure import Figure
 
@@ -183,7 +183,7 @@ def _training_plots(history: Sequence[dict[str, float]]) -> list[str]:
     plots = []
     for name, label in labels.items():
         if name in history[0]:
-            figure, axis = _plot(xlabel="epoch", title=label)
+            figure, axis = plot(xlabel="epoch", title=label)
             values = [row[name] for row in history]
             axis.plot([row["epoch"] for row in history], values, marker="o", markersize=3, color="#b3411e")
             axis.xaxis.get_major_locator().set_params(integer=True)
@@ -193,7 +193,7 @@ def _training_plots(history: Sequence[dict[str, float]]) -> list[str]:
 
 def _length_plot(corpus: Sequence[ScoredCaption]) -> str:
     """Return a histogram of the lengths of captions and references, in words, as SVG."""
-    figure, axis = _plot(xlabel="words", ylabel="share", title="lengths")
+    figure, axis = plot(xlabel="words", ylabel="share", title="lengths")
     lengths = [len(item.caption) for item in corpus]
     reference_lengths = [len(words) for item in corpus for words in item.references]
     bins = [edge - 0.5 for edge in range(max([*lengths, *reference_lengths, 1]) + 2)]
@@ -205,7 +205,7 @@ def _length_plot(corpus: Sequence[ScoredCaption]) -> str:
 
 def _reliability_plot(judged: JudgedConfidence) -> str:
     """Return a plot of the share of acceptable captions by their confidence, as SVG."""
-    figure, axis = _plot(
+    figure, axis = plot(
         xlabel="confidence", ylabel="share of acceptable captions", title="reliability", xlim=(0, 1), ylim=(0, 1)
     )
     mean, share, _ = zip(*judged["bins"], strict=True)
@@ -217,7 +217,7 @@ def _reliability_plot(judged: JudgedConfidence) -> str:
 
 def _coverage_plot(judged: JudgedConfidence) -> str:
     """Return a plot of the risk-coverage curves, as SVG."""
-    figure, axis = _plot(
+    figure, axis = plot(
         xlabel="share of the captions that are shown",
         ylabel="share of those not acceptable",
         title="risk by coverage",

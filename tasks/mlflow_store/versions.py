@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.captioner.bundle_loader import DIGEST
-from tasks.captioner.captioner_format import check_captioner
+from tasks.captioner.captioner_format import check_bundle
 from tasks.common.errors import AttendError, suggestion
 from tasks.common.files import digest_of_file, write_atomically
 from tasks.common.log import log
@@ -285,7 +285,7 @@ def champion_bundle(workspace: Path, model: str, scratch: Path) -> Path | None:
         return None
     bundle = (files_of(client, version) or download(address_of(version), scratch / "champion")) / BUNDLE
     try:
-        check_captioner(json.loads((bundle / "config.json").read_text(encoding="utf-8")), address_of(version))
+        check_bundle(bundle, address_of(version))
     except AttendError as error:
         log.warning(str(error))
         return None
