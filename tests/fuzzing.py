@@ -52,7 +52,6 @@ from tasks.config.tokeniser_names import TOKENISERS
 from tasks.data import tokenisers
 from tasks.data.caption_files import build_vocabulary
 from tasks.data.manifest import SCHEMA
-from tasks.data.word_vectors import load_word_vectors
 from tasks.datasets import ADAPTERS
 from tasks.evaluation.caption_and_score import read_predictions
 from tasks.evaluation.coco_files import corpus_of
@@ -752,14 +751,6 @@ def _read_weights(files: Files, folder: Path) -> object:
 # Words.
 
 
-def _read_vectors(files: Files, folder: Path) -> object:
-
-    write(files, folder)
-    embeddings = torch.zeros(6, 3)
-    load_word_vectors(folder / "glove.txt", Vocabulary(("dog", "cat"), {}), embeddings)
-    return embeddings
-
-
 def _read_captions(given: tuple[list[str], CaptionsConfig], folder: Path) -> object:
     """Read captions with an adapter, and turn them into token ids and words as `tensorise` and `evaluate` do."""
 
@@ -1073,7 +1064,6 @@ READERS: tuple[Reader, ...] = (
         ),
     ),
     Reader("weights", _weights(), _read_weights, found=({"w.pth": b"e\xcc"}, {"w.pth": b"\x80\x02."})),
-    Reader("word vectors", file("glove.txt", b"the 1 2 3\ndog 0.1 0.2 0.3\ncat 1e-3 -1 2\n"), _read_vectors),
     Reader(
         "captions",
         _captions(),

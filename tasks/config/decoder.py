@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from models.decoders import DECODERS
 from models.options import Attentions, DecoderOptions, FirstStates, Outputs, ShowAttendTellOptions
 from tasks.common.errors import check_known
-from tasks.common.section import NotInKey, Section
+from tasks.common.section import Section
 
 # Fields of the decoder section that are not options of the decoder's class.
-_NOT_OF_THE_CLASS = ("name", "word_vectors")
+_NOT_OF_THE_CLASS = ("name",)
 
 
 class DecoderConfig(Section):
@@ -66,11 +65,6 @@ class DecoderConfig(Section):
         ge=1,
         description="channels to which annotation vectors are projected by a PCA of the train split's grids; "
         "default: no projection",
-    )
-    word_vectors: Annotated[Path | None, NotInKey()] = Field(
-        None,
-        description="file of word vectors in GloVe's text format from which the word embeddings start; its digest "
-        "enters the key; default: random embeddings",
     )
     dropout_words: float | None = Field(
         None, ge=0, lt=1, description="share of the word embeddings' values dropped in training; default: 0"

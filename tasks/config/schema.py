@@ -135,8 +135,6 @@ class Config(Checked):
         yield from self._contradictions_of_start()
         if self.evaluation.no_echo and (self.captions.units == "bpe" or self.captions.tokeniser == "characters"):
             yield "evaluation.no_echo: letters and byte pairs may well follow themselves: leave it out"
-        if self.captions.units == "bpe" and self.decoder.word_vectors is not None:
-            yield ("decoder.word_vectors: word vectors are for whole words: set captions.units=words")
         yield from self._contradictions_of_data()
 
     def _contradictions_of_start(self) -> Iterator[str]:

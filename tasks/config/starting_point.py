@@ -96,8 +96,6 @@ def with_starting_point(values: dict[str, Any], find: Find) -> dict[str, Any]:
 
 def _check_own(own: Mapping[str, Mapping[str, Any]], sections: Mapping[str, Mapping[str, Any]], address: str) -> None:
     """Raise AttendError for a value of the config that the captioner at an address has otherwise."""
-    if own["decoder"].get("word_vectors") is not None:
-        raise AttendError(f"decoder.word_vectors: words start with the weights that they have in {address}: {_REMEDY}")
     for section, theirs in sections.items():
         for name, value in theirs.items():
             may_differ = name == "max_tokens" or name.startswith("dropout_")

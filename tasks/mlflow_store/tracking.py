@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import logging
 import os
 import urllib.request
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -158,14 +160,29 @@ def connect(workspace: Path, must_exist: bool = False) -> MlflowClient:
         # MLflow writes the address to the environment, where it would be taken for one that the user set.
         if value is None:
             os.environ.pop(name, None)
+    return _open_store(workspace, uri, user_set["MLFLOW_REGISTRY_URI"] or uri)
+
+
+@functools.cache
+def _open_store(workspace: Path, uri: str, registry_uri: str) -> MlflowClient:
+    """Return the client of a store, whose database is created or upgraded first. A process opens each store once."""
+    import mlflow
+
     # MLflow's client creates and upgrades the tables of a database: two at the same moment break each other's.
-    may_write = Workspace(workspace).is_writable()
-    with Workspace(workspace).lock("mlflow-store", "the MLflow store") if may_write else contextlib.nullcontext():
+    with _locked(workspace) as may_write:
         if is_embedded():
             prepare_database(workspace, may_write)
-        client: MlflowClient = mlflow.MlflowClient()
+        client: MlflowClient = mlflow.MlflowClient(uri, registry_uri)
         client.search_experiments(max_results=1)
     return client
+
+
+@contextlib.contextmanager
+def _locked(workspace: Path) -> Iterator[bool]:
+    """Hold the lock of a workspace's store where the workspace may be written; yield whether it may."""
+    may_write = Workspace(workspace).is_writable()
+    with Workspace(workspace).lock("mlflow-store", "the MLflow store") if may_write else contextlib.nullcontext():
+        yield may_write
 
 
 def client_of(uri: str) -> MlflowClient:
@@ -176,8 +193,7 @@ def client_of(uri: str) -> MlflowClient:
     mlflow = _quiet_mlflow()
     if uri.startswith("sqlite:///"):
         workspace = Path(uri.removeprefix("sqlite:///")).parent
-        may_write = Workspace(workspace).is_writable()
-        with Workspace(workspace).lock("mlflow-store", "the MLflow store") if may_write else contextlib.nullcontext():
+        with _locked(workspace) as may_write:
             prepare_database(workspace, may_write)
     client: MlflowClient = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
     return client

@@ -24,7 +24,6 @@ from tasks.config.machine import MachineConfig
 from tasks.config.training import GridTrainingConfig, TrainingConfig
 from tasks.data.caption_files import read_captions, read_vocabulary
 from tasks.data.manifest import read_pictures
-from tasks.data.word_vectors import load_word_vectors
 from tasks.grids.index import open_grids
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact, Outcome
@@ -79,7 +78,7 @@ def fit_decoder(
         "vocabulary": len(vocabulary),
         "options": decoder.options(),
     }
-    initial = _initial_decoder(shape, decoder, training, batches, vocabulary)
+    initial = _initial_decoder(shape, decoder, training, batches)
     notes = []
     if start is not None:
         said = np.concatenate([picture.tokens.ravel() for picture in batches.captioned]).tolist()
@@ -164,9 +163,8 @@ def _initial_decoder(
     decoder: DecoderConfig,
     training: TrainingConfig,
     batches: GridBatches,
-    vocabulary: Vocabulary,
 ) -> Decoder:
-    """Return the untrained decoder: a function of its config, the seed, the train split and the word vectors' file.
+    """Return the untrained decoder: a function of its config, the seed and the train split.
 
     Raise AttendError where the decoder does not take the options.
     """
@@ -177,7 +175,4 @@ def _initial_decoder(
         raise AttendError(f"decoder: {error}") from None
     if decoder.pca_dim is not None:
         initial.fit_basis(batches.gram())
-    if decoder.word_vectors is not None:
-        with torch.no_grad():
-            load_word_vectors(decoder.word_vectors, vocabulary, initial.embed.weight)
     return initial

@@ -21,7 +21,6 @@ from tasks.config.schema import Config
 from tasks.config.starting_point import StartingPoint
 from tasks.config.training import TrainingConfig
 from tasks.data.tensorise import Tensorise
-from tasks.data.word_vectors import vector_digests
 from tasks.grids.extract import Extract
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Product, Stage, Work
@@ -112,8 +111,7 @@ class Train(DecoderStage):
         return self.fitted_to()
 
     def inputs(self) -> dict[str, str]:
-        start = {} if self.start is None else {"start_from": self.start.digest}
-        return vector_digests(self.decoder, self.machine) | start
+        return {} if self.start is None else {"start_from": self.start.digest}
 
     def run(self, work: Work, hooks: DecoderHooks | None = None) -> Outcome:
         from tasks.training.fit_decoder import Start, fit_decoder

@@ -235,7 +235,7 @@ def test_planning_loads_no_heavy_library(tmp_path: Path) -> None:
 COUNTED = """
 import sys
 from collections import Counter
-import flows.configs, flows.pipeline, tasks.pipeline.plan
+import flows.configs, flows.pipeline, tasks.mlflow_store.tracking, tasks.pipeline.plan
 
 calls = Counter()
 
@@ -251,19 +251,21 @@ def counted(place, name):
 counted(flows.configs, "load")
 counted(flows.pipeline, "build_pipeline")
 counted(tasks.pipeline.plan.Plan, "__init__")
+counted(tasks.mlflow_store.tracking, "prepare_database")
 from flows.commands.cli import app
 
 app(sys.argv[1:], standalone_mode=False)
 print(sorted(calls.items()))
 """
+ONCE = [("__init__", 1), ("build_pipeline", 1), ("load", 1)]
 
 
 @pytest.mark.slow
 def test_a_run_reads_its_config_and_plans_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", COUNTED, "run", written(tmp_path)]
-    for _ in range(2):  # all stages, and none
+    for calls in ([*ONCE, ("prepare_database", 1)], ONCE):  # all stages; none, which needs no MLflow
         done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
-        assert done.stdout.splitlines()[-1] == "[('__init__', 1), ('build_pipeline', 1), ('load', 1)]"
+        assert done.stdout.splitlines()[-1] == str(calls)
 
 
 def environment(**more: str) -> dict[str, str]:

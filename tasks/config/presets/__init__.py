@@ -101,7 +101,6 @@ _PATHS = (
     ("encoder", "weights"),
     ("encoder", "projection"),
     ("encoder", "examples"),
-    ("decoder", "word_vectors"),
     _START_FROM,
     ("training", "start_store"),
     ("machine", "workspace"),
