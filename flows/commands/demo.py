@@ -32,7 +32,7 @@ def show(config: Config, results: Mapping[str, Artifact]) -> None:
     console = Console(highlight=False)
     evaluation = read_scores(results["evaluate"].path)
     scores = evaluation["scores"]
-    console.print(f"\n[bold]Held-out pictures: {evaluation['pictures']}[/], never seen in training, captioned freely")
+    console.print(f"\n[bold]Held-out pictures: {evaluation['pictures']}[/], never seen in training")
     console.print("  " + "  ".join(f"BLEU-{n} {scores[f'bleu{n}']:.1f}" for n in range(1, 5)))
     console.print(f"  captions whose every stated fact is true: [bold]{scores['truth']:.1f} %[/]\n")
 
