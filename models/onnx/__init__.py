@@ -2,3 +2,8 @@
 
 Nothing here needs torch. Graphs and weights come from tasks/captioner/exported/.
 """
+
+import os
+
+# From its first import on, onnxruntime writes an identifier of the machine to the cache folder, and sends usage data.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+import models.onnx  # noqa: F401 -- turns off onnxruntime's telemetry
+
 _SMALL = 1024  # weights of fewer values stay as they are
 _NARROW = 16  # matrices with fewer rows or columns too: there is little to save
 
