@@ -20,8 +20,8 @@ from .backbones import base as backbones
 from .backbones.encoder import Encoder
 from .captioned import BaseCaptioner, Grids, Picture
 from .confidence import Confidence
-from .decoders import base as decoders
-from .decoders.ensemble import Ensemble
+from .decoders.base import Decoder
+from .decoders.ensemble import Ensemble, make
 from .neighbours import Memory
 from .photographs import as_batch
 from .torch_steps import TorchSteps
@@ -33,7 +33,7 @@ class Captioner(BaseCaptioner):
     """A captioner in torch.
 
     config: as saved: `backbone` (name, image_size, fit, grid, precision, and `projected`, the channels of its
-    projection, where it has one), `decoder` (the arguments of `make`, with the number of `members` for an ensemble) and
+    projection, where it has one), `decoder` (the arguments of `decoders.ensemble.make`) and
     `decoding` (the fields of options.Decoding), and `neighbours` (those of options.Neighbours, or None where they do
     not rank captions). Without a backbone it takes grids in place of photographs, and
     `backbone` has their `shape` (h, w, C). confidence: None where its captions have none.
@@ -44,7 +44,7 @@ class Captioner(BaseCaptioner):
         config: dict[str, Any],
         vocabulary: Vocabulary,
         backbone: backbones.Backbone | None,
-        decoder: decoders.Decoder | Ensemble,
+        decoder: Decoder | Ensemble,
         memory: Memory,
         device: torch.device | str = "cpu",
         confidence: Confidence | None = None,
@@ -64,7 +64,7 @@ class Captioner(BaseCaptioner):
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         vocabulary = Vocabulary.from_json((folder / "vocabulary.json").read_text(encoding="utf-8"))
         backbone = None if "shape" in config["backbone"] else _load_backbone(config["backbone"], folder)
-        decoder = make(config["decoder"])
+        decoder = make(**config["decoder"])
         decoder.load_state_dict(safetensors.torch.load_file(folder / "decoder.safetensors"))
         return cls(config, vocabulary, backbone, decoder, Memory.load(folder), device, Confidence.load(folder))
 
@@ -96,14 +96,3 @@ def _load_backbone(spec: Mapping[str, Any], folder: Path) -> backbones.Backbone:
         backbone.project(state["projection"])
     backbone.load_state_dict(state)
     return backbone
-
-
-def make(shape: Mapping[str, Any]) -> decoders.Decoder | Ensemble:
-    """Return the untrained decoder of a shape, or an ensemble of `members` such decoders if the shape has that key.
-
-    shape: the arguments of `decoders.base.make`, and maybe `members`.
-    """
-    arguments = {name: value for name, value in shape.items() if name != "members"}
-    if "members" not in shape:
-        return decoders.make(**arguments)
-    return Ensemble([decoders.make(**arguments) for _ in range(shape["members"])])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, NotRequired, TypedDict, get_args
 
 Attentions = Literal["additive", "additive_relu", "dot", "scaled_dot", "general", "scaled_general"]  # see attention.py
 Outputs = Literal["hidden", "deep", "mlp"]  # see output_features.py
@@ -122,18 +122,13 @@ class Neighbours:
 
 
 class DecoderSpec(TypedDict):
-    """The arguments of `decoders.base.make`, as decoder.json has them."""
+    """The arguments of `decoders.ensemble.make`, as decoder.json has them."""
 
     name: str
     channels: int
     vocabulary: int
     options: dict[str, Any]
-
-
-class EnsembleSpec(DecoderSpec):
-    """The arguments of an ensemble's decoders, which are all made alike. members: the number of them."""
-
-    members: int
+    members: NotRequired[int]
 
 
 @dataclass(frozen=True)

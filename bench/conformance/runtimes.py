@@ -22,8 +22,9 @@ from torch.nn import functional
 from bench.machine import describe
 from bench.pipelines import planned
 from models.captioned import key_of_digest
-from models.captioner import Captioner, make
+from models.captioner import Captioner
 from models.decoders.base import places_of
+from models.decoders.ensemble import make
 from models.likelihood import log_probabilities, padded
 from models.neighbours import pool
 from models.onnx.captioner import OnnxCaptioner
@@ -65,7 +66,7 @@ def main() -> None:
         torch.manual_seed(0)
         whole = {**shape, "channels": held.shape[-1], "vocabulary": len(vocabulary)}
         try:
-            decoder = make(whole)
+            decoder = make(**whole)
         except ValueError as error:  # of sizes that this backbone's grids do not have
             print(f"| {shape['name']} | {preset} | not of these grids: {error} | | | |", flush=True)
             continue

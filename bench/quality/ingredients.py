@@ -65,7 +65,7 @@ ROWS = (
     Row("length normalisation 0.7", {"evaluation": {"length_normalisation": 0.7}}),
     Row("no trigram twice", {"evaluation": {"no_repeat": 3}}),
     Row("neighbours and a beam of 20", {"evaluation": {"beam": 20, "neighbours": "fitted"}}, alone=True),
-    Row("three checkpoints together", {"training": {"keep": 3}, "evaluation": {"ensemble": 3}}, alone=True),
+    Row("three decoders together", {"decoder": {"members": 3}}, alone=True),
     Row("Up-Down instead", {"decoder": {"name": "up_down", "output": None}}, alone=True),
     Row("Transformer instead", {"decoder": TRANSFORMER}, alone=True),
     Row("Transformer with an encoder layer", {"decoder": {**TRANSFORMER, "encoder_layers": 1}}, alone=True),

@@ -27,6 +27,7 @@ from bench.machine import describe
 from bench.pipelines import planned, run_until
 from bench.quality.peer_decoders import AnnotatedTransformer, Att2in
 from models.decoders.base import Decoder
+from models.decoders.ensemble import Ensemble
 from models.decoders.show_attend_tell import ShowAttendTell
 from models.options import DecoderOptions, Decoding, ShowAttendTellOptions, TransformerOptions
 from models.torch_steps import decode
@@ -228,7 +229,7 @@ class Bench:
             loss = loss + peer.doubly_stochastic * attention_penalty(states.alphas, batch.valid)
         return loss
 
-    def scores(self, decoder: Decoder) -> dict[str, float]:
+    def scores(self, decoder: Decoder | Ensemble) -> dict[str, float]:
         """Return the scores, in percent, of captions of the evaluated split by the config's search."""
         evaluation, machine = self.config.evaluation, self.config.machine
         grids = open_grids(self._found["extract"], machine)

@@ -1,9 +1,9 @@
-"""An ensemble of decoders: the next word's probability is the mean of theirs."""
+"""An ensemble of decoders, trained together: the next word's probability is the mean of theirs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..torch_steps import Stepper
+from . import base
 from .base import AttentionState, Decoder, State
 
 
@@ -42,7 +43,7 @@ class EnsembleState:
 
 
 class Ensemble(nn.ModuleList):
-    """A list of trained decoders of one shape, for inference only; its logits are log-probabilities."""
+    """Decoders of one shape, with different weights; the logits of all together are log-probabilities."""
 
     def __init__(self, members: Sequence[Decoder]) -> None:
         super().__init__(members)
@@ -51,18 +52,12 @@ class Ensemble(nn.ModuleList):
     @property
     def attends(self) -> bool:
         """Return whether the members attend to the grid before each word."""
-        return self._first_member.attends
+        return members_of(self)[0].attends
 
     @property
     def attention_grid(self) -> int | None:
         """Return the side of the positions that the members attend to; None if they are those of the grid."""
-        return self._first_member.attention_grid
-
-    @property
-    def _first_member(self) -> Decoder:
-        member = self[0]
-        assert isinstance(member, Decoder)
-        return member
+        return members_of(self)[0].attention_grid
 
     def start(self, grid: Tensor) -> EnsembleState:
         """Return the state before the first word, R = 1, for grid (N, h, w, C), float."""
@@ -82,11 +77,36 @@ class Ensemble(nn.ModuleList):
         alphas = torch.stack([states.alphas for _, states in outputs]).mean(dim=0)
         return _log_mean([logits for logits, _ in outputs]), AttentionState(alphas)
 
+    def fit_basis(self, gram: Tensor) -> None:
+        """Set the basis of each member: see `Decoder.fit_basis`."""
+        for member in members_of(self):
+            member.fit_basis(gram)
+
+    def compile_step(self, pictures: int, rows: int) -> None:
+        """Make each member's `forward` run compiled code: see `Decoder.compile_step`."""
+        for member in members_of(self):
+            member.compile_step(pictures, rows)
+
     def for_inference(self) -> Ensemble:
         """Return an ensemble whose `start` and `step` are arranged for speed, with the members' weights as now."""
         ensemble = Ensemble([])
-        ensemble._steppers = [member.for_inference() for member in self if isinstance(member, Decoder)]
+        ensemble._steppers = [member.for_inference() for member in members_of(self)]
         return ensemble
+
+
+def make(name: str, channels: int, vocabulary: int, options: Mapping[str, Any], members: int = 1) -> Decoder | Ensemble:
+    """Return a new decoder, or an ensemble of `members` such decoders where these are more than one.
+
+    name, channels, vocabulary, options: as for `base.make`. Raises ValueError for sizes that do not fit together.
+    """
+    made = [base.make(name, channels, vocabulary, options) for _ in range(members)]
+    return made[0] if members == 1 else Ensemble(made)
+
+
+def members_of(decoder: Decoder | Ensemble) -> list[Decoder]:
+    """Return the decoders of an ensemble, and of any other decoder the decoder itself."""
+    members: list[Any] = list(decoder) if isinstance(decoder, Ensemble) else [decoder]
+    return members
 
 
 def _log_mean(logits: list[Tensor]) -> Tensor:

@@ -22,7 +22,7 @@ from tasks.data.caption_files import read_vocabulary
 from tasks.evaluation.score_record import read_scores
 from tasks.grids.index import open_grids, read_identity
 from tasks.grids.weights import IMPORTED, load_backbone
-from tasks.training.outputs import load_ensemble
+from tasks.training.outputs import load_decoder
 
 CODE = Path(models.__file__).parent
 ORIGIN = "origin.json"  # in an exported folder: the version that it is of
@@ -34,7 +34,7 @@ def make_captioner(config: Config, artifacts: CaptionerArtifacts) -> Captioner:
     Of imported grids it takes grids, or, where the config names an encoder that makes the same, photographs. Raises
     AttendError where that does not make the same.
     """
-    decoder, decoder_shape = load_ensemble(artifacts.decoder.path, config.evaluation.ensemble)
+    decoder, decoder_shape = load_decoder(artifacts.decoder.path)
     memory, fitted = Memory.load(artifacts.memory.path), read_scores(artifacts.scores.path)["neighbours"]
     neighbours = None if isinstance(fitted, str) else fitted
     if neighbours is None:

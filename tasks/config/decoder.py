@@ -13,7 +13,7 @@ from tasks.common.errors import check_known
 from tasks.common.section import Section
 
 # Fields of the decoder section that are not options of the decoder's class.
-_NOT_OF_THE_CLASS = ("name",)
+_NOT_OF_THE_CLASS = ("name", "members")
 
 
 class DecoderConfig(Section):
@@ -24,6 +24,13 @@ class DecoderConfig(Section):
     """
 
     name: str = Field(description="decoder: a name of models/decoders")
+    members: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="decoders that are trained together, from different random weights: the next word's probability is "
+        "the mean of theirs (an ensemble)",
+    )
     embedding: int | None = Field(None, ge=1, description="size of a word embedding; default: 512")
     hidden: int | None = Field(
         None, ge=1, description="size of the hidden state; for `transformer`, of all its layers; default: 512"

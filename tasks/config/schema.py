@@ -109,14 +109,8 @@ class Config(Checked):
                 f"evaluation.metrics: `{need_facts[0]}` needs facts about each picture, which only `scenes` has: "
                 "leave it out, or set data.adapter=scenes"
             )
-        last_section = "training" if self.self_critical is None else "self_critical"
-        last_fit = self.self_critical or self.training
-        kept = min(last_fit.keep, last_fit.epochs)
-        if self.evaluation.ensemble > kept:
-            yield (
-                f"evaluation.ensemble: needs the weights of {self.evaluation.ensemble} epochs, but {last_section} "
-                f"keeps {kept}: raise {last_section}.keep (and {last_section}.epochs, if less)"
-            )
+        if self.tuning is not None and self.tuning.keep_decoder and self.decoder.members > 1:
+            yield "tuning.keep_decoder: one decoder is tuned with the backbone: leave decoder.members out"
         if self.self_critical is not None and self.decoder.name == "hard_attention":
             yield (
                 "self_critical: hard_attention draws the positions it attends to in stage `train` alone: "

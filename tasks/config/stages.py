@@ -218,13 +218,6 @@ class EvaluationConfig(Section):
     n_best: int = Field(
         Decoding.n_best, ge=1, le=100, description="captions kept for each picture: the best one and its alternatives"
     )
-    ensemble: int = Field(
-        1,
-        ge=1,
-        le=16,
-        description="number of kept epochs, the best ones, whose word probabilities are averaged; see `keep` of "
-        "training and self_critical",
-    )
     acceptable: float = Field(
         50.0,
         gt=0,
@@ -251,7 +244,7 @@ class EvaluationConfig(Section):
 
     def decoding(self) -> Decoding:
         """Return the settings of decoding; ValueError for those that do not go together."""
-        settings = self.model_dump(exclude={"split", "metrics", "ensemble", "acceptable", "neighbours"})
+        settings = self.model_dump(exclude={"split", "metrics", "acceptable", "neighbours"})
         return Decoding(**settings, neighbours=self.search == "beam" and self.neighbours != "off")
 
 

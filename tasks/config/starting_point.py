@@ -47,8 +47,6 @@ class StartingPoint:
         """
         saved = self.config()
         backbone, decoder = saved["backbone"], saved["decoder"]
-        if "members" in decoder:
-            raise AttendError(f"{_FIELD}: {self.address} is an ensemble: train it with evaluation.ensemble=1")
         grids: dict[str, Any] = {}
         if "shape" not in backbone:
             grids = {name: backbone.get(name) for name in _OF_GRIDS}
@@ -56,7 +54,7 @@ class StartingPoint:
         words = json.loads((self.folder / VOCABULARY).read_text(encoding="utf-8"))["settings"]
         return {
             "grids": grids,
-            "decoder": {"name": decoder["name"], **decoder["options"]},
+            "decoder": {"name": decoder["name"], "members": decoder.get("members", 1), **decoder["options"]},
             "captions": {name: words[name] for name in _OF_CAPTIONS if name in words},
         }
 

@@ -64,9 +64,6 @@ class CrossEntropyConfig(FitConfig):
 class GridTrainingConfig(FitConfig):
     """The settings of training a decoder on the cached grids."""
 
-    keep: int = Field(
-        1, ge=1, le=16, description="epochs whose weights are kept, those best on dev; several make an ensemble"
-    )
     captions_per_picture: int = Field(
         64,
         ge=1,

@@ -74,7 +74,7 @@ def evaluate_decoder(evaluation: EvaluationConfig, machine: MachineConfig, sourc
     notes = [choice.note]
     notes += [f"the captions have no confidence: {judged}"] if isinstance(judged, str) else []
     # The confidence's figures differ by rounding from machine to machine: what it was fitted by stands for them.
-    settings = [vars(evaluation.decoding()), evaluation.ensemble, evaluation.acceptable, scores["neighbours"]]
+    settings = [vars(evaluation.decoding()), evaluation.acceptable, scores["neighbours"]]
     products = {
         "scores": digest_of({name: value for name, value in scores.items() if name != "confidence"}),
         "decoding": digest_of(settings),

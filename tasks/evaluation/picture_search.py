@@ -26,7 +26,7 @@ from tasks.grids.index import open_grids
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact
 from tasks.training.batches import decode_batch_size, grids_in_order
-from tasks.training.outputs import load_ensemble
+from tasks.training.outputs import load_decoder
 
 _READ_AT_ONCE = 64
 
@@ -62,7 +62,7 @@ class PictureSearch:
         self, evaluation: EvaluationConfig, machine: MachineConfig, grids: Artifact, decoder: Artifact, memory: Memory
     ) -> None:
         device = device_of(machine)
-        loaded, _ = load_ensemble(decoder.path, evaluation.ensemble)
+        loaded, _ = load_decoder(decoder.path)
         self._steps = TorchSteps(loaded.to(device).eval().for_inference(), device)
         self._evaluation, self._decoding, self._machine = evaluation, evaluation.decoding(), machine
         self._grids, self._memory = open_grids(grids, machine), memory

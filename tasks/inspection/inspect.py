@@ -46,7 +46,7 @@ from tasks.inspection.record import (
     InspectionRecord,
 )
 from tasks.inspection.unusual_captions import unusual_captions
-from tasks.training.outputs import load_ensemble
+from tasks.training.outputs import load_decoder
 
 DOUBT = 0.6  # nats a word from which a caption is a finding
 _INSPECTED = 5_000  # captions that the model compares with their pictures
@@ -194,7 +194,7 @@ def _doubtful(
     if not chosen:
         return 0
     device = device_of(config.machine)
-    decoder, _ = load_ensemble(sources.decoder.path, config.evaluation.ensemble)
+    decoder, _ = load_decoder(sources.decoder.path)
     words = read_vocabulary(sources.captions.path)
     values = doubts(
         decoder.to(device).eval(),

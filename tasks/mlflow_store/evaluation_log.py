@@ -22,7 +22,7 @@ from tasks.mlflow_store.runs import CHECKPOINTS, TrainingLog, flush_run, log_sco
 from tasks.mlflow_store.version_pictures import pictures_table
 from tasks.mlflow_store.versions import PICTURES
 from tasks.neighbours.make_memory import read_remembered
-from tasks.training.outputs import HISTORY, LAST, kept_weights
+from tasks.training.outputs import HISTORY, LAST, WEIGHTS
 
 if TYPE_CHECKING:
     from models.captioner import Captioner
@@ -64,7 +64,7 @@ def log_files(log: TrainingLog, artifacts: CaptionerArtifacts) -> None:
     evaluation = evaluation_name(artifacts)
     decoder = artifacts.decoder.path
     files = [(decoder / HISTORY, "")]
-    files += [(path, CHECKPOINTS) for path in (*kept_weights(decoder), decoder / LAST)]
+    files += [(decoder / name, CHECKPOINTS) for name in (WEIGHTS, LAST)]
     files += [(artifacts.scores.path / PREDICTIONS, evaluation), (artifacts.scores.path / SCORES, evaluation)]
     files.append((artifacts.captions.path / VOCABULARY, ""))
     if artifacts.tuned is not None:

@@ -40,7 +40,7 @@ from tasks.registry.champion_rule import Match, grown
 from tasks.registry.comparison import ModelComparison, side_by_side
 from tasks.registry.gates import GateResult, gate_results
 from tasks.registry.promotion import FAILED_GATES
-from tasks.training.outputs import load_ensemble
+from tasks.training.outputs import load_decoder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -121,7 +121,7 @@ def run_gates(config: Config, artifacts: CaptionerArtifacts, comparison: ModelCo
 def _retrieved(config: Config, artifacts: CaptionerArtifacts) -> npt.NDArray[np.bool_]:
     """Return which of the evaluated captions are likelier for their own picture than for others."""
     device = device_of(config.machine)
-    decoder, _ = load_ensemble(artifacts.decoder.path, config.evaluation.ensemble)
+    decoder, _ = load_decoder(artifacts.decoder.path)
     table = pq.read_table(artifacts.scores.path / PREDICTIONS, columns=["digest", "tokens"])
     captions = [(row["digest"], row["tokens"]) for row in table.to_pylist()]
     return self_retrieval(decoder.to(device).eval(), open_grids(artifacts.grids, config.machine), captions, device)

@@ -37,15 +37,9 @@ def card(
 
     scores: the content of scores.json. gates: what the gates found. exported: the runtimes beside torch.
     """
-    data, decoder, training, evaluation = (
-        config.data,
-        config.decoder,
-        config.training,
-        config.evaluation,
-    )
+    data, decoder, training = config.data, config.decoder, config.training
     ingested, trained = artifacts.manifest.ledger.counts, artifacts.trained.ledger.counts
-    members = evaluation.ensemble
-    ensemble = f"{members} checkpoints together, " if members > 1 else ""
+    several = f"{decoder.members} times " if decoder.members > 1 else ""
     self_critical = (
         f", then {artifacts.self_critical.ledger.counts['epochs']} epochs rewarded by CIDEr-D"
         if artifacts.self_critical is not None
@@ -69,7 +63,7 @@ def card(
         "## Model",
         "",
         f"- backbone: {_backbone(config)}{tuned}",
-        f"- decoder: {ensemble}`{decoder.name}`, {trained['epochs']} epochs{self_critical}, seed {training.seed}, "
+        f"- decoder: {several}`{decoder.name}`, {trained['epochs']} epochs{self_critical}, seed {training.seed}, "
         f"{_precision(artifacts.trained)}",
         *([] if config.starting_point is None else [f"- started from: {ancestry(config.starting_point.origin())}"]),
         "",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.decoders.base import Decoder
+from models.decoders.ensemble import Ensemble
 from models.options import Decoding
 from models.torch_steps import decode
 from models.vocabulary import END, Vocabulary
@@ -43,7 +44,7 @@ class Dev(ABC):
         self._longest = max(int((picture.tokens > END).sum(axis=1).max()) for picture in by_digest.values())
 
     @abstractmethod
-    def decoder_and_grids(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
+    def decoder_and_grids(self, model: nn.Module) -> tuple[Decoder | Ensemble, Iterator[Tensor]]:
         """Return the model's decoder, and an iterator over the grids of `local_pictures`, in order.
 
         The iterator gives a batch of grids (n, h, w, C) float32 at a time, on the model's device.
@@ -88,7 +89,7 @@ class Dev(ABC):
 
 
 @torch.no_grad()
-def _forced(decoder: Decoder, grid: Tensor, captioned: Sequence[CaptionedPicture]) -> tuple[float, int]:
+def _forced(decoder: Decoder | Ensemble, grid: Tensor, captioned: Sequence[CaptionedPicture]) -> tuple[float, int]:
     """Return the cross-entropy of the pictures' captions, summed over their tokens, and the number of tokens.
 
     grid: (N, h, w, C). captioned: the N pictures.
@@ -114,8 +115,8 @@ class GridDev(Dev):
         super().__init__([picture for picture in pictures if picture.digest in grids], captions, machine)
         self._grids = grids
 
-    def decoder_and_grids(self, model: nn.Module) -> tuple[Decoder, Iterator[Tensor]]:
-        assert isinstance(model, Decoder)
+    def decoder_and_grids(self, model: nn.Module) -> tuple[Decoder | Ensemble, Iterator[Tensor]]:
+        assert isinstance(model, Decoder | Ensemble)
         device, digests = next(model.parameters()).device, [picture.digest for picture in self.local_pictures]
         size = decode_batch_size(self.machine, self._grids.shape, rows=1)
         batches = grids_in_order(digests, self._grids, size)

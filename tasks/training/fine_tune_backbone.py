@@ -38,9 +38,9 @@ from tasks.grids.weights import TUNED, load_backbone
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batches
+from tasks.training.best_weights import save_weights
 from tasks.training.crops import mentions_side, random_crop
 from tasks.training.dev import Dev
-from tasks.training.kept_weights import save_weights
 from tasks.training.loop import TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
 from tasks.training.outputs import LAST, WEIGHTS, decoder_digest, load_decoder, write_shape
@@ -79,6 +79,7 @@ def fine_tune_backbone(
     files = files_by_digest(manifest, sources.data)
     backbone = load_backbone(grids)
     decoder, shape = load_decoder(sources.trained.path)
+    assert isinstance(decoder, Decoder)  # see `train_frozen`
     try:
         tuned_weights = backbone.unfreeze(tuning.first_block, grids.image_size)
     except ValueError as error:

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from models.decoders.base import Decoder, make
+from models.decoders.base import Decoder
+from models.decoders.ensemble import Ensemble, make
 from models.options import DecoderSpec
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
@@ -77,6 +78,7 @@ def fit_decoder(
         "channels": batches.channels,
         "vocabulary": len(vocabulary),
         "options": decoder.options(),
+        "members": decoder.members,
     }
     initial = _initial_decoder(shape, decoder, training, batches)
     notes = []
@@ -140,7 +142,7 @@ def adopt_decoder(tuned: Artifact, out: Path, epoch_done: EpochDone) -> Outcome:
 
 
 def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path) -> Outcome:
-    """Write the trained decoder to `out`; the outcome's product is the digest of the kept weights and of `shape`.
+    """Write the trained decoder to `out`; the outcome's product is the digest of the best weights and of `shape`.
 
     shape: the arguments of `models.decoders.base.make`. Where several processes train, only the leader writes; the
     others return an empty outcome.
@@ -149,7 +151,7 @@ def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path) -> Outcome:
         return Outcome({})
     write_shape(shape, out)
     fit.write()
-    best = fit.history[fit.kept()[0]]
+    best = fit.history[fit.best_row()]
     notes = [f"computed in {precision_by_epoch(fit.history)}"]
     if not best["epoch"]:
         notes.append(NOT_BETTER)
@@ -163,7 +165,7 @@ def _initial_decoder(
     decoder: DecoderConfig,
     training: TrainingConfig,
     batches: GridBatches,
-) -> Decoder:
+) -> Decoder | Ensemble:
     """Return the untrained decoder: a function of its config, the seed and the train split.
 
     Raise AttendError where the decoder does not take the options.

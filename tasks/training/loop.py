@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from models.decoders.base import Decoder
+from models.decoders.ensemble import Ensemble
+from models.end_to_end import EndToEnd
 from models.out_of_memory import is_out_of_memory
 from tasks.common.errors import AttendError
 from tasks.common.files import write_whole
@@ -32,14 +33,14 @@ from tasks.common.progress import Bar, Stopwatch, lasting
 from tasks.common.wording import counted
 from tasks.config.devices import device_of, prepare_compiler
 from tasks.config.machine import MachineConfig
-from tasks.config.training import FitConfig, GridTrainingConfig
+from tasks.config.training import FitConfig
 from tasks.pipeline import distributed as processes
 from tasks.pipeline.stage import PROGRESS
 from tasks.training.batches import Batch, Batches
+from tasks.training.best_weights import BestWeights, save_weights
 from tasks.training.dev import Dev
-from tasks.training.kept_weights import KeptWeights, save_weights
 from tasks.training.objectives import Count, LossOutput, Objective
-from tasks.training.outputs import HISTORY, LAST, NEXT_BEST, WEIGHTS
+from tasks.training.outputs import HISTORY, LAST, WEIGHTS
 from tasks.training.precision import SHARE
 
 _CHECKPOINT = ".checkpoint.pt"
@@ -87,19 +88,18 @@ class TrainingLoop:
     ) -> None:
         """Prepare the training, and resume it from the checkpoint in `out` where there is one.
 
-        model: a Decoder or an EndToEnd. groups: the weights that are trained, and how fast. training: its precision
-        must be decided, not `auto` (see precision.py). name: the stage's kind. was_trained: whether the model was
-        trained before: it is then validated first, as epoch 0, and kept where no later epoch is better.
+        model: a Decoder, an Ensemble or an EndToEnd. groups: the weights that are trained, and how fast. training: its
+        precision must be decided, not `auto` (see precision.py). name: the stage's kind. was_trained: whether the model
+        was trained before: it is then validated first, as epoch 0, and kept where no later epoch is better.
         """
         assert training.precision != "auto"
         self.name, self.training, self.machine, self.batches, self.out = name, training, machine, batches, out
         self.objective, self.selected = objective, f"dev_{training.select}"
-        self.keep = training.keep if isinstance(training, GridTrainingConfig) else 1
         self.device = device_of(machine)
         self.model: Any = model.to(self.device)
         if machine.compile:
             prepare_compiler()
-            decoder: Any = model if isinstance(model, Decoder) else self.model.decoder
+            decoder: Any = self.model.decoder if isinstance(model, EndToEnd) else model
             pictures_at_once = math.ceil(batches.size / processes.size() / machine.accumulate)
             decoder.compile_step(pictures_at_once, objective.rows or batches.rows)
         loss_module = LossModule(self.model, objective)
@@ -117,7 +117,7 @@ class TrainingLoop:
         self.step = 0
         self.sums = Sums()
         self.history: list[dict[str, float]] = []
-        self.kept_weights = KeptWeights(out)
+        self.best_weights = BestWeights(out)
         self.was_trained = processes.broadcast_from_leader(was_trained)  # the leader alone knows of a champion
         self._resume()
 
@@ -161,7 +161,7 @@ class TrainingLoop:
                 self._end_epoch(self.trained_epochs + 1, dev, report_row)
             if is_interrupted():
                 raise KeyboardInterrupt
-        best, last = int(self.history[self.kept()[0]]["epoch"]), self.trained_epochs
+        best, last = int(self.history[self.best_row()]["epoch"]), self.trained_epochs
         ended = (
             ""
             if last == self.training.epochs
@@ -175,11 +175,11 @@ class TrainingLoop:
         """Validate an epoch, add it to the history, and write its weights where they are kept, and a checkpoint."""
         row = self._validate(epoch, dev)
         self.history.append(row)
-        index, kept = len(self.history) - 1, self.kept()
-        if index in kept:
-            self.kept_weights.save(self.weights(), index, kept)
+        index = len(self.history) - 1
+        if self.best_row() == index:
+            self.best_weights.save(self.weights(), index)
         self.checkpoint()
-        self.kept_weights.remove_others(kept)
+        self.best_weights.remove_others()
         metric = self.objective.metric
         done = f"epoch {epoch}/{self.training.epochs}  {metric} {row[metric]:.3f}" if epoch else "before training"
         log.info(
@@ -199,7 +199,7 @@ class TrainingLoop:
 
     def _file_of_best(self, index: int) -> Path | None:
         """Return the file of an epoch's weights where no epoch has better ones; None otherwise."""
-        return self.kept_weights.path(index) if self.kept()[0] == index else None
+        return self.best_weights.path if self.best_row() == index else None
 
     def _train_epoch(self, epoch: int, is_interrupted: Callable[[], bool]) -> None:
         """Take the steps of an epoch that are not taken yet, with a checkpoint every `checkpoint_seconds`.
@@ -250,7 +250,8 @@ class TrainingLoop:
                 # DDP averages gradients over the processes; times their number, the processes' losses add up instead.
                 (output.loss * (weight * processes.size())).backward()
             outcome += weight * torch.stack([output.loss.detach(), output.total, output.number]).float()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm or math.inf)
+        for member in self.model if isinstance(self.model, Ensemble) else [self.model]:
+            torch.nn.utils.clip_grad_norm_(member.parameters(), self.training.clip_norm or math.inf)
         self.optimiser.step()
         loss, total, number = processes.all_reduce_sum(outcome.tolist())
         if not math.isfinite(loss):
@@ -304,10 +305,9 @@ class TrainingLoop:
         self.sums = Sums()
         return row
 
-    def kept(self) -> list[int]:
-        """Return the `keep` best epochs on dev, as indices into the history, the best first; of equals, the later."""
-        ranking = sorted(range(len(self.history)), key=lambda epoch: (-self.history[epoch][self.selected], -epoch))
-        return ranking[: self.keep]
+    def best_row(self) -> int:
+        """Return the index in the history of the epoch with the best dev score; of equal ones, the last."""
+        return max(range(len(self.history)), key=lambda index: (self.history[index][self.selected], index))
 
     def _stalled(self) -> bool:
         """Return whether the selected dev score has not risen for `patience` epochs."""
@@ -325,7 +325,7 @@ class TrainingLoop:
             "step": self.step,
             "sums": asdict(self.sums),
             "history": self.history,
-            "kept_digests": self.kept_weights.digests,
+            "best": self.best_weights.record,
         }
         with write_whole(self.out / _CHECKPOINT) as temporary:
             torch.save(state, temporary)
@@ -343,7 +343,7 @@ class TrainingLoop:
         self.optimiser.load_state_dict(state["optimiser"])
         self.step, self.history = state["step"], state["history"]
         self.sums = Sums(**state["sums"])
-        self.kept_weights.digests = state["kept_digests"]
+        self.best_weights.record = state["best"]
         log.info(f"{self.name}: resumes at step {self.step:,} of {self.steps:,}")
 
     def _read_checkpoint(self) -> dict[str, Any] | None:
@@ -358,7 +358,7 @@ class TrainingLoop:
                 raise
             log.warning(f"{self.name}: {path}: the checkpoint is damaged: the training begins again")
             return None
-        damage = self.kept_weights.damage(state["kept_digests"])
+        damage = self.best_weights.damage(state["best"])
         if damage is not None:
             log.warning(f"{self.name}: {damage}: the training begins again")
             return None
@@ -369,14 +369,9 @@ class TrainingLoop:
 
         Raises AttendError where the kept weights are damaged or not finite.
         """
-        self.kept_weights.check(self.kept(), self.name, self.section)
-        for left_over in self.out.glob(NEXT_BEST.format("*")):  # where an earlier attempt could not be published
-            left_over.unlink()
+        self.best_weights.check(self.name, self.section)
         save_weights(self.weights(), self.out / LAST)
-        for rank, epoch in enumerate(self.kept(), 1):
-            shutil.copyfile(
-                self.kept_weights.path(epoch), self.out / (WEIGHTS if rank == 1 else NEXT_BEST.format(rank))
-            )
+        shutil.copyfile(self.best_weights.path, self.out / WEIGHTS)
         self.write_history()
 
     def write_history(self) -> None:
@@ -385,8 +380,8 @@ class TrainingLoop:
 
     def best(self) -> dict[str, Tensor]:
         """Return the weights with the best dev score so far, on the CPU; AttendError where they are damaged."""
-        self.kept_weights.check(self.kept(), self.name, self.section)
-        return dict(safetensors.torch.load_file(self.kept_weights.path(self.kept()[0])))
+        self.best_weights.check(self.name, self.section)
+        return dict(safetensors.torch.load_file(self.best_weights.path))
 
 
 class LossModule(nn.Module):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.decoders.ensemble import Ensemble
 from models.vocabulary import END, UNK
 from tasks.config.training import CrossEntropyConfig
 from tasks.training.batches import Batch
@@ -88,6 +89,13 @@ class CrossEntropy:
         return batch
 
     def __call__(self, model: Any, batch: Batch, whole: Count, done: float) -> LossOutput:
+        """Return the loss: of an ensemble, the sum of its members' losses, so that each is trained as it is alone."""
+        if not isinstance(model, Ensemble):
+            return self._of_one(model, batch, whole, done)
+        outputs = [self._of_one(member, batch, whole, done) for member in model]
+        return LossOutput(*(torch.stack(values).sum() for values in zip(*outputs, strict=True)))
+
+    def _of_one(self, model: Any, batch: Batch, whole: Count, done: float) -> LossOutput:
         training, words, targets = self.training, batch.words, batch.next_words
         tokens = torch.tensor(float(len(targets)), device=targets.device)
         autocast = torch.autocast(words.device.type, torch.bfloat16, enabled=training.precision == "bfloat16")

@@ -1,8 +1,8 @@
 """Stage `train`: grids and captions -> a decoder's weights, fitted by teacher forcing.
 
 In: the grids of the train and dev splits, the token ids of the train split, dev's captions. Out: weights.safetensors
-(best on dev; where more are kept, the next best as weights-2.safetensors and so on), last.safetensors, decoder.json,
-and history.parquet with one row per epoch; epoch 0 is the captioner that training starts from, if it starts from one.
+(best on dev), last.safetensors, decoder.json, and history.parquet with one row per epoch; epoch 0 is the captioner that
+training starts from, if it starts from one.
 A killed run resumes from its last checkpoint (see loop.py).
 """
 
@@ -73,7 +73,7 @@ class DecoderStage(Stage):
 
     @property
     def weights(self) -> Product:
-        """Return the product `weights`: the kept weights and the decoder's shape."""
+        """Return the product `weights`: the best weights and the decoder's shape."""
         return Product(self, "weights")
 
     def sources(self, work: Work) -> FitInputs:
@@ -133,12 +133,21 @@ class Train(DecoderStage):
         return replace(outcome, notes=[*notes, *outcome.notes])
 
 
-def train(config: Config, grids: Extract, captions: Tensorise, suffix: str = "") -> Train:
-    """Return the stage that trains a decoder on cached grids by teacher forcing."""
+def train(config: Config, grids: Extract, captions: Tensorise) -> Train:
+    """Return the stage that trains the decoder on cached grids by teacher forcing."""
+    return _train(config, config.decoder, grids, captions)
+
+
+def train_frozen(config: Config, grids: Extract, captions: Tensorise, suffix: str) -> Train:
+    """Return the stage that trains one decoder, whatever `decoder.members` is, for the backbone to be tuned with."""
+    return _train(config, config.decoder.model_copy(update={"members": 1}), grids, captions, suffix)
+
+
+def _train(config: Config, decoder: DecoderConfig, grids: Extract, captions: Tensorise, suffix: str = "") -> Train:
     return Train(
         machine=config.machine,
         suffix=suffix,
-        decoder=config.decoder,
+        decoder=decoder,
         training=config.training,
         start=config.starting_point,
         grids=grids,

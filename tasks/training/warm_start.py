@@ -16,6 +16,7 @@ import torch
 
 from models.decoders import DECODERS
 from models.decoders.base import Decoder
+from models.decoders.ensemble import Ensemble
 from models.options import DecoderSpec
 from models.vocabulary import SPECIAL, Vocabulary
 from tasks.common.errors import AttendError
@@ -30,7 +31,7 @@ _FEW_KNOWN = 0.5  # share of known words, below which a warning says so
 
 @torch.no_grad()
 def start_from(
-    decoder: Decoder,
+    decoder: Decoder | Ensemble,
     shape: DecoderSpec,
     vocabulary: Vocabulary,
     bundle: Path,
@@ -52,7 +53,7 @@ def start_from(
     own_rows = set(own.tolist())
     state = decoder.state_dict()
     for part, value in safetensors.torch.load_file(bundle / "decoder.safetensors").items():
-        if part in _OF_WORDS:
+        if part.endswith(_OF_WORDS):  # after the number of an ensemble's member
             state[part][own] = value[kept]
         else:
             state[part].copy_(value)
@@ -94,12 +95,11 @@ def _check_alike(given: Mapping[str, Any], shape: DecoderSpec, name: str) -> Non
     """Raise AttendError where a decoder of this shape cannot start from the one of a captioner, `given`."""
     decoder = f"training.start_from: the decoder of {name}"
     remedy = "set it alike, or leave start_from out, which trains from the beginning"
-    if "members" in given:
-        raise AttendError(f"{decoder} is an ensemble: leave start_from out, which trains from the beginning")
-    for field in ("name", "channels"):
-        if given[field] != shape[field]:
-            what = "decoder.name" if field == "name" else "grids: channels"
-            raise AttendError(f"{decoder} has {what} {given[field]}, this config {shape[field]}: {remedy}")
+    names = {"name": "decoder.name", "members": "decoder.members", "channels": "grids: channels"}
+    for field, what in names.items():
+        own, theirs = ({"members": 1, **one}[field] for one in (shape, given))
+        if own != theirs:
+            raise AttendError(f"{decoder} has {what} {theirs}, this config {own}: {remedy}")
     # An option that came after the champion has its default in it.
     options = asdict(DECODERS[given["name"]].options(**given["options"]))
     for option, value in shape["options"].items():

@@ -29,9 +29,10 @@ from flows.serving.exported_model import ExportedModel
 from flows.serving.limits import Limits
 from models.backbones import base as backbones
 from models.captioned import BaseCaptioner, Grids
-from models.captioner import Captioner, make
+from models.captioner import Captioner
 from models.confidence import FEATURES, Confidence
 from models.decoders import DECODERS
+from models.decoders.ensemble import make
 from models.neighbours import KeptCaptions, Memory
 from models.ngrams import Frequencies
 from models.onnx.captioner import OnnxCaptioner
@@ -92,12 +93,12 @@ def bundles(workspace: Path) -> Path:
     return files / "artifacts"
 
 
-def untrained(name: str, members: int | None = None, backbone: str = "tiny", **options: Any) -> Captioner:
+def untrained(name: str, members: int = 1, backbone: str = "tiny", **options: Any) -> Captioner:
     """A captioner of random weights, large enough that its words differ."""
     torch.manual_seed(0)
-    shape: dict[str, Any] = {"name": name, "channels": 512, "vocabulary": WORDS + 4}
+    shape: dict[str, Any] = {"name": name, "channels": 512, "vocabulary": WORDS + 4, "members": members}
     shape["options"] = {"embedding": 32, "hidden": 32, **options}
-    decoder = make(shape if members is None else {**shape, "members": members})
+    decoder = make(**shape)
     with torch.no_grad():
         for weight in decoder.parameters():
             weight.mul_(3)
@@ -237,7 +238,7 @@ def test_every_backbone_gives_the_same_grids(backbone: str, tmp_path: Path) -> N
     spec = {**captioner.config["backbone"], "name": backbone, "image_size": side}
     decoder_shape = {**captioner.config["decoder"], "channels": shape[-1]}
     config = {**captioner.config, "backbone": spec, "decoder": decoder_shape}
-    captioner = Captioner(config, captioner.vocabulary, made, make(decoder_shape), some_memory(shape[-1]))
+    captioner = Captioner(config, captioner.vocabulary, made, make(**decoder_shape), some_memory(shape[-1]))
     graphs.export(captioner, tmp_path / "exported")  # which compares the grids
     picture = io.BytesIO()
     Image.radial_gradient("L").save(picture, "PNG")

@@ -118,7 +118,7 @@ def test_captions_of_other_pictures_are_found(tmp_path: Path) -> None:
     from tasks.data.manifest import read_pictures
     from tasks.grids.index import open_grids
     from tasks.inspection.doubtful_captions import doubts
-    from tasks.training.outputs import load_ensemble
+    from tasks.training.outputs import load_decoder
     from tests.support import run_all
 
     config = trained(tmp_path / "workspace", data__pictures=300, training__epochs=15)
@@ -133,7 +133,7 @@ def test_captions_of_other_pictures_are_found(tmp_path: Path) -> None:
     for (to, row), (source, other) in zip(moved, moved[1:] + moved[:1], strict=True):
         tokens[to][row] = captioned[source].tokens[other]
     planted = [type(picture)(picture.digest, own) for picture, own in zip(captioned, tokens, strict=True)]
-    decoder, _ = load_ensemble(found["train"].path, 1)
+    decoder, _ = load_decoder(found["train"].path)
     known = [picture.digest for picture in read_pictures(found["ingest"].path, "train")]
     mean = torch.from_numpy(grids.read(known).mean(axis=0, dtype=np.float32))
     values = doubts(decoder.eval(), mean, grids, planted, torch.device("cpu"), 60)

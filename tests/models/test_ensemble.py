@@ -7,22 +7,23 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import safetensors.torch
 import torch
 
+from flows.pipeline import build_pipeline
 from models.captioner import Captioner
 from models.decoders.ensemble import Ensemble
 from models.options import Decoding
 from models.torch_steps import decode
 from tasks.captioner.bundle import make_captioner, write_bundle
 from tasks.common.errors import AttendError
-from tasks.config.schema import Config
 from tasks.evaluation.caption_and_score import PREDICTIONS
 from tasks.grids.index import open_grids
-from tasks.pipeline.workspace import Workspace
 from tasks.training import outputs as trained
 from tasks.training.batches import grids_in_order
+from tasks.training.train import Train
 from tests.decoding import decoder_of, example
-from tests.support import artifacts, captioner_artifacts, plan, run_all, run_stage, small
+from tests.support import artifacts, captioner_artifacts, run_all, run_stage, small
 
 
 @pytest.mark.parametrize("name", ["show_attend_tell", "transformer", "hard_attention"])
@@ -53,20 +54,6 @@ def test_the_next_words_probability_is_the_mean(name: str) -> None:
         )
 
 
-def test_what_an_attempt_left_that_could_not_be_published_is_no_member(tmp_path: Path) -> None:
-    config = small(tmp_path / "workspace", training__keep=3, training__epochs=2)
-    for stage in ("ingest", "extract", "tensorise"):
-        run_stage(config, stage)
-    key = next(status.key for status in plan(config, "train") if status.stage.name == "train")
-    assert key is not None
-    partial = Workspace(config.workspace).partial("train", key)
-    partial.mkdir(parents=True)
-    (partial / trained.NEXT_BEST.format(3)).write_bytes(b"of another epoch")
-    run_stage(config, "train")
-    names = [path.name for path in trained.kept_weights(artifacts(config, "train")["train"].path)]
-    assert names == [trained.WEIGHTS, trained.NEXT_BEST.format(2)]
-
-
 def test_twins_say_what_each_says() -> None:
     decoder: Any = decoder_of("show_attend_tell")
     grid, _ = example()
@@ -75,21 +62,26 @@ def test_twins_say_what_each_says() -> None:
     assert [[c.tokens for c in captions] for captions in both] == [[c.tokens for c in captions] for captions in alone]
 
 
-def config_of(workspace: Path, members: int = 2) -> Config:
-    learning = {"training__epochs": 6, "training__patience": 6, "training__learning_rate": 0.01, "training__keep": 3}
-    return small(workspace, **learning, evaluation__ensemble=members)
+def test_each_member_is_trained_as_it_is_alone(tmp_path: Path) -> None:
+    """Without dropout: the first member begins as the decoder alone does, and reads the same batches."""
+    plain = {"training__epochs": 3, "training__patience": 3, "training__clip_norm": 0.5, "decoder__dropout_output": 0.0}
+    weights = []
+    for members in (1, 2):
+        config = small(tmp_path / str(members), **plain, decoder__members=members)
+        run_all(config)
+        weights.append(safetensors.torch.load_file(artifacts(config, "train")["train"].path / trained.LAST))
+    alone, together = weights
+    assert len(together) == 2 * len(alone)
+    for name, value in alone.items():
+        torch.testing.assert_close(together[f"0.{name}"], value)
+    assert any(not torch.equal(together[f"0.{name}"], together[f"1.{name}"]) for name in alone)
 
 
-def test_the_best_epochs_are_kept_and_what_is_registered_says_what_was_evaluated(
-    workspace: Path, tmp_path: Path
-) -> None:
-    config = config_of(workspace)
+def test_what_is_registered_says_what_was_evaluated(workspace: Path, tmp_path: Path) -> None:
+    learning = {"training__epochs": 4, "training__patience": 4, "training__learning_rate": 0.01}
+    config = small(workspace, **learning, decoder__members=2)
     run_all(config)
     made = artifacts(config, "evaluate")
-    scores = [row["dev_bleu4"] for row in pq.read_table(made["train"].path / trained.HISTORY).to_pylist()]
-    kept = trained.kept_weights(made["train"].path)
-    assert [path.name for path in kept] == [trained.WEIGHTS, "weights-2.safetensors", "weights-3.safetensors"]
-    assert len({path.read_bytes() for path in kept}) == 3 and len(scores) == 6
     captioner = make_captioner(config, captioner_artifacts(config))
     write_bundle(captioner, tmp_path / "bundle")
     loaded = Captioner.load(tmp_path / "bundle")
@@ -100,12 +92,23 @@ def test_the_best_epochs_are_kept_and_what_is_registered_says_what_was_evaluated
     found = loaded.from_grid(grid.half().numpy(), attention=True)
     assert [item.caption for item in found] == [row["caption"] for row in rows]
     assert all(item.attention is not None and item.attention.shape[1:] == grid.shape[1:3] for item in found)
-    alone = config_of(workspace, 1)
-    assert {name: state for name, state in run_all(alone).items() if state != "fresh"} == {"evaluate": "stale"}
 
 
-def test_more_than_are_kept_cannot_speak(workspace: Path) -> None:
-    with pytest.raises(AttendError, match=r"evaluation.ensemble: needs the weights of 4 epochs, but training keeps 3"):
-        config_of(workspace, 4)
-    with pytest.raises(AttendError, match="training keeps 1"):
-        small(workspace, training__epochs=1, training__keep=2, evaluation__ensemble=2)
+def test_rewards_train_all_members(workspace: Path) -> None:
+    config = small(workspace, decoder__members=2, self_critical={"epochs": 1, "samples": 2, "batch_pictures": 8})
+    for stage in ("ingest", "extract", "tensorise", "train", "self_critical"):
+        run_stage(config, stage)
+    made = artifacts(config, "self_critical")
+    before, after = (
+        safetensors.torch.load_file(made[stage].path / trained.LAST) for stage in ("train", "self_critical")
+    )
+    for member in "01":
+        assert not torch.equal(after[f"{member}.head.weight"], before[f"{member}.head.weight"])
+
+
+def test_one_decoder_is_tuned_with_the_backbone(workspace: Path) -> None:
+    tuned = small(workspace, decoder__members=2, tuning={"epochs": 1})
+    members = {stage.name: stage.decoder.members for stage in build_pipeline(tuned).stages if isinstance(stage, Train)}
+    assert members == {"train-frozen": 1, "train": 2}
+    with pytest.raises(AttendError, match=r"tuning\.keep_decoder: one decoder is tuned .* leave decoder\.members out"):
+        small(workspace, decoder__members=2, tuning={"epochs": 1, "keep_decoder": True})

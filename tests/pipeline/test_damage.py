@@ -14,7 +14,7 @@ from flows.commands.retry_pictures import retry_failed
 from models.backbones.base import make
 from models.encoded_pictures import decode
 from tasks.common.errors import AttendError
-from tasks.training import kept_weights
+from tasks.training import best_weights
 from tasks.training import loop as fitting
 from tests.photographs import picture_folder
 from tests.support import Killed, artifacts, run_stage, small, states
@@ -137,11 +137,11 @@ def test_a_checkpoint_that_was_cut_off_is_left_and_the_training_begins_again(
 
 
 def test_weights_that_are_not_finite_are_never_published(finished_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save = kept_weights.save_weights
+    save = best_weights.save_weights
 
     def spoilt(state: dict[str, torch.Tensor], path: Path) -> None:
         save({name: value.float() * float("nan") for name, value in state.items()}, path)
 
-    monkeypatch.setattr(kept_weights, "save_weights", spoilt)
+    monkeypatch.setattr(best_weights, "save_weights", spoilt)
     with pytest.raises(AttendError, match=r"train: the kept weights are not finite .*: lower training.learning_rate"):
         run_stage(small(finished_copy, training__seed=5), "train")

@@ -29,7 +29,7 @@ from tasks.mlflow_store import tracking
 from tasks.mlflow_store.registration_record import REGISTRATION
 from tasks.pipeline.ledger import Artifact
 from tasks.registry.gates import GateResult, gate_results
-from tasks.training.outputs import load_ensemble
+from tasks.training.outputs import load_decoder
 from tests.support import artifacts, plan, register_all, run_all, small, trained
 
 GATES = {"max_same_caption": 0.5, "max_overused_word": 0.5, "min_retrieved": 0.1}
@@ -123,7 +123,7 @@ def test_self_retrieval_is_what_forward_says_picture_by_picture(
     evaluated: tuple[Config, dict[str, Artifact]],
 ) -> None:
     config, found = evaluated
-    decoder, _ = load_ensemble(found["train"].path, 1)
+    decoder, _ = load_decoder(found["train"].path)
     grids, captions = open_grids(found["extract"], config.machine), sorted(predictions(found))
     retrieved = self_retrieval(decoder.eval(), grids, captions, torch.device("cpu"))
     scores = np.array(
@@ -151,7 +151,7 @@ def test_captions_of_other_pictures_find_their_picture_by_chance_alone(
     evaluated: tuple[Config, dict[str, Artifact]],
 ) -> None:
     config, found = evaluated
-    decoder, _ = load_ensemble(found["train"].path, 1)
+    decoder, _ = load_decoder(found["train"].path)
     grids, captions = open_grids(found["extract"], config.machine), predictions(found)
     shuffled = [
         (digest, tokens) for (digest, _), (_, tokens) in zip(captions, captions[1:] + captions[:1], strict=True)

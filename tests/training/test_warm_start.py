@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -17,8 +16,7 @@ import torch
 from models.backbones.base import make as make_backbone
 from models.captioner import Captioner
 from models.decoders import DECODERS
-from models.decoders.base import make
-from models.decoders.ensemble import Ensemble
+from models.decoders.ensemble import make
 from models.options import DecoderSpec
 from models.vocabulary import END, START, Vocabulary
 from tasks.common.errors import AttendError
@@ -40,9 +38,9 @@ OLD = Vocabulary(("dog", "runs", "on", "grass"))
 NEW = Vocabulary(("on", "cat", "grass", "dog", "sleeps", "runs"))  # other ids, two new words
 
 
-def bundle_of(folder: Path, name: str, **options: Any) -> tuple[Path, Any]:
+def bundle_of(folder: Path, name: str, members: int = 1, **options: Any) -> tuple[Path, Any]:
     torch.manual_seed(1)
-    shape = DecoderSpec(name=name, channels=16, vocabulary=len(OLD), options={**SIZES[name], **options})
+    shape = shape_of(name, OLD, members, options)
     decoder = make(**shape).eval()
     backbone = {"name": "tiny", "image_size": 64, "fit": "squash", "grid": None, "precision": "float32"}
     config = {"backbone": backbone, "decoder": {**shape, "options": full(shape)}, "decoding": {}, "neighbours": None}
@@ -50,14 +48,19 @@ def bundle_of(folder: Path, name: str, **options: Any) -> tuple[Path, Any]:
     return folder, decoder
 
 
+def shape_of(name: str, vocabulary: Vocabulary, members: int, options: dict[str, Any]) -> DecoderSpec:
+    sizes = {**SIZES[name], **options}
+    return DecoderSpec(name=name, channels=16, vocabulary=len(vocabulary), options=sizes, members=members)
+
+
 def full(shape: DecoderSpec) -> dict[str, Any]:
     """Return the options with their defaults, as a config has them."""
     return asdict(DECODERS[shape["name"]].options(**shape["options"]))
 
 
-def begun(folder: Path, name: str, **options: Any) -> tuple[Any, str]:
+def begun(folder: Path, name: str, members: int = 1, **options: Any) -> tuple[Any, str]:
     torch.manual_seed(2)
-    shape = DecoderSpec(name=name, channels=16, vocabulary=len(NEW), options={**SIZES[name], **options})
+    shape = shape_of(name, NEW, members, options)
     decoder = make(**shape).eval()
     [message] = start_from(decoder, {**shape, "options": full(shape)}, NEW, folder, "the champion")
     return decoder, message
@@ -99,15 +102,17 @@ def test_another_decoder_is_refused(tmp_path: Path) -> None:
         begun(folder, "transformer")
 
 
-def test_an_ensemble_is_refused(tmp_path: Path) -> None:
-    folder, decoder = bundle_of(tmp_path / "one", "show_attend_tell")
-    captioner = Captioner.load(folder)
-    config = {**captioner.config, "decoder": {**captioner.config["decoder"], "members": 2}}
-    Captioner(config, OLD, captioner.backbone, Ensemble([decoder, copy.deepcopy(decoder)]), NO_PICTURES).save(
-        tmp_path / "two"
-    )
-    with pytest.raises(AttendError, match="is an ensemble"):
-        begun(tmp_path / "two", "show_attend_tell")
+def test_each_member_of_an_ensemble_starts_from_its_own(tmp_path: Path) -> None:
+    folder, given = bundle_of(tmp_path / "two", "show_attend_tell", members=2)
+    decoder, _ = begun(folder, "show_attend_tell", members=2)
+    for own, theirs in zip(decoder, given, strict=True):
+        [dog], [before] = (
+            [token for token in vocabulary.encode(["dog"], 2) if token > END] for vocabulary in (NEW, OLD)
+        )
+        assert torch.equal(own.embed.weight[dog], theirs.embed.weight[before])
+    assert not torch.equal(given[0].embed.weight, given[1].embed.weight)
+    with pytest.raises(AttendError, match=r"has decoder\.members 2, this config 1"):
+        begun(folder, "show_attend_tell")
 
 
 def test_another_backbone_is_refused(tmp_path: Path) -> None:
