@@ -26,15 +26,17 @@ def export_model(model: str | None, folder: Path, runtime: Runtime, workspace: P
     registered for it, it is exported now. Raises AttendError where there is no such model, it cannot be
     exported, or there is something at `folder` already.
     """
+    if ":/" in str(folder):
+        raise AttendError(f"--to: {folder}: is an address: export to a folder of this machine, and copy it there")
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise AttendError(f"--to: {folder}: is there already: give another name")
-    if not folder.absolute().parent.is_dir():
-        raise AttendError(f"--to: {folder.absolute().parent}: no such folder")
+    if not folder.parent.is_dir():
+        raise AttendError(f"--to: {folder.parent}: no such folder")
     found = find(model, workspace)
     client = tracking.connect(workspace, must_exist=True)
     version = version_of_address(client, found.address)
-    with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}.") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
         files, out = found.files or download(found.address, Path(scratch) / "model"), Path(scratch) / "out"
         kept = files / "artifacts" / bundle_of(runtime)
         if not (files / BUNDLE).is_dir():

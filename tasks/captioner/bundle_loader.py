@@ -26,7 +26,7 @@ def load(folder: Path) -> tuple[Any, Any]:
     if digest_of_files(folder) != digest:
         raise ValueError(
             f"{folder}: the model's files do not match the digest that they were registered with: they are damaged or "
-            "were changed: register the model again"
+            "were changed: register or export the model again"
         )
     name = f"attend_{digest[:20]}"
     if name not in sys.modules:

@@ -111,7 +111,9 @@ def version_of_address(client: MlflowClient, address: str) -> ModelVersion:
         name, _, version = path.partition("/")
         return client.get_model_version(name, version)
     except MlflowException as error:
-        raise AttendError(f"{address}: no such model: {' '.join(str(error).split())[:160]}") from None
+        raise AttendError(
+            f"{address}: no such model (`attend models list` shows them): {' '.join(str(error).split())[:160]}"
+        ) from None
 
 
 def earlier_versions(client: MlflowClient, model: str, scores: ScoreRecord) -> list[EarlierVersion]:
@@ -300,8 +302,8 @@ def full_address(model: str) -> str:
     path = model.removeprefix("models:/")
     if not _ADDRESS.fullmatch(path):
         raise AttendError(
-            f"{model}: is no model: give NAME, NAME@ALIAS or NAME/VERSION (see `attend models list`), or a folder that "
-            "`attend export` wrote"
+            f"{model}: is no model: give NAME, NAME@ALIAS or NAME/VERSION (see `attend models list`), or a folder on "
+            "this machine that `attend export` wrote"
         )
     return f"models:/{path}" if "@" in path or "/" in path else f"models:/{path}@champion"
 

@@ -226,8 +226,9 @@ def test_a_storage_that_does_not_answer_is_told_of(tmp_path: Path, monkeypatch: 
 
 
 def test_a_bucket_is_not_made(s3: str, tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"s3://mistyped/x/.*run again"):
+    with pytest.raises(AttendError, match=r"s3://mistyped/x/.*run again") as refused:
         run_stage(on_machine("s3://mistyped/x", tmp_path / "one"), "ingest")
+    assert not isinstance(refused.value, StorageError)  # which would be tried again
 
 
 def test_the_folder_can_go(url: str, tmp_path: Path) -> None:
