@@ -1,7 +1,7 @@
 """What neighbours add to the captions of dev: copied, decoded, and decoded and ranked by neighbours.
 
     python -m bench.quality.neighbours DATA WEIGHTS [--workspace FOLDER] [--backbone lite2|mobilenet_v2]
-        [--decoder show_attend_tell|transformer] [--seed 0] [--pictures N] [--captions N] [--dev N] [--epochs N]
+        [--decoder transformer|show_attend_tell] [--seed 0] [--pictures N] [--captions N] [--dev N] [--epochs N]
 
 DATA is Flickr8k's folder, WEIGHTS a file of the backbone's weights. `best` is trained without its fine-tuning on
 --pictures training pictures, drawn at random, with --captions captions each; by default on all of them. Neighbours are
@@ -34,10 +34,10 @@ _BACKBONES = {
     "lite2": [],
     "mobilenet_v2": ["grids.backbone=mobilenet_v2", "grids.image_size=224"],
 }
-_TRANSFORMER = (
-    "decoder={name: transformer, output: null, layers: 2, pca_dim: 512, tie_weights: true, dropout_words: 0.3, "
-    "dropout_grid: 0.3}"
-)
+_DECODERS = {
+    "transformer": [],
+    "show_attend_tell": ["decoder={name: show_attend_tell, output: deep, layers: null}"],
+}
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def _arguments() -> Any:
     parser.add_argument("weights", type=Path)
     parser.add_argument("--workspace", type=Path, default=Path("workspace"))
     parser.add_argument("--backbone", choices=_BACKBONES, default="lite2")
-    parser.add_argument("--decoder", choices=("show_attend_tell", "transformer"), default="show_attend_tell")
+    parser.add_argument("--decoder", choices=_DECODERS, default="transformer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pictures", type=int)
     parser.add_argument("--captions", type=int)
@@ -79,7 +79,7 @@ def _config(given: Any, data: Path, neighbours: str) -> Config:
         f"evaluation.neighbours='{neighbours}'",
         f"machine.workspace={given.workspace}",
         *_BACKBONES[given.backbone],
-        *([_TRANSFORMER] if given.decoder == "transformer" else []),
+        *_DECODERS[given.decoder],
     ]
     return load("best", overrides)
 
