@@ -36,7 +36,9 @@ _BACKBONES = {
 }
 _DECODERS = {
     "transformer": [],
-    "show_attend_tell": ["decoder={name: show_attend_tell, output: deep, layers: null}"],
+    "show_attend_tell": [
+        "decoder={name: show_attend_tell, output: deep, layers: null, pca_dim: null, tie_weights: null}"
+    ],
 }
 
 
