@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import importlib.resources
 import os
+import random
 import string
 import time
 from collections.abc import Iterable, Sequence
@@ -12,20 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from flows.page.history import RunRecord, read_history
+from models.encoded_pictures import decode
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
 from tasks.common.progress import lasting
 from tasks.common.wording import counted, minute
 from tasks.config.schema import Config
-from tasks.data.manifest import sizes_in_words
+from tasks.data.manifest import files_by_digest, sizes_in_words
+from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
+from tasks.evaluation.cards import is_grid, thumbnail
 from tasks.evaluation.page_files import page_file
 from tasks.evaluation.report import REPORT, as_svg
+from tasks.grids.photographs import read_photograph
+from tasks.inspection.record import PAGE as INSPECTION_PAGE
 from tasks.mlflow_store.registration_record import read_registration
 from tasks.mlflow_store.versions import aliases_of
 from tasks.pipeline.plan import Status
 from tasks.pipeline.stage import Stage
 
 _FOLDER = "page"  # of a workspace
+_SHOWN = 8  # pictures with captions
 _COLOURS = {"train": "#8c867c", "dev": "#d9a441", "test": "#b3411e"}
 _STATES = {"fresh": "up to date", "stale": "out of date", "missing": "not made yet"}
 _NODE, _GAP = (132, 44), (44, 18)  # width and height of a stage in the graph, and the space between two, in pixels
@@ -55,6 +62,7 @@ def write_page(config: Config, statuses: Sequence[Status]) -> Path:
         name=html.escape(config.name),
         at=minute(time.time()),
         about=html.escape(f"{config.about}. " if config.about else ""),
+        captions=_captions(config, statuses),
         pictures=_pictures(statuses, history),
         growth=_figure(_growth(history), "Pictures by split, run by run") if len(history) > 1 else "",
         versions=_versions(history, config, statuses, path.parent),
@@ -65,6 +73,32 @@ def write_page(config: Config, statuses: Sequence[Status]) -> Path:
     )
     write_atomically(path, text)
     return path
+
+
+def _captions(config: Config, statuses: Sequence[Status]) -> str:
+    """Return some held-out pictures, drawn at random, with the captions of the latest evaluation and a person's."""
+    artifacts = {status.stage.kind: status.artifact for status in statuses if status.artifact is not None}
+    if not {"ingest", "evaluate"} <= artifacts.keys():
+        return "<p>No model has captioned the held-out pictures yet.</p>"
+    corpus = read_predictions(artifacts["evaluate"].path / PREDICTIONS)
+    files = files_by_digest(artifacts["ingest"].path, config.data)
+    shown = [digest for digest in corpus if not is_grid(files.get(digest, Path(".npy")))]
+    cards = []
+    for digest in random.Random(0).sample(shown, min(_SHOWN, len(shown))):
+        item = corpus[digest]
+        caption, person = (html.escape(" ".join(words)) for words in (item.caption, item.references[0]))
+        try:
+            jpeg, width, height = thumbnail(decode(read_photograph(digest, files[digest])))
+        except (AttendError, ValueError):
+            continue  # it has changed or gone since, which the next run reports
+        cards.append(
+            f'<li><img src="data:image/jpeg;base64,{jpeg}" width="{width}" height="{height}" alt="{person}">'
+            f'<p>{caption or "no caption"}</p><p class="quiet">a person: {person}</p></li>'
+        )
+    if not cards:
+        return "<p>There are no photographs to show.</p>"
+    about = "Held-out pictures, drawn at random, with the captions of the latest evaluation."
+    return f'<p class="quiet">{about}</p><ul class="pictures">{"".join(cards)}</ul>'
 
 
 def _pictures(statuses: Sequence[Status], history: Sequence[RunRecord]) -> str:
@@ -124,11 +158,15 @@ def _versions(history: Sequence[RunRecord], config: Config, statuses: Sequence[S
         for run in reversed(runs)
     ]
     registered = next((status.artifact for status in statuses if status.stage.kind == "register"), None)
-    report = None if registered is None else registered.path / REPORT
     link = ""
-    if report is not None and report.is_file():
-        version = read_registration(report.parent)["version"]
-        link = f'<p><a href="{html.escape(os.path.relpath(report, folder))}">The report of version {version}</a></p>'
+    if registered is not None:
+        version = read_registration(registered.path)["version"]
+        pages = {REPORT: f"The report of version {version}", INSPECTION_PAGE: "Data that is worth a look"}
+        link = "".join(
+            f'<p><a href="{html.escape(os.path.relpath(registered.path / page, folder))}">{title}</a></p>'
+            for page, title in pages.items()
+            if (registered.path / page).is_file()
+        )
     columns = ("version", "now", "registered", f"{score}, 95 % interval", "when it was registered")
     return figure + unknown + _table(columns, rows) + link
 

@@ -155,4 +155,5 @@ def test_the_page_of_a_project_is_accessible(page: Any, registered: Path, tmp_pa
     page.goto(path.as_uri())
     expect(page.locator("h1")).to_have_text("small")
     expect(page.locator(".graph rect")).to_have_count(7)
+    expect(page.locator(".pictures img")).to_have_count(6)
     assert faults(page) == [] and no_wider_than_the_screen(page)
