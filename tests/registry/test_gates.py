@@ -206,6 +206,7 @@ def test_gates_warn_of_the_first_version_and_refuse_later_ones(
     record_run(config, artifacts(config), ["register"])
     page = write_page(config, plan(config)).read_text(encoding="utf-8")
     assert "<td>champion</td>" in page
+    assert "The report of version 2" in page and "Data that is worth a look" in page
     capsys.readouterr()
     tell_end(config, artifacts(config), "attend run")
     told_now = capsys.readouterr().out
