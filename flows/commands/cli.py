@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -181,12 +181,19 @@ def up(
     ] = Path(),
     port: Annotated[int, typer.Option(help="port of Prefect's server", **whole_number(1, 65535))] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="port of MLflow's pages", **whole_number(1, 65535))] = 5000,
+    foreground: Annotated[bool, typer.Option("--foreground", help="do not end before SIGTERM or Ctrl-C")] = False,
+    systemd: Annotated[
+        Literal["user", "system"] | None,
+        typer.Option(help="print a systemd unit that does this after each boot, and start nothing"),
+    ] = None,
 ) -> None:
     """Start Prefect's server, the deployments of prefect.yaml and a worker on this machine, in the background."""
     from flows.configs import load
     from flows.operations.deploy import ServiceOptions
     from flows.operations.schedules import schedule_lines
+    from flows.operations.service import Service, up_until_stopped
     from flows.operations.service import up as start
+    from flows.operations.systemd_unit import unit
 
     home, place = (str(path.expanduser().absolute()) for path in (project, workspace))
     if config is not None:
@@ -196,13 +203,22 @@ def up(
             raise AttendError(f"{config}: its workspace is {machine.folder}: add --workspace {machine.folder}")
         if Path(config).suffix in (".yaml", ".yml"):  # the flows run in the project's folder
             config = str(Path(config).expanduser().absolute())
-    service = start(ServiceOptions(home, place, port, mlflow_port, config or "", notify or ""))
-    typer.echo(f"Prefect: {service.prefect}")
-    if service.mlflow is not None:
-        typer.echo(f"MLflow:  {service.mlflow}")
-    for line in schedule_lines(service.api):
-        typer.echo(f"  {line}")
-    typer.echo("stop it with `attend down`")
+    options = ServiceOptions(home, place, port, mlflow_port, config or "", notify or "")
+    if systemd is not None:
+        typer.echo(unit(options, systemd), nl=False)
+        return
+
+    def started(service: Service) -> None:
+        print(f"Prefect: {service.prefect}")
+        if service.mlflow is not None:
+            print(f"MLflow:  {service.mlflow}")
+        print("\n".join(f"  {line}" for line in schedule_lines(service.api)), flush=True)
+
+    if foreground:
+        print("\n".join([*up_until_stopped(options, started), "stopped"]))
+    else:
+        started(start(options))
+        print("stop it with `attend down`")
 
 
 @app.command()

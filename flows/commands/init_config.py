@@ -247,7 +247,7 @@ def _training(captions: int, pictures: int) -> list[str]:
     is_small = captions < _SMALL
     if captions < _FEW:
         lines += [
-            "decoder:  # three small Transformers together: they learn more from so few captions than the preset's LSTM",
+            "decoder:  # three small Transformers, which learn more from so few captions than the preset's LSTM",
             "  {name: transformer, members: 3, output: null, layers: 2, embedding: 256, hidden: 256, pca_dim: 256,",
             "   tie_weights: true, dropout_words: 0.4, dropout_grid: 0.4, dropout_layers: 0.3}",
         ]

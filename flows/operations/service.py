@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -113,6 +114,36 @@ def up(options: ServiceOptions) -> Service:
     raise AttendError(f"{logs / 'service.log'}: could not start: {lines[-1] if lines else 'the log is empty'}")
 
 
+class _StopRequested(BaseException):
+    """The arrival of SIGTERM or SIGINT."""
+
+
+def _stop_on_signals() -> None:
+    """Raise _StopRequested in this process when SIGTERM or SIGINT arrives."""
+
+    def stop(*_: object) -> None:
+        raise _StopRequested
+
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, stop)
+
+
+def up_until_stopped(options: ServiceOptions, started: Callable[[Service], None]) -> list[str]:
+    """Start the service, wait for SIGTERM or SIGINT, and stop it as `down` does, whose sentences are returned.
+
+    started: called when it answers. Raises AttendError where it cannot start, or ends before.
+    """
+    workspace = Path(options.workspace)
+    _stop_on_signals()
+    try:
+        started(up(options))
+        while is_locked(workspace):
+            time.sleep(_CHECK_SECONDS)
+    except _StopRequested:
+        return down(workspace) if is_locked(workspace) else []
+    raise AttendError(f"{logs_of(workspace) / 'service.log'}: the service has ended: its last lines say why")
+
+
 def down(workspace: Path) -> list[str]:
     """Stop what `attend up` started, and return a sentence on each flow run that was in progress.
 
@@ -134,19 +165,10 @@ def down(workspace: Path) -> list[str]:
         return []
 
 
-class _StopRequested(BaseException):
-    """The arrival of SIGTERM or SIGINT."""
-
-
 def supervise(options: ServiceOptions) -> None:
     """Start everything, restart what dies, and stop everything on SIGTERM or SIGINT. Runs until then."""
     project, workspace, port = Path(options.project), Path(options.workspace), options.port
-
-    def stop(*_: object) -> None:
-        raise _StopRequested
-
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, stop)
+    _stop_on_signals()
     url = f"http://127.0.0.1:{port}"
     env = environment(workspace) | {"PREFECT_API_URL": f"{url}/api", "ATTEND_WORKSPACE": str(workspace)}
     env["PREFECT_UI_URL"] = url

@@ -21,11 +21,12 @@ from tasks.common.wording import counted, minute
 from tasks.config.schema import Config
 from tasks.data.manifest import files_by_digest, sizes_in_words
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
-from tasks.evaluation.cards import is_grid, thumbnail
+from tasks.evaluation.cards import thumbnail
 from tasks.evaluation.page_files import page_file
 from tasks.evaluation.report import REPORT, as_svg
 from tasks.grids.photographs import read_photograph
 from tasks.inspection.record import PAGE as INSPECTION_PAGE
+from tasks.metrics import ScoredCaption
 from tasks.mlflow_store.registration_record import read_registration
 from tasks.mlflow_store.versions import aliases_of
 from tasks.pipeline.plan import Status
@@ -79,26 +80,28 @@ def _captions(config: Config, statuses: Sequence[Status]) -> str:
     """Return some held-out pictures, drawn at random, with the captions of the latest evaluation and a person's."""
     artifacts = {status.stage.kind: status.artifact for status in statuses if status.artifact is not None}
     if not {"ingest", "evaluate"} <= artifacts.keys():
-        return "<p>No model has captioned the held-out pictures yet.</p>"
-    corpus = read_predictions(artifacts["evaluate"].path / PREDICTIONS)
-    files = files_by_digest(artifacts["ingest"].path, config.data)
-    shown = [digest for digest in corpus if not is_grid(files.get(digest, Path(".npy")))]
-    cards = []
-    for digest in random.Random(0).sample(shown, min(_SHOWN, len(shown))):
-        item = corpus[digest]
-        caption, person = (html.escape(" ".join(words)) for words in (item.caption, item.references[0]))
-        try:
-            jpeg, width, height = thumbnail(decode(read_photograph(digest, files[digest])))
-        except (AttendError, ValueError):
-            continue  # it has changed or gone since, which the next run reports
-        cards.append(
-            f'<li><img src="data:image/jpeg;base64,{jpeg}" width="{width}" height="{height}" alt="{person}">'
-            f'<p>{caption or "no caption"}</p><p class="quiet">a person: {person}</p></li>'
-        )
-    if not cards:
-        return "<p>There are no photographs to show.</p>"
+        return "<p>There are no captions of the data as it is now: the next run makes them.</p>"
+    try:
+        corpus = read_predictions(artifacts["evaluate"].path / PREDICTIONS)
+        chosen = random.Random(0).sample(sorted(corpus), min(_SHOWN, len(corpus)))
+        files = files_by_digest(artifacts["ingest"].path, config.data, chosen)
+    except (AttendError, OSError) as error:  # the run itself has ended well
+        return f"<p>The captions cannot be shown: {html.escape(str(error))}</p>"
+    cards = [_card(corpus[digest], digest, files[digest]) for digest in chosen if digest in files]
     about = "Held-out pictures, drawn at random, with the captions of the latest evaluation."
     return f'<p class="quiet">{about}</p><ul class="pictures">{"".join(cards)}</ul>'
+
+
+def _card(item: ScoredCaption, digest: str, path: Path) -> str:
+    """Return a picture with its caption and a person's; without the picture where it is a grid, or cannot be read."""
+    caption, person = (html.escape(" ".join(words)) for words in (item.caption, item.references[0]))
+    try:
+        jpeg, width, height = thumbnail(decode(read_photograph(digest, path)))
+    except (AttendError, ValueError):
+        image = ""
+    else:
+        image = f'<img src="data:image/jpeg;base64,{jpeg}" width="{width}" height="{height}" alt="{person}">'
+    return f'<li>{image}<p>{caption or "no caption"}</p><p class="quiet">a person: {person}</p></li>'
 
 
 def _pictures(statuses: Sequence[Status], history: Sequence[RunRecord]) -> str:

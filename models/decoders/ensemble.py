@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..torch_steps import Stepper
 from . import base
-from .base import AttentionState, Decoder, State
+from .base import Decoder, State
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,10 @@ class Ensemble(nn.ModuleList):
         steps = [stepper.step(member, tokens) for stepper, member in zip(self._steppers, state.states, strict=True)]
         return _log_mean([logits for logits, _ in steps]), EnsembleState(tuple(after for _, after in steps))
 
-    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, AttentionState]:
-        """Return log-probabilities and states as `Decoder.forward` does; the states have the mean alphas alone."""
+    def forward(self, grid: Tensor, words: Tensor, places: Tensor) -> tuple[Tensor, EnsembleState]:
+        """Return log-probabilities and states as `Decoder.forward` does."""
         outputs = [member(grid, words, places) for member in self]
-        alphas = torch.stack([states.alphas for _, states in outputs]).mean(dim=0)
-        return _log_mean([logits for logits, _ in outputs]), AttentionState(alphas)
+        return _log_mean([logits for logits, _ in outputs]), EnsembleState(tuple(states for _, states in outputs))
 
     def fit_basis(self, gram: Tensor) -> None:
         """Set the basis of each member: see `Decoder.fit_basis`."""

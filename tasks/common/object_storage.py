@@ -198,8 +198,8 @@ class Remote:
             raise
         except Exception as error:  # each storage's library, and the libraries it uses, raise exceptions of their own
             message = " ".join(str(error).split())[:200] or type(error).__name__
-            # A bucket that does not exist, or may not be written, is no better a minute later.
-            kind = AttendError if isinstance(error, FileNotFoundError | PermissionError) else StorageError
+            # A bucket that does not exist is not there a minute later either.
+            kind = AttendError if isinstance(error, FileNotFoundError) else StorageError
             raise kind(
                 f"{self.url}/{name}: {message}: check its address, that it can be reached and written, and its "
                 "credentials (S3: AWS_ACCESS_KEY_ID or a role), and run again"

@@ -29,7 +29,7 @@ class DecoderConfig(Section):
         ge=1,
         le=16,
         description="decoders that are trained together, from different random weights: the next word's probability is "
-        "the mean of theirs (an ensemble)",
+        "the mean of theirs (an ensemble); time and memory grow with them",
     )
     embedding: int | None = Field(None, ge=1, description="size of a word embedding; default: 512")
     hidden: int | None = Field(

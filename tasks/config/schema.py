@@ -110,7 +110,7 @@ class Config(Checked):
                 "leave it out, or set data.adapter=scenes"
             )
         if self.tuning is not None and self.tuning.keep_decoder and self.decoder.members > 1:
-            yield "tuning.keep_decoder: one decoder is tuned with the backbone: leave decoder.members out"
+            yield "tuning.keep_decoder: one decoder is tuned with the backbone: set decoder.members=1"
         if self.self_critical is not None and self.decoder.name == "hard_attention":
             yield (
                 "self_critical: hard_attention draws the positions it attends to in stage `train` alone: "

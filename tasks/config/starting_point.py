@@ -97,6 +97,7 @@ def _check_own(own: Mapping[str, Mapping[str, Any]], sections: Mapping[str, Mapp
     for section, theirs in sections.items():
         for name, value in theirs.items():
             may_differ = name == "max_tokens" or name.startswith("dropout_")
+            may_differ |= name == "members" and own[section].get(name) == 1
             if name in own[section] and own[section][name] != value and not may_differ:
                 shown = "its own" if name == "weights" else value
                 raise AttendError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -231,13 +231,14 @@ def read_pictures(manifest: Path, split: str) -> list[Picture]:
     return pictures
 
 
-def files_by_digest(manifest: Path, data: DatasetOptions) -> dict[str, Path]:
+def files_by_digest(manifest: Path, data: DatasetOptions, digests: Collection[str] | None = None) -> dict[str, Path]:
     """Return, for the digest of every picture of the manifest, the path of a file with that content.
 
-    manifest: the folder of the `ingest` artifact. data: the data set it was made from. Of several copies, the first by
-    name.
+    manifest: the folder of the `ingest` artifact. data: the data set it was made from. digests: of the pictures that
+    are wanted; None for all. Of several copies, the first by name.
     """
-    table = pq.read_table(manifest / MANIFEST, columns=["digest", "name"]).to_pylist()[::-1]
+    wanted = None if digests is None else [("digest", "in", list(digests))]
+    table = pq.read_table(manifest / MANIFEST, columns=["digest", "name"], filters=wanted).to_pylist()[::-1]
     paths = paths_of(data, [record["name"] for record in table], manifest / GENERATED_FOLDER)
     return {record["digest"]: path for record, path in zip(table, paths, strict=True)}
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from models.captioned import key_of_digest
 from models.confidence import features_of
+from models.decoders.ensemble import members_of
 from models.decoding_rules import Floats
 from models.neighbours import LookedUp, Memory, pool
 from models.options import Neighbours
@@ -63,6 +64,7 @@ class PictureSearch:
     ) -> None:
         device = device_of(machine)
         loaded, _ = load_decoder(decoder.path)
+        self._members = len(members_of(loaded))
         self._steps = TorchSteps(loaded.to(device).eval().for_inference(), device)
         self._evaluation, self._decoding, self._machine = evaluation, evaluation.decoding(), machine
         self._grids, self._memory = open_grids(grids, machine), memory
@@ -79,7 +81,8 @@ class PictureSearch:
         found: list[list[Caption]] = []
         near: list[tuple[Any, ...]] = []
         with Bar(len(own), f"captions, beam {decoding.beam}" if beam else "captions, sampled", "pictures") as bar:
-            size = decode_batch_size(self._machine, self._grids.shape, decoding.beam if beam else decoding.n_best)
+            rows = decoding.beam if beam else decoding.n_best
+            size = decode_batch_size(self._machine, self._grids.shape, rows, self._members)
             for part, grid in grids_in_order(own, self._grids, size):
                 keys = [key_of_digest(digest) for digest in part]
                 found += decode(self._steps, self._steps.start(grid), len(part), decoding, keys)

@@ -313,14 +313,14 @@ def grids_in_order(digests: Sequence[str], grids: GridReader, size: int) -> Iter
         yield part, read_into(torch.empty(len(part), *grids.shape), grids, part)
 
 
-def decode_batch_size(machine: MachineConfig, shape: tuple[int, int, int], rows: int) -> int:
+def decode_batch_size(machine: MachineConfig, shape: tuple[int, int, int], rows: int, members: int = 1) -> int:
     """Return how many pictures to caption at once, from 1 to 256, so that they take about 512 MiB of memory at most.
 
     Captioning more pictures at once is faster as long as memory allows. `machine.decode_batch` is returned where it is
-    set. shape: (h, w, C) of a grid. rows: hypotheses per picture.
+    set. shape: (h, w, C) of a grid. rows: hypotheses per picture. members: of an ensemble.
     """
     # float32. Attention computes about 512 numbers per hypothesis and grid position: see attention.py.
-    bytes_per_picture = 4 * math.prod(shape) + 4 * 512 * shape[0] * shape[1] * rows
+    bytes_per_picture = 4 * math.prod(shape) + members * 4 * 512 * shape[0] * shape[1] * rows
     return machine.decode_batch or min(max(2**29 // bytes_per_picture, 1), 256)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.decoders.base import Decoder
-from models.decoders.ensemble import Ensemble
+from models.decoders.ensemble import Ensemble, members_of
 from models.options import Decoding
 from models.torch_steps import decode
 from models.vocabulary import END, Vocabulary
@@ -118,6 +118,6 @@ class GridDev(Dev):
     def decoder_and_grids(self, model: nn.Module) -> tuple[Decoder | Ensemble, Iterator[Tensor]]:
         assert isinstance(model, Decoder | Ensemble)
         device, digests = next(model.parameters()).device, [picture.digest for picture in self.local_pictures]
-        size = decode_batch_size(self.machine, self._grids.shape, rows=1)
+        size = decode_batch_size(self.machine, self._grids.shape, rows=1, members=len(members_of(model)))
         batches = grids_in_order(digests, self._grids, size)
         return model, (grid.to(device) for _, grid in batches)

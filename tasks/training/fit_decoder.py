@@ -144,7 +144,7 @@ def adopt_decoder(tuned: Artifact, out: Path, epoch_done: EpochDone) -> Outcome:
 def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path) -> Outcome:
     """Write the trained decoder to `out`; the outcome's product is the digest of the best weights and of `shape`.
 
-    shape: the arguments of `models.decoders.base.make`. Where several processes train, only the leader writes; the
+    shape: the arguments of `models.decoders.ensemble.make`. Where several processes train, only the leader writes; the
     others return an empty outcome.
     """
     if processes.rank():

@@ -52,7 +52,10 @@ def start_from(
     own, kept = torch.tensor(rows).T
     own_rows = set(own.tolist())
     state = decoder.state_dict()
-    for part, value in safetensors.torch.load_file(bundle / "decoder.safetensors").items():
+    theirs = safetensors.torch.load_file(bundle / "decoder.safetensors")
+    if given.get("members", 1) > 1 and not isinstance(decoder, Ensemble):  # it starts from the first member
+        theirs = {part.removeprefix("0."): value for part, value in theirs.items() if part.startswith("0.")}
+    for part, value in theirs.items():
         if part.endswith(_OF_WORDS):  # after the number of an ensemble's member
             state[part][own] = value[kept]
         else:
@@ -98,7 +101,7 @@ def _check_alike(given: Mapping[str, Any], shape: DecoderSpec, name: str) -> Non
     names = {"name": "decoder.name", "members": "decoder.members", "channels": "grids: channels"}
     for field, what in names.items():
         own, theirs = ({"members": 1, **one}[field] for one in (shape, given))
-        if own != theirs:
+        if own != theirs and not (field == "members" and own == 1):
             raise AttendError(f"{decoder} has {what} {theirs}, this config {own}: {remedy}")
     # An option that came after the champion has its default in it.
     options = asdict(DECODERS[given["name"]].options(**given["options"]))

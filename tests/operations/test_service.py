@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -260,6 +261,53 @@ def test_up_that_is_interrupted_leaves_nothing(project: Path) -> None:
         _, said = begun.communicate(timeout=120)
     assert begun.returncode not in (0, None) and "Traceback" not in said
     assert not service.is_locked(workspace) and not is_listening(port)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["stopped", "killed"])
+def test_in_the_foreground_it_ends_with_its_service(project: Path, ends: str) -> None:
+    workspace, port = project / "workspace", free_port()
+    command = [sys.executable, "-m", "flows.commands.cli", "up", "--foreground", "--workspace", str(workspace)]
+    command += ["--port", str(port), "--mlflow-port", str(free_port())]
+    with subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as begun:
+        assert begun.stdout is not None and "Prefect: " in begun.stdout.readline()
+        found = service.running_service(workspace)
+        assert found is not None
+        if ends == "stopped":
+            begun.terminate()
+        else:
+            os.kill(found.process, signal.SIGKILL)
+        out, err = begun.communicate(timeout=150)
+    if ends == "stopped":
+        assert begun.returncode == 0 and out.splitlines()[-1] == "stopped", err
+        assert not is_listening(port)
+    else:
+        assert begun.returncode == 1 and "service.log: the service has ended" in err and "Traceback" not in err
+        attend(
+            "up", "--workspace", str(workspace), "--port", str(port), "--mlflow-port", str(free_port()), project=project
+        )
+        attend("down", "--workspace", str(workspace), project=project)
+    assert not service.is_locked(workspace)
+
+
+@pytest.mark.parametrize("manager", ["user", "system"])
+def test_the_unit_is_one_that_systemd_accepts(tmp_path: Path, manager: str) -> None:
+    folder = tmp_path / 'a "100 %" $HOME folder'
+    folder.mkdir()
+    text = attend("up", "--systemd", manager, "--workspace", str(folder / "workspace"), project=folder)
+    assert not (folder / "workspace").exists()  # nothing is started
+    lines = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    started = lines["ExecStart"].replace("%%", "%").replace("$$", "$")
+    assert shlex.split(started)[1:5] == ["up", "--foreground", "--workspace", str(folder / "workspace")]
+    assert ("User" in lines) == (manager == "system")
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd")
+    unit = tmp_path / "attend.service"
+    unit.write_text(text, encoding="utf-8")
+    command = ["systemd-analyze", "verify", f"--{manager}", str(unit)]
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    verified = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert verified.returncode == 0 and "attend.service" not in verified.stderr, verified.stderr
 
 
 def cached_tasks(api: str, run: str) -> list[dict[str, Any]]:

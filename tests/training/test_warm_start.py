@@ -111,8 +111,10 @@ def test_each_member_of_an_ensemble_starts_from_its_own(tmp_path: Path) -> None:
         )
         assert torch.equal(own.embed.weight[dog], theirs.embed.weight[before])
     assert not torch.equal(given[0].embed.weight, given[1].embed.weight)
-    with pytest.raises(AttendError, match=r"has decoder\.members 2, this config 1"):
-        begun(folder, "show_attend_tell")
+    alone, _ = begun(folder, "show_attend_tell")  # one decoder starts from the first member
+    torch.testing.assert_close(alone.state_dict(), decoder[0].state_dict())
+    with pytest.raises(AttendError, match=r"has decoder\.members 2, this config 3"):
+        begun(folder, "show_attend_tell", members=3)
 
 
 def test_another_backbone_is_refused(tmp_path: Path) -> None:
