@@ -23,7 +23,7 @@ SAMPLE = 200  # rows by whose captions their script is told
 _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the vocabulary
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
 # Captions to train on, with fewer than which the decoder is another one: docs/measured.md has the figures.
-_FEW, _SMALL = 1_500, 5_000
+_FEWEST, _FEW, _SMALL = 700, 1_500, 5_000
 _STEPS = 3_000  # of training, about, in all epochs
 # Of a training that starts from a captioner: docs/few-photographs.md has the figures.
 _START_BATCH, _START_EPOCHS, _START_RATE = 16, 10, 0.0001
@@ -246,9 +246,10 @@ def _training(captions: int, pictures: int) -> list[str]:
     lines = []
     is_small = captions < _SMALL
     if captions < _FEW:
+        together = ", members: 3" if captions < _FEWEST else ""
         lines += [
-            "decoder:  # three small Transformers, which learn more from so few captions than the preset's LSTM",
-            "  {name: transformer, members: 3, output: null, layers: 2, embedding: 256, hidden: 256, pca_dim: 256,",
+            "decoder:  # a small Transformer, which learns more from so few captions than the preset's LSTM",
+            f"  {{name: transformer{together}, output: null, layers: 2, embedding: 256, hidden: 256, pca_dim: 256,",
             "   tie_weights: true, dropout_words: 0.4, dropout_grid: 0.4, dropout_layers: 0.3}",
         ]
     elif is_small:
