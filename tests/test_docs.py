@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -105,7 +106,7 @@ def attend_lines(blocks: list[Block]) -> Iterator[Line]:
         if not block.info.startswith("sh"):
             continue
         for line in block.text.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
+            words = [*itertools.takewhile(lambda word: word != ">", shlex.split(line, comments=True))]
             if "attend" in words and words[0] in ("attend", "torchrun"):
                 name, _, arguments = command_of(words[words.index("attend") + 1 :])
                 yield Line(block, name, arguments)
