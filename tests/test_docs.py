@@ -376,7 +376,8 @@ def test_requests_to_mlflows_server(place: Path) -> None:
 
 @pytest.mark.slow
 def test_pages_and_schedules_start_and_stop(place: Path) -> None:
-    lines = {line.name: line for line in attend_lines(list(blocks_of(DOCS / "operations.md")))}
+    found = list(attend_lines(list(blocks_of(DOCS / "operations.md"))))
+    lines = {line.name: line for line in reversed(found)}  # the first of each command
     port, mlflow_port = free_port(), free_port()
     with running(command_line(lines["ui"], "--port", str(mlflow_port)), mlflow_port, place):
         pass
