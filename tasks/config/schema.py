@@ -356,6 +356,8 @@ def _known_fields(path: list[str], location: tuple[int | str, ...]) -> list[str]
         return list(Config.model_fields)
     if path[0] == "data":
         return [name for part in location if part in ADAPTERS for name in ADAPTERS[str(part)].model_fields]
+    if path[0] not in Config.model_fields:  # no section has this name
+        return []
     annotation = Config.model_fields[path[0]].annotation
     model = next((arg for arg in (annotation, *get_args(annotation)) if hasattr(arg, "model_fields")), None)
     return list(model.model_fields) if model is not None else []

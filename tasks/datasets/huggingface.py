@@ -107,7 +107,7 @@ def _saved(folder: Path) -> list[Path]:
     files = read_json(folder / "state.json").get("_data_files")
     try:
         paths = [folder / check_name(file["filename"]) for file in files]  # type: ignore[union-attr]
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, AttributeError):
         raise AttendError(f"{folder / 'state.json'}: _data_files: names no files of this folder") from None
     gone = next((path for path in paths if not path.is_file()), None)
     if gone is not None:

@@ -36,6 +36,7 @@ from tests.support import plan, run_stage, small
         (["run", "other.yaml"], "other.yaml: no such file"),
         (["run", "demo", "training.epoch=3"], "training.epoch: no such setting; did you mean 'epochs'?"),
         (["run", "demo", "trainng.epochs=3"], "trainng: no such setting; did you mean 'training'?"),
+        (["run", "demo", "na../xme=3"], "no such setting"),
         (["run", "demo", "training.epochs=three"], "training.epochs: is no whole number"),
         (["run", "demo", "training.epochs"], "an override must have the form section.field=value"),
         (["run", "demo", "data.adapter=scene"], "unknown dataset adapter 'scene'; did you mean 'scenes'?"),

@@ -468,10 +468,11 @@ def test_files_that_only_look_like_a_known_form_are_no_traceback(tmp_path: Path)
         "caption_field": "text",
     }
     (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "state.json").write_text("{}")
     (tmp_path / "saved" / "dataset_info.json").write_text("[]")
-    with pytest.raises(AttendError, match=r"state\.json: _data_files: names no files of this folder"):
-        detect(tmp_path / "saved")
+    for state in ("{}", '{"_data_files": [{"filename": 1.5}]}'):
+        (tmp_path / "saved" / "state.json").write_text(state)
+        with pytest.raises(AttendError, match=r"state\.json: _data_files: names no files of this folder"):
+            detect(tmp_path / "saved")
 
 
 def test_a_photograph_that_disappears_while_it_is_read_is_named(
