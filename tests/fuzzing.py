@@ -756,7 +756,8 @@ def _read_captions(given: tuple[list[str], CaptionsConfig], folder: Path) -> obj
 
     captions, config = given
     lines = [as_json({"file_name": f"{number}.png", "text": text}) for number, text in enumerate(captions)]
-    write({"metadata.jsonl": b"\n".join(lines)}, folder)
+    pictures = {f"{number}.png": b"" for number in range(len(captions))}
+    write({"metadata.jsonl": b"\n".join(lines), **pictures}, folder)
     texts = [
         text for row in ADAPTERS["imagefolder"].model_validate({"path": folder}).rows(folder) for text in row.captions
     ]
