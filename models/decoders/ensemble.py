@@ -103,7 +103,7 @@ def make(name: str, channels: int, vocabulary: int, options: Mapping[str, Any], 
 
 
 def members_of(decoder: Decoder | Ensemble) -> list[Decoder]:
-    """Return the decoders of an ensemble, and of any other decoder the decoder itself."""
+    """Return the decoders of an ensemble, and of any other model the model itself."""
     members: list[Any] = list(decoder) if isinstance(decoder, Ensemble) else [decoder]
     return members
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from models.decoders.ensemble import Ensemble
+from models.decoders.ensemble import members_of
 from models.end_to_end import EndToEnd
 from models.out_of_memory import is_out_of_memory
 from tasks.common.errors import AttendError
@@ -250,7 +250,7 @@ class TrainingLoop:
                 # DDP averages gradients over the processes; times their number, the processes' losses add up instead.
                 (output.loss * (weight * processes.size())).backward()
             outcome += weight * torch.stack([output.loss.detach(), output.total, output.number]).float()
-        for member in self.model if isinstance(self.model, Ensemble) else [self.model]:
+        for member in members_of(self.model):
             torch.nn.utils.clip_grad_norm_(member.parameters(), self.training.clip_norm or math.inf)
         self.optimiser.step()
         loss, total, number = processes.all_reduce_sum(outcome.tolist())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.decoders.ensemble import Ensemble
+from models.decoders.ensemble import members_of
 from models.vocabulary import END, UNK
 from tasks.config.training import CrossEntropyConfig
 from tasks.training.batches import Batch
@@ -90,9 +90,7 @@ class CrossEntropy:
 
     def __call__(self, model: Any, batch: Batch, whole: Count, done: float) -> LossOutput:
         """Return the loss: of an ensemble, the sum of its members' losses, so that each is trained as it is alone."""
-        if not isinstance(model, Ensemble):
-            return self._of_one(model, batch, whole, done)
-        outputs = [self._of_one(member, batch, whole, done) for member in model]
+        outputs = [self._of_one(member, batch, whole, done) for member in members_of(model)]
         return LossOutput(*(torch.stack(values).sum() for values in zip(*outputs, strict=True)))
 
     def _of_one(self, model: Any, batch: Batch, whole: Count, done: float) -> LossOutput:
