@@ -2,7 +2,7 @@
 
     python -m bench.soak.fuzz [--inputs 100000] [--seed 0] [--reader NAME] [--planted]
 
-The law is that of tests/fuzzing.py: a value, or a refusal in one line. Worker processes of bounded memory feed the
+What must hold is in tests/fuzzing.py: a value, or a refusal in one line. Worker processes of bounded memory feed the
 readers; one that answers nothing for a minute is killed, and its input counted as a hang. Prints what came of the
 inputs and the distinct findings. Exit code 1 where there is any.
 
@@ -167,10 +167,13 @@ class _Worker:
             what = "the process died"
         self._process.kill()
         self._process.join()
+        said = self._current.with_suffix(".err")
+        details = said.read_text(encoding="utf-8", errors="replace")
+        said.unlink()
         kept = self._current.rename(
             self._current.with_name(f"{batch.reader.replace(' ', '-')}-{os.getpid()}-{fed}.pickle")
         )
-        tally.add(batch.reader, "hang", Found(batch.reader, "hang", what, f"its input is in {kept}"))
+        tally.add(batch.reader, "hang", Found(batch.reader, "hang", what, f"its input is in {kept}"), details)
         return Batch(batch.reader, max(batch.inputs - fed - 1, 0), batch.seed + 1)
 
     def stop(self) -> None:
