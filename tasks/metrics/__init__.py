@@ -61,7 +61,7 @@ METRICS: dict[str, Member] = {
     "bleu": Member("bleu", ("bleu1", "bleu2", "bleu3", "bleu4")),
     "meteor": Member("meteor", ("meteor",), only_latin=True),
     "rouge": Member("rouge", ("rouge_l",)),
-    "cider": Member("cider", ("cider", "cider_plain")),
+    "cider": Member("cider", ("cider",)),
     "truth": Member("truth", ("truth",), needs_facts=True),
 }
 NAMES = {  # of scores, as papers write them
@@ -69,7 +69,6 @@ NAMES = {  # of scores, as papers write them
     "meteor": "METEOR",
     "rouge_l": "ROUGE-L",
     "cider": "CIDEr",
-    "cider_plain": "CIDEr without clipping",
     "truth": "truth",
 }
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from models.ngrams import Frequencies, Ids
 from models.vocabulary import NULL, Vocabulary
 from tasks.metrics import ScoredCaption, meteor
-from tasks.metrics.consensus import cider_d
+from tasks.metrics.cider import cider_d
 from tasks.metrics.ptb import tokenize
 
 
@@ -32,7 +32,12 @@ class Rewards:
 
         Captions are token ids without START, up to END.
         """
-        rewards = cider_d(_ids(sampled), _ids(references), self._frequencies)
+        rewards = np.stack(
+            [
+                cider_d(captions, own, self._frequencies)
+                for captions, own in zip(_ids(sampled), _ids(references), strict=True)
+            ]
+        )
         if self._weight:
             rewards = rewards + self._weight * self._meteor(sampled, references)
         return torch.from_numpy(rewards)

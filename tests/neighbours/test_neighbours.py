@@ -30,7 +30,7 @@ from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
 from tasks.evaluation.report import REPORT
 from tasks.evaluation.score_record import no_better_than_copied, read_scores
 from tasks.metrics import ScoredCaption, measure
-from tasks.metrics.consensus import cider_d
+from tasks.metrics.cider import cider_d
 from tasks.mlflow_store import tracking
 from tasks.neighbours.fit import Candidates
 from tasks.neighbours.make_memory import memory_of, read_remembered
@@ -84,10 +84,10 @@ def test_similarities_are_weighted_means_of_cider_d() -> None:
         assert len(said.pictures) == 7
         weights = weights_of(said.cosines, 0.2)
         assert weights.sum() == pytest.approx(1) and weights == pytest.approx(np.sort(weights)[::-1])
-        candidates = padded([caption.with_end for caption in own])[None]
+        candidates = padded([caption.with_end for caption in own])
         expected = np.zeros(6)
         for picture, weight in zip(said.pictures.tolist(), weights, strict=True):
-            scores = cider_d(candidates, padded(captions[picture])[None], memory.captions.frequencies)[0] / 10
+            scores = cider_d(candidates, padded(captions[picture]), memory.captions.frequencies) / 10
             expected += weight * scores
         assert said.similarities == pytest.approx(expected, abs=1e-9)
         support = support_of(memory.captions, own[0], said.pictures)

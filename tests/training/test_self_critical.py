@@ -22,7 +22,7 @@ from tasks.common.errors import AttendError
 from tasks.config.training import SelfCriticalConfig
 from tasks.data.caption_files import read_captions, read_frequencies
 from tasks.metrics import ScoredCaption, measure
-from tasks.metrics.consensus import cider, cider_d
+from tasks.metrics.cider import cider_d
 from tasks.training import loop as fitting
 from tasks.training import outputs as trained
 from tasks.training.batches import Batch
@@ -35,7 +35,7 @@ from tests.support import artifacts, names_of, plan, run_stage, small
 Words = list[int]
 
 
-def by_dictionaries(caption: Words, references: list[Words], pictures: list[list[Words]], plain: bool = False) -> float:
+def by_dictionaries(caption: Words, references: list[Words], pictures: list[list[Words]]) -> float:
     """CIDEr-D as its papers define it, n-gram by n-gram in dictionaries."""
 
     def grams(words: Words, n: int) -> Counter[tuple[int, ...]]:
@@ -53,9 +53,9 @@ def by_dictionaries(caption: Words, references: list[Words], pictures: list[list
     told = [reference for reference in references if reference]
     for n, reference in itertools.product((1, 2, 3, 4), told):
         ours, true = vector(caption, n), vector(reference, n)
-        product = sum((ours[g] if plain else min(ours[g], true.get(g, 0))) * true.get(g, 0) for g in ours)
+        product = sum(min(ours[g], true.get(g, 0)) * true.get(g, 0) for g in ours)
         norms = math.hypot(*ours.values()) * math.hypot(*true.values())
-        penalty = 1.0 if plain else math.exp(-((len(caption) - len(reference)) ** 2) / 72)
+        penalty = math.exp(-((len(caption) - len(reference)) ** 2) / 72)
         total += penalty * product / norms if norms else 0.0
     return 10 * total / 4 / max(len(told), 1)
 
@@ -72,17 +72,15 @@ def test_cider_d_is_that_of_dictionaries(seed: int) -> None:
     captions[0][0] = list(pictures[0][0])
     references = [padded(rows, 9) for rows in pictures]
     frequencies = Frequencies.from_references(references)
-    given = np.stack([padded(rows, 9) for rows in captions]), np.stack(references), frequencies
-    for found, plain in ((cider_d(*given), False), (cider(*given), True)):
-        expected = [
-            [by_dictionaries(c, r, pictures, plain) for c in cs] for cs, r in zip(captions, pictures, strict=True)
-        ]
-        np.testing.assert_allclose(found, expected, atol=1e-9)
+    for rows, own, array in zip(captions, pictures, references, strict=True):
+        expected = [by_dictionaries(caption, own, pictures) for caption in rows]
+        np.testing.assert_allclose(cider_d(padded(rows, 9), array, frequencies), expected, atol=1e-9)
 
 
 def test_the_best_caption_is_the_only_reference_itself() -> None:
     rows = [padded([[1, 2, 3, 4, at]], 5) for at in range(5, 9)]
-    found = cider_d(np.stack(rows), np.stack(rows), Frequencies.from_references(rows))
+    frequencies = Frequencies.from_references(rows)
+    found = np.stack([cider_d(row, row, frequencies) for row in rows])
     assert found.max() < 10 + 1e-9  # words that every picture has weigh nothing
     np.testing.assert_allclose(found, 10.0)
 
@@ -123,8 +121,7 @@ def test_the_gradient_is_that_of_the_expected_reward() -> None:
         words = torch.tensor([[[START, *caption[:-1]]]])
         logits, _ = decoder(grid, words, torch.arange(words.numel()))
         likelihood = log_likelihood(logits, torch.tensor(caption)).sum().exp()
-        ids = padded([list(caption)], 2)[None]
-        reward = cider_d(ids, references[:, :, 1:].numpy(), frequencies).item()
+        reward = cider_d(padded([list(caption)], 2), references[0, :, 1:].numpy(), frequencies).item()
         expected = expected + likelihood * reward
     (true,) = torch.autograd.grad(-expected, weight)
 
