@@ -16,32 +16,27 @@ from tasks.neighbours.remember import remember
 from tasks.pipeline.stage import Pipeline
 from tasks.registry.register import register
 from tasks.training.self_critical import self_critical
-from tasks.training.train import DecoderStage, train, train_frozen
-from tasks.training.tune import keep_decoder, tune
+from tasks.training.train import DecoderStage, train
+from tasks.training.tune import tune, tuned_decoder
 
 _FROZEN_SUFFIX = "-frozen"  # ends the names of the stages before `tune`, whose backbone is frozen
 
 
 def build_pipeline(config: Config) -> Pipeline:
     """Return the stages of a config, in the order in which they run."""
-    # The stages before `tune` have the keys of a config without `tuning` and of one decoder: they share artifacts.
+    # The stages before `tune` have the keys of a config without `tuning`: they share artifacts.
     suffix = "" if config.tuning is None else _FROZEN_SUFFIX
 
     manifest = ingest(config)
     grids = extract(config, manifest, suffix=suffix)
     captions = tensorise(config, manifest)
-    decoder: DecoderStage
+    trained = train(config, grids, captions, suffix=suffix)
+    decoder: DecoderStage = trained
 
-    if config.tuning is None:
-        decoder = train(config, grids, captions)
-    else:
-        frozen = train_frozen(config, grids, captions, suffix)
-        tuned = tune(config, config.tuning, frozen)
+    if config.tuning is not None:
+        tuned = tune(config, config.tuning, trained)
         grids = extract(config, manifest, tuned)
-        if config.tuning.keep_decoder:
-            decoder = keep_decoder(config, tuned, grids, captions)
-        else:
-            decoder = train(config, grids, captions)
+        decoder = tuned_decoder(config, tuned, grids, captions)
 
     if config.self_critical is not None:
         decoder = self_critical(config, config.self_critical, decoder)

@@ -44,13 +44,10 @@ def advice(config: Config, made: Mapping[str, Artifact]) -> Iterator[str]:
 def _ending(config: Config, trained: Artifact) -> str:
     """Return what ended the training, and whether more epochs may help.
 
-    trained: the decoder, whose history is of its tuning where that decoder is kept.
+    trained: the decoder, whose history is that of its tuning where there is one.
     """
-    tuning = config.tuning
-    training: FitConfig = config.training
-    section = "training"
-    if tuning is not None and tuning.keep_decoder:
-        training, section = tuning, "tuning"
+    training: FitConfig = config.tuning or config.training
+    section = "training" if config.tuning is None else "tuning"
     history = pq.read_table(trained.path / HISTORY).to_pylist()
     selected = f"dev_{training.select}"
     best = int(max(history, key=lambda row: (float(row[selected]), row["epoch"]))["epoch"])  # of equals, the later

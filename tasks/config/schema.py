@@ -109,8 +109,8 @@ class Config(Checked):
                 f"evaluation.metrics: `{need_facts[0]}` needs facts about each picture, which only `scenes` has: "
                 "leave it out, or set data.adapter=scenes"
             )
-        if self.tuning is not None and self.tuning.keep_decoder and self.decoder.members > 1:
-            yield "tuning.keep_decoder: one decoder is tuned with the backbone: set decoder.members=1"
+        if self.tuning is not None and self.decoder.members > 1:
+            yield "tuning: one decoder is tuned with the backbone: set decoder.members=1"
         if self.self_critical is not None and self.decoder.name == "hard_attention":
             yield (
                 "self_critical: hard_attention draws the positions it attends to in stage `train` alone: "

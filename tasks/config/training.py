@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from tasks.common.section import NotInKey, Section
+from tasks.common.section import Section
 
 # The fields that the later stages take from `training`: they are set there, and there alone.
 _SHARED = ("warmup_steps", "clip_norm", "patience", "precision", "seed")
@@ -118,11 +118,6 @@ class TuningConfig(CrossEntropyConfig):
         le=64,
         description="number, from 1, of the first of the backbone's blocks to fine-tune; all later ones are too. A "
         "model of timm has the blocks of its `group_matcher`",
-    )
-    keep_decoder: Annotated[bool, NotInKey()] = Field(
-        False,
-        description="use the decoder that is tuned with the backbone, in place of a new one that is trained on the "
-        "tuned backbone's grids",
     )
     jitter: float | None = Field(
         None,

@@ -79,7 +79,7 @@ def fine_tune_backbone(
     files = files_by_digest(manifest, sources.data)
     backbone = load_backbone(grids)
     decoder, shape = load_decoder(sources.trained.path)
-    assert isinstance(decoder, Decoder)  # see `train_frozen`
+    assert isinstance(decoder, Decoder)  # a config with `tuning` has one member
     try:
         tuned_weights = backbone.unfreeze(tuning.first_block, grids.image_size)
     except ValueError as error:

@@ -133,21 +133,12 @@ class Train(DecoderStage):
         return replace(outcome, notes=[*notes, *outcome.notes])
 
 
-def train(config: Config, grids: Extract, captions: Tensorise) -> Train:
-    """Return the stage that trains the decoder on cached grids by teacher forcing."""
-    return _train(config, config.decoder, grids, captions)
-
-
-def train_frozen(config: Config, grids: Extract, captions: Tensorise, suffix: str) -> Train:
-    """Return the stage that trains one decoder, whatever `decoder.members` is, for the backbone to be tuned with."""
-    return _train(config, config.decoder.model_copy(update={"members": 1}), grids, captions, suffix)
-
-
-def _train(config: Config, decoder: DecoderConfig, grids: Extract, captions: Tensorise, suffix: str = "") -> Train:
+def train(config: Config, grids: Extract, captions: Tensorise, suffix: str = "") -> Train:
+    """Return the stage that trains the decoder on cached grids by teacher forcing. suffix: of the stage's name."""
     return Train(
         machine=config.machine,
         suffix=suffix,
-        decoder=decoder,
+        decoder=config.decoder,
         training=config.training,
         start=config.starting_point,
         grids=grids,

@@ -3,8 +3,7 @@
 In: the photographs of the train and dev splits that have a grid, their captions, and the decoder. Training continues
 for the decoder and the backbone's later blocks. Out: backbone.safetensors (the whole backbone, with the weights that
 are best on dev), the decoder as `train` writes it, and history.parquet. The tuned backbone has a new identity: grids
-are extracted with it once, and a decoder is trained on those, or with `tuning.keep_decoder` the one tuned is used. A
-killed run resumes as `train` does.
+are extracted with it once, and the decoder that was tuned with it captions those. A killed run resumes as `train` does.
 """
 
 from __future__ import annotations
@@ -72,8 +71,8 @@ class Tune(BackboneStage):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class KeepDecoder(DecoderStage):
-    """The decoder that was tuned with the backbone, in place of one that is trained on the tuned backbone's grids."""
+class TunedDecoder(DecoderStage):
+    """The decoder that was tuned with the backbone, as `train` would write it for the tuned backbone's grids."""
 
     kind: ClassVar[str] = "train"
     version: ClassVar[int] = 3
@@ -92,9 +91,9 @@ class KeepDecoder(DecoderStage):
         return adopt_decoder(work.artifacts[self.tuned], work.out, (hooks or NO_HOOKS).epoch_done)
 
 
-def keep_decoder(config: Config, tuned: Tune, grids: Extract, captions: Tensorise) -> KeepDecoder:
+def tuned_decoder(config: Config, tuned: Tune, grids: Extract, captions: Tensorise) -> TunedDecoder:
     """Return the stage that takes over the decoder that was tuned; grids: of the tuned backbone."""
-    return KeepDecoder(machine=config.machine, decoder=config.decoder, tuned=tuned, grids=grids, captions=captions)
+    return TunedDecoder(machine=config.machine, decoder=config.decoder, tuned=tuned, grids=grids, captions=captions)
 
 
 def tune(config: Config, tuning: TuningConfig, frozen: Train) -> Tune:
