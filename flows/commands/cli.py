@@ -16,6 +16,7 @@ from flows.commands import caption as cli_caption
 from flows.commands import check as cli_check
 from flows.commands import data as cli_data
 from flows.commands import export as cli_export
+from flows.commands import forget as cli_forget
 from flows.commands import init as cli_init
 from flows.commands import model as cli_model
 from flows.commands import models as cli_models
@@ -61,6 +62,7 @@ for command in (
     cli_export.export,
     cli_score.score,
     cli_serve.serve,
+    cli_forget.forget,
 ):
     app.command()(command)
 for name, group in (

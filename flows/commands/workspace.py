@@ -31,7 +31,7 @@ def grids(workspace: WorkspaceOption = Path("workspace"), as_json: Json = False)
     from tasks.grids.store import folder_size, stores
 
     rows = []
-    for store in stores(_open_workspace(workspace).grids):
+    for store in stores(open_workspace(workspace).grids):
         shards = store.shards()
         pictures = len({digest for shard in shards for digest in shard.digests})
         size = {"pictures": pictures, "shards": len(shards), "bytes": folder_size(store.folder)}
@@ -54,7 +54,7 @@ def show_usage(workspace: WorkspaceOption = Path("workspace"), as_json: Json = F
     from flows.commands.workspace_contents import usage
     from tasks.grids.store import folder_size
 
-    opened = _open_workspace(workspace)
+    opened = open_workspace(workspace)
     items = usage(opened)
     others = {
         name: folder_size(opened.root / name) for name in ("mlartifacts", "prefect") if (opened.root / name).exists()
@@ -90,8 +90,8 @@ def prune(
     from flows.commands import workspace_contents as housekeeping
     from tasks.pipeline.sessions import exclusive_session
 
-    opened = _open_workspace(workspace)
-    _check_local(opened, "prune")
+    opened = open_workspace(workspace)
+    check_local(opened, "attend workspace prune")
     without = forget or []
     with exclusive_session(opened, "prune"):
         versions: list[OldVersion] = []
@@ -124,8 +124,8 @@ def compact(
     from tasks.config.machine import MachineConfig
     from tasks.pipeline.sessions import exclusive_session
 
-    opened = _open_workspace(workspace)
-    _check_local(opened, "compact")
+    opened = open_workspace(workspace)
+    check_local(opened, "attend workspace compact")
     with exclusive_session(opened, "compact"):
         planned = housekeeping.planned_compactions(opened)
         for item in planned:
@@ -145,7 +145,7 @@ def verify(workspace: WorkspaceOption = Path("workspace")) -> None:
     """Check every shard against its digest; set damaged shards aside, and exit with code 1 if there are any."""
     from tasks.grids.store import DamagedIndexError, read_shard, stores
 
-    opened = _open_workspace(workspace)
+    opened = open_workspace(workspace)
     problems: list[str] = []
     checked = 0
     for store in stores(opened.grids):
@@ -180,7 +180,7 @@ def _set_aside(workspace: Workspace, index: Path) -> str:
         return "a run is going on; the next one sets it aside and extracts its pictures again"
 
 
-def _open_workspace(folder: Path) -> Workspace:
+def open_workspace(folder: Path) -> Workspace:
     """Return the workspace in a folder. Raises AttendError where the folder holds none."""
     from tasks.pipeline.workspace import Workspace
 
@@ -190,15 +190,15 @@ def _open_workspace(folder: Path) -> Workspace:
     return workspace
 
 
-def _check_local(workspace: Workspace, command: str) -> None:
+def check_local(workspace: Workspace, command: str) -> None:
     """Raise AttendError where the workspace caches object storage, whose grids runs on other machines may need.
 
-    command: the subcommand of `attend workspace` that is refused.
+    command: the one that is refused.
     """
     if workspace.remote is not None:
         raise AttendError(
-            f"{workspace.root}: is a cache of {workspace.remote.url}, which other machines use too: `attend workspace "
-            f"{command}` needs a workspace in a local folder; machine.cache_gib limits the size of this cache"
+            f"{workspace.root}: is a cache of {workspace.remote.url}, which other machines use too: `{command}` "
+            f"needs a workspace in a local folder; machine.cache_gib limits the size of this cache"
         )
 
 
