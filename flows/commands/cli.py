@@ -300,6 +300,7 @@ def _run(
     """
     from flows.commands.story import tell_beginning, tell_end
     from flows.operations.local_run import run as run_stages
+    from flows.operations.metrics import measured
     from flows.planned_run import planned_run, savings_message
 
     try:
@@ -316,6 +317,8 @@ def _run(
                     typer.echo(computes)
                 run_stages(config, plan, preset, overrides, quiet)
             else:
+                with measured(config, plan):  # a run that has nothing to do is a good one
+                    pass
                 if until == "evaluate":  # MLflow may have lost it since, or may be another one
                     from flows.unregistered import log_evaluation
 

@@ -15,6 +15,9 @@ _SETTINGS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     # Leases in memory are lost when the server ends; the next server then marks healthy runs as crashed.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    # As `attend workspace prune` keeps versions: what is older than 30 days goes. By default runs are kept for ever.
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(30 * 86_400),
     "PREFECT_CLI_PROMPT": "false",
     # A flow run's log has the lines of this program's logger; those of threads outside of the run stay on the terminal.
     _LOGGERS: "attend",

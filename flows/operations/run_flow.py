@@ -20,6 +20,7 @@ from prefect.states import Cancelled, Completed
 
 from flows.configs import load
 from flows.operations import prefect_reports
+from flows.operations.metrics import measured
 from flows.operations.run_form import ConfigName, ConfigOverrides, LastStage, run_name
 from flows.page.history import record_run
 from flows.page.project_page import write_page
@@ -86,7 +87,7 @@ def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: L
     """
     config = load(preset, overrides or [])
     show_log()
-    with planned_run(config, until) as plan:
+    with planned_run(config, until) as plan, measured(config, plan):
         return _bring_up_to_date(config, plan)
 
 
@@ -95,7 +96,8 @@ def run_planned(config: Config, plan: Plan, preset: str, overrides: list[str], u
 
     @flow(name="attend", flow_run_name=run_name)
     def run_pipeline(preset: ConfigName, overrides: ConfigOverrides, until: LastStage) -> Any:  # noqa: ARG001 -- shown
-        return _bring_up_to_date(config, plan)
+        with measured(config, plan):
+            return _bring_up_to_date(config, plan)
 
     run_pipeline(preset, overrides, until)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from tasks.pipeline.workspace import Workspace
 _STOP_SECONDS, _CHILD_STOP_SECONDS = 60.0, 20.0  # for everything, and for each program
 _RUN_STOP_SECONDS = 60.0  # for flow runs to reach a checkpoint
 _CHECK_SECONDS = 3.0
+_MAX_LOG = 10 * 2**20  # bytes
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ def up(options: ServiceOptions) -> Service:
     _service_file(workspace).unlink(missing_ok=True)
     logs = logs_of(workspace)
     logs.mkdir(parents=True, exist_ok=True)
-    with (logs / "service.log").open("w") as log_file:
+    (logs / "service.log").unlink(missing_ok=True)
+    with (logs / "service.log").open("ab") as log_file:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", "flows.operations.service", json.dumps(asdict(options))],
             stdin=subprocess.DEVNULL,
@@ -213,6 +216,7 @@ def supervise(options: ServiceOptions) -> None:
                 write_atomically(_service_file(workspace), json.dumps(asdict(service), indent=1))
                 while all(child.poll() is None for child in children.values()):
                     time.sleep(_CHECK_SECONDS)
+                    _rotate_logs(logs_of(workspace))
                 for name in [name for name, child in children.items() if child.poll() is not None]:
                     _clean_up_after(name, children[name], f"{url}/api")
                     start(name)
@@ -241,6 +245,14 @@ def _start(
             stderr=log_file,
             start_new_session=True,
         )
+
+
+def _rotate_logs(folder: Path) -> None:
+    """Move what a log of over 10 MiB says into a second file. The programs go on appending to the first."""
+    for path in folder.glob("*.log"):
+        if path.stat().st_size > _MAX_LOG:
+            shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+            os.truncate(path, 0)
 
 
 def _clean_up_after(name: str, child: subprocess.Popen[bytes], api: str) -> None:

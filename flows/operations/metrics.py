@@ -1,0 +1,79 @@
+"""Metrics of the pipeline for Prometheus, as files that node_exporter's textfile collector reads.
+
+`metrics/NAME.prom` in the workspace is of the latest run of a name that succeeded, `metrics/NAME.attempt.prom` of the
+latest one, whatever became of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
+from tasks.config.schema import Config
+from tasks.evaluation.score_record import read_scores
+from tasks.grids.store import folder_size
+from tasks.pipeline.plan import Plan
+
+METRICS = "metrics"
+Values = dict[tuple[str, ...], float]  # of a gauge, by the values of its labels
+_STORES = ("grids", "artifacts", "mlartifacts", "prefect")
+
+
+@contextlib.contextmanager
+def measured(config: Config, plan: Plan) -> Iterator[None]:
+    """Write the metrics of a run when the block ends: that it failed, where stages are not fresh then."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a workspace that nobody may write to, or a full disk
+            (config.workspace / METRICS).mkdir(exist_ok=True)
+            _write_attempt(config, failed=not plan.fresh)
+            if plan.fresh:
+                _write_success(config, plan)
+
+
+def _write_attempt(config: Config, failed: bool) -> None:
+    """Write when a run ended and whether it failed."""
+    registry = CollectorRegistry()
+    _set(registry, config, "attend_last_run_timestamp_seconds", "end of the latest run (Unix)", {(): time.time()})
+    _set(registry, config, "attend_last_run_failed", "1 if the latest run failed, else 0", {(): float(failed)})
+    write_to_textfile(str(config.workspace / METRICS / f"{config.name}.attempt.prom"), registry)
+
+
+def _write_success(config: Config, plan: Plan) -> None:
+    """Write what a run that succeeded left: its time, the stages' seconds, pictures, scores and sizes on the disk."""
+    made, registry = plan.by_kind, CollectorRegistry()
+    seconds: Values = {(stage.name,): artifact.ledger.seconds for stage, artifact in plan.artifacts.items()}
+    counts = made["ingest"].ledger.counts if "ingest" in made else {}
+    scores = read_scores(made["evaluate"].path)["scores"] if "evaluate" in made else {}
+    sizes: Values = {(name,): float(folder_size(config.workspace / name)) for name in _STORES}
+    ended: Values = {(): time.time()}
+    _set(registry, config, "attend_success_timestamp_seconds", "end of the latest run that succeeded (Unix)", ended)
+    _set(registry, config, "attend_stage_seconds", "seconds that a stage took when it last ran", seconds, "stage")
+    _set(registry, config, "attend_pictures", "pictures of a split", _by(counts, ("train", "dev", "test")), "split")
+    failed = made["extract"].ledger.counts.get("failed", 0) if "extract" in made else 0
+    _set(registry, config, "attend_unreadable_pictures", "pictures that cannot be read", {(): float(failed)})
+    _set(registry, config, "attend_score", "score of the captions, in percent", _by(scores, scores), "score")
+    _set(registry, config, "attend_store_bytes", "size of a folder of the workspace, in bytes", sizes, "store")
+    write_to_textfile(str(config.workspace / METRICS / f"{config.name}.prom"), registry)
+
+
+def _by(values: Mapping[str, int | float], names: Iterable[str]) -> Values:
+    return {(name,): float(values[name]) for name in names if name in values}
+
+
+def _set(
+    registry: CollectorRegistry,
+    config: Config,
+    name: str,
+    about: str,
+    values: Values,
+    *labels: str,
+) -> None:
+    """Add a gauge to a registry, with the label `run` and others. values: by the values of the other labels."""
+    gauge = Gauge(name, about, ["run", *labels], registry=registry)
+    for own, value in values.items():
+        gauge.labels(config.name, *own).set(value)
