@@ -184,6 +184,10 @@ def up(
     port: Annotated[int, typer.Option(help="port of Prefect's server", **whole_number(1, 65535))] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="port of MLflow's pages", **whole_number(1, 65535))] = 5000,
     foreground: Annotated[bool, typer.Option("--foreground", help="do not end before SIGTERM or Ctrl-C")] = False,
+    worker_only: Annotated[
+        bool,
+        typer.Option("--worker-only", help="be a worker of the Prefect server at PREFECT_API_URL, in the foreground"),
+    ] = False,
     systemd: Annotated[
         Literal["user", "system"] | None,
         typer.Option(help="print a systemd unit that does this after each boot, and start nothing"),
@@ -196,6 +200,7 @@ def up(
     from flows.operations.service import Service, up_until_stopped
     from flows.operations.service import up as start
     from flows.operations.systemd_unit import unit
+    from flows.operations.worker import become_worker
 
     home, place = (str(path.expanduser().absolute()) for path in (project, workspace))
     if config is not None:
@@ -205,10 +210,12 @@ def up(
             raise AttendError(f"{config}: its workspace is {machine.folder}: add --workspace {machine.folder}")
         if Path(config).suffix in (".yaml", ".yml"):  # the flows run in the project's folder
             config = str(Path(config).expanduser().absolute())
-    options = ServiceOptions(home, place, port, mlflow_port, config or "", notify or "")
+    options = ServiceOptions(home, place, port, mlflow_port, config or "", notify or "", worker_only)
     if systemd is not None:
         typer.echo(unit(options, systemd), nl=False)
         return
+    if worker_only:
+        become_worker(options)
 
     def started(service: Service) -> None:
         print(f"Prefect: {service.prefect}")

@@ -28,7 +28,7 @@ class ServiceOptions:
     project: the folder that the flows run in; a prefect.yaml there replaces the package's own. config: the preset or
     YAML file whose schedules are active; empty: the deployments are made as prefect.yaml has them. notify: `TYPE/NAME`
     of the Prefect block that is told of failures; empty for none. port, mlflow_port: of Prefect's server and of
-    MLflow's pages.
+    MLflow's pages. worker_only: start a worker of a server that runs already, and no server.
     """
 
     project: str
@@ -37,6 +37,7 @@ class ServiceOptions:
     mlflow_port: int
     config: str = ""
     notify: str = ""
+    worker_only: bool = False
 
 
 def prefect_file(project: Path) -> Path:

@@ -49,7 +49,7 @@ def run(config: Config, plan: Plan, preset: str, overrides: list[str], quiet: bo
         ) from None
 
 
-def _check_server(api: str, source: str) -> None:
+def check_server(api: str, source: str) -> None:
     """Raise AttendError where a Prefect server does not answer. api: its URL. source: where that is from."""
     reason = why_silent(f"{api.rstrip('/')}/health")
     if reason is not None:
@@ -76,7 +76,7 @@ def _start_prefect(config: Config, quiet: bool) -> None:
     apply(config.workspace)
     if os.environ.get("PREFECT_API_URL"):
         if running is None:
-            _check_server(os.environ["PREFECT_API_URL"], source)
+            check_server(os.environ["PREFECT_API_URL"], source)
         return
     os.environ.pop("PREFECT_API_URL", None)
     free = _free_bytes(config)

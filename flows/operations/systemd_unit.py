@@ -36,9 +36,10 @@ ENVIRONMENT = "attend.env"  # the file of variables, in the workspace
 def unit(options: ServiceOptions, manager: Literal["user", "system"]) -> str:
     """Return the unit for a user's service manager, or for the system's, where the service runs as this user."""
     own = Path(sys.executable).with_name("attend")
-    command = [str(own), "up", *([options.config] if options.config else []), "--foreground"]
+    command = [str(own), "up", *([options.config] if options.config else [])]
     command += ["--workspace", options.workspace, "--project", options.project]
-    command += ["--port", str(options.port), "--mlflow-port", str(options.mlflow_port)]
+    ports = ["--port", str(options.port), "--mlflow-port", str(options.mlflow_port)]
+    command += ["--worker-only"] if options.worker_only else ["--foreground", *ports]
     command += ["--notify", options.notify] if options.notify else []
     return _UNIT.format(
         workspace=_escaped(options.workspace),

@@ -1,0 +1,38 @@
+"""`attend up --worker-only`: a worker of a Prefect server that runs elsewhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+from flows.operations.deploy import POOL, PREFECT, ServiceOptions, check_project, deploy, logs_of
+from flows.operations.local_run import check_server
+from flows.operations.prefect_settings import environment
+from tasks.common.errors import AttendError
+from tasks.common.log import log
+from tasks.pipeline.workspace import Workspace
+
+_API = "PREFECT_API_URL"
+
+
+def become_worker(options: ServiceOptions) -> NoReturn:
+    """Deploy at the server that PREFECT_API_URL or Prefect's profile names, and become Prefect's own worker.
+
+    Several machines may each have one; the deployments are the same. Raises AttendError where there is no such server.
+    """
+    workspace, project = Path(options.workspace), Path(options.project)
+    env = environment(workspace) | {"ATTEND_WORKSPACE": str(workspace)}
+    if not env.get(_API):
+        raise AttendError(
+            f"--worker-only: {_API} is not set: set it to the server's address, such as http://HOST:4200/api"
+        )
+    check_server(env[_API], _API)
+    check_project(project)
+    Workspace(workspace).prepare()
+    logs_of(workspace).mkdir(parents=True, exist_ok=True)
+    deploy(options, env)
+    log.info(f"a worker of the pool {POOL} at {env[_API]}, until SIGTERM or Ctrl-C")
+    os.chdir(project)
+    command = [*PREFECT, "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1"]
+    os.execvpe(command[0], command, env)
