@@ -43,6 +43,8 @@ class SqliteCache:
             connection.executemany(statement, rows)
 
     def _connect(self) -> sqlite3.Connection:
+        if not self._path.exists():
+            self._path.touch()  # with the rights that the umask gives: SQLite's own never let a group write
         connection = sqlite3.connect(self._path, timeout=20)
         for table in self._tables:
             connection.execute(f"create table if not exists {table}")
