@@ -1,10 +1,12 @@
-"""Build the Containerfile's root file system without Docker, run its server in a namespace, and ask it for a caption.
+"""Build the root file systems of the Containerfiles without Docker, and run them in a namespace.
 
     python -m bench.conformance.container CAPTIONER PICTURE [--folder F]
+    python -m bench.conformance.container --pipeline [--folder F]
 
 CAPTIONER: a folder that `attend export` wrote. It follows the Containerfile line by line; its base image is made by
 debootstrap and stripped as Debian's slim images are. The server is asked as a container of its own, and as SageMaker
-runs one: with the argument `serve`, the captioner in /opt/ml/model, by /ping and /invocations. Needs root, debootstrap,
+runs one: with the argument `serve`, the captioner in /opt/ml/model, by /ping and /invocations. With --pipeline,
+Containerfile.pipeline is built, and trains and registers a captioner of generated pictures. Needs root, debootstrap,
 unshare and a network.
 """
 
@@ -36,13 +38,19 @@ _PORT = 8080
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("captioner", type=Path)
-    arguments.add_argument("picture", type=Path)
+    arguments.add_argument("captioner", type=Path, nargs="?")
+    arguments.add_argument("picture", type=Path, nargs="?")
+    arguments.add_argument("--pipeline", action="store_true")
     arguments.add_argument("--folder", type=Path)
     given = arguments.parse_args()
     describe()
+    if given.pipeline:
+        run_pipeline(given.folder)
+        return
+    if given.captioner is None or given.picture is None:
+        arguments.error("give CAPTIONER and PICTURE, or --pipeline")
     with tempfile.TemporaryDirectory(dir=given.folder) as scratch:
-        root, command, environment = build(Path(scratch), given.captioner)
+        root, command, environment = build(Path(scratch), "Containerfile", given.captioner)
         size = size_of(root)
         parts = {name: size_of(root / name) for name in ("opt/attend", "usr", "captioner")}
         ready, caption, stopped = ask(root, command, environment, given.picture)
@@ -60,8 +68,32 @@ def main() -> None:
     print(f"| from SIGTERM to its end | {stopped:.1f} s |")
 
 
-def build(scratch: Path, captioner: Path) -> tuple[Path, list[str], dict[str, str]]:
-    """Return the last stage's root file system, its command and its environment."""
+def run_pipeline(folder: Path | None) -> None:
+    """Build the pipeline's image, and run the demo in it as the user that it names."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        root, (attend, *_), environment = build(Path(scratch), "Containerfile.pipeline")
+        started = time.monotonic()
+        command = isolated(root, [attend, "run", "demo", "data.pictures=300", "training.epochs=2"])
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stderr[-3000:])
+        (said,) = (line for line in done.stdout.splitlines() if line.startswith("version:"))
+        size = size_of(root)
+    print("\n| what | value |\n| --- | --- |")
+    print(f"| root file system, with CUDA's libraries | {size / 1e6:.0f} MB |")
+    print(f"| `attend run demo data.pictures=300 training.epochs=2` | {time.monotonic() - started:.0f} s |")
+    print(f"| it says | {said} |")
+
+
+def isolated(root: Path, command: list[str]) -> list[str]:
+    """Return the command line that runs a command as nobody in a root file system, in namespaces of its own."""
+    spaces = ["unshare", "--mount", "--pid", "--fork", "--ipc", "--uts", "--kill-child=SIGTERM"]
+    mounted = ["sh", "-c", 'mount -t proc proc "$1/proc" && shift && exec "$@"', "sh", str(root)]
+    return [*spaces, *mounted, "chroot", "--userspec=65534:65534", str(root), *command]
+
+
+def build(scratch: Path, file: str, captioner: Path = Path("captioner")) -> tuple[Path, list[str], dict[str, str]]:
+    """Return the last stage's root file system, its command and its environment. file: the Containerfile."""
     base = scratch / "base"
     run(["debootstrap", "--variant=minbase", "bookworm", str(base)])
     for name in _SLIM:
@@ -73,7 +105,7 @@ def build(scratch: Path, captioner: Path) -> tuple[Path, list[str], dict[str, st
         [""],
         {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
     )
-    for word, rest in instructions((_HERE / "Containerfile").read_text(encoding="utf-8")):
+    for word, rest in instructions((_HERE / file).read_text(encoding="utf-8")):
         if word == "FROM":
             name = rest.split()[-1]
             root = stages[name] = scratch / f"stage-{len(stages)}"
@@ -92,7 +124,7 @@ def build(scratch: Path, captioner: Path) -> tuple[Path, list[str], dict[str, st
         elif word == "CMD":
             command = json.loads(rest)
         elif word not in ("ARG", "USER", "EXPOSE", "STOPSIGNAL"):
-            raise SystemExit(f"Containerfile: {word} is not followed here")
+            raise SystemExit(f"{file}: {word} is not followed here")
     return root, [*entry, *command], environment
 
 
@@ -149,10 +181,7 @@ def size_of(folder: Path) -> int:
 def ask(root: Path, command: list[str], environment: dict[str, str], picture: Path) -> tuple[float, str, float]:
     """Run the command as nobody in the root file system; return seconds to /ready, a caption, seconds to its end."""
     started = time.monotonic()
-    isolated = ["unshare", "--mount", "--pid", "--fork", "--ipc", "--uts", "--kill-child=SIGTERM"]
-    mounted = ["sh", "-c", 'mount -t proc proc "$1/proc" && shift && exec "$@"', "sh", str(root)]
-    inside = [*mounted, "chroot", "--userspec=65534:65534", str(root), *command]
-    with subprocess.Popen([*isolated, *inside], env=environment, start_new_session=True) as process:
+    with subprocess.Popen(isolated(root, command), env=environment, start_new_session=True) as process:
         address = f"http://127.0.0.1:{_PORT}"
         while True:
             try:
