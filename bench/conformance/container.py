@@ -151,6 +151,7 @@ def copy(sources: list[Path], root: Path, into: str) -> None:
 def with_network(root: Path, line: str, environment: dict[str, str]) -> None:
     """Run a line in a stage as root, with what this machine's network needs, which is removed afterwards."""
     given = {name: value for name, value in os.environ.items() if name.endswith(("_PROXY", "_proxy", "PIP_CERT"))}
+    given["SSL_CERT_FILE"] = _NETWORK[1]  # of this machine, for uv
     kept = {}
     for name in _NETWORK:
         if Path(name).is_file():
