@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import pwd
-import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,13 +19,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import boto3
 
 from bench.conformance.interfaces import build, environment
 from bench.machine import describe
 from models.encoded_pictures import decode
+from tests.servers import postgresql, running
+from tests.support import free_port
 
 _HERE = Path(__file__).resolve().parents[2]
 KEYS = {"AWS_ACCESS_KEY_ID": "attend", "AWS_SECRET_ACCESS_KEY": "attend", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -79,85 +77,26 @@ def _tell(machine: str, programs: Path, command: list[str], home: Path, addresse
 def servers(scratch: Path) -> Iterator[dict[str, str]]:
     """PostgreSQL, S3 and MLflow's server; the variables by which they are found."""
     with ExitStack() as stack:
-        database = stack.enter_context(_postgresql(scratch / "postgresql"))
-        port = _free()
+        database = stack.enter_context(postgresql(scratch / "postgresql", ["mlflow"]))
+        port = free_port()
         s3 = f"http://127.0.0.1:{port}"
-        stack.enter_context(_server([sys.executable, "-m", "moto.server", "-p", str(port)], port, {}))
+        stack.enter_context(running([sys.executable, "-m", "moto.server", "-p", str(port)], port, scratch / "s3.log"))
         for name in (BUCKET, MLFLOW_BUCKET):
             boto3.client("s3", endpoint_url=s3, **_for_boto()).create_bucket(Bucket=name)
         programs = environment(scratch / "mlflow", ["mlflow==3.17.2", "psycopg2-binary", "boto3"])
-        port = _free()
+        port = free_port()
         command = [
             *(str(programs / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
-            *("--backend-store-uri", database, "--artifacts-destination", f"s3://{MLFLOW_BUCKET}/artifacts"),
+            *(
+                "--backend-store-uri",
+                f"postgresql+psycopg2://{database}/mlflow",
+                "--artifacts-destination",
+                f"s3://{MLFLOW_BUCKET}/artifacts",
+            ),
         ]
-        known = {**KEYS, "MLFLOW_S3_ENDPOINT_URL": s3, "PATH": f"{programs}:{os.environ['PATH']}"}
-        stack.enter_context(_server(command, port, known))
+        known = {**os.environ, **KEYS, "MLFLOW_S3_ENDPOINT_URL": s3, "PATH": f"{programs}:{os.environ['PATH']}"}
+        stack.enter_context(running(command, port, scratch / "mlflow.log", known))
         yield {**KEYS, "AWS_ENDPOINT_URL": s3, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}"}
-
-
-@contextmanager
-def _postgresql(folder: Path) -> Iterator[str]:
-    """A cluster of its own, by Debian's programs, as a user who is not root; the database's address."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found:
-        raise SystemExit("there is no PostgreSQL: apt-get install postgresql")
-    programs, port, password = found[-1].parent, _free(), secrets.token_hex(8)
-    folder.mkdir()
-    user: dict[str, Any] = {}
-    if os.geteuid() == 0:
-        account = pwd.getpwnam("postgres")
-        os.chown(folder, account.pw_uid, account.pw_gid)
-        user = {"user": account.pw_uid, "group": account.pw_gid}
-    secret = folder.parent / "password"
-    secret.write_text(password)
-    data = folder / "data"
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "cwd": folder, **user}
-    make: list[str | Path] = [
-        programs / "initdb",
-        "-D",
-        data,
-        "-U",
-        "attend",
-        "--auth=scram-sha-256",
-        f"--pwfile={secret}",
-    ]
-    subprocess.run(make, check=True, **quiet)
-    serve = [str(programs / "postgres"), "-D", str(data), "-p", str(port), "-k", str(folder), "-h", "127.0.0.1"]
-    with _server(serve, port, {}, **user, cwd=folder):
-        yield f"postgresql+psycopg2://attend:{password}@127.0.0.1:{port}/postgres"
-
-
-@contextmanager
-def _server(command: list[str], port: int, known: dict[str, str], **options: Any) -> Iterator[None]:
-    """A process that answers on a port."""
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, env={**os.environ, **known}, stdout=log, stderr=log, **options)
-        try:
-            _wait(process, port, log)
-            yield
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _wait(process: subprocess.Popen[bytes], port: int, log: BinaryIO) -> None:
-    for _ in range(600):
-        if process.poll() is not None:
-            log.seek(0)
-            raise SystemExit(f"a server ended before it was ready: {log.read().decode()[-2000:]}")
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            time.sleep(0.2)
-    raise SystemExit(f"port {port} does not answer")
-
-
-def _free() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _for_boto() -> dict[str, str]:

@@ -4,47 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tasks.common.ports import is_listening
 from tests.cli import refused
 from tests.photographs import picture
+from tests.servers import POSTGRESQL, postgresql, running, wait
 from tests.support import HERE, ask, free_port, run_of, small
 
 _PREFECT = (sys.executable, "-m", "prefect")
-_BINARIES = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), Path("/nowhere"))  # Debian's
-
-
-@contextlib.contextmanager
-def running(command: list[str], env: Mapping[str, str], port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server in a process group of its own, which answers at a port."""
-    with log.open("ab") as output:
-        server = subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
-    try:
-        wait(lambda: is_listening(port), 120, log)
-        yield server
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
-def wait(happened: Callable[[], bool], seconds: float, log: Path) -> None:
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, log.read_text(errors="replace")[-3000:]
-        time.sleep(0.5)
 
 
 def clean_environment(**added: str) -> dict[str, str]:
@@ -95,7 +72,7 @@ def test_a_worker_runs_what_the_server_schedules_until_it_is_stopped(project: Pa
     port = free_port()
     env = clean_environment(PREFECT_HOME=str(project / "server"), PREFECT_API_URL=f"http://127.0.0.1:{port}/api")
     server = [*_PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with running(server, env, port, project / "server.log"), worker(project, env) as begun:
+    with running(server, port, project / "server.log", env), worker(project, env) as begun:
         (deployment,) = ask(f"{env['PREFECT_API_URL']}/deployments/filter", {})
         assert run_of(env["PREFECT_API_URL"], deployment["id"])["state"]["type"] == "COMPLETED"
         begun.terminate()
@@ -119,34 +96,8 @@ def worker(project: Path, env: Mapping[str, str]) -> Iterator[subprocess.Popen[b
         begun.wait()
 
 
-@contextlib.contextmanager
-def postgres(folder: Path) -> Iterator[int]:
-    """A cluster of Debian's PostgreSQL with the databases prefect and mlflow; yields its port."""
-    user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name  # it refuses to run as root
-    folder.mkdir()
-    if os.getuid() == 0:
-        shutil.chown(folder, user)
-        for parent in folder.parents[:-2]:
-            parent.chmod(parent.stat().st_mode | 0o011)
-    port = free_port()
-    prefix = ["runuser", "-u", user, "--"] if os.getuid() == 0 else []
-
-    def call(*command: str) -> None:
-        subprocess.run([*prefix, *command], check=True, capture_output=True, cwd="/")
-
-    call(str(_BINARIES / "initdb"), "-D", str(folder / "data"), "-A", "trust", "-U", "postgres")
-    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1"
-    call(str(_BINARIES / "pg_ctl"), "-D", str(folder / "data"), "-l", str(folder / "log"), "-w", "-o", options, "start")
-    try:
-        for name in ("prefect", "mlflow"):
-            call(str(_BINARIES / "createdb"), "-h", "127.0.0.1", "-p", str(port), "-U", "postgres", name)
-        yield port
-    finally:
-        call(str(_BINARIES / "pg_ctl"), "-D", str(folder / "data"), "-m", "immediate", "stop")
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not _BINARIES.exists(), reason="Debian's PostgreSQL is not installed")
+@pytest.mark.skipif(POSTGRESQL is None, reason="Debian's PostgreSQL is not installed")
 def test_two_workers_of_servers_with_postgresql(project: Path) -> None:
     """Every minute a run; photographs come and go, a worker and the server are killed, and nothing is lost."""
     pytest.importorskip("psycopg2", reason="MLflow's driver of PostgreSQL is not installed")
@@ -155,20 +106,20 @@ def test_two_workers_of_servers_with_postgresql(project: Path) -> None:
     prefect_port, mlflow_port = free_port(), free_port()
     api, tracking = f"http://127.0.0.1:{prefect_port}/api", f"http://127.0.0.1:{mlflow_port}"
     with ExitStack() as stack:
-        database = stack.enter_context(postgres(project / "postgres"))
+        database = stack.enter_context(postgresql(project / "postgresql", ["prefect", "mlflow"]))
         env = clean_environment(
             PREFECT_HOME=str(project / "server"),
-            PREFECT_API_DATABASE_CONNECTION_URL=f"postgresql+asyncpg://postgres@127.0.0.1:{database}/prefect",
+            PREFECT_API_DATABASE_CONNECTION_URL=f"postgresql+asyncpg://{database}/prefect",
             PREFECT_API_URL=api,
             MLFLOW_TRACKING_URI=tracking,
         )
         server = [*_PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(prefect_port)]
         first = stack.enter_context(ExitStack())
-        process = first.enter_context(running(server, env, prefect_port, project / "server.log"))
+        process = first.enter_context(running(server, prefect_port, project / "server.log", env))
         ui = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(mlflow_port)]
-        ui += ["--backend-store-uri", f"postgresql://postgres@127.0.0.1:{database}/mlflow"]
+        ui += ["--backend-store-uri", f"postgresql://{database}/mlflow"]
         ui += ["--artifacts-destination", str(project / "served"), "--workers", "1"]
-        stack.enter_context(running(ui, clean_environment(), mlflow_port, project / "mlflow.log"))
+        stack.enter_context(running(ui, mlflow_port, project / "mlflow.log", clean_environment()))
         mine = {name: value for name, value in env.items() if "DATABASE" not in name}
         one = stack.enter_context(worker(project, mine))
         stack.enter_context(worker(project, mine))
@@ -184,7 +135,7 @@ def test_two_workers_of_servers_with_postgresql(project: Path) -> None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         photographs(project / "photos", [number for number in range(45) if number not in (7, 8)])
-        stack.enter_context(running(server, env, prefect_port, log))
+        stack.enter_context(running(server, prefect_port, log, env))
         wait(lambda: pictures_of_last_run(project) == 43, 420, log)
         states = [row["state_type"] for row in ask(f"{api}/flow_runs/filter", {"limit": 100})]
         assert "FAILED" not in states and states.count("COMPLETED") >= 4, states
