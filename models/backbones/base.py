@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -116,17 +117,20 @@ class Backbone(nn.Module):
         except Exception as error:  # timm and torchvision raise various errors
             raise ValueError(f"takes no pictures of {size} px: {' '.join(str(error).split())[:160]}") from None
 
-    def tunable(self, first_block: int, size: int) -> list[nn.Parameter]:
-        """Return the weights of blocks `first_block` (counted from 1) to the last on which a grid depends.
+    def tunable(self, first_block: int, size: int) -> list[list[nn.Parameter]]:
+        """Return the weights of each block from `first_block` (counted from 1) to the last on which a grid depends.
 
-        size: side of the photographs in pixels. Raises ValueError if the backbone has no such block.
+        A weight of several blocks is in the first. size: side of the photographs in pixels. Raises ValueError if the
+        backbone has no such block.
         """
         if not 1 <= first_block <= len(self.blocks):
             has = f"has {len(self.blocks)} blocks" if self.blocks else "does not say which blocks it has"
             raise ValueError(f"{has}: block {first_block} cannot be tuned")
         used = self._used_weights(size)
-        weights = [[used[name] for name in used if name.startswith(block)] for block in self.blocks]
-        return list(dict.fromkeys(weight for block in weights[first_block - 1 :] for weight in block))
+        found: list[list[nn.Parameter]] = []
+        for block in self.blocks[first_block - 1 :]:
+            found.append([used.pop(name) for name in list(used) if name.startswith(block)])
+        return found
 
     def _used_weights(self, size: int) -> dict[str, nn.Parameter]:
         """Return the weights of `features`, by name, that have a gradient from the grid of a photograph."""
@@ -143,15 +147,15 @@ class Backbone(nn.Module):
             name: weight for (name, weight), found in zip(weights.items(), gradients, strict=True) if found is not None
         }
 
-    def unfreeze(self, first_block: int, size: int) -> list[nn.Parameter]:
-        """Make the weights of `tunable` trainable, and return them; ValueError if there are none.
+    def unfreeze(self, first_block: int, size: int) -> list[list[nn.Parameter]]:
+        """Make the weights of `tunable` trainable, and return them, block by block; ValueError if there are none.
 
         Batch norm stays in evaluation mode, with the published statistics.
         """
-        weights = self.tunable(first_block, size)
-        for weight in weights:
+        blocks = self.tunable(first_block, size)
+        for weight in itertools.chain.from_iterable(blocks):
             weight.requires_grad_(True)
-        return weights
+        return blocks
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Load a state dict in the layout of the backbone's library, with or without the classifier's weights.

@@ -119,6 +119,13 @@ class TuningConfig(CrossEntropyConfig):
         description="number, from 1, of the first of the backbone's blocks to fine-tune; all later ones are too. A "
         "model of timm has the blocks of its `group_matcher`",
     )
+    layer_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="factor by which the learning rate falls from each of the backbone's blocks to the one before it, "
+        "such as 0.75 for a ViT",
+    )
     jitter: float | None = Field(
         None,
         gt=0,

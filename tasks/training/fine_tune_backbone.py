@@ -81,15 +81,12 @@ def fine_tune_backbone(
     decoder, shape = load_decoder(sources.trained.path)
     assert isinstance(decoder, Decoder)  # a config with `tuning` has one member
     try:
-        tuned_weights = backbone.unfreeze(tuning.first_block, grids.image_size)
+        blocks = backbone.unfreeze(tuning.first_block, grids.image_size)
     except ValueError as error:
         raise AttendError(f"tuning.first_block: {grids.backbone} {error}") from None
     captioned = [picture for picture in read_captions(captions, "train") if picture.digest in frozen_grids]
     dev = [picture for picture in read_pictures(manifest, "dev") if picture.digest in frozen_grids]
-    groups = [
-        WeightGroup(tuning.backbone_learning_rate, tuned_weights),
-        WeightGroup(tuning.learning_rate, decoder.parameters()),
-    ]
+    groups = [*backbone_groups(blocks, tuning), WeightGroup(tuning.learning_rate, decoder.parameters())]
     with decoders(machine) as pool:
         views = Views(grids, backbone.declared.interpolation, files, pool)
         batches = PhotographBatches(captioned, tuning, vocabulary, views)
@@ -115,6 +112,18 @@ def fine_tune_backbone(
             "tuning.backbone_learning_rate, or leave tuning out"
         )
     return Outcome({"backbone": digest_of_file(out / TUNED), "decoder": decoder_digest(out)}, counts, notes)
+
+
+def backbone_groups(blocks: Sequence[Sequence[nn.Parameter]], tuning: TuningConfig) -> list[WeightGroup]:
+    """Return the weights of the backbone's blocks, the first block first, with their learning rates.
+
+    The last block has `backbone_learning_rate`, each one before it `layer_decay` times that of the next: the early
+    layers of a ViT need to change least (Bao et al. 2022, "BEiT", appendix).
+    """
+    if tuning.layer_decay == 1.0:
+        return [WeightGroup(tuning.backbone_learning_rate, [weight for block in blocks for weight in block])]
+    rates = [tuning.backbone_learning_rate * tuning.layer_decay**depth for depth in range(len(blocks))]
+    return [WeightGroup(rate, block) for rate, block in zip(reversed(rates), blocks, strict=True) if block]
 
 
 def _of(part: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:

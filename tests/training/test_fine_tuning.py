@@ -25,6 +25,7 @@ from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.config.stages import CaptionsConfig
+from tasks.config.training import TuningConfig
 from tasks.data.caption_files import CaptionedPicture, build_vocabulary
 from tasks.data.manifest import files_by_digest
 from tasks.data.tokenisers import tokeniser
@@ -128,7 +129,7 @@ def test_timms_models_have_the_blocks_that_timm_names(name: str, size: int, bloc
     backbone = make(f"timm:{name}")
     assert len(backbone.blocks) == blocks
     stem = len(list(backbone.features.parameters()))
-    tuned = [len(make(f"timm:{name}").unfreeze(first, size)) for first in range(blocks, 0, -1)]
+    tuned = [sum(map(len, make(f"timm:{name}").unfreeze(first, size))) for first in range(blocks, 0, -1)]
     assert tuned[0] > 0 and tuned == sorted(set(tuned)) and tuned[-1] < stem
     with pytest.raises(ValueError, match=f"has {blocks} blocks: block {blocks + 1} cannot be tuned"):
         backbone.unfreeze(blocks + 1, size)
@@ -165,6 +166,59 @@ def test_jitter_is_a_function_of_the_seed_and_changes_no_hue(finished: Path) -> 
     red = np.full((8, 8, 3), (200, 60, 60), np.uint8)
     changed = {tuple(fine_tuning.jittered(red, random.Random(seed), 0.3)[0, 0].tolist()) for seed in range(20)}
     assert len(changed) > 10 and all(r > g and g == b for r, g, b in changed)
+
+
+def test_the_learning_rate_falls_from_block_to_block() -> None:
+    blocks = [[torch.nn.Parameter(torch.zeros(number))] for number in (1, 2, 3)]
+    decayed = fine_tuning.backbone_groups(blocks, TuningConfig(backbone_learning_rate=0.1, layer_decay=0.5))
+    assert [group.learning_rate for group in decayed] == pytest.approx([0.025, 0.05, 0.1])
+    assert [list(group.weights) for group in decayed] == blocks
+    (same,) = fine_tuning.backbone_groups(blocks, TuningConfig(backbone_learning_rate=0.1))
+    assert same.learning_rate == 0.1 and len(list(same.weights)) == 3
+
+
+@pytest.mark.slow
+def test_a_vit_is_tuned_block_by_block_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss falls, only the accepted blocks move, the earlier ones less, and a run that was cut goes on exactly."""
+    pytest.importorskip("timm")
+    vit = {"backbone": "timm:vit_tiny_patch16_224", "weights": "random:0", "image_size": 64}
+    tuning = {**TUNING, "epochs": 3, "first_block": 10, "backbone_learning_rate": 0.0005, "layer_decay": 0.5}
+    changes: dict[str, Any] = {"grids": vit, "tuning": tuning, "data__pictures": 200}
+    whole, cut = (tuned_config(tmp_path / name, machine__checkpoint_seconds=0, **changes) for name in ("whole", "cut"))
+    for stage in ("ingest", "extract-frozen", "tensorise", "train-frozen"):
+        run_stage(whole, stage)
+    shutil.copytree(whole.workspace, cut.workspace)
+    run_stage(whole, "tune")
+    found = artifacts(whole, "tune")["tune"]
+    losses = pq.read_table(found.path / "history.parquet")["loss"].to_pylist()
+    assert losses[-1] < losses[0]
+    before, after = (
+        make("timm:vit_tiny_patch16_224", seed=0).state_dict(),
+        safetensors.torch.load_file(found.path / "backbone.safetensors"),
+    )
+    moved = {
+        block: max(
+            float((after[name] - before[name]).abs().max()) for name in before if f"features.blocks.{block}." in name
+        )
+        for block in range(12)
+    }
+    assert [block for block, most in moved.items() if most > 0] == [9, 10, 11]
+    assert moved[9] < moved[10] < moved[11]
+
+    learn, steps = fitting.TrainingLoop.learn, 0
+
+    def dying(self: Any, batch: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 30:
+            raise KilledError
+        return learn(self, batch)
+
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(fitting.TrainingLoop, "learn", dying)
+        run_stage(cut, "tune")
+    run_stage(cut, "tune")
+    assert artifacts(cut, "tune")["tune"].products == found.products
 
 
 def make_block(backbone: Any, block: int) -> list[torch.nn.Parameter]:
