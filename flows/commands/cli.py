@@ -311,7 +311,10 @@ def _run(
     from flows.planned_run import planned_run, savings_message
 
     try:
-        with planned_run(config, until, alone=True, verify=verify) as plan:
+        with (
+            measured(config, until) as succeeded,
+            planned_run(config, until, alone=True, verify=verify) as plan,
+        ):
             before = plan.statuses
             if not quiet:
                 tell_beginning(config, plan.by_kind)
@@ -324,14 +327,13 @@ def _run(
                     typer.echo(computes)
                 run_stages(config, plan, preset, overrides, quiet)
             else:
-                with measured(config, plan):  # a run that has nothing to do is a good one
-                    pass
                 if until == "evaluate":  # MLflow may have lost it since, or may be another one
                     from flows.unregistered import log_evaluation
 
                     log_evaluation(config, plan)
                 if not quiet:
                     typer.echo("nothing to do: every stage is fresh")
+            succeeded.append(plan)
     except KeyboardInterrupt:  # caught here because Typer would end without a message
         _fail("stopped: run the same command again to continue", 130)
     if not quiet:

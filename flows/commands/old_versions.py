@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,15 +12,7 @@ from tasks.common.files import remove_folder
 from tasks.grids.store import folder_size
 from tasks.mlflow_store import tracking
 from tasks.mlflow_store.runs import EVALUATED_VERSION, PARENT_RUN
-from tasks.mlflow_store.versions import (
-    CHAMPIONS,
-    EVALUATION,
-    address_of,
-    files_of,
-    logged_model_of,
-    number,
-    registered_models,
-)
+from tasks.mlflow_store.versions import CHAMPIONS, address_of, files_of, logged_model_of, number, registered_models
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -73,32 +64,27 @@ def old_versions(workspace: Path, keep: int, days: float) -> list[OldVersion]:
             (kept if stays or CHAMPIONS not in registered.tags else old).append(version)
     # A version may be copied to another model, whose runs and files it then shares.
     models = {logged_model_of(client, version) for version in kept}
+    runs = {version.run_id for version in kept}
     free = [version for version in old if logged_model_of(client, version) not in models]
-    return [with_files(client, version, kept, workspace) for version in free if version.run_id is not None]
+    return [_with_files(client, version, runs, workspace) for version in free if version.run_id is not None]
 
 
-def with_files(
-    client: MlflowClient, version: ModelVersion, kept: Collection[ModelVersion], workspace: Path
-) -> OldVersion:
-    """Return a version with the runs and folders that go with it. kept: the versions that stay."""
+def _with_files(client: MlflowClient, version: ModelVersion, kept_runs: set[str | None], workspace: Path) -> OldVersion:
+    """Return a version with the runs and folders that go with it. kept_runs: runs of versions that stay."""
     from mlflow.exceptions import MlflowException
 
     training = str(version.run_id)
     try:
-        run = client.get_run(training)
+        experiment = client.get_run(training).info.experiment_id
     except MlflowException:  # it was removed with `mlflow gc`
         return OldVersion(version, [], [])
-    sharing = [other for other in kept if other.run_id == training]  # trained once, scored or registered again
-    runs = [] if sharing else [training]
+    runs = [] if training in kept_runs else [training]
     tags = {EVALUATED_VERSION: address_of(version), **({PARENT_RUN: training} if runs else {})}
     for tag, value in tags.items():
-        runs += [item.info.run_id for item in client.search_runs([run.info.experiment_id], f"tags.`{tag}` = '{value}'")]
+        runs += [item.info.run_id for item in client.search_runs([experiment], f"tags.`{tag}` = '{value}'")]
     files = files_of(client, version)
     locations = [tracking.local_folder(str(client.get_run(run_id).info.artifact_uri)) for run_id in runs]
     folders = [folder.parent for folder in (files, *locations) if folder is not None]
-    evaluation, shared = version.tags.get(EVALUATION), tracking.local_folder(str(run.info.artifact_uri))
-    if sharing and shared and evaluation and evaluation not in [other.tags.get(EVALUATION) for other in sharing]:
-        folders.append(shared / evaluation)  # its own part of the run
     # Of a copied workspace, MLflow's database names folders of the original: they are not this workspace's to remove.
     return OldVersion(version, runs, [folder for folder in folders if tracking.is_in_workspace(str(folder), workspace)])
 
@@ -110,7 +96,7 @@ def remove_versions(workspace: Path, versions: list[OldVersion]) -> None:
     """
     client = tracking.connect(workspace, must_exist=True)
     for item in versions:
-        for folder in filter(Path.exists, item.folders):
+        for folder in item.folders:
             remove_folder(folder)
         for run_id in item.runs:
             if client.get_run(run_id).info.lifecycle_stage != "deleted":

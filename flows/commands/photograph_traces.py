@@ -1,57 +1,57 @@
 """Find what a workspace holds of photographs, and remove it.
 
-A photograph is found by its digest (SHA-256 of its file) and by its names. Versions of a model that were made with it
-are named; those without an alias are removed with their runs and files, and the others where that is asked for.
+A photograph is identified by its digest (SHA-256 of its file), which tables have in a column and MLflow's runs in
+pictures.parquet. Only the records of Prefect's server are searched for its names: they have no digests.
 """
 
 from __future__ import annotations
 
 import contextlib
-import html
+import itertools
 import json
 import re
-import sqlite3
-import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
-from flows.commands.old_versions import OldVersion, remove_versions, with_files
+from flows.commands.traced_rows import change_rows, tables_with
+from flows.commands.traced_versions import StoredTraces, has_cell, has_table, remove_stored
 from flows.commands.workspace_contents import Compaction, compact
+from flows.operations.prefect_settings import environment
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file, remove_folder, write_atomically
 from tasks.common.wording import counted
 from tasks.config.machine import MachineConfig
-from tasks.data.fingerprints import DATABASE as FINGERPRINTS
 from tasks.data.manifest import MANIFEST
-from tasks.datasets.base import WORKSPACE_FILE
-from tasks.datasets.corrections import ANSWERS_FILE
+from tasks.datasets.corrections import ANSWERS_FILE, answers_lock
 from tasks.grids.store import stores
 from tasks.mlflow_store import tracking
-from tasks.mlflow_store.embedded_store import DATABASE
-from tasks.mlflow_store.version_pictures import pictures_of_version
-from tasks.mlflow_store.versions import CHAMPIONS, address_of, registered_models
 from tasks.pipeline.ledger import Ledger
-from tasks.pipeline.workspace import Workspace
+from tasks.pipeline.stage import kind_of
+from tasks.pipeline.workspace import LastRun, Workspace
 
 if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
+    pass
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _PAGES = "page"  # folder of the workspace; `attend run` writes its pages again
-_PREFECT = "prefect/prefect.db"
 # Tables of Prefect's server whose rows may show a photograph: history, which nothing depends on.
 _PREFECT_TABLES = ("artifact", "artifact_collection", "events", "event_resources", "log")
-_CACHES = (WORKSPACE_FILE, FINGERPRINTS)
-_NUMBERS = (".h5", ".safetensors", ".onnx", ".npy", ".npz")  # files that name no photograph
+_PREFECT_ELSEWHERE = (
+    "PREFECT_API_URL",
+    "PREFECT_API_DATABASE_CONNECTION_URL",
+    "PREFECT_SERVER_DATABASE_CONNECTION_URL",
+)
+_TEXTS = (".json", ".jsonl", ".html", ".txt", ".csv", ".yaml", ".md", ".log")
+_STARTS = ("training.start_from", "decoder.start_from")  # parameters of a run that started from a captioner
 
 
 @dataclass(frozen=True)
 class Photograph:
-    """A photograph that the workspace knows. digest: SHA-256 of its file. names: relative to its data set, or paths."""
+    """A photograph that the workspace knows. digest: SHA-256 of its file. names: in its data sets."""
 
     digest: str
     names: frozenset[str]
@@ -61,183 +61,195 @@ class Photograph:
 class Traces:
     """Hold what a workspace has of photographs.
 
-    artifacts: folders of stages' outputs that name them, or were made from such, and unfinished ones. grids: rewritings
-    of the shards that hold their grids. rows: by database, the number of rows to delete. answers: people's answers
-    about them. pages: of the project. versions: to remove, with their runs and files. kept: the addresses of those that
-    stay. roles: by address of a version, what it has to do with them.
+    artifacts: folders of stages' outputs that have them or were made from such, each before those that it was made
+    from. leftovers: files and folders that may show them and that nothing needs: pages, training that was cut off,
+    damaged grids. grids: rewritings of the shards that hold their grids. rows: by database, the number of rows to
+    delete. answers: the number of people's answers about them. stored: in MLflow's store.
     """
 
     artifacts: list[Path]
+    leftovers: list[Path]
     grids: list[Compaction]
     rows: dict[Path, int]
     answers: int
-    pages: list[Path]
-    versions: list[OldVersion]
-    kept: list[str]
-    roles: dict[str, str]
+    stored: StoredTraces
 
     def lines(self, root: Path) -> Iterator[str]:
         """Yield a line for each thing to remove. root: the folder of the workspace, to which paths are relative."""
-        yield from (str(folder.relative_to(root)) for folder in self.artifacts)
+        yield from map(str, self.stored.versions)
+        yield from (f"MLflow's run {run.info.run_id}, with its files and models" for run in self.stored.runs)
+        for path in itertools.chain(self.stored.evaluations, self.artifacts, self.leftovers):
+            yield str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
         for item in self.grids:
             yield f"{item.store.folder.relative_to(root)}: {counted(item.dropped, 'grid')}"
-        yield from (f"{path.relative_to(root)}: {counted(rows, 'row')}" for path, rows in self.rows.items())
-        yield from (f"{page.relative_to(root)}, which `attend run` writes again" for page in self.pages)
+        yield from (f"{path}: {counted(rows, 'row')}" for path, rows in self.rows.items())
         if self.answers:
             yield f"{ANSWERS_FILE}: {counted(self.answers, 'answer')}"
-        yield from (f"{item.address}, {self.roles[item.address]}, with its run and its files" for item in self.versions)
 
 
 def photographs(workspace: Workspace, given: Sequence[str]) -> list[Photograph]:
-    """Return the photographs that are meant by digests, files, or names as in the data set.
+    """Return the photographs that are meant by digests, files, or names in the data sets.
 
-    Raises AttendError for one that is not known, a name that several have, and one that the data set still has.
+    Raises AttendError for one that is not known, a name that several have, and one that the latest run of a config
+    still read.
     """
-    known = _known_names(workspace)
+    known: dict[str, set[str]] = {}
+    for manifest in (workspace.root / "artifacts" / "ingest").glob(f"*/{MANIFEST}"):
+        for row in pq.read_table(manifest, columns=["digest", "name"]).to_pylist():
+            known.setdefault(row["digest"], set()).add(row["name"])
     found = []
     for item in given:
         digests = _meant(item, known)
         if not digests:
-            raise AttendError(f"{item}: no photograph of this name, file or digest is known in {workspace.root}")
+            raise AttendError(f"{item}: no photograph of this name or file is known in {workspace.root}")
         if len(digests) > 1:
             listed = ", ".join(f"{digest} ({', '.join(sorted(known[digest]))})" for digest in sorted(digests))
             raise AttendError(f"{item}: is the name of {len(digests)} photographs: give the digest of one: {listed}")
         (digest,) = digests
-        for path in map(Path, known.get(digest, ())):
-            if path.is_absolute() and path.is_file() and digest_of_file(path) == digest:
+        for run in sorted((workspace.root / "runs").glob("*.json")):
+            if digest in _read_by(workspace, run):
                 raise AttendError(
-                    f"{path}: is still there, and the next run would read it again: delete it and its captions first"
+                    f"{item}: the latest run of {run.stem} read it: delete it and its captions, and run {run.stem} "
+                    f"again; or, if {run.stem} is no longer used, `attend workspace prune --forget {run.stem} --yes`"
                 )
-        elsewhere = {name for other, names in known.items() if other != digest for name in names}
-        found.append(Photograph(digest, frozenset(known.get(digest, set()) - elsewhere)))
+        found.append(Photograph(digest, frozenset(known.get(digest, ()))))
     return found
 
 
-def _meant(item: str, known: dict[str, set[str]]) -> set[str]:
-    """Return the digests of the photographs that a digest, a file or a name means."""
+def _meant(item: str, known: Mapping[str, set[str]]) -> set[str]:
+    """Return the digests of the photographs that a digest, a name or a file means."""
     if _DIGEST.fullmatch(item):
         return {item}
     path = Path(item).expanduser()
-    own = {digest for digest, names in known.items() if item in names or str(path.absolute()) in names}
-    own = own or {digest for digest, names in known.items() if any(name.endswith(f"/{item}") for name in names)}
-    return own or ({digest_of_file(path)} & known.keys() if path.is_file() else set())
+    own = {digest for digest, names in known.items() if item in names}
+    own = own or ({digest_of_file(path)} & known.keys() if path.is_file() else set())
+    return own or {digest for digest, names in known.items() if any(name.endswith(f"/{item}") for name in names)}
 
 
-def _known_names(workspace: Workspace) -> dict[str, set[str]]:
-    """Return the names of each photograph, by digest, as manifests and the cache of digests have them."""
-    names: dict[str, set[str]] = {}
-    for manifest in (workspace.root / "artifacts" / "ingest").glob(f"*/{MANIFEST}"):
-        table = pq.read_table(manifest, columns=["digest", "name"])
-        for row in table.to_pylist():
-            names.setdefault(row["digest"], set()).add(row["name"])
-    database = workspace.root / WORKSPACE_FILE
-    if database.exists():
-        with contextlib.closing(sqlite3.connect(database)) as connection:
-            for path, digest in connection.execute("select path, sha256 from digest"):
-                names.setdefault(digest, set()).add(path)
-    return names
+def _read_by(workspace: Workspace, run: Path) -> set[str]:
+    """Return the digests of the photographs that the latest run of a name read."""
+    recent = LastRun.read(run)
+    key = None if recent is None else recent.done.get("ingest")
+    manifest = None if key is None else workspace.folder("ingest", key) / MANIFEST
+    if manifest is None or not manifest.exists():
+        return set()
+    return set(pq.read_table(manifest, columns=["digest"])["digest"].to_pylist())
 
 
 def traces(workspace: Workspace, wanted: Collection[Photograph], all_versions: bool) -> Traces:
     """Return what a workspace holds of photographs. all_versions: versions with an alias are to be removed too.
 
-    The caller must be alone in the workspace.
+    Raises AttendError where it holds nothing. The caller must be alone in the workspace.
     """
-    digests, mentions = {item.digest for item in wanted}, _mentions(wanted)
-    answers = workspace.root / ANSWERS_FILE
-    lines = answers.read_text(encoding="utf-8").splitlines() if answers.exists() else []
-    found = Traces(
-        _artifacts(workspace, mentions),
-        list(_compactions(workspace, digests)),
-        {path: rows for path, tables in _databases(workspace) if (rows := _count_rows(path, tables, mentions))},
-        sum(map(mentions, lines)),
-        [],
-        *_versions_made_with(workspace.root, digests, all_versions),
-    )
-    if not any((found.artifacts, found.grids, found.rows, found.answers, found.roles)):
-        raise AttendError(f"{workspace.root}: has nothing of {', '.join(sorted(digests))}")
-    # What shows photographs without naming them, and can be made again: training that was cut off, and pages.
-    unfinished = [path for path in (workspace.root / "artifacts").glob("*/*") if Ledger.read(path) is None]
-    pages = sorted((workspace.root / _PAGES).glob("*.html"))
-    return replace(found, artifacts=[*found.artifacts, *unfinished], pages=pages)
+    digests, root = {item.digest for item in wanted}, workspace.root
+    artifacts = _artifacts(workspace, digests)
+    grids = list(_compactions(workspace, digests))
+    rows = {path: number for path, number in change_rows(root, digests, _names(wanted), delete=False).items() if number}
+    answers = sum(_is_about(line, digests) for line in _answers(root / ANSWERS_FILE))
+    stored = StoredTraces.read(root, digests, all_versions)
+    if not any((artifacts, grids, rows, answers, stored.versions, stored.runs, stored.evaluations, stored.kept)):
+        raise AttendError(f"{root}: has nothing of {', '.join(sorted(digests))}")
+    leftovers = [*_unneeded_parts(workspace), *(root / _PAGES).glob("*.html"), *workspace.grids.glob("*/*.damaged")]
+    return Traces(artifacts, sorted(leftovers), grids, rows, answers, stored)
+
+
+def _names(wanted: Collection[Photograph]) -> set[str]:
+    return {name for item in wanted for name in item.names}
 
 
 def remove(workspace: Workspace, wanted: Collection[Photograph], found: Traces) -> None:
-    """Remove what `traces` found. A kill at any moment leaves a part of it, which the same command then finds again."""
-    mentions = _mentions(wanted)
-    if found.versions:
-        remove_versions(workspace.root, found.versions)
-    for folder in found.artifacts:
-        remove_folder(folder)
-    compact(workspace, found.grids, MachineConfig().shard_rows)
-    for path in found.pages:
-        path.unlink()
+    """Remove what `traces` found: what is found by something else before that.
+
+    So the same command finds the rest after a kill.
+    """
+    digests = {item.digest for item in wanted}
+    change_rows(workspace.root, digests, _names(wanted), delete=True)
     if found.answers:
-        answers = workspace.root / ANSWERS_FILE
-        lines = answers.read_text(encoding="utf-8").splitlines(keepends=True)
-        write_atomically(answers, "".join(line for line in lines if not mentions(line)))
-    for path, tables in _databases(workspace):
-        if path in found.rows:
-            _delete_rows(path, tables, mentions)
+        answers = (workspace.root / ANSWERS_FILE).resolve()
+        with answers_lock(answers):
+            write_atomically(answers, "".join(line for line in _answers(answers) if not _is_about(line, digests)))
+    remove_stored(workspace.root, found.stored)
+    for path in (*found.leftovers, *found.artifacts):
+        if path.is_dir():
+            remove_folder(path)
+        else:
+            path.unlink()
+    compact(workspace, found.grids, MachineConfig().shard_rows)
 
 
 def places_left(workspace: Workspace, wanted: Collection[Photograph]) -> list[str]:
-    """Return the files of the workspace that still name a photograph; of a database, with the table."""
-    mentions = _mentions(wanted)
+    """Return the files below the workspace that still have a digest; of a database, with the table."""
+    digests = {item.digest for item in wanted}
     places: list[str] = []
-    for path in _files_of_text(workspace.root):
+    for path in sorted(path for path in workspace.root.rglob("*") if path.is_file()):
         name = path.relative_to(workspace.root).as_posix()
-        if _is_sqlite(path):
-            places += [f"{name} ({table})" for table in _tables_of(path) if _count_rows(path, (table,), mentions)]
-        elif mentions(_text_of(path)):
-            places.append(name)
+        if path.suffix == ".parquet":
+            places += [name] if has_cell(path, digests) else []
+        elif path.suffix in _TEXTS:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            places += [name] if any(digest in text for digest in digests) else []
+        elif path.suffix in (".db", ".sqlite"):
+            places += [f"{name} ({table})" for table in tables_with(path, digests)]
     return places
 
 
-def _mentions(wanted: Collection[Photograph]) -> Callable[[str], bool]:
-    """Return a function that says whether a text names one of the photographs."""
-    words = {word for item in wanted for word in (item.digest, *item.names)}
-    spellings = {spelled for word in words for spelled in (word, html.escape(word), json.dumps(word)[1:-1])}
-    # `1.jpg` is not named by `11.jpg` or `other/1.jpg`, but by `1.jpg.txt`.
-    pattern = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, sorted(spellings)))})(?![\w-])")
-    return lambda text: pattern.search(text) is not None
+def stays(found: Traces) -> Iterator[str]:
+    """Yield a line for each version that stays, and knows something of the photographs or may."""
+    for item in found.stored.kept:
+        yield (
+            f"kept: {item}: it keeps what it learnt, and its run shows the photograph: once a version that was trained "
+            "from the beginning without it has replaced it, forget the digest again; --versions removes it now"
+        )
+    for address in found.stored.started:
+        yield (
+            f"look at {address}: it started from a captioner, and keeps what that learnt: if that was trained on the "
+            "photograph, train from the beginning (training.start_from)"
+        )
 
 
-def _files_of_text(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in _NUMBERS)
+def not_looked_at(workspace: Path, wanted: Collection[Photograph]) -> Iterator[str]:
+    """Yield a line for each place that may have the photographs and was not looked at."""
+    if not tracking.is_embedded():
+        yield "not looked at: the MLflow store of MLFLOW_TRACKING_URI: remove the versions made with it there"
+    known = environment(workspace)
+    for name in _PREFECT_ELSEWHERE:
+        if known.get(name):
+            yield f"not looked at: artifacts, events and logs in the Prefect server that {name} names"
+    for name in sorted(name for item in wanted for name in item.names if not Path(name).suffix):
+        yield f"not searched: Prefect's records for the name {name}, which has no ending"
 
 
-def _texts_in(folder: Path) -> Iterator[str]:
-    yield from map(_text_of, _files_of_text(folder))
-
-
-def _text_of(path: Path) -> str:
-    """Return what a file says; of a Parquet file, its values of text, a line each."""
-    if path.suffix != ".parquet":
-        return path.read_bytes().decode("utf-8", "replace")
-    table = pq.read_table(path)
-    return "\n".join(str(value) for column in table.columns if _holds_text(column.type) for value in column.to_pylist())
-
-
-def _holds_text(kind: Any) -> bool:
-    return "string" in str(kind)
-
-
-def _artifacts(workspace: Workspace, mentions: Callable[[str], bool]) -> list[Path]:
-    """Return the folders of finished artifacts that name a photograph, or were made from one that does."""
+def _artifacts(workspace: Workspace, digests: Collection[str]) -> list[Path]:
+    """Return the folders of artifacts that have a photograph or were made from one that does, derived ones first."""
     read = {folder: Ledger.read(folder) for folder in sorted((workspace.root / "artifacts").glob("*/*"))}
     ledgers = {folder: ledger for folder, ledger in read.items() if ledger is not None}
-    found = {folder for folder in ledgers if any(map(mentions, _texts_in(folder)))}
-    while True:
-        made_from_them = {
-            folder
-            for folder, ledger in ledgers.items()
-            if folder not in found
-            and any(workspace.folder(kind, key) in found for kind, key in ledger.made_from.items())
-        }
-        if not made_from_them:
-            return sorted(found)
-        found |= made_from_them
+    found = [folder for folder in ledgers if has_table(folder, digests)]
+    inputs = {
+        folder: {workspace.folder(kind, key) for kind, key in ledger.made_from.items()}
+        for folder, ledger in ledgers.items()
+    }
+    while derived := [folder for folder in ledgers if folder not in found and inputs[folder].intersection(found)]:
+        found += derived
+    order: list[Path] = []
+    while len(order) < len(found):  # an artifact before those that it was made from
+        left = [folder for folder in found if folder not in order]
+        needed = set().union(*(inputs[folder] for folder in left))
+        order += [folder for folder in left if folder not in needed]
+    return order
+
+
+def _unneeded_parts(workspace: Workspace) -> list[Path]:
+    """Return the folders of stages that were cut off, and that the latest run of no name is working on."""
+    going_on = {
+        workspace.partial(kind_of(stage), key)
+        for path in (workspace.root / "runs").glob("*.json")
+        if (recent := LastRun.read(path)) is not None
+        for stage, key in recent.begun.items()
+        if recent.done.get(stage) != key
+    }
+    return [
+        path for path in (workspace.root / "artifacts").glob("*/*.partial") if path.is_dir() and path not in going_on
+    ]
 
 
 def _compactions(workspace: Workspace, digests: Collection[str]) -> Iterator[Compaction]:
@@ -248,79 +260,16 @@ def _compactions(workspace: Workspace, digests: Collection[str]) -> Iterator[Com
             yield Compaction(store, old, {digest for shard in old for digest in shard.digests}.difference(digests))
 
 
-def _versions_made_with(
-    workspace: Path, digests: Collection[str], all_versions: bool
-) -> tuple[list[OldVersion], list[str], dict[str, str]]:
-    """Return the versions to remove that were made with a photograph, the addresses of those that stay, and all roles.
-
-    Nothing where the workspace has no store.
-    """
-    if not tracking.is_embedded() or not (workspace / DATABASE).exists():
-        return [], [], {}
-    client = tracking.connect(workspace, must_exist=True)
-    made: list[ModelVersion] = []
-    others: list[ModelVersion] = []
-    roles: dict[str, str] = {}
-    for model in registered_models(client):
-        aliases = client.get_registered_model(model.name).aliases
-        for version in client.search_model_versions(f"name = '{model.name}'") if CHAMPIONS in model.tags else ():
-            own = [alias for alias, number in aliases.items() if str(number) == str(version.version)]
-            with tempfile.TemporaryDirectory() as scratch:
-                pictures = pictures_of_version(client, version, Path(scratch))
-            role = "whose run does not say which pictures it was made with"
-            if pictures is not None:
-                role = f"{'trained' if pictures.train.keys() & set(digests) else 'scored'} on it"
-            if pictures is None or pictures.digests & set(digests):
-                roles[address_of(version)] = ", ".join([*own, role])
-            is_removed = pictures is not None and pictures.digests & set(digests) and (all_versions or not own)
-            (made if is_removed else others).append(version)
-    kept = [address_of(version) for version in others if address_of(version) in roles]
-    return [with_files(client, version, others, workspace) for version in made], kept, roles
+def _answers(path: Path) -> list[str]:
+    """Return the lines of a file of answers, with their ends."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
 
-def _databases(workspace: Workspace) -> list[tuple[Path, list[str]]]:
-    """Return the databases, each with the tables from which rows that name a photograph are deleted."""
-    caches, prefect = [workspace.root / name for name in _CACHES], workspace.root / _PREFECT
-    found = [(path, _tables_of(path)) for path in caches if path.exists()]
-    if prefect.exists():
-        found.append((prefect, [table for table in _tables_of(prefect) if table in _PREFECT_TABLES]))
-    return found
-
-
-def _is_sqlite(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(16) == b"SQLite format 3\0"
-
-
-def _tables_of(path: Path) -> list[str]:
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        return [name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")]
-
-
-@contextlib.contextmanager
-def _searching(path: Path, mentions: Callable[[str], bool]) -> Iterator[sqlite3.Connection]:
-    """Open a database whose SQL has the function `mentions` of a value."""
-    with contextlib.closing(sqlite3.connect(path, timeout=20)) as connection:
-        connection.create_function("mentions", 1, lambda value: isinstance(value, str) and mentions(value))
-        yield connection
-
-
-def _condition(connection: sqlite3.Connection, table: str) -> str:
-    columns = [row[1] for row in connection.execute(f'pragma table_info("{table}")')]
-    return " or ".join(f'mentions("{column}")' for column in columns) or "0"
-
-
-def _count_rows(path: Path, tables: Collection[str], mentions: Callable[[str], bool]) -> int:
-    with _searching(path, mentions) as connection:
-        queries = [f'select count(*) from "{table}" where {_condition(connection, table)}' for table in tables]
-        return sum(int(connection.execute(query).fetchone()[0]) for query in queries)
-
-
-def _delete_rows(path: Path, tables: Collection[str], mentions: Callable[[str], bool]) -> None:
-    """Delete rows, and write the database anew: deleted rows would stay in its free pages otherwise."""
-    with _searching(path, mentions) as connection:
-        for table in tables:
-            with connection:
-                connection.execute(f'delete from "{table}" where {_condition(connection, table)}')
-        connection.execute("vacuum")
-        connection.execute("pragma wal_checkpoint(truncate)")
+def _is_about(line: str, digests: Collection[str]) -> bool:
+    with contextlib.suppress(ValueError):
+        answer = json.loads(line)
+        return isinstance(answer, dict) and answer.get("picture") in digests
+    return False

@@ -1,7 +1,8 @@
 """Metrics of the pipeline for Prometheus, as files that node_exporter's textfile collector reads.
 
 `metrics/NAME.prom` in the workspace is of the latest run of a name that succeeded, `metrics/NAME.attempt.prom` of the
-latest one, whatever became of it.
+latest one, whatever became of it. Both are of runs of the whole pipeline alone: that an hourly extraction succeeds says
+nothing of the nightly run.
 """
 
 from __future__ import annotations
@@ -23,16 +24,24 @@ _STORES = ("grids", "artifacts", "mlartifacts", "prefect")
 
 
 @contextlib.contextmanager
-def measured(config: Config, plan: Plan) -> Iterator[None]:
-    """Write the metrics of a run when the block ends: that it failed, where stages are not fresh then."""
+def measured(config: Config, until: str) -> Iterator[list[Plan]]:
+    """Write the metrics of a run up to a stage when the block ends.
+
+    It yields a list, to which the plan of a run that has succeeded is to be added: without one, the run has failed.
+    """
+    succeeded: list[Plan] = []
     try:
-        yield
+        yield succeeded
+    except BaseException:
+        succeeded.clear()
+        raise
     finally:
-        with contextlib.suppress(OSError):  # a workspace that nobody may write to, or a full disk
-            (config.workspace / METRICS).mkdir(exist_ok=True)
-            _write_attempt(config, failed=not plan.fresh)
-            if plan.fresh:
-                _write_success(config, plan)
+        if until == "register":
+            with contextlib.suppress(OSError):  # no workspace yet, none that may be written to, or a full disk
+                (config.workspace / METRICS).mkdir(exist_ok=True)
+                _write_attempt(config, failed=not succeeded)
+                for plan in succeeded:
+                    _write_success(config, plan)
 
 
 def _write_attempt(config: Config, failed: bool) -> None:

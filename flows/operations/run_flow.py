@@ -87,8 +87,11 @@ def run_pipeline(preset: ConfigName, overrides: ConfigOverrides = None, until: L
     """
     config = load(preset, overrides or [])
     show_log()
-    with planned_run(config, until) as plan, measured(config, plan):
-        return _bring_up_to_date(config, plan)
+    with measured(config, until) as succeeded, planned_run(config, until) as plan:
+        state = _bring_up_to_date(config, plan)
+        if state.is_completed():
+            succeeded.append(plan)
+        return state
 
 
 def run_planned(config: Config, plan: Plan, preset: str, overrides: list[str], until: str) -> None:
@@ -96,8 +99,7 @@ def run_planned(config: Config, plan: Plan, preset: str, overrides: list[str], u
 
     @flow(name="attend", flow_run_name=run_name)
     def run_pipeline(preset: ConfigName, overrides: ConfigOverrides, until: LastStage) -> Any:  # noqa: ARG001 -- shown
-        with measured(config, plan):
-            return _bring_up_to_date(config, plan)
+        return _bring_up_to_date(config, plan)
 
     run_pipeline(preset, overrides, until)
 

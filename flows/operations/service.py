@@ -249,10 +249,12 @@ def _start(
 
 def _rotate_logs(folder: Path) -> None:
     """Move what a log of over 10 MiB says into a second file. The programs go on appending to the first."""
-    for path in folder.glob("*.log"):
-        if path.stat().st_size > _MAX_LOG:
-            shutil.copyfile(path, path.with_name(f"{path.name}.1"))
-            os.truncate(path, 0)
+    for path in (folder / f"{name}.log" for name in ("service", "server", "worker", "mlflow")):
+        with contextlib.suppress(OSError):
+            if path.stat().st_size > _MAX_LOG:
+                with contextlib.suppress(OSError):  # the disk may be full
+                    shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+                os.truncate(path, 0)
 
 
 def _clean_up_after(name: str, child: subprocess.Popen[bytes], api: str) -> None:

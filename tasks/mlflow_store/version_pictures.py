@@ -48,6 +48,12 @@ def pictures_table(manifest: Path) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
+def of_run(evaluation: Path) -> VersionPictures | None:
+    """Return the pictures that the folder of an evaluation, in a run, says a version was made from; None without."""
+    path = evaluation / PICTURES
+    return VersionPictures.of(pq.read_table(path)) if path.exists() else None
+
+
 def pictures_of_version(client: MlflowClient, version: ModelVersion, folder: Path) -> VersionPictures | None:
     """Return the pictures that a version was made from; None where its run is gone or does not say.
 

@@ -17,12 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tasks.common.files import digest_of_file
+from tasks.common.files import digest_of_file, remove_folder
 from tasks.config.schema import Config
 from tasks.grids.index import open_grids
-from tests.cli import attend, refused
+from tasks.mlflow_store import tracking
+from tasks.mlflow_store.versions import files_of
+from tests.cli import output, refused
 from tests.photographs import picture
-from tests.support import artifacts, plan, register_all, small
+from tests.support import Killed, artifacts, plan, register_all, small
 
 NAME = "3 Zuzanna.png"
 CAPTION = "zuzanna in a purple turban"
@@ -30,7 +32,10 @@ OTHER = "13 Zuzanna.png"  # its name ends as the other's does
 
 
 def found_in(folder: Path, words: Sequence[str]) -> dict[str, set[str]]:
-    """Return the files, and tables, that hold a word: read as bytes, as Parquet, and as an SQLite database."""
+    """Return the files, and tables, that hold a word: read as bytes, as Parquet, and as an SQLite database.
+
+    But for the answer about another picture that has the same name.
+    """
     places: dict[str, set[str]] = {}
     for path in folder.rglob("*"):
         if not path.is_file():
@@ -45,7 +50,7 @@ def found_in(folder: Path, words: Sequence[str]) -> dict[str, set[str]]:
             texts["as tables: " + str(path.relative_to(folder))] = dump
         for place, text in texts.items():
             hits = {word for word in words if word in text.replace(OTHER, "")}
-            if hits:
+            if hits and not (place.endswith("reviews.jsonl") and hits == {NAME}):  # that is another picture's
                 places[place] = hits
     return places
 
@@ -71,59 +76,134 @@ def data_set(tmp_path: Path, without: Sequence[str] = (), in_test: Sequence[str]
 
 
 def answer(digest: str, name: str, given: str) -> str:
-    return json.dumps({"picture": digest, "name": name, "shown": "a cat", "given": given, "verdict": "edited"}) + "\n"
+    said = {"picture": digest, "name": name, "shown": "a cat", "given": given, "verdict": "edited"}
+    return json.dumps(said, ensure_ascii=False) + "\n"
 
 
-def test_nothing_is_left_and_nothing_else_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = data_set(tmp_path)
-    workspace = config.workspace
-    register_all(config)
-    digest, other = (digest_of_file(tmp_path / "photos" / name) for name in (NAME, OTHER))
-    words = (digest, NAME, CAPTION)
-    (workspace / "reviews.jsonl").write_text(answer(digest, NAME, CAPTION) + answer(other, OTHER, "a dog"))
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a workspace that registered a version made with the photograph."""
+    monkeypatch.delenv("PREFECT_HOME", raising=False)
+    folder = tmp_path
+    workspace = folder / "workspace"
+    register_all(data_set(folder))
+    digest, other = (digest_of_file(folder / "photos" / name) for name in (NAME, OTHER))
+    kept = answer(other, NAME, "a line\u2028break")  # of another picture of the same name, in another folder
+    (workspace / "answers").mkdir()
+    (workspace / "answers" / "reviews.jsonl").write_text(answer(digest, NAME, f"\u2028{CAPTION}") + kept)
+    (workspace / "reviews.jsonl").symlink_to(workspace / "answers" / "reviews.jsonl")
     (workspace / "page").mkdir()
     (workspace / "page" / "small.html").write_text("shows it")
+    (workspace / "artifacts" / "train" / ".DS_Store").write_text("")
     (workspace / "prefect").mkdir()
     with contextlib.closing(sqlite3.connect(workspace / "prefect" / "prefect.db")) as connection, connection:
         connection.execute("create table events (id, payload)")
         rows = [(1, f"| {NAME} | {CAPTION} |"), (2, f"| {OTHER} | a dog |")]
         connection.executemany("insert into events values (?, ?)", rows)
+    (folder / "digests.txt").write_text(f"{digest} {other}")
+    return folder
+
+
+def forget(folder: Path, *words: str) -> str:
+    return output("forget", *words, "--workspace", folder / "workspace")
+
+
+def words_of(folder: Path) -> tuple[str, str, str]:
+    return (folder / "digests.txt").read_text().split()[0], NAME, CAPTION
+
+
+def trained_without(folder: Path) -> Config:
+    config = data_set(folder, [NAME])
+    register_all(config)
+    return config
+
+
+def test_nothing_is_left_and_nothing_else_is_lost(folder: Path) -> None:
+    workspace, words = folder / "workspace", words_of(folder)
     before = found_in(workspace, words)
-    assert {place.split("/")[0] for place in before} >= {"digests.sqlite", "reviews.jsonl", "mlartifacts"}
+    assert {place.split("/")[0] for place in before} >= {"digests.sqlite", "answers", "mlartifacts"}
     assert any("fingerprints" in place for place in before)
-
-    told = refused(monkeypatch, capsys, "forget", NAME, "--workspace", str(workspace))
-    assert f"{NAME}: is still there" in told and "delete it and its captions first" in told
-    without = data_set(tmp_path, [NAME])
-    register_all(without)
-    kept = {name: artifact.path for name, artifact in artifacts(without).items()}
-    grids = open_grids(artifacts(without)["extract"], without.machine)
+    config = trained_without(folder)
+    kept = {name: artifact.path for name, artifact in artifacts(config).items()}
     digests = sorted(map(str, pq.read_table(kept["extract"] / "index.parquet")["digest"].to_pylist()))
-    values = grids.read(digests)
+    values = open_grids(artifacts(config)["extract"], config.machine).read(digests)
 
-    code, listed, _ = attend(monkeypatch, capsys, "forget", NAME, "--workspace", str(workspace))
-    assert code == 0 and "would be removed: add --yes" in listed and found_in(workspace, words).keys() >= before.keys()
-    code, listed, _ = attend(monkeypatch, capsys, "forget", NAME, "--workspace", str(workspace), "--yes")
-    assert code == 0 and re.search("kept: models:/small/1, (champion|previous)", listed)
+    assert "would be removed: add --yes" in forget(folder, NAME)
+    assert found_in(workspace, words).keys() >= before.keys()
+    said = forget(folder, NAME, "--yes")
+    assert re.search("kept: models:/small/1, (champion|previous)", said)
     left = found_in(workspace, words)
     assert left and all("mlartifacts/" in place for place in left), left
-
-    code, listed, _ = attend(
-        monkeypatch, capsys, "forget", digest, "--workspace", str(workspace), "--yes", "--versions"
-    )
-    assert code == 0 and "still named" not in listed
+    said = forget(folder, words[0], "--yes", "--versions")
+    assert "still there" not in said and "kept" not in said
     assert not found_in(workspace, words)
-    # Nothing else is gone: all that was made without it is fresh, with the same grids, and others' answers are there.
-    assert {status.state for status in plan(without, "evaluate")} == {"fresh"}
-    assert {name: artifact.path for name, artifact in artifacts(without, "evaluate").items()}.items() <= kept.items()
-    again = open_grids(artifacts(without, "evaluate")["extract"], without.machine)
+    # All that was made without it is fresh, with the same grids, and what belongs to the other photograph is there.
+    assert {status.state for status in plan(config)} == {"fresh"}
+    assert {name: artifact.path for name, artifact in artifacts(config).items()} == kept
+    again = open_grids(artifacts(config)["extract"], config.machine)
     np.testing.assert_array_equal(again.read(digests), values)
-    assert OTHER in (workspace / "reviews.jsonl").read_text()
-    assert any("digests.sqlite" in place for place in found_in(workspace, [other]))
+    assert (workspace / "reviews.jsonl").is_symlink()
+    (line,) = (workspace / "reviews.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    assert json.loads(line)["given"] == "a line\u2028break"
     with contextlib.closing(sqlite3.connect(workspace / "prefect" / "prefect.db")) as connection:
         assert connection.execute("select id from events").fetchall() == [(2,)]
+    assert any("digests.sqlite" in place for place in found_in(workspace, [digest_of_file(folder / "photos" / OTHER)]))
+
+
+def test_a_photograph_that_is_still_read_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(monkeypatch, capsys, "forget", NAME, "--workspace", str(folder / "workspace"))
+    assert f"{NAME}: the latest run of small read it: delete it and its captions" in told
+
+
+@pytest.mark.slow
+def test_a_version_that_another_model_uses_stays(folder: Path) -> None:
+    trained_without(folder)
+    client = tracking.connect(folder / "workspace", must_exist=True)
+    client.copy_model_version("models:/small/1", "production")
+    client.set_registered_model_alias("production", "live", "1")
+    for alias in list(client.get_registered_model("small").aliases):
+        client.delete_registered_model_alias("small", alias)
+    said = forget(folder, NAME, "--yes")
+    assert "kept: models:/production/1, live, " in said and "kept: models:/small/1, " in said
+    files = files_of(client, client.get_model_version("production", "1"))
+    assert files is not None and (files / "MLmodel").exists()
+
+
+@pytest.mark.slow
+def test_a_run_without_a_version_is_found(folder: Path) -> None:
+    """So is what a kill in the middle of an earlier removal has left."""
+    trained_without(folder)
+    client = tracking.connect(folder / "workspace", must_exist=True)
+    for alias in list(client.get_registered_model("small").aliases):
+        client.delete_registered_model_alias("small", alias)
+    client.delete_model_version("small", "1")
+    said = forget(folder, words_of(folder)[0], "--yes")
+    assert "MLflow's run" in said and "still there" not in said
+    assert not found_in(folder / "workspace", words_of(folder)[:2])
+
+
+@pytest.mark.slow
+def test_a_kill_leaves_what_the_same_command_finds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained_without(folder)
+    removed = 0
+
+    def dying(path: Path) -> None:
+        nonlocal removed
+        removed += 1
+        if removed % 3 == 0:
+            raise Killed
+        remove_folder(path)
+
+    for module in ("photograph_traces", "traced_versions"):
+        monkeypatch.setattr(f"flows.commands.{module}.remove_folder", dying)
+    for _ in range(12):
+        with contextlib.suppress(Killed):
+            forget(folder, words_of(folder)[0], "--yes", "--versions")
+            break
+    assert removed > 3
+    assert not found_in(folder / "workspace", words_of(folder))
 
 
 def test_what_cannot_be_meant_is_refused(
@@ -131,7 +211,8 @@ def test_what_cannot_be_meant_is_refused(
 ) -> None:
     place = ["--workspace", str(finished_copy)]
     told = refused(monkeypatch, capsys, "forget", "nobody.png", *place)
-    assert "nobody.png: no photograph of this name, file or digest is known" in told
+    assert "nobody.png: no photograph of this name or file is known" in told
+    (finished_copy / "digests.sqlite").write_bytes(b"")  # a cache may be lost at any time
     told = refused(monkeypatch, capsys, "forget", "0" * 64, *place)
     assert "has nothing of 0000" in told
     manifest = next((finished_copy / "artifacts" / "ingest").glob("*/manifest.parquet"))

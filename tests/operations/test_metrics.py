@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from flows.operations import service
 from flows.operations.metrics import METRICS, measured
 from flows.operations.prefect_settings import environment
+from tests.cli import refused, written
 from tests.support import planned, small
 
 
@@ -22,8 +23,8 @@ def read(path: Path) -> dict[tuple[str, ...], float]:
 
 def test_a_run_that_succeeds_leaves_what_it_measured(finished_copy: Path) -> None:
     plan = planned(small(finished_copy), "evaluate")
-    with measured(small(finished_copy), plan):
-        pass
+    with measured(small(finished_copy), "register") as succeeded:
+        succeeded.append(plan)
     values = read(finished_copy / METRICS / "small.prom")
     counts = plan.by_kind["ingest"].ledger.counts
     assert values["attend_pictures", "small", "train"] == counts["train"]
@@ -39,13 +40,25 @@ def test_a_run_that_succeeds_leaves_what_it_measured(finished_copy: Path) -> Non
 
 def test_a_run_that_fails_leaves_the_time_of_the_last_good_one(finished_copy: Path) -> None:
     config = small(finished_copy)
-    with measured(config, planned(config, "evaluate")):
-        pass
+    with measured(config, "register") as succeeded:
+        succeeded.append(planned(config, "evaluate"))
     before = (finished_copy / METRICS / "small.prom").read_text()
-    changed = small(finished_copy, training__learning_rate=0.1)
-    with pytest.raises(ZeroDivisionError), measured(changed, planned(changed, "evaluate")):
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), measured(config, "register") as succeeded:
+        succeeded.append(planned(config, "evaluate"))
+        raise ZeroDivisionError  # after the last stage, in a report of it
     assert (finished_copy / METRICS / "small.prom").read_text() == before
+    assert read(finished_copy / METRICS / "small.attempt.prom")["attend_last_run_failed", "small"] == 1
+    with measured(config, "extract") as succeeded:  # an hourly extraction says nothing of the nightly run
+        succeeded.append(planned(config, "extract"))
+    assert read(finished_copy / METRICS / "small.attempt.prom")["attend_last_run_failed", "small"] == 1
+    assert (finished_copy / METRICS / "small.prom").read_text() == before
+
+
+def test_data_that_cannot_be_read_is_a_run_that_failed(
+    finished_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = written(tmp_path, data={"adapter": "table", "path": str(tmp_path / "gone.csv")})
+    assert "gone.csv" in refused(monkeypatch, capsys, "run", gone, "--workspace", str(finished_copy))
     assert read(finished_copy / METRICS / "small.attempt.prom")["attend_last_run_failed", "small"] == 1
 
 
