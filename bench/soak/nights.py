@@ -32,6 +32,7 @@ from flows.operations.service import running_service
 from tests.support import ask, free_port, run_of, small
 
 _SHOWN = (1, 5, 10, 15, 20, 25, 30)
+_BETWEEN = 5.0  # seconds between two runs: Prefect's server frees the place of one a moment after it has ended
 
 
 def main() -> None:
@@ -166,6 +167,7 @@ def _check(workspace: Path, *expected: str) -> None:
     service = running_service(workspace)
     assert service is not None
     (deployment,) = _nightly(service.api)
+    time.sleep(_BETWEEN)
     state = run_of(service.api, deployment)["state"]
     if state["name"] not in expected:
         raise SystemExit(f"the night ended as {state['name']}: {state['message']}")
