@@ -7,6 +7,7 @@ import os
 import pwd
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -46,21 +47,21 @@ def running(
 
 
 @contextlib.contextmanager
-def postgresql(folder: Path, databases: Sequence[str]) -> Iterator[str]:
+def postgresql(*databases: str) -> Iterator[str]:
     """Run a PostgreSQL of its own with empty databases; yield `USER@HOST:PORT`, for the address of each."""
     assert POSTGRESQL is not None, "there is no PostgreSQL: apt-get install postgresql"
-    folder.mkdir()
     user: dict[str, Any] = {}
-    if os.geteuid() == 0:  # as whom it refuses to run
-        account = pwd.getpwnam("postgres")
-        os.chown(folder, account.pw_uid, account.pw_gid)
-        user = {"user": account.pw_uid, "group": account.pw_gid}
-    call: dict[str, Any] = {"stdout": subprocess.DEVNULL, "cwd": folder, **user}
-    port = free_port()  # paths are relative to the folder: its parents may be closed to that user
-    subprocess.run([POSTGRESQL / "initdb", "-D", "data", "-U", "attend", "--auth=trust"], check=True, **call)
-    serve = [str(POSTGRESQL / "postgres"), "-D", "data", "-p", str(port), "-k", ".", "-h", "127.0.0.1"]
-    with running(serve, port, folder.with_suffix(".log"), cwd=folder, **user):
-        for name in databases:
-            where = ["-h", "127.0.0.1", "-p", str(port), "-U", "attend"]
-            subprocess.run([POSTGRESQL / "createdb", *where, name], check=True, **call)
-        yield f"attend@127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory(prefix="attend-postgresql-") as place:
+        if os.geteuid() == 0:  # as whom it refuses to run
+            account = pwd.getpwnam("postgres")
+            os.chown(place, account.pw_uid, account.pw_gid)
+            user = {"user": account.pw_uid, "group": account.pw_gid}
+        call: dict[str, Any] = {"stdout": subprocess.DEVNULL, "cwd": place, **user}
+        port, data = free_port(), str(Path(place) / "data")
+        subprocess.run([POSTGRESQL / "initdb", "-D", data, "-U", "attend", "--auth=trust"], check=True, **call)
+        serve = [str(POSTGRESQL / "postgres"), "-D", data, "-p", str(port), "-k", place, "-h", "127.0.0.1"]
+        with running(serve, port, Path(place) / "log", cwd=place, **user):
+            for name in databases:
+                where = ["-h", "127.0.0.1", "-p", str(port), "-U", "attend"]
+                subprocess.run([POSTGRESQL / "createdb", *where, name], check=True, **call)
+            yield f"attend@127.0.0.1:{port}"

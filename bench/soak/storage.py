@@ -77,7 +77,7 @@ def _tell(machine: str, programs: Path, command: list[str], home: Path, addresse
 def servers(scratch: Path) -> Iterator[dict[str, str]]:
     """PostgreSQL, S3 and MLflow's server; the variables by which they are found."""
     with ExitStack() as stack:
-        database = stack.enter_context(postgresql(scratch / "postgresql", ["mlflow"]))
+        database = stack.enter_context(postgresql("mlflow"))
         port = free_port()
         s3 = f"http://127.0.0.1:{port}"
         stack.enter_context(running([sys.executable, "-m", "moto.server", "-p", str(port)], port, scratch / "s3.log"))

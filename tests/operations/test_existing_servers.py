@@ -106,7 +106,7 @@ def test_two_workers_of_servers_with_postgresql(project: Path) -> None:
     prefect_port, mlflow_port = free_port(), free_port()
     api, tracking = f"http://127.0.0.1:{prefect_port}/api", f"http://127.0.0.1:{mlflow_port}"
     with ExitStack() as stack:
-        database = stack.enter_context(postgresql(project / "postgresql", ["prefect", "mlflow"]))
+        database = stack.enter_context(postgresql("prefect", "mlflow"))
         env = clean_environment(
             PREFECT_HOME=str(project / "server"),
             PREFECT_API_DATABASE_CONNECTION_URL=f"postgresql+asyncpg://{database}/prefect",
