@@ -13,7 +13,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
@@ -33,20 +32,14 @@ from tasks.pipeline.ledger import Ledger
 from tasks.pipeline.stage import kind_of
 from tasks.pipeline.workspace import LastRun, Workspace
 
-if TYPE_CHECKING:
-    pass
-
 _DIGEST = re.compile("[0-9a-f]{64}")
 _PAGES = "page"  # folder of the workspace; `attend run` writes its pages again
-# Tables of Prefect's server whose rows may show a photograph: history, which nothing depends on.
-_PREFECT_TABLES = ("artifact", "artifact_collection", "events", "event_resources", "log")
 _PREFECT_ELSEWHERE = (
     "PREFECT_API_URL",
     "PREFECT_API_DATABASE_CONNECTION_URL",
     "PREFECT_SERVER_DATABASE_CONNECTION_URL",
 )
 _TEXTS = (".json", ".jsonl", ".html", ".txt", ".csv", ".yaml", ".md", ".log")
-_STARTS = ("training.start_from", "decoder.start_from")  # parameters of a run that started from a captioner
 
 
 @dataclass(frozen=True)
@@ -196,10 +189,13 @@ def places_left(workspace: Workspace, wanted: Collection[Photograph]) -> list[st
 def stays(found: Traces) -> Iterator[str]:
     """Yield a line for each version that stays, and knows something of the photographs or may."""
     for item in found.stored.kept:
-        yield (
-            f"kept: {item}: it keeps what it learnt, and its run shows the photograph: once a version that was trained "
-            "from the beginning without it has replaced it, forget the digest again; --versions removes it now"
+        remedy = (
+            "once a version that was trained from the beginning without it has replaced it, forget the digest again; "
+            "--versions removes it now"
+            if item.aliases
+            else "another version has the same files"
         )
+        yield f"kept: {item}: it keeps what it learnt, and its run shows the photograph: {remedy}"
     for address in found.stored.started:
         yield (
             f"look at {address}: it started from a captioner, and keeps what that learnt: if that was trained on the "
