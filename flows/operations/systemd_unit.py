@@ -37,9 +37,10 @@ def unit(options: ServiceOptions, manager: Literal["user", "system"]) -> str:
     """Return the unit for a user's service manager, or for the system's, where the service runs as this user."""
     own = Path(sys.executable).with_name("attend")
     command = [str(own), "up", *([options.config] if options.config else [])]
+    command += ["--worker-only" if options.worker_only else "--foreground"]
     command += ["--workspace", options.workspace, "--project", options.project]
-    ports = ["--port", str(options.port), "--mlflow-port", str(options.mlflow_port)]
-    command += ["--worker-only"] if options.worker_only else ["--foreground", *ports]
+    if not options.worker_only:
+        command += ["--port", str(options.port), "--mlflow-port", str(options.mlflow_port)]
     command += ["--notify", options.notify] if options.notify else []
     return _UNIT.format(
         workspace=_escaped(options.workspace),
