@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from flows.commands.traced_rows import change_rows, tables_with
+from flows.commands.traced_rows import change_rows, rows_by_table
 from flows.commands.traced_versions import StoredTraces, has_cell, has_table, remove_stored
 from flows.commands.workspace_contents import Compaction, compact
 from flows.operations.prefect_settings import environment
@@ -90,6 +90,8 @@ def photographs(workspace: Workspace, given: Sequence[str]) -> list[Photograph]:
     for manifest in (workspace.root / "artifacts" / "ingest").glob(f"*/{MANIFEST}"):
         for row in pq.read_table(manifest, columns=["digest", "name"]).to_pylist():
             known.setdefault(row["digest"], set()).add(row["name"])
+    runs = sorted((workspace.root / "runs").glob("*.json"))
+    still_read = {run.stem: _read_by(workspace, run) for run in runs}
     found = []
     for item in given:
         digests = _meant(item, known)
@@ -99,11 +101,11 @@ def photographs(workspace: Workspace, given: Sequence[str]) -> list[Photograph]:
             listed = ", ".join(f"{digest} ({', '.join(sorted(known[digest]))})" for digest in sorted(digests))
             raise AttendError(f"{item}: is the name of {len(digests)} photographs: give the digest of one: {listed}")
         (digest,) = digests
-        for run in sorted((workspace.root / "runs").glob("*.json")):
-            if digest in _read_by(workspace, run):
+        for run, read in still_read.items():
+            if digest in read:
                 raise AttendError(
-                    f"{item}: the latest run of {run.stem} read it: delete it and its captions, and run {run.stem} "
-                    f"again; or, if {run.stem} is no longer used, `attend workspace prune --forget {run.stem} --yes`"
+                    f"{item}: the latest run of {run} read it: delete it and its captions, and run {run} again; or, if "
+                    f"{run} is no longer used, `attend workspace prune --forget {run} --yes`"
                 )
         found.append(Photograph(digest, frozenset(known.get(digest, ()))))
     return found
@@ -173,6 +175,10 @@ def remove(workspace: Workspace, wanted: Collection[Photograph], found: Traces) 
 def places_left(workspace: Workspace, wanted: Collection[Photograph]) -> list[str]:
     """Return the files below the workspace that still have a digest; of a database, with the table."""
     digests = {item.digest for item in wanted}
+
+    def has_digest(text: str) -> bool:
+        return any(digest in text for digest in digests)
+
     places: list[str] = []
     for path in sorted(path for path in workspace.root.rglob("*") if path.is_file()):
         name = path.relative_to(workspace.root).as_posix()
@@ -180,9 +186,9 @@ def places_left(workspace: Workspace, wanted: Collection[Photograph]) -> list[st
             places += [name] if has_cell(path, digests) else []
         elif path.suffix in _TEXTS:
             text = path.read_text(encoding="utf-8", errors="replace")
-            places += [name] if any(digest in text for digest in digests) else []
+            places += [name] if has_digest(text) else []
         elif path.suffix in (".db", ".sqlite"):
-            places += [f"{name} ({table})" for table in tables_with(path, digests)]
+            places += [f"{name} ({table})" for table, rows in rows_by_table(path, has_digest).items() if rows]
     return places
 
 
@@ -260,8 +266,8 @@ def _answers(path: Path) -> list[str]:
     """Return the lines of a file of answers, with their ends."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    with path.open(encoding="utf-8", newline="\n") as file:  # lines end at \n alone: a caption may have U+2028
+        return list(file)
 
 
 def _is_about(line: str, digests: Collection[str]) -> bool:

@@ -114,8 +114,7 @@ def test_two_workers_of_servers_with_postgresql(project: Path) -> None:
             MLFLOW_TRACKING_URI=tracking,
         )
         server = [*_PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(prefect_port)]
-        first = stack.enter_context(ExitStack())
-        process = first.enter_context(running(server, prefect_port, project / "server.log", env))
+        process = stack.enter_context(running(server, prefect_port, project / "server.log", env))
         ui = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(mlflow_port)]
         ui += ["--backend-store-uri", f"postgresql://{database}/mlflow"]
         ui += ["--artifacts-destination", str(project / "served"), "--workers", "1"]
