@@ -22,7 +22,9 @@ from .ngrams import ORDERS, Frequencies, Ids, NGrams, Values
 _FILE = "memory.npz"
 _OF_CAPTIONS = ("tokens", "lengths", "counts", "norms")
 _COMPARED = 64  # pictures that are compared with the memory at once
-_NEAREST = 5  # pictures that a distance is taken to
+_SIMILAR = 60  # pictures that are looked up, at least
+_NEAREST = 5  # of these, the pictures that a distance is taken to
+_SMALLEST = 1e-12  # divisor
 _BLOCK = 64  # pictures of which the most similar is found first
 _NORMED = 1024  # captions whose norms are computed at once
 
@@ -130,50 +132,51 @@ class Memory:
         return cls(arrays["grid"], arrays["mean"], arrays["basis"], arrays["vectors"], captions)
 
     @cached_property
-    def _vectors(self) -> Floats:
-        return self.vectors.astype(np.float32)  # NumPy multiplies matrices of float16 one number at a time
+    def _scale(self) -> Floats:
+        """Return what whitens vectors, (D,): the inverse of the standard deviation along each axis.
+
+        Otherwise a few axes of great variance decide alone which pictures are similar (Jégou and Chum 2012, "Negative
+        evidences and co-occurrences in image retrieval: the benefit of PCA and whitening").
+        """
+        deviations = self.vectors.std(axis=0, dtype=np.float32)
+        scale: Floats = 1 / np.maximum(deviations, _SMALLEST)
+        return scale
 
     @cached_property
-    def _lengths(self) -> Floats:
-        """Return the length of each vector, (M,)."""
-        return _lengths_of(self._vectors)
-
-    @cached_property
-    def _along_mean(self) -> Floats:
-        """Return the product of each vector with the mean, (M,)."""
-        along: Floats = self._vectors @ (self.mean @ self.basis)
-        return along
+    def _directions(self) -> Floats:
+        """Return the whitened vectors, (M, D), each of length 1."""
+        return _unit(self.vectors * self._scale)
 
     def look_up(self, pooled: Floats, number: int) -> LookedUp:
         """Return the `number` most similar pictures to those of pooled grids (N, C), or all where there are fewer."""
         parts = [self._look_up(pooled[start : start + _COMPARED], number) for start in range(0, len(pooled), _COMPARED)]
         return LookedUp(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    @cached_property
-    def _whole_lengths(self) -> Floats:
-        """Return the length of each picture's pooled grid, (M,)."""
-        squared = self.mean @ self.mean + 2 * self._along_mean + self._lengths**2
-        lengths: Floats = np.sqrt(squared.clip(1e-24))
-        return lengths
-
     def _look_up(self, pooled: Floats, number: int) -> LookedUp:
         vectors = ((pooled - self.mean) @ self.basis).astype(np.float32, copy=False)
-        products = vectors @ self._vectors.T
-        pictures, cosines = _greatest(products / self._lengths, number)
-        cosines /= _lengths_of(vectors)[:, None]
-        # Pictures unlike any differ in what all others share, the mean: so distances are those of whole pooled grids.
-        products += self._along_mean
-        products += (pooled @ self.mean)[:, None]
-        products /= self._whole_lengths
-        near = _greatest(products, _NEAREST)[1] / _lengths_of(pooled)[:, None]
-        return LookedUp(pictures, cosines, np.sqrt(2 - 2 * near.clip(-1, 1)).mean(axis=1))
+        cosines = _unit(vectors * self._scale) @ self._directions.T
+        pictures, cosines = _greatest(cosines, max(number, _SIMILAR))
+        distances = np.sort(self._distances(pooled, pictures), axis=1)[:, :_NEAREST].mean(axis=1)
+        return LookedUp(pictures[:, :number], cosines[:, :number], distances)
+
+    def _distances(self, pooled: Floats, pictures: Ids) -> Floats:
+        """Return the distances of pooled grids (N, C), brought to length 1, to those of P pictures each, (N, P).
+
+        Pictures unlike any differ in what all others share, the mean: so the distances are those of whole pooled grids.
+        """
+        vectors = self.vectors[pictures].astype(np.float32)
+        products = (vectors @ (pooled @ self.basis)[:, :, None])[:, :, 0] + (pooled @ self.mean)[:, None]
+        squared = self.mean @ self.mean + 2 * vectors @ (self.mean @ self.basis) + (vectors**2).sum(axis=2)
+        lengths = np.linalg.norm(pooled, axis=1)[:, None] * np.sqrt(squared)
+        distances: Floats = np.sqrt(2 - 2 * (products / np.maximum(lengths, _SMALLEST)).clip(-1, 1))
+        return distances
 
 
 class LookedUp(NamedTuple):
     """The P most similar training pictures to each of N pictures.
 
     pictures (N, P): their numbers in the memory, the most similar first. cosines (N, P): their similarity. distances
-    (N,): the mean distance of the pictures to the nearest of all training pictures, from 0 to 2.
+    (N,): the mean distance of the pictures to the nearest of the most similar, from 0 to 2.
     """
 
     pictures: Ids
@@ -186,10 +189,10 @@ class LookedUp(NamedTuple):
         return LookedUp(self.pictures[rows], self.cosines[rows], self.distances[rows])
 
 
-def _lengths_of(vectors: Floats) -> Floats:
-    """Return the lengths of vectors (N, D), (N,)."""
-    lengths: Floats = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
-    return lengths
+def _unit(vectors: Floats) -> Floats:
+    """Return vectors (..., D) brought to length 1."""
+    unit: Floats = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), _SMALLEST)
+    return unit
 
 
 def _greatest(values: Floats, number: int) -> tuple[Ids, Floats]:

@@ -2,6 +2,8 @@
 
     python -m bench.speed.extraction [--pictures FOLDER] [ROW ...]
 
+A ROW is a name of ROWS, or BACKBONE@SIZE, such as timm:convnext_small.in12k_ft_in1k@288.
+
 The plain loop is the textbook form: Pillow and torchvision's transforms in a DataLoader, the eager network, rows put
 into an HDF5 file. The bound is 1 / (1 / forward + 1 / decode), both measured here over the same pictures with all
 cores. All forms take turns; the fastest of their rounds counts. Without --pictures, photographs of 500 x 375 px are
@@ -27,12 +29,13 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
+from torchvision.transforms import InterpolationMode
 
 from bench.machine import describe, peak_memory, precisions, timed
-from models.backbones.base import Backbone, make
+from models.backbones.base import Backbone, Declared, make
 from models.backbones.encoder import Encoder
 from models.encoded_pictures import decode
-from models.photographs import IMAGENET, as_batch
+from models.photographs import as_batch
 from models.resizing import Pixels, resize
 from tasks.config.devices import prepare_compiler
 from tasks.config.machine import MachineConfig
@@ -62,10 +65,17 @@ ROWS = {
 }
 
 
+def row_of(name: str) -> Row:
+    """Return the row of that name, or 64 pictures of the backbone and size that it names."""
+    backbone, _, size = name.rpartition("@")
+    return Row(backbone, int(size), 64) if backbone else ROWS[name]
+
+
 def main() -> None:
     given = _arguments()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.pictures or make_photographs(Path(scratch), max(ROWS[name].pictures for name in given.rows))
+        rows = [row_of(name) for name in given.rows]
+        folder = given.pictures or make_photographs(Path(scratch), max(row.pictures for row in rows))
         files = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
         wanted = [(hashlib.sha256(path.read_bytes()).hexdigest(), path) for path in files]
         if given.memory:
@@ -75,8 +85,8 @@ def main() -> None:
         print(f"{len(files)} pictures of {sum(path.stat().st_size for path in files) / len(files) / 1024:.0f} KB")
         print("\n| backbone | form | pictures/s | ratio | goal | of the bound | of the forward pass |")
         print("| --- " * 7 + "|")
-        for name in given.rows:
-            _compare(ROWS[name], wanted[: ROWS[name].pictures], given, Path(scratch))
+        for row in rows:
+            _compare(row, wanted[: row.pictures], given, Path(scratch))
         if not given.without_memory:
             for count in (1_000, 20_000):
                 print(f"peak memory, {count:,} pictures: {_memory_of(count, folder):,.0f} MiB")
@@ -110,8 +120,9 @@ def make_photographs(folder: Path, count: int) -> Path:
 class Files(Dataset[Tensor]):
     """As tutorials write it."""
 
-    def __init__(self, files: list[Path], size: int) -> None:
-        steps = [transforms.Resize((size, size)), transforms.ToTensor(), transforms.Normalize(*IMAGENET)]
+    def __init__(self, files: list[Path], size: int, declared: Declared) -> None:
+        resized = transforms.Resize((size, size), InterpolationMode(declared.interpolation))
+        steps = [resized, transforms.ToTensor(), transforms.Normalize(*declared.statistics)]
         self.files, self.transform = files, transforms.Compose(steps)
 
     def __len__(self) -> int:
@@ -137,7 +148,7 @@ def tame_network(name: str) -> Backbone:
 
 
 def _plain(backbone: Backbone, files: list[Path], size: int, out: Path) -> None:
-    loader = DataLoader(Files(files, size), batch_size=32, num_workers=torch.get_num_threads())
+    loader = DataLoader(Files(files, size, backbone.declared), batch_size=32, num_workers=torch.get_num_threads())
     with h5py.File(out, "w") as file, torch.no_grad():
         rows = None
         done = 0

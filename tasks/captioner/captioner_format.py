@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks.common.errors import AttendError
 
-FORMAT = 3  # of config.json: raise it where this program could not use the captioners of before
+FORMAT = 4  # of config.json: raise it where this program could not use the captioners of before
 LOADER = "load.py"  # in a bundle: the code that loads it
 
 

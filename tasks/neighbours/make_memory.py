@@ -29,7 +29,7 @@ from tasks.pipeline.ledger import Artifact, Outcome
 
 PICTURES = "pictures.parquet"  # their digests, in the order of the memory
 _READ_AT_ONCE = 64
-_SIZE = 128  # numbers that are kept of a picture's grid, by PCA
+_SIZE = 256  # numbers that are kept of a picture's grid, by PCA
 
 
 def write_memory(
@@ -146,7 +146,8 @@ def memory_of(grid: Floats, pooled: Floats, size: int) -> Memory:
 def _principal_axes(centred: Floats, size: int) -> Floats:
     """Return the first `size` principal axes of vectors (M, C), or all that they have: (C, D)."""
     values, axes = np.linalg.eigh(centred.T @ centred)
-    axes = axes[:, ::-1][:, : min(size, max(int((values > 0).sum()), 1))]
+    rank = int((values > values[-1] * max(centred.shape) * np.finfo(np.float32).eps).sum())
+    axes = axes[:, ::-1][:, : min(size, max(rank, 1))]
     # Of an axis and its opposite, the one whose greatest number is positive.
     signs = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0))
     basis: Floats = (axes * signs).astype(np.float32)

@@ -25,7 +25,7 @@ class Remember(Stage):
     """The stage `remember`: training pictures -> the memory of a captioner."""
 
     kind: ClassVar[str] = "remember"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     memory: MemoryConfig
     grids: Extract

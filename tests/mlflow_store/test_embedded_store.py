@@ -108,7 +108,7 @@ def test_a_captioner_of_another_format_is_refused(
     registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.captioner.captioner_format.FORMAT", 99)
-    with pytest.raises(AttendError, match=r"models:/small/1: another version of attend wrote it \(format 3; this one"):
+    with pytest.raises(AttendError, match=r"models:/small/1: another version of attend wrote it \(format 4; this one"):
         load_captioner(*find("models:/small/1", registered))
     with pytest.raises(AttendError, match=r"models:/small/1: another version of attend wrote it"):
         export_model("models:/small/1", tmp_path / "out", "torch", registered)  # nobody could use it

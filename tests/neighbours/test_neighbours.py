@@ -95,21 +95,36 @@ def test_similarities_are_weighted_means_of_cider_d() -> None:
 
 
 def test_the_most_similar_are_those_of_a_full_comparison_however_many_are_asked_at_once() -> None:
-    pooled, queries = normal(50, 8, seed=6) + 1, normal(150, 8, seed=3) + 1
+    spread = np.linspace(0.1, 3, 8, dtype=np.float32)  # of which whitening leaves nothing
+    pooled, queries = normal(50, 8, seed=6) * spread + 1, normal(150, 8, seed=3) * spread + 1
     memory = memory_of(np.zeros((2, 2, 8), np.float32), pooled, 8)
-    near = memory.look_up(queries, 5)
-    scaled = [values / np.linalg.norm(values, axis=1, keepdims=True) for values in (queries, pooled)]
-    centred = [values - pooled.mean(axis=0) for values in (queries, pooled)]
-    lengths = [np.linalg.norm(values, axis=1) for values in centred]
-    cosines = centred[0] @ centred[1].T / (lengths[0][:, None] * lengths[1])
-    expected = -np.sort(-cosines, axis=1)[:, :5]
-    np.testing.assert_allclose(near.cosines, expected, atol=5e-3)  # vectors are kept in float16
+    near = memory.look_up(queries, 7)
+    whitening = np.linalg.cholesky(np.linalg.inv(np.cov(pooled.T)))  # any square root of it gives the same cosines
+    of_queries, of_pooled = (unit((values - pooled.mean(axis=0)) @ whitening) for values in (queries, pooled))
+    cosines = of_queries @ of_pooled.T
+    np.testing.assert_allclose(near.cosines, -np.sort(-cosines, axis=1)[:, :7], atol=5e-3)  # float16 is kept
     np.testing.assert_allclose(np.take_along_axis(cosines, near.pictures, axis=1), near.cosines, atol=5e-3)
-    distances = np.sort(np.linalg.norm(scaled[0][:, None] - scaled[1], axis=2), axis=1)[:, :5].mean(axis=1)
-    np.testing.assert_allclose(near.distances, distances, atol=5e-3)
-    alone = memory.look_up(queries[77:78], 5)
-    assert np.array_equal(alone.pictures[0], near.pictures[77])
+    distances = np.sort(np.linalg.norm(unit(queries)[:, None] - unit(pooled), axis=2), axis=1)
+    np.testing.assert_allclose(near.distances, distances[:, :5].mean(axis=1), atol=5e-3)  # to whole pooled grids
+    alone = memory.look_up(queries[77:78], 1)
+    assert alone.pictures.tolist() == [[near.pictures[77, 0]]]
+    assert alone.distances == pytest.approx(near.distances[77], abs=1e-6)  # however few are asked for
     assert memory.look_up(queries, 1000).pictures.shape == (150, 50)
+
+
+@pytest.mark.parametrize("pictures", [1, 2, 5])
+def test_few_pictures_are_found_whatever_their_number(pictures: int) -> None:
+    pooled = normal(pictures, 8)
+    memory = memory_of(np.zeros((2, 2, 8), np.float32), pooled, 8)
+    assert memory.basis.shape == (8, max(pictures - 1, 1))  # no axis of rounding errors, which whitening would amplify
+    near = memory.look_up(pooled, 60)
+    assert near.pictures.shape == (pictures, pictures) and np.isfinite(near.cosines).all()
+    assert near.pictures[:, 0].tolist() == list(range(pictures))
+    np.testing.assert_allclose(near.distances, near.distances.clip(0, 2))
+
+
+def unit(vectors: Any) -> Any:
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 @pytest.mark.parametrize(("pictures", "number"), [(7, 9), (64, 3), (1000, 3), (1001, 15), (4000, 60)])
