@@ -29,7 +29,7 @@ from tasks.pipeline.ledger import Artifact, Outcome
 
 PICTURES = "pictures.parquet"  # their digests, in the order of the memory
 _READ_AT_ONCE = 64
-_SIZE = 256  # numbers that are kept of a picture's grid, by PCA
+_SIZE = 128  # numbers that are kept of a picture's grid, by PCA
 
 
 def write_memory(
