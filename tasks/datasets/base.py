@@ -30,28 +30,10 @@ OTHER_PICTURES = (".heic", ".heif", ".svg", ".avif", ".raw", ".cr2", ".nef", ".d
 WORKSPACE_FILE = "digests.sqlite"  # the folder that has it is a workspace
 SPLITS = ("train", "dev", "test")
 SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "trainset": "train",
-    "trn": "train",
-    "restval": "train",
-    "dev": "dev",
-    "val": "dev",
-    "valid": "dev",
-    "validation": "dev",
-    "validate": "dev",
-    "valset": "dev",
-    "devset": "dev",
-    "eval": "dev",
-    "evaluation": "dev",
-    "test": "test",
-    "testing": "test",
-    "testset": "test",
-    "holdout": "test",
-    "validierung": "dev",
-    "publictest": "dev",
-    "privatetest": "test",
-    "tst": "test",
+    **dict.fromkeys(("train", "training", "trainset", "trn", "restval"), "train"),
+    **dict.fromkeys(("dev", "val", "valid", "validation", "validate", "valset", "devset"), "dev"),
+    **dict.fromkeys(("eval", "evaluation", "validierung", "publictest"), "dev"),
+    **dict.fromkeys(("test", "testing", "testset", "holdout", "privatetest", "tst"), "test"),
 }
 
 

@@ -23,21 +23,9 @@ Options = dict[str, Any]  # settings of `data`
 FEWEST_WORDS = 3  # of a column's texts, in the mean, that could be captions
 # Names of columns of captions, the likelier first.
 CAPTION_NAMES = (
-    *(
-        "caption",
-        "captions",
-        "sentence",
-        "sentences",
-        "description",
-        "raw",
-        "alt",
-        "alt_text",
-        "text",
-        "texts",
-        "conversations",
-    ),
-    *("messages", "beschriftung", "bildunterschrift", "beschreibung", "l\u00e9gende", "legende", "descripci\u00f3n"),
-    *("descripcion", "didascalia", "comment", "title"),
+    *("caption", "captions", "sentence", "sentences", "description", "raw", "alt", "alt_text", "text", "texts"),
+    *("conversations", "messages", "beschriftung", "bildunterschrift", "beschreibung", "l\u00e9gende", "legende"),
+    *("descripci\u00f3n", "descripcion", "didascalia", "comment", "title"),
 )
 IMAGE_NAMES = ("image", "file_name", "filename", "image_name", "image_path", "path", "file", "img", "picture", "photo")
 _SPLIT_COLUMNS = ("split", "partition", "subset", "set", "fold", "phase")
