@@ -49,7 +49,9 @@ class HuggingFace(UnpackedOptions):
             for number, record in enumerate(self._records(file.path)):
                 where = f"{file.path}: row {number}"
                 with faults.of_row():
-                    split = self._split_of(record, file, where)
+                    split = file.split
+                    if self.split_column is not None:
+                        split = parse_split(str(record[self.split_column]), where)
                     numbers[split or "row"] = numbers.get(split or "row", -1) + 1
                     yield self._row(f"{split or 'row'}-{numbers[split or 'row']:08d}", split, record, where, generated)
 
@@ -67,11 +69,6 @@ class HuggingFace(UnpackedOptions):
                     "data.image_column, data.caption_column and data.split_column"
                 )
             yield from batch.select(columns).to_pylist()
-
-    def _split_of(self, record: dict[str, Any], file: TableFile, where: str) -> str | None:
-        if self.split_column is None:
-            return file.split
-        return parse_split(str(record[self.split_column]), where)
 
     def _row(self, name: str, split: str | None, record: dict[str, Any], where: str, generated: Path) -> Row:
         data = _encoded(record[self.image_column], self.path.expanduser(), f"{where}: {self.image_column}")

@@ -45,12 +45,11 @@ class ImageFolder(RecordOptions):
     def records(self, faults: Faults) -> Iterable[Record]:
         folder = require_folder(self.path, "data.path")
         for path in self.annotation_files():
-            prefix, split = path.parent.relative_to(folder), split_folder_of(folder, path)
             for where, record in self.records_of(path, faults):
-                if split is not None:
-                    name = only(record.get(self.image_column))
+                if path.parent != folder:  # the folder of a split
+                    split, name = path.parent.name, only(record.get(self.image_column))
                     if isinstance(name, str | int) and str(name).strip():
-                        name = (prefix / str(name).strip()).as_posix()
+                        name = (Path(split) / str(name).strip()).as_posix()
                         record = {**record, self.image_column: name}  # noqa: PLW2901
                     record = with_split(record, self.split_column, split)  # noqa: PLW2901
                 yield where, record
@@ -61,9 +60,3 @@ def metadata_files(folder: Path) -> list[Path]:
     splits = sorted(path for path in folder.iterdir() if path.name.lower() in SPLIT_NAMES and path.is_dir())
     found = (next((part / name for name in METADATA if (part / name).is_file()), None) for part in (folder, *splits))
     return [file for file in found if file is not None]
-
-
-def split_folder_of(folder: Path, path: Path) -> str | None:
-    """Return the name of the split folder that a file is in; None where it is in none."""
-    first = path.relative_to(folder).parts[0]
-    return first if first.lower() in SPLIT_NAMES and path.parent != folder else None

@@ -19,24 +19,20 @@ class Karpathy(DatasetOptions):
 
     adapter: Literal["karpathy"] = "karpathy"
 
-    def _document(self) -> Path:
-        """Return the path of the document: `path`, or the only `dataset_*.json` in it."""
+    def annotation_files(self) -> list[Path]:
         path = self.path.expanduser()
         if not path.is_dir():
-            return require_file(path, "data.path")
+            return [require_file(path, "data.path")]
         documents = sorted(path.glob("dataset_*.json"))
         if len(documents) != 1:
             raise AttendError(f"data.path: {path}: has {len(documents)} files dataset_*.json: give the file to read")
-        return documents[0]
-
-    def annotation_files(self) -> list[Path]:
-        return [self._document()]
+        return documents
 
     def usual_folder(self) -> Path:
-        return usual_images(self._document().parent)
+        return usual_images(self.annotation_files()[0].parent)
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
-        path = self._document()
+        (path,) = self.annotation_files()
         found: dict[str, tuple[str, tuple[str, ...], str]] = {}  # name -> (position, captions, split)
         for index, image in enumerate(require_objects(read_json(path), "images", str(path))):
             where = f"{path}: images[{index}]"

@@ -158,8 +158,7 @@ class PictureFinder:
         if not self.names:
             return "no picture is in this folder: set data.images to the folder of the pictures"
         last = _parts(name)[-1]
-        stem = PurePosixPath(last).stem
-        near = [found for found, _ in (self._by_end.get(last) or self._by_stem.get(stem, []))]
+        near = self.named(last) or self.named(PurePosixPath(last).stem)
         if near:
             return f"{near[0]} is there: correct the name"
         return "add it or remove its captions"

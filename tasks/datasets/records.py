@@ -12,7 +12,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TextIO
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -111,12 +111,6 @@ class TextForm(NamedTuple):
     quotes: bool
     columns: Sequence[str] | None
 
-    def reader(self, file: TextIO) -> Any:
-        """Return csv's reader of an opened file."""
-        if self.quotes:
-            return csv.reader(file, delimiter=self.delimiter, strict=True)
-        return csv.reader(file, delimiter=self.delimiter, strict=True, quoting=csv.QUOTE_NONE)
-
 
 def text_of(item: object) -> object:
     """Return the text of an object such as `{"raw": "a dog", "id": 3}` in a list of captions; others as they are."""
@@ -133,7 +127,9 @@ def _text_records(path: Path, form: TextForm, faults: Faults) -> Iterator[Record
     # A byte order mark is no part of the first column's name.
     encoding = "utf-8-sig" if form.encoding == "utf-8" else form.encoding
     with path.open(encoding=encoding, newline="") as file:
-        reader = form.reader(file)
+        reader = csv.reader(
+            file, delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
+        )
         try:
             header = next(reader, None) if columns is None else list(columns)
             if header is not None and columns is None and "".join(header).startswith("sep="):

@@ -51,17 +51,15 @@ class Texts(NamedOptions):
 
     def annotation_files(self) -> list[Path]:
         folder = require_folder(self.path, "data.path")
-        files = [item.text for item in texts_of(folder, self.suffix, self._finder(folder)) if item.pictures]
+        finder = PictureFinder.of(self.image_folder(folder))
+        files = [item.text for item in texts_of(folder, self.suffix, finder) if item.pictures]
         if not files:
             raise AttendError(f"data.path: {folder}: no {self.suffix} file in it has the name of a picture")
         return files
 
-    def _finder(self, folder: Path) -> PictureFinder:
-        return PictureFinder.of(self.image_folder(folder))
-
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         folder = require_folder(self.path, "data.path")
-        finder = self._finder(folder)
+        finder = PictureFinder.of(self.image_folder(folder))
         texts = texts_of(folder, self.suffix, finder)
         without = [item.text.name for item in texts if not item.pictures]
         if without:

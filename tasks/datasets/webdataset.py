@@ -23,6 +23,7 @@ from tasks.datasets.base import (
 )
 from tasks.datasets.documents import parse_text
 from tasks.datasets.faults import REFUSE, Faults
+from tasks.datasets.records import captions_in
 from tasks.datasets.texts import Lines, captions_of
 
 TEXTS = ("txt", "caption", "caption.txt")  # suffixes of a sample's text, the first that is there is read
@@ -73,11 +74,7 @@ class WebDataset(UnpackedOptions):
         fields = json_fields(members, where) if self.caption_field or self.split_field else {}
         text = next((suffix for suffix in TEXTS if suffix in members), None)
         if self.caption_field:
-            value = fields.get(self.caption_field)
-            texts = [
-                needs_text(item, f"{where}.json", self.caption_field)
-                for item in (value if isinstance(value, list) and value else [value])
-            ]
+            texts = captions_in(fields.get(self.caption_field), None, f"{where}.json", self.caption_field)
         elif text is not None:
             texts = captions_of(_decoded(members[text], f"{where}.{text}"), self.lines)
         else:
