@@ -224,6 +224,14 @@ def folder_split(folders: Iterable[str]) -> str | None:
     return None
 
 
+def path_split(name: str, picture: str) -> str | None:
+    """Return the split that a folder of a picture's path is named by; None without.
+
+    name: as the data set gives it. picture: the path of its file.
+    """
+    return folder_split(name.replace("\\", "/").split("/")[:-1]) or folder_split(picture.split("/")[:-1])
+
+
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the number (from 1) and text of each non-blank line of a file; raise AttendError if one is not UTF-8."""
     with path.open("rb") as file:
@@ -355,13 +363,10 @@ class NamedOptions(DatasetOptions):
     )
 
     def split_in(self, name: str, picture: str, where: str) -> str | None:
-        """Return the split that a folder of a picture's path is named by, where `splits` asks for that.
-
-        name: as the data set gives it. picture: the path of its file.
-        """
+        """Return the split by `path_split`, where `splits` asks for that; AttendError where no folder is named so."""
         if self.splits is None:
             return None
-        split = folder_split(name.replace("\\", "/").split("/")[:-1]) or folder_split(picture.split("/")[:-1])
+        split = path_split(name, picture)
         if split is None:
             raise AttendError(f"{where}: {picture}: no folder of its path is named as a split, as data.splits asks for")
         return split

@@ -21,7 +21,7 @@ from tasks.datasets.base import folder_split
 from tasks.datasets.coco import Coco
 from tasks.datasets.documents import parse_json_or_lines, read_json
 from tasks.datasets.faults import Faults
-from tasks.datasets.huggingface import batches, holds_pictures, table_files
+from tasks.datasets.huggingface import HuggingFace, batches, holds_pictures, table_files
 from tasks.datasets.image_folder import ImageFolder, metadata_files
 from tasks.datasets.picture_finder import PictureFinder
 from tasks.datasets.records import columns_of
@@ -35,6 +35,7 @@ from tasks.datasets.table_columns import (
     examine,
     is_split,
     lists_of,
+    settings_of,
 )
 from tasks.datasets.text_forms import encoding_of, text_forms
 from tasks.datasets.texts import TEXT_SUFFIXES, TextFile, captions_of, is_unicode, lines_of, read_text, texts_of
@@ -405,19 +406,17 @@ def of_rows(path: Path, file: Path) -> Reading:
     values = {name: [record[name] for record in records if record[name] not in (None, "")] for name in records[0]}
     values = {name: own for name, own in values.items() if name not in images and own}
     split = next((name for name, own in values.items() if is_split(own)), None)
-    caption, note = caption_column({name: own for name, own in values.items() if name != split}, str(file), image)
-    notes += [note] if note else []
+    others_values = {name: own for name, own in values.items() if name != split}
+    caption, more_notes = caption_column(others_values, str(file), image)
     columns = columns_of(caption)
     cells = [cell for column in columns for cell in values[column]]
     lists = lists_of(cells)
-    options |= {} if image == "image" else {"image_column": image}
-    options |= {} if caption == "caption" else {"caption_column": caption}
-    options |= {} if split is None else {"split_column": split}
+    options |= settings_of(HuggingFace, image, caption, split)
     options |= {} if lists is None else {"lists": lists}
     texts = tuple(str(text) for value in cells for text in (value if isinstance(value, list) else [value]))
     files = tuple(item.path for item in table_files(path))
     names = frozenset(file / str(number) for number in range(len(records)))
-    found = Columns({}, path, names, tuple(values), columns[0], texts, 1.0, tuple(notes))
+    found = Columns({}, path, names, tuple(values), columns[0], texts, 1.0, (*notes, *more_notes))
     return Reading(file, options, found, files)
 
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
 from tasks.common.wording import shortened
-from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES, folder_split
+from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES, DatasetOptions, folder_split, path_split
 from tasks.datasets.faults import Faults
 from tasks.datasets.picture_finder import PictureFinder, is_address
 from tasks.datasets.records import columns_of, listed_texts, text_of
-from tasks.datasets.table import RecordOptions, usual_images
+from tasks.datasets.table import RecordOptions, only, usual_images
 
 Options = dict[str, Any]  # settings of `data`
 FEWEST_WORDS = 3  # of a column's texts, in the mean, that could be captions
@@ -96,7 +96,7 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     """
     records = _records(kind(**options), file)
     found = _read_columns(_sample(records), file, finder)
-    header = _as_header(found, _sample(records), file)
+    header = _as_header(found, _sample(records), file, finder)
     if header is not None:
         options = {**options, "columns": header}
         records = _records(kind(**options), file)
@@ -104,7 +104,7 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     image, caption, split, names = found.image, found.caption, found.split, found.names
     if any(str(name).lower().endswith(PICTURE_SUFFIXES) for name in names):
         raise AttendError(f"{file}:1: names a picture: put a line with the columns' names first: image,caption")
-    values = dict.fromkeys(str(_alone(record[image])) for record in records if record.get(image) not in (None, ""))
+    values = dict.fromkeys(str(only(record[image])) for record in records if record.get(image) not in (None, ""))
     place = place_of(values, file, finder)
     assert place is not None  # the sample has pictures
     if len(place.unclear) > len(place.found):
@@ -120,19 +120,16 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
         notes.append(
             f"{file}: its column {image} counts rows, and is read as the numbers of pictures: {name} is {picture}"
         )
-    settings |= {} if image == kind.model_fields["image_column"].default else {"image_column": image}
-    settings |= {} if caption == kind.model_fields["caption_column"].default else {"caption_column": caption}
-    if split is not None:
-        settings |= {} if split == kind.model_fields["split_column"].default else {"split_column": split}
-    else:
-        found_splits, note = _splits_of(place, names, file)
+    settings |= settings_of(kind, image, caption, split)
+    if split is None:
+        found_splits, more_notes = _splits_of(place, names, file)
         settings |= found_splits
-        notes += [note] if note else []
+        notes += more_notes
     lists = lists_of(cells)
     settings |= {} if lists is None else {"lists": lists}
     if lists not in (None, "json", "||"):
         notes.append(f"{file}: its cells are divided at {lists!r} into captions: for whole cells, remove data.lists")
-    pictures = frozenset(place.path_of(picture) for picture in place.found.values())
+    pictures = frozenset(place.base / picture for picture in place.found.values())
     texts = tuple(_texts(cells, lists))
     return Columns(
         settings,
@@ -147,6 +144,16 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
         by_number=by_number,
         has_splits=split is not None,
     )
+
+
+def settings_of(kind: type[DatasetOptions], image: str, caption: str | tuple[str, ...], split: str | None) -> Options:
+    """Return the settings that name these columns, where they are not the adapter's defaults."""
+    columns = {"image_column": image, "caption_column": caption, "split_column": split}
+    return {
+        name: column
+        for name, column in columns.items()
+        if column is not None and column != kind.model_fields[name].default
+    }
 
 
 def _counts_rows(names: Collection[str]) -> bool:
@@ -176,9 +183,6 @@ class Place(NamedTuple):
         """Return the folder that all pictures are in."""
         parents = {picture.rpartition("/")[0] for picture in self.found.values()}
         return self.base if "" in parents or not parents else self.base / os.path.commonpath(parents)
-
-    def path_of(self, picture: str) -> Path:
-        return self.base / picture
 
 
 def place_of(names: Collection[str], file: Path, finder: PictureFinder) -> Place | None:
@@ -212,11 +216,6 @@ class _Found(NamedTuple):
     notes: list[str]
     names: list[str]
     place: Place
-    finder: PictureFinder
-
-    def in_folder(self, name: str) -> bool:
-        """Return whether a picture has this name."""
-        return bool(self.finder.below(self.place.base).find([name])[name])
 
 
 def _records(options: RecordOptions, file: Path) -> list[dict[str, Any]]:
@@ -232,11 +231,6 @@ def _sample(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return records[:: max(1, len(records) // SAMPLE)]
 
 
-def _alone(value: Any) -> Any:
-    """Return the value of a list of one, as some tables name their pictures."""
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
-
-
 def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFinder, is_named: bool = True) -> _Found:
     """Return the columns of records by what they hold; AttendError where none names pictures, or none is a text.
 
@@ -244,12 +238,7 @@ def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFind
     """
     names = list(dict.fromkeys(itertools.chain.from_iterable(records)))
     values = {name: [record.get(name) for record in records if record.get(name) not in (None, "")] for name in names}
-    image, place, notes = _image_column(values, file, finder, is_named)
-    if image is None or place is None:
-        raise AttendError(
-            f"{file}: none of its columns ({', '.join(map(str, names))}) names pictures in {finder.folder}; its first "
-            f"row: {_row(records[0])}: {_remedy(finder)}"
-        )
+    image, place, notes = _image_column(values, records[0], file, finder, is_named)
     splits = [name for name in names if name != image and is_split(values[name])]
     splits.sort(key=lambda name: _index(str(name).lower(), _SPLIT_COLUMNS))
     split = splits[0] if splits else None
@@ -257,8 +246,8 @@ def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFind
         notes.append(f"{file}: its columns {' and '.join(splits)} hold splits: {split} is used (data.split_column)")
     rest = {name: values[name] for name in names if name not in (image, *splits)}
     notes += [f"{file}: its {note}" for note in _unused_marks(rest, has_split=split is not None)]
-    caption, note = caption_column(rest, str(file), image)
-    return _Found(image, caption, split, [*notes, *([note] if note else [])], names, place, finder)
+    caption, more_notes = caption_column(rest, str(file), image)
+    return _Found(image, caption, split, [*notes, *more_notes], names, place)
 
 
 def _remedy(finder: PictureFinder) -> str:
@@ -269,17 +258,24 @@ def _remedy(finder: PictureFinder) -> str:
 
 
 def _image_column(
-    values: dict[str, list[Any]], file: Path, finder: PictureFinder, is_named: bool
-) -> tuple[str | None, Place | None, list[str]]:
-    """Return the column that names the pictures, what it names, and a note on others that may. values: of each."""
+    values: dict[str, list[Any]], first: dict[str, Any], file: Path, finder: PictureFinder, is_named: bool
+) -> tuple[str, Place, list[str]]:
+    """Return the column that names the pictures, what it names, and a note on others that may.
+
+    values: of each column. first: the first record, for the message of the AttendError where no column names pictures.
+    """
     places: dict[str, Place] = {}
     for name, own in values.items():
-        alone = [_alone(value) for value in own]
-        place = place_of(dict.fromkeys(map(str, alone)), file, finder) if alone and _is_plain(alone) else None
+        alone = [only(value) for value in own]
+        is_plain = alone and all(isinstance(value, str | int) for value in alone)
+        place = place_of(dict.fromkeys(map(str, alone)), file, finder) if is_plain else None
         if place is not None:
             places[name] = place
     if not places:
-        return None, None, []
+        raise AttendError(
+            f"{file}: none of its columns ({', '.join(map(str, values))}) names pictures in {finder.folder}; its first "
+            f"row: {_row(first)}: {_remedy(finder)}"
+        )
     most = max(len(place.found) + len(place.unclear) for place in places.values())
     likeness = {name: _likeness(name, place, most, is_named) for name, place in places.items()}
     image = max(likeness, key=lambda name: likeness[name])
@@ -351,7 +347,7 @@ def _unused_kinds(name: str, values: list[Any], has_split: bool) -> Iterator[str
         yield f"column {name} ({shares}) looks like a split and is not used: its values are to be train, dev and test"
 
 
-def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tuple[str | tuple[str, ...], str]:
+def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tuple[str | tuple[str, ...], list[str]]:
     """Return the column of the captions, and a note on the others that could be. values: of each, without blanks.
 
     Columns that are numbered, such as caption_1 and caption_2, are returned together. Raises AttendError where no
@@ -381,15 +377,13 @@ def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tupl
     others = [name for name in others if not _are_codes(values[name]) and not (len(numbered) > 1 and name in numbered)]
     found = tuple(numbered) if len(numbered) > 1 else caption
     odd = _odd_cells(values[caption])
-    if others or odd:
-        shown = "; ".join(f"{name} ({str(values[name][0])[:60]!r})" for name in others)
-        none = f", none from {shown}" if others else ""
-        columns = ", ".join(found) if isinstance(found, tuple) else found
-        return found, (
-            f"{where}: captions are read from its column {columns} ({str(values[caption][0])[:60]!r}){odd}{none}"
-            ": for another, set data.caption_column"
-        )
-    return found, ""
+    shown = "; ".join(f"{name} ({str(values[name][0])[:60]!r})" for name in others)
+    none = f", none from {shown}" if others else ""
+    note = (
+        f"{where}: captions are read from its column {', '.join(columns_of(found))} "
+        f"({str(values[caption][0])[:60]!r}){odd}{none}: for another, set data.caption_column"
+    )
+    return found, [note] if others or odd else []
 
 
 def _unnumbered(name: str) -> str:
@@ -445,7 +439,9 @@ def _are_single(texts: list[str]) -> bool:
     return sum(" " not in text.strip() for text in texts) >= _NEARLY_ALL * len(texts)
 
 
-def _as_header(found: _Found, records: list[dict[str, Any]], file: Path) -> tuple[str, ...] | None:
+def _as_header(
+    found: _Found, records: list[dict[str, Any]], file: Path, finder: PictureFinder
+) -> tuple[str, ...] | None:
     """Return names for the columns of a table of text whose first line is a record too; None for one with a header."""
     if file.suffix.lower() not in (".csv", ".tsv", ".txt"):
         return None
@@ -454,7 +450,7 @@ def _as_header(found: _Found, records: list[dict[str, Any]], file: Path) -> tupl
         return None
     shapes = [_shape(str(record[name])) for record in records if record.get(name)]
     like_others = any(map(str.isdigit, name)) and shapes.count(_shape(name)) >= _NEARLY_ALL * len(shapes)
-    if not like_others and not found.in_folder(name):
+    if not like_others and not finder.below(found.place.base).find([name])[name]:
         return None
     known = {found.image: "image", found.caption: "caption"} | ({found.split: "split"} if found.split else {})
     return tuple(known.get(column, f"column{number}") for number, column in enumerate(found.names, 1))
@@ -465,24 +461,23 @@ def _shape(text: str) -> str:
     return re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "0", text))
 
 
-def _splits_of(place: Place, columns: list[str], file: Path) -> tuple[Options, str]:
+def _splits_of(place: Place, columns: list[str], file: Path) -> tuple[Options, list[str]]:
     """Return the setting that takes splits from the folders of the pictures, and a note on splits that are not used."""
-    splits = [
-        folder_split(name.replace("\\", "/").split("/")[:-1]) or folder_split(picture.split("/")[:-1])
-        for name, picture in place.found.items()
-    ]
+    splits = [path_split(name, picture) for name, picture in place.found.items()]
     if all(splits) and len(set(splits)) > 1 and "train" in splits:
-        return {"splits": "folders"}, ""
+        return {"splits": "folders"}, []
     named = [column for column in columns if str(column).lower() in _SPLIT_COLUMNS]
     if named:
         note = f"{file}: its column {named[0]} has values that are no splits (train, dev, test): it is not used"
-        return {"split_column": None} if "split" in columns else {}, note
+        return {"split_column": None} if "split" in columns else {}, [note]
     if any(splits) and set(splits) != {"train"} and set(splits) - {None} != {"train"}:
-        return {}, (
-            f"{file}: {sum(split is not None for split in splits):,} of {len(splits):,} pictures are in folders that "
-            "are named as splits, and the pictures of train are not: these splits are not used"
+        number = sum(split is not None for split in splits)
+        note = (
+            f"{file}: {number:,} of {len(splits):,} pictures are in folders that are named as splits, and the pictures "
+            "of train are not: these splits are not used"
         )
-    return {}, ""
+        return {}, [note]
+    return {}, []
 
 
 def lists_of(cells: list[Any]) -> str | None:
@@ -519,10 +514,6 @@ def _texts(cells: list[Any], lists: str | None) -> Iterator[str]:
                 yield cell
         else:
             yield from (str(text_of(item)) for item in (cell if isinstance(cell, list) else [cell]))
-
-
-def _is_plain(values: list[Any]) -> bool:
-    return all(isinstance(value, str | int) for value in values)
 
 
 def is_split(values: list[Any]) -> bool:
