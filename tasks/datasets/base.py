@@ -277,6 +277,19 @@ def find_pictures(folder: Path, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) ->
     return sorted(pictures)
 
 
+def shown_files(folder: Path, follow_links: bool = False) -> Iterator[tuple[Path, list[str]]]:
+    """Yield each folder below a folder, itself first, with the names of its files, sorted: none that is hidden.
+
+    Workspaces are left out, as `find_pictures` leaves them out.
+    """
+    for path, subfolders, files in os.walk(folder, followlinks=follow_links):
+        if path != str(folder) and WORKSPACE_FILE in files:
+            subfolders.clear()
+            continue
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        yield Path(path), sorted(name for name in files if not name.startswith("."))
+
+
 def _holds_picture(entry: os.DirEntry[str]) -> bool:
     """Return whether a file whose name does not say so holds a picture, by its first bytes.
 

@@ -9,15 +9,15 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted, listed, shortened
 from tasks.datasets import ADAPTERS
-from tasks.datasets.base import folder_split
+from tasks.datasets.base import folder_split, shown_files
 from tasks.datasets.coco import Coco
 from tasks.datasets.documents import parse_json_or_lines, read_json
 from tasks.datasets.faults import Faults
@@ -59,7 +59,7 @@ class Reading:
     file: Path
     options: Options
     found: Columns
-    read: tuple[Path, ...] = field(default=())
+    read: tuple[Path, ...] = ()
 
     @property
     def score(self) -> float:
@@ -101,14 +101,14 @@ class Folder:
             found_texts, own_errors = self._of_texts(suffix)
             candidates += found_texts
             errors |= own_errors
-        reads: list[Callable[[], Reading | None]] = [self._metadata, self._coco, self._split_tables]
-        for read in (*reads, self._tars, self._hub):
+        for read in (self._metadata, self._coco, self._split_tables, self._tars, self._hub):
             try:
                 found = read()
             except AttendError as error:
                 errors[self.path / str(error).partition(":")[0]] = str(error)
                 continue
-            candidates += [found] if found is not None else []
+            if found is not None:
+                candidates.append(found)
         known = {file for item in candidates for file in (item.file, *item.read)}
         for path in self._tables():
             if path not in known:
@@ -128,8 +128,6 @@ class Folder:
     def of_text(self, path: Path) -> Reading | None:
         """Return how the texts of one picture each are read, where this file is one of them; else None."""
         for suffix in TEXT_SUFFIXES:
-            if not any(item.text == path and item.pictures for item in self.texts[suffix]):
-                continue
             found, errors = self._of_texts(suffix)
             if path in errors:
                 raise AttendError(errors[path])
@@ -158,20 +156,16 @@ class Folder:
         """
         with_pictures = {parent for name in self.finder.names for parent in PurePosixPath(name).parents}
         found = []
-        for path, subfolders, _ in os.walk(self.path):
-            subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-            parts = Path(path).relative_to(self.path).parts
+        for path, _ in shown_files(self.path):
+            parts = path.relative_to(self.path).parts
             is_named = parts and ("annotations" in parts[-1].lower() or folder_split(parts) is not None)
             if is_named or (parts and PurePosixPath(*parts) not in with_pictures):
-                found.append(Path(path))
+                found.append(path)
         return found
 
     def _metadata(self) -> Reading | None:
         files = metadata_files(self.path)
-        if not files:
-            return None
-        found = self._examined(ImageFolder, self.path, files[0])
-        return Reading(files[0], found.options, found.found, tuple(files))
+        return replace(self._examined(ImageFolder, self.path, files[0]), read=tuple(files)) if files else None
 
     def _split_tables(self) -> Reading | None:
         files = split_tables(self.path)
@@ -304,18 +298,15 @@ class Folder:
         return Reading(items[0].text, options, found, tuple(item.text for item in items))
 
     def _tars(self) -> Reading | None:
-        tars = tar_files(self.path)
-        return of_tars(self.path) if tars else None
+        return of_tars(self.path) if tar_files(self.path) else None
 
     def _hub(self) -> Reading | None:
         """Return how the Parquet files with pictures in them are read; None where there are none."""
-        for path, subfolders, files in os.walk(self.path):
-            subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-            first = next((Path(path) / name for name in sorted(files) if name.endswith(".parquet")), None)
-            if first is not None and picture_column(first):
+        for path, files in shown_files(self.path):
+            first = next((path / name for name in files if name.endswith(".parquet")), None)
+            is_near = len(path.relative_to(self.path).parts) <= 2
+            if is_near and first is not None and picture_column(first):
                 return of_rows(self.path, first)
-            if len(Path(path).relative_to(self.path).parts) > 1:
-                subfolders.clear()
         return None
 
 

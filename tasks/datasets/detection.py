@@ -6,7 +6,6 @@ All files that may hold captions are looked into, and the one that looks most li
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import shlex
 from collections import Counter
@@ -19,10 +18,10 @@ from tasks.common.wording import counted, listed, shortened
 from tasks.datasets.base import (
     OTHER_PICTURES,
     PICTURE_SUFFIXES,
-    WORKSPACE_FILE,
     folder_split,
     refuse_address,
     require_file,
+    shown_files,
 )
 from tasks.datasets.candidates import Folder, Reading, of_rows, of_tars
 from tasks.datasets.coco_tensor_file import is_coco_tensors
@@ -275,13 +274,8 @@ def _unread(folder: Folder, read: Collection[Path], reasons: dict[Path, str] | N
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder that are not hidden, and none of a workspace."""
-    for path, subfolders, files in os.walk(folder):
-        if path != str(folder) and WORKSPACE_FILE in files:
-            subfolders.clear()
-            continue
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        yield from (Path(path) / name for name in sorted(files) if not name.startswith("."))
+    """Return the files below a folder that are not hidden, and none of a workspace."""
+    return (path / name for path, files in shown_files(folder) for name in files)
 
 
 def _how_to_convert(path: Path) -> str:
@@ -402,12 +396,11 @@ def _of_tensors(folder: Path) -> _Known | None:
     tensors = [path for path in sorted(folder.glob("*.pt")) if is_coco_tensors(path)]
     if len(tensors) == 1:
         return _Known({"adapter": "coco_pt", "path": tensors[0]}, (tensors[0],))
-    arrays = _of_arrays(folder)
-    return None if arrays is None else _Known(arrays, (arrays["path"], arrays["captions"]))
+    return _of_arrays(folder)
 
 
-def _of_arrays(folder: Path) -> Options | None:
-    """Return the settings of a folder that holds one array of grids and one of their captions; None for another."""
+def _of_arrays(folder: Path) -> _Known | None:
+    """Return how a folder that holds one array of grids and one of their captions is read; None for another."""
     read = ((path, array_header(path)) for path in sorted(folder.glob("*.npy")))
     headers = [(path, header) for path, header in read if header is not None]
     pairs = [
@@ -421,7 +414,10 @@ def _of_arrays(folder: Path) -> Options | None:
         raise AttendError(
             f"{folder}: several arrays may be the grids and their captions: {shown}: leave one of each in the folder"
         )
-    return {"adapter": "arrays", "path": pairs[0][0], "captions": pairs[0][1]} if pairs else None
+    if not pairs:
+        return None
+    grids, captions = pairs[0]
+    return _Known({"adapter": "arrays", "path": grids, "captions": captions}, (grids, captions))
 
 
 def _of_file(path: Path, root: Path) -> _Known:
@@ -433,17 +429,13 @@ def _of_file(path: Path, root: Path) -> _Known:
         return _Known(of_tars(path).options, (path,))
     if suffix == ".npy":
         arrays = _of_arrays(path.parent)
-        if arrays is None or path not in (arrays["path"], arrays["captions"]):
+        if arrays is None or path not in arrays.read:
             raise AttendError(
                 f"{path}: an array of grids (N, C, h, w) and an array of N lists of captions are needed, in one folder"
             )
-        return _Known(arrays, (arrays["path"], arrays["captions"]))
-    known: dict[str, Options] = {
-        ".pt": {"adapter": "coco_pt", "path": path},
-        ".token": {"adapter": "flickr30k", "path": path},
-    }
-    if suffix in known:
-        return _Known(known[suffix])
+        return arrays
+    if suffix in (".pt", ".token"):
+        return _Known({"adapter": "coco_pt" if suffix == ".pt" else "flickr30k", "path": path})
     if path.name == "Flickr8k.token.txt":
         return _Known({"adapter": "flickr8k", "path": path.parent})
     if not is_table(path) and suffix not in TEXT_SUFFIXES:

@@ -192,32 +192,26 @@ def _json_records(path: Path) -> Iterator[Record]:
     An object whose values are texts, or lists of texts, has a record `image` and `caption` for each of its names.
     """
     document = parse_json_or_lines(path)
-    if isinstance(document, dict) and document and all(map(_are_captions, document.values())):
+    values = list(document.values()) if isinstance(document, dict) else []
+    if values and all(map(_are_captions, values)):
         pairs = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=list)
         twice = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
         if twice:
             raise AttendError(f"{path}: {twice[0]!r} is there more than once: write its captions as a list")
         for name, texts in document.items():
             yield f"{path}: {name}", {"image": name, "caption": texts}
-        return
-    if isinstance(document, dict) and document and all(isinstance(value, dict) for value in document.values()):
+    elif values and all(isinstance(value, dict) for value in values):
         for name, record in document.items():
             yield f"{path}: {name}", {"image": name, **record}
-        return
-    if (
-        isinstance(document, dict)
-        and document
-        and all(str(name).lower() in SPLIT_NAMES and isinstance(value, list) for name, value in document.items())
-    ):
+    elif values and all(name.lower() in SPLIT_NAMES and isinstance(value, list) for name, value in document.items()):
         for split in document:
             for number, record in enumerate(require_objects(document, split, str(path))):
                 yield f"{path}: {split}[{number}]", {**_with_answer(record), "split": split}
-        return
-    if isinstance(document, dict):
-        lists = [value for value in document.values() if isinstance(value, list) and value]
+    else:
+        lists = [value for value in values if isinstance(value, list) and value]
         document = lists[0] if len(lists) == 1 else document
-    for number, record in enumerate(require_objects({"the document": document}, "the document", str(path))):
-        yield f"{path}: [{number}]", _with_answer(record)
+        for number, record in enumerate(require_objects({"the document": document}, "the document", str(path))):
+            yield f"{path}: [{number}]", _with_answer(record)
 
 
 def _with_answer(record: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ FOLDER/train/a.jpg, FOLDER/train/a.txt      also in a folder for each split
 from __future__ import annotations
 
 import codecs
-import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from pydantic import Field, field_validator
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.common.wording import counted
-from tasks.datasets.base import NamedOptions, Row, folder_split, known_encoding, require_folder
+from tasks.datasets.base import NamedOptions, Row, folder_split, known_encoding, require_folder, shown_files
 from tasks.datasets.documents import read_json
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.picture_finder import PictureFinder
@@ -98,18 +97,17 @@ def texts_of(folder: Path, suffix: str, finder: PictureFinder) -> list[TextFile]
     """Return the files below a folder that end in `suffix`, with the pictures that are named as they are."""
     with_pictures = {name.rpartition("/")[0] for name in finder.names}
     found = []
-    for path, subfolders, files in os.walk(folder, followlinks=True):
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        place = Path(path).relative_to(folder).as_posix().removeprefix(".")
-        for file in sorted(files):
-            if file.lower().endswith(suffix) and not file.startswith("."):
+    for path, files in shown_files(folder, follow_links=True):
+        place = path.relative_to(folder).as_posix().removeprefix(".")
+        for file in files:
+            if file.lower().endswith(suffix):
                 name = file[: -len(suffix)]
                 pictures = finder.named(name) or finder.named(_of_sidecar(name))
                 if place in with_pictures:
                     pictures = [picture for picture in pictures if picture.rpartition("/")[0] == place]
                 else:
                     pictures = [picture for picture in pictures if _is_parallel(place, picture.rpartition("/")[0])]
-                found.append(TextFile(Path(path) / file, f"{place}/{name}" if place else name, pictures))
+                found.append(TextFile(path / file, f"{place}/{name}" if place else name, pictures))
     return _next_to_pictures_first(found) if any(item.pictures for item in found) else _by_names_alone(found, finder)
 
 
