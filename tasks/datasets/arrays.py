@@ -100,17 +100,14 @@ def _layout(file: Path, array: Any, given: Layout | None) -> Layout:
         raise AttendError(
             f"{file}: is {shape} {array.dtype}: floats, (N, h, w, C), (N, C, h, w) or (N, C, h * w), are needed"
         )
-    possible: list[Layout] = []
+    fits: dict[Layout, bool]
     if array.ndim == 4:
-        possible += ["nhwc"] if shape[1] == shape[2] else []
-        possible += ["nchw"] if shape[2] == shape[3] else []
-        allowed: tuple[Layout, ...] = ("nhwc", "nchw")
+        fits = {"nhwc": shape[1] == shape[2], "nchw": shape[2] == shape[3]}
     else:
-        possible += ["ncp"] if _is_square(shape[2]) else []
-        possible += ["npc"] if _is_square(shape[1]) else []
-        allowed = ("ncp", "npc")
+        fits = {"ncp": _is_square(shape[2]), "npc": _is_square(shape[1])}
+    possible = [layout for layout, is_possible in fits.items() if is_possible]
     if given is not None:
-        if given not in allowed or (array.ndim == 3 and given not in possible):
+        if given not in fits or (array.ndim == 3 and given not in possible):
             raise AttendError(
                 f"data.layout: {given} is not possible for {shape}: the positions of a grid form a square"
             )
@@ -119,9 +116,7 @@ def _layout(file: Path, array: Any, given: Layout | None) -> Layout:
     has_more_positions = (possible == ["ncp"] and shape[2] > shape[1]) or (possible == ["npc"] and shape[1] > shape[2])
     if len(possible) != 1 or has_more_positions:
         advice = "" if array.ndim == 4 else "; tokens that are no positions, such as a ViT's class token, are left out"
-        raise AttendError(
-            f"{file}: the axes of {shape} are not clear: set data.layout to {' or '.join(allowed)}{advice}"
-        )
+        raise AttendError(f"{file}: the axes of {shape} are not clear: set data.layout to {' or '.join(fits)}{advice}")
     return possible[0]
 
 

@@ -53,13 +53,13 @@ _WORDS = 8  # of a caption: with as many, more do not make it likelier that it i
 class Reading:
     """A way to read captions.
 
-    file: that it is named by. options: the settings of `data`. found: a sample of what they read. read: its files.
+    file: that it is named by. options: the settings of `data`. found: a sample of what they read. read: all its files.
     """
 
     file: Path
     options: Options
     found: Columns
-    read: tuple[Path, ...] = ()
+    read: tuple[Path, ...]
 
     @property
     def score(self) -> float:
@@ -109,7 +109,7 @@ class Folder:
                 continue
             if found is not None:
                 candidates.append(found)
-        known = {file for item in candidates for file in (item.file, *item.read)}
+        known = {file for item in candidates for file in item.read}
         for path in self._tables():
             if path not in known:
                 try:
@@ -206,7 +206,7 @@ class Folder:
             usual = self.finder.below(usual_images(path.parent)) if path.is_relative_to(self.path) else self.finder
             if not any(usual.find(names).values()):
                 options["images"] = self.path
-        return Reading(path, options, self._read(options))
+        return Reading(path, options, self._read(options), (path,))
 
     def _read(self, options: Options) -> Columns:
         """Return what the pictures of a document are, and their captions."""
@@ -232,7 +232,7 @@ class Folder:
         usual = path if kind is ImageFolder else usual_images(file.parent)
         is_usual = found.images.is_relative_to(usual) and usual.is_relative_to(self.path) and not found.is_own
         images = {} if is_usual else {"images": found.images}
-        return Reading(file, {**options, **found.options, **images}, found)
+        return Reading(file, {**options, **found.options, **images}, found, (file,))
 
     def _of_texts(self, suffix: str) -> tuple[list[Reading], dict[Path, str]]:
         """Return the ways to read the text files of this ending, and why others of them are no captions.

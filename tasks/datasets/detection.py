@@ -135,8 +135,8 @@ def _best(folder: Folder, candidates: list[Reading], errors: dict[Path, str]) ->
         raise AttendError(f"{folder.path}: several files look like captions: {shown}: name one with --captions FILE")
     ordered = sorted(parts, key=lambda part: part.file)
     options = parts[0].options if len(parts) == 1 else _joined(folder.path, ordered)
-    reasons = errors | {file: str(item) for item in others for file in (item.file, *item.read)}
-    read = {file for part in parts for file in (part.file, *part.read)}
+    reasons = errors | {file: str(item) for item in others for file in item.read}
+    read = {file for part in parts for file in part.read}
     lists = _split_lists(folder.path, read)
     reasons = dict.fromkeys(lists, "may list a split") | reasons
     reasons |= {item.file: f"{item}: the same captions as {parts[0].file.name}" for item in copies}
@@ -166,7 +166,7 @@ def _few_named(folder: Folder, parts: list[Reading]) -> Iterator[str]:
 
 def _divides(group: list[Reading], whole: list[Reading]) -> bool:
     """Return whether a group of tables, one for each split, has the pictures of the table `whole`."""
-    names = {folder_split([file.stem]) for item in group for file in (item.file, *item.read)}
+    names = {folder_split([file.stem]) for item in group for file in item.read}
     is_divided = len(names) > 1 and None not in names
     if group is whole or not is_divided or len(whole) > 1:
         return False
@@ -446,4 +446,4 @@ def _of_file(path: Path, root: Path) -> _Known:
     if not folder.finder.names and root == path.parent and _NEXT_TO.search(root.name):
         folder = Folder(root.parent)
     found = (folder.of_text(path) or folder.of_file(path)) if path.name not in METADATA else folder.of_metadata(path)
-    return _Known(found.options, (found.file, *found.read), found.found.notes)
+    return _Known(found.options, found.read, found.found.notes)

@@ -52,15 +52,13 @@ class HuggingFace(UnpackedOptions):
                     split = file.split
                     if self.split_column is not None:
                         split = parse_split(str(record[self.split_column]), where)
-                    numbers[split or "row"] = numbers.get(split or "row", -1) + 1
-                    yield self._row(f"{split or 'row'}-{numbers[split or 'row']:08d}", split, record, where, generated)
+                    kind = split or "row"
+                    numbers[kind] = numbers.get(kind, -1) + 1
+                    yield self._row(f"{kind}-{numbers[kind]:08d}", split, record, where, generated)
 
     def _records(self, path: Path) -> Iterator[dict[str, Any]]:
-        columns = [
-            self.image_column,
-            *columns_of(self.caption_column),
-            *([self.split_column] if self.split_column else []),
-        ]
+        columns = [self.image_column, *columns_of(self.caption_column)]
+        columns += [self.split_column] if self.split_column else []
         for batch in batches(path):
             missing = [column for column in columns if column not in batch.schema.names]
             if missing:

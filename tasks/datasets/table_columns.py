@@ -188,12 +188,12 @@ class Place(NamedTuple):
 def place_of(names: Collection[str], file: Path, finder: PictureFinder) -> Place | None:
     """Return the pictures that names mean: in the usual folder of a file's pictures, or anywhere; None without one."""
     best: Place | None = None
-    named = [file.parent / file.stem, usual_images(file.parent) / file.stem]  # a folder that is named as the file is
+    usual = usual_images(file.parent)
+    named = [file.parent / file.stem, usual / file.stem]  # a folder that is named as the file is
     split = folder_split([file.stem])
     if split is not None:
-        inner = usual_images(file.parent)
-        named += [path for path in inner.iterdir() if path.is_dir() and folder_split([path.name]) == split]
-    for base in dict.fromkeys((*named, usual_images(file.parent), finder.folder)):
+        named += [path for path in usual.iterdir() if path.is_dir() and folder_split([path.name]) == split]
+    for base in dict.fromkeys((*named, usual, finder.folder)):
         if not base.is_relative_to(finder.folder) or (base in named and not base.is_dir()):
             continue
         meant = finder.below(base).find(names)
