@@ -315,18 +315,17 @@ def _unused_marks(values: dict[str, list[Any]], has_split: bool) -> Iterator[str
     """Yield notes on columns that are not read: splits, languages, verdicts on rows. values: of each column."""
     most = max(map(len, values.values()), default=0)
     for name, own in values.items():
-        if not has_split and _MARKS_SPLIT.fullmatch(str(name)) and len(set(map(str, own))) > 1:
+        different = sorted(set(map(str, own)))
+        if not has_split and _MARKS_SPLIT.fullmatch(str(name)) and len(different) > 1:
             yield f"column {name} looks like a split and is not used: write the split's name into a column `split`"
-            continue
-        if str(name).lower() in ("lang", "language", "locale") and len(set(map(str, own))) > 1:
-            shown = ", ".join(sorted(set(map(str, own)))[:5])
+        elif str(name).lower() in ("lang", "language", "locale") and len(different) > 1:
+            shown = ", ".join(different[:5])
             yield f"column {name} says that captions are in several languages ({shown}): all are read together"
-            continue
-        if "deleted" in str(name).lower() and 0 < len(own) < most:
+        elif "deleted" in str(name).lower() and 0 < len(own) < most:
             share = f"{len(own) / most:.0%} of the rows"
             yield f"column {name} is filled in {share} and not used: remove the rows that are not to be trained on"
-            continue
-        yield from _unused_kinds(str(name), own, has_split)
+        else:
+            yield from _unused_kinds(str(name), own, has_split)
 
 
 def _unused_kinds(name: str, values: list[Any], has_split: bool) -> Iterator[str]:
