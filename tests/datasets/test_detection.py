@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tasks.common.errors import AttendError
 from tasks.datasets import ADAPTERS
-from tasks.datasets.base import Row
+from tasks.datasets.base import WORKSPACE_FILE, Row
 from tasks.datasets.detection import detect
 from tasks.datasets.faults import Faults
 from tests.cli import Capture, attend, refused
@@ -102,6 +104,18 @@ def test_two_files_that_look_alike_are_listed_and_one_can_be_named(
     assert "several files look like captions" in line and "--captions FILE" in line
     assert "captions_en.csv (24 pictures" in line and "captions_fr.csv (24 pictures" in line
     assert texts(read(folder, folder / "captions_fr.csv")) == {row[1] for row in others}
+
+
+def test_a_workspace_in_the_folder_is_no_data(tmp_path: Path) -> None:
+    names = captions_csv(tmp_path)
+    inner = tmp_path / "workspace" / "artifacts" / "ingest" / "0"
+    inner.mkdir(parents=True)
+    (tmp_path / "workspace" / WORKSPACE_FILE).touch()
+    captions = [f"a longer caption that {caption(number)}" for number in range(24)]
+    pq.write_table(pa.table({"image": names, "caption": captions}), inner / "manifest.parquet")
+    (inner / "ledger.json").write_text(json.dumps([{"image": name, "caption": "a wall"} for name in names]))
+    assert texts(read(tmp_path)) == ALL
+    assert not any("workspace" in line for line in detect(tmp_path).notes)
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
