@@ -16,7 +16,7 @@ from tasks.config.schema import Config
 from tasks.data.manifest import LEFT_OUT, sizes_in_words
 from tasks.evaluation.report import REPORT
 from tasks.evaluation.score_record import read_scores
-from tasks.grids.failures import FAILED
+from tasks.grids.photographs import FAILED
 from tasks.inspection.record import PAGE as INSPECTION_PAGE
 from tasks.inspection.record import describe_counts, describe_drift, read_inspection
 from tasks.metrics import NAMES

@@ -16,7 +16,7 @@ from tasks.config.schema import Config
 from tasks.config.stages import GridsConfig
 from tasks.data.ingest import Ingest
 from tasks.datasets.base import DatasetOptions
-from tasks.grids.identity import EXTRACT_VERSION, Identity, identity_of
+from tasks.grids.identity import EXTRACT_VERSION, identity_of
 from tasks.grids.weights import weight_digests
 from tasks.pipeline.ledger import Artifact, Outcome, digest_of
 from tasks.pipeline.stage import Product, Stage, Work
@@ -39,11 +39,11 @@ class FailedAmong(Product):
     splits: tuple[str, ...]
 
     def digest(self, artifacts: Mapping[Stage, Artifact]) -> str | None:
-        """Return the digest of these photographs: `failures.digest_of_failed_in_splits`."""
+        """Return the digest of these photographs: `photographs.digest_of_failed_in_splits`."""
         in_all_splits = super().digest(artifacts)
         if in_all_splits == digest_of([]):  # no failures, so no tables need be read
             return in_all_splits
-        from tasks.grids.failures import digest_of_failed_in_splits
+        from tasks.grids.photographs import digest_of_failed_in_splits
 
         return digest_of_failed_in_splits(artifacts[self.stage], artifacts[self.manifest], self.splits)
 
@@ -66,11 +66,6 @@ class Extract(Stage):
         """Return the product that identifies the grids: backbone, weights and how photographs are encoded."""
         return Product(self, "identity")
 
-    @property
-    def tuned_backbone(self) -> tuple[Product, ...]:
-        """Return the product with the tuned backbone's weights; nothing where `grids.weights` are used unchanged."""
-        return () if self.tuned is None else (self.tuned.backbone,)
-
     def failed(self, *splits: str) -> FailedAmong:
         """Return the product that says which photographs of these splits have no grid."""
         return FailedAmong(self, "failed", self.manifest, splits)
@@ -79,20 +74,10 @@ class Extract(Stage):
         return {"grids": self.grids}
 
     def needs(self) -> tuple[Product, ...]:
-        return (self.manifest.pictures, *self.tuned_backbone)
+        return (self.manifest.pictures,) if self.tuned is None else (self.manifest.pictures, self.tuned.backbone)
 
     def inputs(self) -> dict[str, str]:
         return weight_digests(self.grids, self.machine)
-
-    def identity_in(self, work: Work) -> Identity:
-        """Return the identity of the grids: that of the tuned backbone where there is one, else of `grids.weights`."""
-        if self.tuned is not None:
-            return identity_of(self.grids, work.artifacts[self.tuned].products["backbone"])
-        return identity_of(self.grids, work.inputs["weights"])
-
-    def tuned_in(self, work: Work) -> Artifact | None:
-        """Return the artifact of the tuned backbone; None where `grids.weights` are used unchanged."""
-        return None if self.tuned is None else work.artifacts[self.tuned]
 
     def run(self, work: Work, hooks: Any = None) -> Outcome:
         from tasks.data.manifest import files_by_digest
@@ -100,7 +85,8 @@ class Extract(Stage):
 
         manifest = work.artifacts[self.manifest].path
         files = files_by_digest(manifest, self.data)
-        identity, tuned = self.identity_in(work), self.tuned_in(work)
+        tuned = None if self.tuned is None else work.artifacts[self.tuned]
+        identity = identity_of(self.grids, work.inputs["weights"] if tuned is None else tuned.products["backbone"])
         return bring_up_to_date(files, identity, self.grids, self.machine, tuned, work.out, hooks or ExtractHooks())
 
 

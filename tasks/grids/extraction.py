@@ -44,10 +44,16 @@ from tasks.config.devices import device_of, prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.precision import warn_if_emulated
 from tasks.config.stages import GridsConfig
-from tasks.grids.failures import FAILED, FailedPhotograph, digest_of_failed, write_failures
 from tasks.grids.identity import Identity
 from tasks.grids.index import IDENTITY, shard_files, write_index
-from tasks.grids.photographs import decoders, read_photograph
+from tasks.grids.photographs import (
+    FAILED,
+    FailedPhotograph,
+    decoders,
+    digest_of_failed,
+    read_photograph,
+    write_failures,
+)
 from tasks.grids.store import Draft, Grids, GridStore
 from tasks.grids.weights import load_backbone, weights_file
 from tasks.pipeline.ledger import Artifact, Outcome, digest_of
@@ -88,15 +94,11 @@ class MadeShard:
     @property
     def asked(self) -> int:
         """Return the number of the job's photographs."""
-        return len(self.failed) + (0 if self.draft is None else len(self.draft.digests))
+        return len(self.failed) + (0 if self.draft is None else len(self.draft.shard.digests))
 
 
 Publish = Callable[[MadeShard], None]
 Executor = Callable[[Sequence[ShardJob], Publish], None]
-
-
-def _ignore(_done: int, _total: int) -> None:
-    """Accept a report and do nothing with it."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class ExtractHooks:
     and publishes each as it is done; None to make them in this process.
     """
 
-    shards_done: Callable[[int, int], None] = _ignore
+    shards_done: Callable[[int, int], None] = lambda _done, _total: None
     executor: Executor | None = None
 
 

@@ -1,6 +1,6 @@
 """The artifact of `extract`: which grids of the store are those of one data set.
 
-It consists of `index.parquet` (digest, shard, row), `failed.parquet` (see failures.py) and `identity.json`.
+It consists of `index.parquet` (digest, shard, row), `failed.parquet` (see photographs.py) and `identity.json`.
 """
 
 from __future__ import annotations

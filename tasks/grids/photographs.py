@@ -1,17 +1,35 @@
-"""Read the photographs of a data set, in threads."""
+"""Read the photographs of a data set, in threads, and list those that have no grid."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import platform
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tasks.common.cores import available_cores
 from tasks.common.errors import AttendError, TransientError
 from tasks.common.retries import may_pass
 from tasks.config.machine import MachineConfig
+from tasks.data.manifest import MANIFEST
+from tasks.pipeline.ledger import Artifact, digest_of
+
+FAILED = "failed.parquet"  # in the artifact of `extract`
+
+
+@dataclass(frozen=True)
+class FailedPhotograph:
+    """A photograph that has no grid, and the reason."""
+
+    digest: str
+    path: Path
+    reason: str
 
 
 def decoders(machine: MachineConfig) -> ThreadPoolExecutor:
@@ -41,3 +59,22 @@ def read_photograph(digest: str, path: Path) -> bytes:
     if hashlib.sha256(data).hexdigest() != digest:
         raise AttendError(f"{path}: was changed while the run was going on: run again")
     return data
+
+
+def write_failures(failed: Iterable[FailedPhotograph], path: Path) -> None:
+    """Write failed.parquet, one row (digest, path, reason) per photograph."""
+    rows = [{"digest": item.digest, "path": str(item.path), "reason": item.reason} for item in failed]
+    schema = pa.schema([("digest", pa.string()), ("path", pa.string()), ("reason", pa.string())])
+    pq.write_table(pa.Table.from_pylist(rows, schema), path)
+
+
+def digest_of_failed(digests: Iterable[str]) -> str:
+    """Return one digest of the set of photographs that have no grid, given by their digests."""
+    return digest_of(sorted(digests))
+
+
+def digest_of_failed_in_splits(extracted: Artifact, manifest: Artifact, splits: Collection[str]) -> str:
+    """Return `digest_of_failed` of the photographs of these splits alone."""
+    failed = pq.read_table(extracted.path / FAILED, columns=["digest"])["digest"].to_pylist()
+    pictures = pq.read_table(manifest.path / MANIFEST, columns=["digest"], filters=[("split", "in", list(splits))])
+    return digest_of_failed(set(failed) & set(pictures["digest"].to_pylist()))

@@ -96,12 +96,9 @@ class Shard:
 class Draft:
     """A complete shard that is not published: its HDF5 file under a temporary name, and its Parquet index in memory."""
 
-    number: int
-    path: Path  # the HDF5 file's path once the shard is published
+    shard: Shard  # as it will be published
     hdf5: Path  # the HDF5 file's path until then
     index: bytes  # the content of the Parquet file
-    record: FileRecord
-    digests: list[str]
 
 
 class GridStore:
@@ -233,7 +230,7 @@ class GridStore:
         except BaseException:
             hdf5.unlink(missing_ok=True)
             raise
-        return Draft(number, path, hdf5, index, record, list(digests))
+        return Draft(Shard(number, path, self.identity.digest, record, list(digests)), hdf5, index)
 
     def publish(self, draft: Draft) -> Shard:
         """Publish a draft as a shard of the store. The caller holds the store's lock.
@@ -241,10 +238,10 @@ class GridStore:
         Raises AttendError where the shard's number is taken, by this machine or by another one in the storage, and
         where the draft's HDF5 file is not in this workspace.
         """
-        index = draft.path.with_suffix(".parquet")
+        shard, index = draft.shard, draft.shard.index
         if index.exists():
             raise AttendError(f"{index}: exists already, and is not overwritten: run again")
-        if not draft.hdf5.exists() and _remote_hdf5_name(draft.record) not in self._remote_files():
+        if not draft.hdf5.exists() and _remote_hdf5_name(shard.record) not in self._remote_files():
             raise AttendError(
                 f"{draft.hdf5}: is missing: the worker that wrote it has another workspace: "
                 "set machine.workspace to a path or URL that all workers can reach"
@@ -256,13 +253,13 @@ class GridStore:
                 "run again when it has finished"
             )
         if draft.hdf5.exists():  # the file that another machine wrote is only in the storage
-            draft.hdf5.rename(draft.path)
+            draft.hdf5.rename(shard.path)
         with write_whole(index) as temporary:
             temporary.write_bytes(draft.index)
         flush(self.folder)
         if self.remote is not None:
             self.remote.make_room(self.folder.parents[1], 0)
-        return Shard(draft.number, draft.path, self.identity.digest, draft.record, draft.digests)
+        return shard
 
     def clean(self, verify: Collection[Path] = ()) -> list[str]:
         """Set damaged shards aside and remove the files of killed writers; return a message for each damaged shard.
