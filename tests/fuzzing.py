@@ -47,8 +47,7 @@ from models.requests import failed
 from models.vocabulary import SPECIAL, Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.schema import load
-from tasks.config.stages import CaptionsConfig
-from tasks.config.tokeniser_names import TOKENISERS
+from tasks.config.stages import TOKENISERS, CaptionsConfig
 from tasks.data import tokenisers
 from tasks.data.caption_files import build_vocabulary
 from tasks.data.manifest import SCHEMA

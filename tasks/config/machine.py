@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from tasks.common.files import check_path
 from tasks.common.object_storage import Remote, set_cache
@@ -17,7 +17,7 @@ from tasks.common.section import Section
 class MachineConfig(Section):
     """The settings of this machine. They never enter a key, because they change no result."""
 
-    workspace: str = Field(
+    workspace: Annotated[str, AfterValidator(check_path)] = Field(
         default_factory=lambda: os.environ.get("ATTEND_WORKSPACE") or "workspace",
         description="folder in which everything is kept, or its URL in object storage (s3://bucket/name); default: "
         "ATTEND_WORKSPACE, else ./workspace",
@@ -63,11 +63,6 @@ class MachineConfig(Section):
         description="compile the backbone for extraction and the decoder's training step, on a GPU with torch's mode "
         "reduce-overhead: takes seconds, which long runs regain",
     )
-
-    @field_validator("workspace")
-    @classmethod
-    def _check_workspace(cls, workspace: str) -> str:
-        return check_path(workspace)
 
     @property
     def address(self) -> str:

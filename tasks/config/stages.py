@@ -5,17 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from models.backbones import BACKBONES, LIBRARIES
 from models.options import Decoding, Runtime, Searches
 from tasks.common.errors import check_known
 from tasks.common.files import check_path
 from tasks.common.section import NotInKey, Section
-from tasks.config.tokeniser_names import TOKENISERS
 from tasks.metrics import METRICS
 
 Split = Literal["train", "dev", "test"]
+# Tokeniser -> NLTK's class; see tasks/data/tokenisers.py.
+NLTK_TOKENISERS = {
+    "treebank": "NLTKWordTokenizer",
+    "wordpunct": "WordPunctTokenizer",
+    "toktok": "ToktokTokenizer",
+    "tweet": "TweetTokenizer",
+}
+# Tokeniser -> how its tokens are joined: see models/vocabulary.py.
+TOKENISERS = {
+    **dict.fromkeys(NLTK_TOKENISERS, "spaces"),
+    "unicode": "script",
+    "characters": "nothing",
+    "whitespace": "spaces",
+}
 
 
 class GridsConfig(Section):
@@ -25,7 +38,7 @@ class GridsConfig(Section):
         description="backbone: a name of models/backbones, `torchvision:MODEL`, `timm:MODEL`, or `imported` for grids "
         "that others extracted"
     )
-    weights: Annotated[str, NotInKey()] = Field(
+    weights: Annotated[str, NotInKey(), AfterValidator(check_path)] = Field(
         description="weights of the backbone: `torchvision:NAME`, `timm:pretrained`, a .safetensors or .pth file, "
         "`random:SEED`, or `imported:NAME`; their digest enters the key"
     )
@@ -57,11 +70,6 @@ class GridsConfig(Section):
         le=1,
         description="largest share of unreadable pictures, from 0 to 1: the stage fails where there are more",
     )
-
-    @field_validator("weights")
-    @classmethod
-    def _check_weights(cls, weights: str) -> str:
-        return check_path(weights)
 
     @model_validator(mode="after")
     def _check(self) -> GridsConfig:
@@ -99,8 +107,7 @@ class EncoderConfig(Section):
 
     def as_grids(self) -> GridsConfig:
         """Return the settings of its backbone as a section `grids`."""
-        values = {"backbone": self.backbone, "weights": self.weights, "image_size": self.image_size}
-        return GridsConfig(**values, fit=self.fit, layer=self.layer, grid=self.grid)
+        return GridsConfig(**self.model_dump(exclude={"projection", "examples"}))
 
 
 class CaptionsConfig(Section):

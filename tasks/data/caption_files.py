@@ -24,8 +24,7 @@ import pyarrow.parquet as pq
 
 from models.ngrams import ORDERS, Frequencies
 from models.vocabulary import NULL, SPECIAL, Vocabulary
-from tasks.config.stages import CaptionsConfig
-from tasks.config.tokeniser_names import TOKENISERS
+from tasks.config.stages import TOKENISERS, CaptionsConfig
 from tasks.data.manifest import GIVEN_WORDS, read_pictures
 from tasks.data.tokenisers import BytePairs, tokeniser
 from tasks.datasets.base import SPLITS
@@ -118,15 +117,12 @@ def _settings(captions: CaptionsConfig) -> dict[str, Any]:
     """Return what a vocabulary says of how captions became its words."""
     settings: dict[str, Any] = {
         "tokeniser": captions.tokeniser,
-        "lower": True,
+        "lower": captions.tokeniser not in ("whitespace", "characters"),
         "units": captions.units,
         "max_tokens": captions.max_tokens,
     }
-    if TOKENISERS[captions.tokeniser] != "spaces":
-        settings["joined"] = TOKENISERS[captions.tokeniser]
-    if captions.tokeniser in ("whitespace", "characters"):
-        settings["lower"] = False
-    return settings
+    joined = TOKENISERS[captions.tokeniser]
+    return settings if joined == "spaces" else {**settings, "joined": joined}
 
 
 def read_captions(folder: Path, split: str) -> list[CaptionedPicture]:

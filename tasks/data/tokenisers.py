@@ -12,8 +12,7 @@ from itertools import groupby
 import regex
 
 from models.vocabulary import SPECIAL, UNK, WORD_END, spaced
-from tasks.config.stages import CaptionsConfig
-from tasks.config.tokeniser_names import NLTK_TOKENISERS
+from tasks.config.stages import NLTK_TOKENISERS, CaptionsConfig
 
 Tokeniser = Callable[[str], list[str]]
 
@@ -46,7 +45,7 @@ def _splitter(name: str) -> Tokeniser:
     if name == "whitespace":
         return str.split
     if name == "characters":
-        return _characters
+        return lambda text: regex.findall(r"\X", text)  # as people see them (grapheme clusters), spaces among them
     if name == "unicode":
         return _words
     import nltk.tokenize
@@ -58,12 +57,6 @@ def _splitter(name: str) -> Tokeniser:
 def _has_letter(token: str) -> bool:
     """Return whether a token has a letter or digit."""
     return any(map(str.isalnum, token))
-
-
-def _characters(text: str) -> list[str]:
-    """Return the characters of a text, as people see them (grapheme clusters), spaces among them."""
-    found: list[str] = regex.findall(r"\X", text)
-    return found
 
 
 def _words(text: str) -> list[str]:
