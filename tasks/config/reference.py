@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from tasks.config.schema import Config
+from tasks.config.schema import Config, section_of
 from tasks.datasets import ADAPTERS
 
 _GENERAL = "general"
@@ -46,16 +44,12 @@ def sections() -> dict[str, SectionReference]:
             for adapter, kind in ADAPTERS.items():
                 found[f"data.{adapter}"] = _section(kind, "data")
             continue
-        section = next((part for part in (field.annotation, *get_args(field.annotation)) if _is_section(part)), None)
+        section = section_of(field)
         if section is None:
             found[_GENERAL].settings.append(_setting(name, field))
         else:
             found[name] = _section(section, name)
     return found
-
-
-def _is_section(annotation: object) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _section(kind: Any, name: str) -> SectionReference:
@@ -65,11 +59,12 @@ def _section(kind: Any, name: str) -> SectionReference:
 
 
 def _setting(name: str, field: FieldInfo) -> Setting:
-    bounds = []
-    for mark in field.metadata:
-        for kind, sign, value in ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt")):
-            if isinstance(mark, kind):
-                bounds.append(f"{sign} {getattr(mark, value)}")
+    bounds = [
+        f"{sign} {getattr(mark, name)}"
+        for mark in field.metadata
+        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+        if hasattr(mark, name)
+    ]
     about = field.description or _ABOUT.get(name, "")
     return Setting(name, _type(field.annotation), _default(field), " and ".join(bounds), about)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import Field, InstanceOf, TypeAdapter, ValidationError, ValidationInfo, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from models.backbones import BACKBONES
@@ -288,12 +289,15 @@ def _refusal(item: ErrorDetails) -> list[str]:
     if isinstance(contradiction, ContradictionError):
         return contradiction.found
     if item["type"] == "extra_forbidden":
-        elsewhere = [] if path[:-1] else _sections_with(field)
+        sections = ("training", "decoder", "captions", "grids", "evaluation", "registry", "machine")
+        elsewhere = [f"{section}.{field}" for section in sections if field in _known_fields([section], ())]
         hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else None
         return [f"{field}: no such setting{hint or suggestion(path[-1], _known_fields(path[:-1], item['loc']))}"]
     if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
         tag = item.get("ctx", {}).get("tag", "")
-        return [f"{field}.adapter: unknown dataset adapter {tag!r}{_adapter_suggestion(str(tag))}"]
+        other = _OTHER_NAMES.get(str(tag).lower())
+        hint = suggestion(str(tag), ADAPTERS) if other is None else f"; did you mean {other!r}?"
+        return [f"{field}.adapter: unknown dataset adapter {tag!r}{hint}"]
     if item["type"] == "missing":
         return [f"{field}: is missing"]
     message = _PLAIN.get(item["type"]) or item["msg"].removeprefix("Value error, ")
@@ -303,48 +307,22 @@ def _refusal(item: ErrorDetails) -> list[str]:
 
 # What adapters are called elsewhere.
 _OTHER_NAMES = {
-    "csv": "table",
-    "tsv": "table",
-    "parquet": "table",
-    "json": "table",
-    "folder": "imagefolder",
-    "image_folder": "imagefolder",
-    "jsonl": "imagefolder",
-    "metadata": "imagefolder",
+    **dict.fromkeys(("csv", "tsv", "parquet", "json"), "table"),
+    **dict.fromkeys(("folder", "image_folder", "jsonl", "metadata"), "imagefolder"),
+    **dict.fromkeys(("hf", "datasets"), "huggingface"),
+    **dict.fromkeys(("wds", "tar"), "webdataset"),
     "flickr": "flickr8k",
     "mscoco": "coco",
-    "hf": "huggingface",
-    "datasets": "huggingface",
-    "wds": "webdataset",
-    "tar": "webdataset",
 }
-
-
-def _adapter_suggestion(name: str) -> str:
-    """Return a hint at the adapter that a name may mean."""
-    other = _OTHER_NAMES.get(name.lower())
-    return suggestion(name, ADAPTERS) if other is None else f"; did you mean {other!r}?"
-
-
 # What pydantic says otherwise.
 _PLAIN = {
-    "int_parsing": "is no whole number",
-    "int_type": "is no whole number",
-    "int_from_float": "is no whole number",
-    "float_parsing": "is no number",
-    "float_type": "is no number",
-    "bool_parsing": "is neither true nor false",
-    "bool_type": "is neither true nor false",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "is no whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "is no number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "is neither true nor false"),
     "string_type": "is no text",
     "dict_type": "is no mapping of names to settings",
     "model_attributes_type": "is no mapping of settings",
 }
-
-
-def _sections_with(field: str) -> list[str]:
-    """Return the sections' fields of this name, dotted: `training.epochs` for `epochs`."""
-    sections = ("training", "decoder", "captions", "grids", "evaluation", "registry", "machine")
-    return [f"{section}.{field}" for section in sections if field in _known_fields([section], ())]
 
 
 def _known_fields(path: list[str], location: tuple[int | str, ...]) -> list[str]:
@@ -358,6 +336,11 @@ def _known_fields(path: list[str], location: tuple[int | str, ...]) -> list[str]
         return [name for part in location if part in ADAPTERS for name in ADAPTERS[str(part)].model_fields]
     if path[0] not in Config.model_fields:  # no section has this name
         return []
-    annotation = Config.model_fields[path[0]].annotation
-    model = next((arg for arg in (annotation, *get_args(annotation)) if hasattr(arg, "model_fields")), None)
-    return list(model.model_fields) if model is not None else []
+    section = section_of(Config.model_fields[path[0]])
+    return [] if section is None else list(section.model_fields)
+
+
+def section_of(field: FieldInfo) -> Any:
+    """Return the class of the section that a field of the config holds; None where it holds none."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return next((kind for kind in kinds if hasattr(kind, "model_fields")), None)

@@ -10,6 +10,12 @@ from tasks.common.section import Section
 
 # The fields that the later stages take from `training`: they are set there, and there alone.
 _SHARED = ("warmup_steps", "clip_norm", "patience", "precision", "seed")
+_Score = Literal["bleu4", "meteor", "cider", "mean", "likelihood"]
+_ABOUT_SELECT = (
+    "score of greedy captions of the dev pictures by which the best epochs are chosen; `mean`: of BLEU-4, METEOR and "
+    "CIDEr; `likelihood`: the geometric mean probability of the words of their captions, which says more where dev has "
+    "few captions"
+)
 
 
 class FitConfig(Section):
@@ -23,12 +29,7 @@ class FitConfig(Section):
     averaging: float = Field(
         0.0, ge=0, lt=1, description="decay of the moving average of the weights that is validated and kept; 0 for none"
     )
-    select: Literal["bleu4", "meteor", "cider", "mean", "likelihood"] = Field(
-        "bleu4",
-        description="score of greedy captions of the dev pictures by which the best epochs are chosen; `mean`: of "
-        "BLEU-4, METEOR and CIDEr; `likelihood`: the geometric mean probability of the words of their captions, which "
-        "says more where dev has few captions",
-    )
+    select: _Score = Field("bleu4", description=_ABOUT_SELECT)
     patience: int = Field(5, ge=1, description="epochs without a better dev score after which training stops")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
@@ -144,12 +145,7 @@ class SelfCriticalConfig(GridTrainingConfig):
 
     epochs: int = Field(10, ge=1, description="epochs at most; see `training.patience`")
     learning_rate: float = Field(5e-5, gt=0, description="learning rate at its peak; it falls to 0 along a cosine")
-    select: Literal["bleu4", "meteor", "cider", "mean", "likelihood"] = Field(
-        "cider",
-        description="score of greedy captions of the dev pictures by which the best epochs are chosen; `mean`: of "
-        "BLEU-4, METEOR and CIDEr; `likelihood`: the geometric mean probability of the words of their captions, which "
-        "says more where dev has few captions",
-    )
+    select: _Score = Field("cider", description=_ABOUT_SELECT)
     samples: int = Field(
         5,
         ge=2,

@@ -152,18 +152,17 @@ def _read(path: Path) -> dict[str, Any]:
 _DEEPEST = 20  # levels of a config; reading them takes PyYAML the square of their number
 
 
-class _RefusedError(yaml.MarkedYAMLError):
-    """YAML that may be read, but hardly as it was meant."""
-
-
 class _Loader(yaml.SafeLoader):
-    """A loader that refuses a key that a mapping has twice, numbers not in plain digits, and very deep nesting."""
+    """A loader that refuses a key that a mapping has twice, numbers not in plain digits, and very deep nesting.
+
+    Its AttendErrors begin with `name`, which PyYAML has for the place of the text.
+    """
 
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
         if self.depth == _DEEPEST:
-            raise _RefusedError(problem="is nested too deeply")
+            raise AttendError(f"{self.name}: is nested too deeply: correct it")
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -175,17 +174,20 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 line = key.start_mark.line + 1
                 if key.value in lines:
-                    raise _RefusedError(problem=f"line {line}: {key.value} is set already in line {lines[key.value]}")
+                    raise AttendError(
+                        f"{self.name}: line {line}: {key.value} is set already in line {lines[key.value]}: correct it"
+                    )
                 lines[key.value] = line
         return super().construct_mapping(node, deep)
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
-        """Return an integer or float; raise _RefusedError for one such as 1_0, 010 or 1:30."""
+        """Return an integer or float; raise AttendError for one such as 1_0, 010 or 1:30."""
         digits = node.value.lstrip("+-")
         if set("_:") & set(digits) or (digits.isdecimal() and digits != "0" and digits[0] == "0"):
             line = node.start_mark.line + 1
-            raise _RefusedError(
-                problem=f"line {line}: {node.value} is not a number in plain digits (a text needs quotes)"
+            raise AttendError(
+                f"{self.name}: line {line}: {node.value} is not a number in plain digits (a text needs quotes): "
+                "correct it"
             )
         whole = node.tag == "tag:yaml.org,2002:int"
         return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
@@ -201,10 +203,9 @@ def _parse(text: str, where: str) -> Any:
     Raises what PyYAML raises for what is no YAML: YAMLError, and other errors for odd scalars. where: the file or
     override, for the message.
     """
-    try:
-        return yaml.load(text, _Loader)
-    except _RefusedError as error:
-        raise AttendError(f"{where}: {error.problem}: correct it") from None
+    loader = _Loader(text)
+    loader.name = where
+    return loader.get_single_data()
 
 
 def _parse_override(text: str) -> dict[str, Any]:
