@@ -553,8 +553,8 @@ def outcome(layout: Layout, folder: Path, out: Path) -> tuple[Outcome, str]:
         return "refused", str(error)
     said = "; ".join([*notes, *faults.found])
     known = {content: number for contents in PICTURES.values() for number, content in enumerate(contents)}
-    captions = {known[path.read_bytes()]: row.captions for row, path in zip(rows, paths, strict=True)}
-    splits = {known[path.read_bytes()]: row.split for row, path in zip(rows, paths, strict=True)}
+    captions = {known[paths[row.name].read_bytes()]: row.captions for row in rows}
+    splits = {known[paths[row.name].read_bytes()]: row.split for row in rows}
     is_right = {number: sorted(own) for number, own in captions.items()} == {
         number: sorted(own) for number, own in layout.captions.items()
     } and splits == (layout.splits or dict.fromkeys(layout.captions))

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted
 from tasks.config.machine import MachineConfig
-from tasks.data.joined_sources import joined
 from tasks.data.manifest import MANIFEST, captions_of, valid_rows
+from tasks.data.splits import joined
 from tasks.datasets.base import DatasetOptions, paths_of, pictures_of
 from tasks.datasets.corrections import Corrections
 from tasks.datasets.faults import Faults
@@ -32,8 +32,8 @@ def describe_changes(manifest: Path, data: DatasetOptions, machine: MachineConfi
         paths = paths_of(data, [row.name for row in rows], Path())
     except AttendError as error:
         return str(error)
-    digests = Digests(machine.folder / "digests.sqlite").of(paths)
-    new = {row.name: digests[path] for row, path in zip(rows, paths, strict=True)}
+    digests = Digests(machine.folder / "digests.sqlite").of(paths.values())
+    new = {name: digests[path] for name, path in paths.items()}
     rows, notes = joined(rows, new, data, faults)
     new = {row.name: new[row.name] for row in rows}
     gone, added = old.keys() - new.keys(), new.keys() - old.keys()

@@ -6,7 +6,6 @@ of texts), facts (JSON or null). No other file has names: downstream stages iden
 
 from __future__ import annotations
 
-import hashlib
 import json
 import unicodedata
 from collections.abc import Collection, Mapping
@@ -18,21 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.common.errors import AttendError
+from tasks.common.files import digest_of_file
 from tasks.common.wording import counted, counted_by_split
 from tasks.config.machine import MachineConfig
 from tasks.data.fingerprints import DATABASE as FINGERPRINTS
 from tasks.data.inputs import digests_of
-from tasks.data.joined_sources import joined
 from tasks.data.near_duplicates import near_duplicates
-from tasks.data.splits import divide, divides
-from tasks.datasets.base import (
-    SPLITS,
-    DatasetOptions,
-    PictureFile,
-    Row,
-    paths_of,
-    pictures_of,
-)
+from tasks.data.splits import divide, divides, joined
+from tasks.datasets.base import SPLITS, DatasetOptions, PictureFile, Row, paths_of, pictures_of
 from tasks.datasets.faults import Faults
 from tasks.datasets.picture_finder import PictureFinder
 from tasks.pipeline.file_digests import Digests
@@ -80,29 +72,27 @@ def write_manifest(data: DatasetOptions, machine: MachineConfig, inputs: Mapping
     then, if a row or its picture is not valid (unless such rows are skipped), or if train or dev is empty.
     """
     faults = Faults(gather=data.on_error == "skip")
-    rows = list(data.rows(out / GENERATED_FOLDER, faults))
-    workspace = machine.folder
-    rows = valid_rows(rows, data, out / GENERATED_FOLDER, pictures_of(data, out / GENERATED_FOLDER), faults)
-    paths = paths_of(data, [row.name for row in rows], out / GENERATED_FOLDER)
+    generated, workspace = out / GENERATED_FOLDER, machine.folder
+    rows = list(data.rows(generated, faults))
+    rows = valid_rows(rows, data, generated, pictures_of(data, generated), faults)
+    paths = paths_of(data, [row.name for row in rows], generated)
     digests = _digests(paths, out, workspace / "digests.sqlite")
     alike: list[list[str]] = []
     if data.near_duplicates == "together" and divides((row.split for row in rows), data):
-        alike = near_duplicates({digests[path]: path for path in paths}, workspace / FINGERPRINTS)
-    names = {row.name: digests[path] for row, path in zip(rows, paths, strict=True)}
-    rows, notes = joined(rows, names, data, faults, alike)
-    paths = paths_of(data, [row.name for row in rows], out / GENERATED_FOLDER)
+        alike = near_duplicates({digests[name]: path for name, path in paths.items()}, workspace / FINGERPRINTS)
+    rows, notes = joined(rows, digests, data, faults, alike)
     if digests_of(data, machine) != inputs:
         raise AttendError(f"{data.place}: the data set changed while it was being read: run again")
-    divided = divide([(row.split, digests[path]) for row, path in zip(rows, paths, strict=True)], data, alike)
+    divided = divide([(row.split, digests[row.name]) for row in rows], data, alike)
     records: list[ManifestRow] = [
         {
             "name": row.name,
-            "digest": digests[path],
+            "digest": digests[row.name],
             "split": split,
             "captions": captions_of(row, split, data),
             "facts": json.dumps(row.facts) if row.facts is not None else None,
         }
-        for row, path, split in zip(rows, paths, divided.splits, strict=True)
+        for row, split in zip(rows, divided.splits, strict=True)
     ]
     records.sort(key=lambda record: record["name"])
     pq.write_table(pa.Table.from_pylist(records, schema=SCHEMA), out / MANIFEST)
@@ -150,12 +140,11 @@ def captions_of(row: Row, split: str, data: DatasetOptions) -> list[str]:
     return list(row.captions) * weight
 
 
-def _digests(paths: list[Path], written: Path, database: Path) -> dict[Path, str]:
-    """Return the SHA-256 of each file, by the cache but for pictures that were just `written`: they are not in it."""
-    new = {path for path in paths if path.is_relative_to(written)}
-    digests = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in new}
-    known = [path for path in paths if path not in new]
-    return digests | Digests(database).of(known) if known else digests
+def _digests(paths: Mapping[str, Path], written: Path, database: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file by name, by the cache but for pictures just `written`: they are not in it."""
+    known = [path for path in paths.values() if not path.is_relative_to(written)]
+    digests = Digests(database).of(known) if known else {}
+    return {name: digests.get(path) or digest_of_file(path) for name, path in paths.items()}
 
 
 def valid_rows(
@@ -240,7 +229,7 @@ def files_by_digest(manifest: Path, data: DatasetOptions, digests: Collection[st
     wanted = None if digests is None else [("digest", "in", list(digests))]
     table = pq.read_table(manifest / MANIFEST, columns=["digest", "name"], filters=wanted).to_pylist()[::-1]
     paths = paths_of(data, [record["name"] for record in table], manifest / GENERATED_FOLDER)
-    return {record["digest"]: path for record, path in zip(table, paths, strict=True)}
+    return {record["digest"]: paths[record["name"]] for record in table}
 
 
 def sources_by_digest(manifest: Path, data: DatasetOptions) -> dict[str, set[str]]:
@@ -258,7 +247,7 @@ def sources_by_digest(manifest: Path, data: DatasetOptions) -> dict[str, set[str
 def files_by_name(manifest: Path, data: DatasetOptions) -> dict[str, Path]:
     """Return the path of every picture of the manifest, by its name there. Arguments as in `files_by_digest`."""
     names = pq.read_table(manifest / MANIFEST, columns=["name"])["name"].to_pylist()
-    return dict(zip(names, paths_of(data, names, manifest / GENERATED_FOLDER), strict=True))
+    return paths_of(data, names, manifest / GENERATED_FOLDER)
 
 
 def sizes_in_words(counts: Mapping[str, float]) -> str:

@@ -13,10 +13,9 @@ import regex
 from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
 from tasks.data.fingerprints import DATABASE as FINGERPRINTS
-from tasks.data.joined_sources import joined
 from tasks.data.manifest import valid_rows
 from tasks.data.near_duplicates import near_duplicates
-from tasks.data.splits import divide, divides
+from tasks.data.splits import divide, divides, joined
 from tasks.datasets.base import SPLITS, DatasetOptions, PictureFile, Row, paths_of, pictures_of
 from tasks.datasets.faults import Faults
 from tasks.pipeline.file_digests import Digests
@@ -69,11 +68,6 @@ class Survey:
     def captions(self) -> int:
         return sum(len(row.captions) for row in self.rows)
 
-    @property
-    def has_splits(self) -> bool:
-        """Return whether the data set itself says which split each row belongs to."""
-        return all(row.split is not None for row in self.rows)
-
     def divided(self, data: DatasetOptions) -> Survey:
         """Return the survey with its rows divided by the shares in `data`, where they do not name their split."""
         alike = self.alike or [] if data.near_duplicates == "together" else []
@@ -94,7 +88,7 @@ def uncaptioned(found: Survey, data: DatasetOptions) -> list[str]:
     if data.unpacks:  # into folders of their own
         return [name for name in names if name not in found.paths]
     captioned = {path.absolute() for path in found.paths.values()}
-    paths = dict(zip(names, paths_of(data, names, Path()), strict=True))
+    paths = paths_of(data, names, Path())
     left = {path.absolute(): name for name, path in paths.items() if path.absolute() not in captioned}
     return sorted(left.values())
 
@@ -123,7 +117,7 @@ def survey(data: DatasetOptions, generated: Path, digests: Path, compare: Compar
     whole = not data.unpacks or len(rows) <= _MOST_UNPACKED
     pictures = pictures_of(data, generated)
     rows = valid_rows(rows, data, generated, pictures, faults)
-    paths = dict(zip((row.name for row in rows), paths_of(data, [row.name for row in rows], generated), strict=True))
+    paths = paths_of(data, [row.name for row in rows], generated)
     size = sum(picture.size for picture in pictures if picture.name in paths)
     of_rows = None if size > _MOST_BYTES and compare != "all" else _digests(paths, digests)
     alike = None
@@ -137,7 +131,7 @@ def survey(data: DatasetOptions, generated: Path, digests: Path, compare: Compar
     if of_rows is not None:
         rows, notes = joined(rows, of_rows, data, faults, alike or [] if data.near_duplicates == "together" else [])
     found = Survey(rows, paths, pictures, None, "", faults.found, notes, whole, of_rows or {}, alike)
-    return found if of_rows is None and not found.has_splits else found.divided(data)
+    return found if of_rows is None and any(row.split is None for row in rows) else found.divided(data)
 
 
 def _digests(paths: dict[str, Path], database: Path) -> dict[str, str]:

@@ -329,11 +329,11 @@ def pictures_of(data: DatasetOptions, generated: Path) -> list[PictureFile]:
     return found
 
 
-def paths_of(data: DatasetOptions, names: Iterable[str], generated: Path) -> list[Path]:
-    """Return the path of each picture of a data set, given its name in the rows. generated: as in `pictures_of`."""
+def paths_of(data: DatasetOptions, names: Iterable[str], generated: Path) -> dict[str, Path]:
+    """Return the path of each picture of a data set by its name in the rows. generated: as in `pictures_of`."""
     folders = {prefix: part.image_folder(generated / prefix) for prefix, part in data.parts().items()}
     prefixes = ((name, data.prefix_of(name)) for name in names)
-    return [folders[prefix] / name.removeprefix(prefix) for name, prefix in prefixes]
+    return {name: folders[prefix] / name.removeprefix(prefix) for name, prefix in prefixes}
 
 
 def picture_files(folder: Path) -> list[Path]:

@@ -366,7 +366,7 @@ def test_a_published_layout_is_read_without_an_edit(
     rows = list(config.data.rows(tmp_path / "out", Faults(gather=True)))
     paths = paths_of(config.data, [row.name for row in rows], tmp_path / "out")
     known = {content: number for contents in PICTURES.values() for number, content in enumerate(contents)}
-    numbers = [known[path.read_bytes()] for path in paths]
+    numbers = [known[paths[row.name].read_bytes()] for row in rows]
     found = {number: list(row.captions) for number, row in zip(numbers, rows, strict=True)}
     assert found == captions
     assert {number: row.split for number, row in zip(numbers, rows, strict=True)} == splits

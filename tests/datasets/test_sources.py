@@ -14,9 +14,8 @@ from PIL import Image
 from flows.preflight import verdict_of
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config, load, refusals
-from tasks.data.joined_sources import joined
 from tasks.data.manifest import MANIFEST, files_by_digest, read_pictures
-from tasks.data.splits import divide, hashed_split
+from tasks.data.splits import divide, hashed_split, joined
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import Row
 from tasks.datasets.faults import REFUSE
