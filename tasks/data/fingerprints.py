@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -136,13 +136,8 @@ def _within_border(pixels: npt.NDArray[np.uint8]) -> tuple[int, int, int, int]:
 
 def _plain_lines(lines: npt.NDArray[np.uint8]) -> int:
     """Return how many of the first lines are of one colour, all of the same. lines: uint8 (L, P, 3)."""
-    first = lines[0].mean(axis=0)
-    return sum(1 for _ in _lines_like(lines[: len(lines) // _WIDEST], first))
-
-
-def _lines_like(lines: npt.NDArray[np.uint8], colour: npt.NDArray[np.float64]) -> Iterator[None]:
-    """Yield once for each line until one is not plain, or of another colour; most pictures have none."""
-    for line in lines:
+    colour, widest = lines[0].mean(axis=0), len(lines) // _WIDEST
+    for number, line in enumerate(lines[:widest]):
         if line.std(axis=0).max() > _LINE_SPREAD or np.abs(line.mean(axis=0) - colour).max() > _LINE_DRIFT:
-            return
-        yield
+            return number
+    return widest

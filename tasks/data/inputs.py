@@ -18,25 +18,18 @@ def digests_of(data: DatasetOptions, machine: MachineConfig) -> dict[str, str]:
     unpacked from the annotation files.
     """
     store = Digests(machine.folder / "digests.sqlite")
-    digests: dict[str, str] = {}
+    found: dict[str, str] = {}
     for prefix, part in data.parts().items():
         with in_source(prefix):
-            digests |= {f"{prefix}{name}": digest for name, digest in _of_part(part, store).items()}
-    return digests
-
-
-def _of_part(data: DatasetOptions, store: Digests) -> dict[str, str]:
-    """Return what `digests_of` returns for a data set of one format."""
-    files = data.annotation_files()
-    if not files:
-        return {}
-    digests = store.of(files)
-    annotations = digest_of([[path.name, digests[path]] for path in files])
-    if data.unpacks:
-        return {"annotations": annotations}
-    folder = data.image_folder(Path())
-    pictures = [picture for picture in find_pictures(folder) if _is_utf8(picture.name)]
-    return {"annotations": annotations, "photographs": store.of_pictures(folder, pictures)}
+            files = part.annotation_files()
+            if files:
+                digests = store.of(files)
+                found[f"{prefix}annotations"] = digest_of([[path.name, digests[path]] for path in files])
+            if files and not part.unpacks:
+                folder = part.image_folder(Path())
+                pictures = [picture for picture in find_pictures(folder) if _is_utf8(picture.name)]
+                found[f"{prefix}photographs"] = store.of_pictures(folder, pictures)
+    return found
 
 
 def _is_utf8(name: str) -> bool:

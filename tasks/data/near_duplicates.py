@@ -159,7 +159,6 @@ class _Index:
     def _similar(self, asked: Integers, held: Integers, roots: Integers) -> _Candidates:
         """Return the pairs whose descriptors are similar, of each two pictures the most similar one, best first."""
         frames, crops = len(self._owners), len(_CROPS)
-
         apart = roots[self._owners[asked % frames]] != roots[self._owners[held // crops]]
         asked, held = asked[apart], held[apart]
         differences = np.bitwise_count(self._asked_sketches[asked] ^ self._held_sketches[held]).sum(axis=1)
@@ -238,15 +237,10 @@ def _shares(cut: tuple[int, int], side: int, cells: int) -> Exact:
     return shares
 
 
-def _frequency_weights() -> Exact:
-    """Return the weight of each coefficient, an integer: its frequency times 16, and 0 for the mean."""
-    number = np.arange(_FREQUENCIES)
-    weights: Exact = np.rint(16 * np.sqrt(number[:, None] ** 2 + number**2)).ravel()
-    return weights
-
-
-_WEIGHTS = _frequency_weights()
-_MIRROR = np.tile(np.where(np.arange(_FREQUENCIES) % 2, -1, 1), _FREQUENCIES).astype(np.int8)  # what mirroring changes
+_ALONG = np.arange(_FREQUENCIES)
+# The weight of each coefficient, an integer: its frequency times 16, and 0 for the mean.
+_WEIGHTS: Exact = np.rint(16 * np.sqrt(_ALONG[:, None] ** 2 + _ALONG**2)).ravel()
+_MIRROR = np.tile(np.where(_ALONG % 2, -1, 1), _FREQUENCIES).astype(np.int8)  # what mirroring changes
 
 
 @cache
