@@ -141,7 +141,13 @@ def bring_up_to_date(
         jobs = jobs_of([(digest, files[digest]) for digest in missing], store, grids, machine, tuned)
         failed = _fill(store, jobs, hooks, out / PROGRESS) if jobs else []
         rows, _ = store.rows()
-    _check_failures(failed, len(files), grids.max_failed)
+    if len(failed) > grids.max_failed * len(files):
+        examples = "; ".join(f"{item.path}: {item.reason}" for item in failed[:5])
+        more = f"; and {len(failed) - 5} more" if len(failed) > 5 else ""
+        raise AttendError(
+            f"{len(failed)} of {len(files)} pictures cannot be read, over grids.max_failed={grids.max_failed}: "
+            f"{examples}{more}"
+        )
     indexed = {digest: rows[digest] for digest in sorted(files) if digest in rows}
     write_index(out, indexed)
     write_failures(failed, out / FAILED)
@@ -174,16 +180,6 @@ def jobs_of(
     parts = (wanted[start : start + machine.shard_rows] for start in range(0, len(wanted), machine.shard_rows))
     first = store.next_number()
     return [ShardJob(number, part, store.identity, grids, machine, tuned) for number, part in enumerate(parts, first)]
-
-
-def _check_failures(failed: list[FailedPhotograph], total: int, allowed: float) -> None:
-    """Raise AttendError where more than the share `allowed` of `total` pictures failed."""
-    if len(failed) > allowed * total:
-        examples = "; ".join(f"{item.path}: {item.reason}" for item in failed[:5])
-        more = f"; and {len(failed) - 5} more" if len(failed) > 5 else ""
-        raise AttendError(
-            f"{len(failed)} of {total} pictures cannot be read, over grids.max_failed={allowed}: {examples}{more}"
-        )
 
 
 def _fill(store: GridStore, jobs: Sequence[ShardJob], hooks: ExtractHooks, progress: Path) -> list[FailedPhotograph]:

@@ -33,14 +33,9 @@ class FailedPhotograph:
 
 
 def decoders(machine: MachineConfig) -> ThreadPoolExecutor:
-    """Return the threads that read and decode photographs."""
-    return ThreadPoolExecutor(decoder_count(machine))
-
-
-def decoder_count(machine: MachineConfig) -> int:
-    """Return the number of threads that decode photographs; the processes of one torchrun share the cores evenly."""
+    """Return the threads that read and decode photographs; the processes of one torchrun share the cores evenly."""
     share = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return machine.threads or max(share, 1)
+    return ThreadPoolExecutor(machine.threads or max(share, 1))
 
 
 def read_photograph(digest: str, path: Path) -> bytes:

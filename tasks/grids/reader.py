@@ -34,17 +34,16 @@ class _LazyShard:
         with self._lock:
             mapped = self._mapped  # read once: another thread may drop it at any time
             if mapped is None:
-                mapped = self._mapped = self._check_digests(map_shard(self._store, self._number))
+                mapped = map_shard(self._store, self._number)
+                held = dict(enumerate(mapped.digests))
+                if any(held.get(row) != digest for row, digest in self._expected.items()):
+                    raise AttendError(
+                        f"{self._store.folder}: shard {self._number} holds grids of other pictures than the index "
+                        "says: another machine wrote it meanwhile: move the folder away, and run `attend run`"
+                    )
+                self._mapped = mapped
         if self._store.remote is not None:
             self._store.remote.record_use(self, len(mapped.file))
-        return mapped
-
-    def _check_digests(self, mapped: Mapped) -> Mapped:
-        if any(row >= len(mapped.digests) or mapped.digests[row] != digest for row, digest in self._expected.items()):
-            raise AttendError(
-                f"{self._store.folder}: shard {self._number} holds grids of other pictures than the index says: "
-                "another machine wrote it meanwhile: move the folder away, and run `attend run`"
-            )
         return mapped
 
     def prefetch(self) -> bool:

@@ -37,25 +37,18 @@ def weight_digests(grids: GridsConfig, machine: MachineConfig) -> dict[str, str]
     weights = grids.weights
     if (grids.backbone == IMPORTED) != weights.startswith("imported:"):
         raise AttendError("grids: backbone=imported and weights=imported:NAME belong together: set both or neither")
-    if weights.startswith("imported:"):
-        return {"weights": weights}
     if weights.startswith(CAPTIONER):
-        return {"weights": _captioner_weights(Path(weights.removeprefix(CAPTIONER)), machine)}
-    if weights_file(weights) is None:
+        folder = Path(weights.removeprefix(CAPTIONER))
+        recorded = json.loads((folder / "config.json").read_text(encoding="utf-8"))["backbone"].get("weights")
+        if recorded is not None:  # as in the captioner's own grids, so that these are found
+            return {"weights": str(recorded)}
+        path = folder / TUNED
+    elif weights_file(weights) is None:
         _checked_seed(weights)
         return {"weights": weights}
-    digests = Digests(machine.folder / "digests.sqlite")
-    path = _existing_file(weights)
-    return {"weights": digests.of([path])[path]}
-
-
-def _captioner_weights(folder: Path, machine: MachineConfig) -> str:
-    """Return what identifies the weights of a captioner's backbone: as in its own grids, so that these are found."""
-    recorded = json.loads((folder / "config.json").read_text(encoding="utf-8"))["backbone"].get("weights")
-    if recorded is not None:
-        return str(recorded)
-    path = folder / TUNED
-    return Digests(machine.folder / "digests.sqlite").of([path])[path]
+    else:
+        path = _existing_file(weights)
+    return {"weights": Digests(machine.folder / "digests.sqlite").of([path])[path]}
 
 
 def check_backbone(grids: GridsConfig, first_block: int | None = None) -> None:
@@ -68,14 +61,18 @@ def check_backbone(grids: GridsConfig, first_block: int | None = None) -> None:
     _checked_seed(grids.weights)
     if not check_needs_torch(grids):
         return
-    if kind not in ("torchvision", "timm"):
-        backbone = load_backbone(grids)
-    else:
+    import torch
+
+    if kind == "torchvision":
         backbone = random_backbone(grids)
-        if kind == "torchvision":
-            _check_torchvision_download(_torchvision_weights(backbone, grids.backbone, name))
-        else:
-            _check_timm_download(backbone, grids.backbone)
+        weights = _torchvision_weights(backbone, grids.backbone, name)
+        if not (Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name).is_file():
+            _check_server(weights.url, grids.weights)
+    elif kind == "timm":
+        backbone = random_backbone(grids)
+        _check_timm_download(backbone, grids.backbone)
+    else:
+        backbone = load_backbone(grids)
     if first_block is not None:
         try:
             backbone.tunable(first_block, grids.image_size)
@@ -100,14 +97,6 @@ def backbone_fault(grids: GridsConfig, first_block: int | None) -> str:
     except AttendError as error:
         return str(error)
     return ""
-
-
-def _check_torchvision_download(weights: WeightsEnum) -> None:
-    """Raise AttendError where torchvision's weights are not on this machine, and their server does not answer."""
-    import torch
-
-    if not (Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name).is_file():
-        _check_server(weights.url, f"torchvision:{weights.name}")
 
 
 def _check_timm_download(backbone: Backbone, architecture: str) -> None:

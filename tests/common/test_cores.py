@@ -14,7 +14,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from tasks.common.cores import available_cores
 from tasks.config.devices import prepare_compiler
 from tasks.config.machine import MachineConfig
-from tasks.grids.photographs import decoder_count
+from tasks.grids.photographs import decoders
 
 SAYS = "import tasks, torch; print(torch.get_num_threads())"
 
@@ -73,7 +73,7 @@ def test_torch_takes_the_cores_of_this_process_unless_told_otherwise() -> None:
 
 
 def test_decoding_takes_as_many_threads_as_computing() -> None:
-    assert decoder_count(MachineConfig(threads=3)) == 3
+    assert decoders(MachineConfig(threads=3))._max_workers == 3
 
 
 def test_compiled_kernels_are_kept_by_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
