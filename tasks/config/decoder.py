@@ -13,7 +13,7 @@ from tasks.common.errors import check_known
 from tasks.common.section import Section
 
 # Fields of the decoder section that are not options of the decoder's class.
-_NOT_OF_THE_CLASS = ("name", "members")
+_NOT_OF_THE_CLASS = {"name", "members"}
 
 
 class DecoderConfig(Section):
@@ -105,9 +105,9 @@ class DecoderConfig(Section):
     def _check(self) -> DecoderConfig:
         check_known(self.name, "decoder", DECODERS)
         member = DECODERS[self.name]
-        for name in type(self).model_fields:
-            applies = name in _NOT_OF_THE_CLASS or name in self._class_options
-            if not applies and getattr(self, name) is not None:
+        known = {item.name for item in fields(member.options)}
+        for name in self._given():
+            if name not in known:
                 raise ValueError(f"decoder {self.name} has no `{name}`: leave it out, or set it to null")
         if self.first_state == "zeros" and not member.attends:
             raise ValueError(
@@ -118,15 +118,13 @@ class DecoderConfig(Section):
         self.resolved()  # whose rules are in models/options.py
         return self
 
-    @property
-    def _class_options(self) -> set[str]:
-        """Return the names of the options of the decoder's class."""
-        return {item.name for item in fields(DECODERS[self.name].options)}
+    def _given(self) -> dict[str, Any]:
+        """Return the options that are set."""
+        return self.model_dump(exclude=_NOT_OF_THE_CLASS, exclude_none=True)
 
     def resolved(self) -> DecoderOptions:
         """Return the options of the decoder's class, with its defaults; ValueError for those that do not fit."""
-        values = {name: getattr(self, name) for name in type(self).model_fields if name in self._class_options}
-        return DECODERS[self.name].options(**{name: value for name, value in values.items() if value is not None})
+        return DECODERS[self.name].options(**self._given())
 
     def options(self) -> dict[str, Any]:
         """Return the options of the decoder's class, with its defaults, as plain JSON values."""

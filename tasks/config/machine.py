@@ -69,9 +69,8 @@ class MachineConfig(Section):
         """Return the workspace's URL or absolute path, which is the same from every folder."""
         if "://" in self.workspace:
             return self.workspace
-        folder = Path(self.workspace).expanduser().absolute()
-        remote = Remote.for_cache(folder)  # the config may name the folder that is the cache of a URL
-        return str(folder) if remote is None else remote.url
+        remote = Remote.for_cache(self.folder)  # the config may name the folder that is the cache of a URL
+        return str(self.folder) if remote is None else remote.url
 
     @property
     def folder(self) -> Path:
