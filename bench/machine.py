@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from tasks.config.precision import Precision, native_precision
+from tasks.config.devices import Precision, native_precision
 
 Made = TypeVar("Made")
 

@@ -37,9 +37,8 @@ from models.backbones.encoder import Encoder
 from models.encoded_pictures import decode
 from models.photographs import as_batch
 from models.resizing import Pixels, resize
-from tasks.config.devices import prepare_compiler
+from tasks.config.devices import Precision, prepare_compiler
 from tasks.config.machine import MachineConfig
-from tasks.config.precision import Precision
 from tasks.config.stages import GridsConfig
 from tasks.grids.extraction import MadeShard, jobs_of, make_shards
 from tasks.grids.identity import identity_of

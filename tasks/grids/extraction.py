@@ -40,9 +40,8 @@ from tasks.common.files import digest_of_file
 from tasks.common.progress import Bar
 from tasks.common.threads import run_ahead
 from tasks.common.wording import counted
-from tasks.config.devices import device_of, prepare_compiler
+from tasks.config.devices import device_of, prepare_compiler, warn_if_emulated
 from tasks.config.machine import MachineConfig
-from tasks.config.precision import warn_if_emulated
 from tasks.config.stages import GridsConfig
 from tasks.grids.identity import Identity
 from tasks.grids.index import IDENTITY, shard_files, write_index

@@ -12,8 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from tasks.config.devices import device_of
-from tasks.config.precision import native_precision, warn_if_emulated
+from tasks.config.devices import device_of, native_precision, warn_if_emulated
 from tasks.config.schema import Config
 from tasks.config.training import FitConfig
 from tasks.pipeline import distributed as processes

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tasks.config import precision
-from tasks.config.precision import native_precision
+from tasks.config import devices
+from tasks.config.devices import native_precision
 from tasks.config.training import TrainingConfig
 from tasks.training.precision import SHARE, computes_on, precision_by_epoch, with_precision
 from tests.support import artifacts, plan, run_all, run_stage, small
@@ -21,12 +21,12 @@ Printed = pytest.CaptureFixture[str]
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """Have the processor compute bfloat16 natively, or emulate it."""
-    return lambda cost: monkeypatch.setattr(precision, "bfloat16_cost", lambda _device: cost)
+    return lambda cost: monkeypatch.setattr(devices, "bfloat16_cost", lambda _device: cost)
 
 
 def test_the_processor_is_timed() -> None:
-    cost = precision.bfloat16_cost(CPU)
-    assert 0 < cost < float("inf") and precision.bfloat16_cost(CPU) == cost  # once a process
+    cost = devices.bfloat16_cost(CPU)
+    assert 0 < cost < float("inf") and devices.bfloat16_cost(CPU) == cost  # once a process
     assert native_precision(CPU) == ("bfloat16" if cost < 1 else "float32")
 
 
