@@ -48,8 +48,7 @@ def write_captions(captions: CaptionsConfig, manifest: Artifact, out: Path, join
     """Build the vocabulary from the train split, and write it, every split's captions as token ids, and frequencies.
 
     manifest: the artifact of `ingest`. out: the folder to write to. joined: the words of the vocabulary that is joined,
-    where `captions` says so. The outcome's products are a digest for each
-    split, `vocabulary` and `frequencies`.
+    where `captions` says so. The outcome's products are a digest for each split, `vocabulary` and `frequencies`.
     """
     split_words = tokeniser(captions.tokeniser)
     splits: list[str] = [split for split in SPLITS if split in manifest.products]

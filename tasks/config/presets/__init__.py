@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ def values_of(preset_or_file: str, overrides: Sequence[str] = ()) -> dict[str, A
     if preset_or_file in known:
         values: dict[str, Any] = {"preset": preset_or_file}
     elif path.suffix not in (".yaml", ".yml"):
-        raise AttendError(f"{preset_or_file}: no such preset{_meant(path, known)} (or give a .yaml file)")
+        file = path.with_name(f"{path.name}.yaml")
+        meant = f"; did you mean {str(file)!r}?" if file.is_file() else suggestion(str(path), known)
+        raise AttendError(f"{preset_or_file}: no such preset{meant} (or give a .yaml file)")
     elif not path.is_file():
         near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.y*ml")], n=1)
         raise AttendError(f"{path}: no such file{f'; did you mean {str(path.with_name(near[0]))!r}?' if near else ''}")
@@ -44,12 +46,6 @@ def values_of(preset_or_file: str, overrides: Sequence[str] = ()) -> dict[str, A
     for override in overrides:
         values = merged(values, _parse_override(override))
     return values
-
-
-def _meant(path: Path, known: Iterable[str]) -> str:
-    """Return a hint at the YAML file or preset that an unknown preset may mean."""
-    file = path.with_name(f"{path.name}.yaml")
-    return f"; did you mean {str(file)!r}?" if file.is_file() else suggestion(str(path), known)
 
 
 def resolve_preset(values: dict[str, Any], ancestors: tuple[str, ...] = ()) -> dict[str, Any]:
