@@ -139,7 +139,7 @@ def compact(workspace: Workspace, planned: Iterable[Compaction], shard_rows: int
                 raise AttendError(f"{damage}: run `attend workspace verify`, `attend run`, and then this again")
         store.clean()
         _rewrite(item, shard_rows)
-        rows, _ = store.rows(without=old)
+        rows, _ = store.rows(only={shard.number for shard in store.shards()} - old)
         for index in _indexes(workspace):
             if index.identity == store.identity and all(digest in rows for digest in index.digests()):
                 reindex(workspace, index.artifact, store, rows)

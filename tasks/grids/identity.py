@@ -62,10 +62,6 @@ class Identity:
         """Return the digest of the fields. Its first 20 characters name the store's folder."""
         return digest_of(self.as_dict)
 
-    def folder(self, grids: Path) -> Path:
-        """Return the folder of the store with this identity; grids: a workspace's folder of grids."""
-        return grids / self.digest[:20]
-
 
 def identity_of(grids: GridsConfig, weights: str) -> Identity:
     """Return the identity of the grids that this config describes; weights: the digest or name of the weights."""

@@ -106,7 +106,7 @@ class GridStore:
 
     def __init__(self, grids: Path, identity: Identity) -> None:
         self.identity = identity
-        self.folder = identity.folder(grids)
+        self.folder = grids / identity.digest[:20]
         self.remote = Remote.for_cache(grids.parent)
 
     def open(self) -> None:
@@ -169,19 +169,17 @@ class GridStore:
         """Return the Parquet indexes of the published shards, ordered by number."""
         return sorted(self.folder.glob("shard-*.parquet"), key=_shard_number)
 
-    def rows(
-        self, without: Collection[int] = (), only: Collection[int] | None = None
-    ) -> tuple[dict[str, GridRow], list[str]]:
+    def rows(self, only: Collection[int] | None = None) -> tuple[dict[str, GridRow], list[str]]:
         """Return digest -> row of all intact shards, and a message for each of the others.
 
-        without: numbers of shards to leave out. only: numbers of the shards to read; None for all.
+        only: numbers of the shards to read; None for all.
         """
         rows: dict[str, GridRow] = {}
         damages = []
         remote_files = self._remote_files()
         for index in self.indexes():
             number = _shard_number(index)
-            if number in without or (only is not None and number not in only):
+            if only is not None and number not in only:
                 continue
             try:
                 shard = read_shard(index)
