@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import json
 import subprocess
 import sys
-import urllib.request
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -71,29 +72,48 @@ def check_project(project: Path) -> None:
 
 
 def deploy(options: ServiceOptions, env: dict[str, str]) -> None:
-    """Create Prefect's work pool and automations where they do not exist, and deploy what prefect.yaml has now."""
-    project = Path(options.project)
-    if not _succeeds([*PREFECT, "work-pool", "inspect", POOL], project, env):
-        _call([*PREFECT, "work-pool", "create", POOL, "--type", "process"], project, env)
-    deployments = prefect_file(project)
+    """Create Prefect's work pool and automations where they do not exist, and deploy what prefect.yaml has now.
+
+    env: the environment variables with the server's address, for the process that does so. Exits where that fails,
+    after an error on standard error.
+    """
+    command = [sys.executable, "-m", "flows.operations.deploy", json.dumps(asdict(options))]
+    if subprocess.run(command, cwd=options.project, env=env, check=False).returncode != 0:
+        raise SystemExit(1)
+
+
+def _deploy(options: ServiceOptions) -> None:
+    """Deploy at the server that this process's environment names."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.events.schemas.automations import AutomationCore
+    from prefect.exceptions import ObjectAlreadyExists
+    from prefect.workers.process import ProcessWorker
+
+    deployments = prefect_file(Path(options.project))
     if options.config:
         content = _with_config(deployments, options.config)
         deployments = logs_of(Path(options.workspace)) / "deployments.yaml"
         deployments.write_text(content, encoding="utf-8")
-    _call([*PREFECT, "deploy", "--all", "--prefect-file", str(deployments)], project, env)
-    automations = [_ZOMBIES.read_text(encoding="utf-8")]
-    if options.notify:
-        block = _block_id(options.notify, f"http://127.0.0.1:{options.port}", env)
-        automations += [
-            text.replace("BLOCK", block) for text in _NOTIFICATIONS.read_text(encoding="utf-8").split("---\n")
-        ]
-    for automation in map(yaml.safe_load, automations):
-        name = automation["name"]
-        exists = _succeeds([*PREFECT, "automation", "inspect", name], project, env)
-        if exists and name in _NOTIFYING:  # of another block, perhaps
-            _call([*PREFECT, "automation", "delete", name], project, env)
-        if not exists or name in _NOTIFYING:
-            _call([*PREFECT, "automation", "create", "--from-json", json.dumps(automation)], project, env)
+    with get_client(sync_client=True) as client:
+        automations = [_ZOMBIES.read_text(encoding="utf-8")]
+        if options.notify:
+            block = _block_id(client, options.notify, f"http://127.0.0.1:{options.port}")
+            notifications = _NOTIFICATIONS.read_text(encoding="utf-8").split("---\n")
+            automations += [text.replace("BLOCK", block) for text in notifications]
+        with contextlib.suppress(ObjectAlreadyExists):
+            template = ProcessWorker.get_default_base_job_template()
+            client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
+        command = [*PREFECT, "deploy", "--all", "--prefect-file", str(deployments)]
+        if subprocess.run(command, check=False).returncode != 0:
+            raise SystemExit(f"`prefect deploy --all --prefect-file {deployments}` failed: see above")
+        for automation in map(yaml.safe_load, automations):
+            existing = client.read_automations_by_name(automation["name"])
+            replaced = existing if automation["name"] in _NOTIFYING else []  # they may name another block
+            for old in replaced:
+                client.delete_automation(old.id)
+            if existing == replaced:
+                client.create_automation(AutomationCore.model_validate(automation))
 
 
 def _with_config(deployments: Path, config: str) -> str:
@@ -111,34 +131,24 @@ def _with_config(deployments: Path, config: str) -> str:
     return yaml.safe_dump(content, sort_keys=False)
 
 
-def _block_id(name: str, address: str, env: dict[str, str]) -> str:
+def _block_id(client: Any, name: str, address: str) -> str:
     """Return the id of the Prefect block `TYPE/NAME`. Exits where there is none."""
+    from prefect.exceptions import ObjectNotFound
+
     kind, _, block = name.partition("/")
-    request = urllib.request.Request(f"{env['PREFECT_API_URL']}/block_types/slug/{kind}/block_documents/name/{block}")
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return str(json.load(answer)["id"])
-    except (OSError, ValueError):
+        return str(client.read_block_document_by_name(block, kind).id)
+    except ObjectNotFound:
         raise SystemExit(
             f"--notify: {name}: no such block: `attend up` without --notify, make it at {address}/blocks (Slack, "
             "e-mail, a webhook, ...), then `attend down` and this again"
         ) from None
 
 
-def _succeeds(command: list[str], project: Path, env: dict[str, str]) -> bool:
-    """Return whether a command of Prefect's ends with exit code 0."""
-    return subprocess.run(command, cwd=project, env=env, capture_output=True, check=False).returncode == 0
-
-
-def _call(command: list[str], project: Path, env: dict[str, str]) -> str:
-    """Run a command of Prefect's and return its output. Exits where the command fails."""
-    finished = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
-    print(finished.stdout + finished.stderr, flush=True)
-    if finished.returncode != 0:
-        raise SystemExit(f"`prefect {' '.join(command[4:])}` failed: see above")
-    return finished.stdout
-
-
 def logs_of(workspace: Path) -> Path:
     """Return the folder for the logs of all servers of a workspace."""
     return workspace / "prefect" / "logs"
+
+
+if __name__ == "__main__":
+    _deploy(ServiceOptions(**json.loads(sys.argv[1])))

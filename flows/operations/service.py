@@ -196,20 +196,17 @@ def supervise(options: ServiceOptions) -> None:
 
     with _lock(workspace).acquire(timeout=5):  # `is_locked` holds it for a moment
         try:
-            wait_or_start_again(start_server(), start_server, workspace)
+            server = start_server()
+            if mlflow is not None:  # they start at the same time
+                connect(workspace)  # makes the database whole: MLflow's server would make it in place
+                command = ui_command(workspace, options.mlflow_port)
+                programs["mlflow"] = (command, {**ui_environment(), "ATTEND_WORKSPACE": str(workspace)})
+                start("mlflow")
+            wait_or_start_again(server, start_server, workspace)
             deploy(options, env)
             _end_dead_runs(f"{url}/api", "CANCELLED", "it was stopped with the machine or the service")
             start("worker")
             if mlflow is not None:
-                connect(workspace)  # makes the database whole: MLflow's server would make it in place
-                programs["mlflow"] = (
-                    ui_command(workspace, options.mlflow_port),
-                    {
-                        **ui_environment(),
-                        "ATTEND_WORKSPACE": str(workspace),
-                    },
-                )
-                start("mlflow")
                 wait_until_healthy(f"{mlflow}/health", children["mlflow"], logs_of(workspace) / "mlflow.log", "MLflow")
             while True:
                 service = Service(os.getpid(), url, mlflow, [child.pid for child in children.values()])
