@@ -7,10 +7,10 @@ as the true one. Frames of one moment that arrive together are no such pictures,
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
+
+from tasks.inspection.record import DriftRecord
 
 LEVEL = 0.01  # probability of an alarm where nothing drifted
 FEWEST = 20  # pictures on either side; fewer decide nothing
@@ -19,21 +19,7 @@ _PERMUTATIONS = 999
 _AT_ONCE = 128
 
 
-class Drift(NamedTuple):
-    """The result of a test: probability of a distance as great by chance, the distance, and pictures on either side."""
-
-    probability: float
-    distance: float
-    known: int
-    arrived: int
-
-    @property
-    def is_alarm(self) -> bool:
-        """Return whether the pictures that arrived are from another world, at the level `LEVEL`."""
-        return self.probability <= LEVEL
-
-
-def drift_between(known: Tensor, arrived: Tensor, seed: int = 0) -> Drift:
+def drift_between(known: Tensor, arrived: Tensor, seed: int = 0) -> DriftRecord:
     """Return whether two samples of pooled grids, (N, C) and (M, C) float32 of length 1, are of one distribution.
 
     Of more than `_MOST`, so many are drawn at random.
@@ -50,7 +36,15 @@ def drift_between(known: Tensor, arrived: Tensor, seed: int = 0) -> Drift:
         number = min(_AT_ONCE, _PERMUTATIONS - start)
         order = torch.stack([torch.randperm(count, generator=generator) for _ in range(number)])
         as_great += int((_energy(distances, true[0][order]) >= observed * (1 - 1e-6)).sum())
-    return Drift(as_great / (_PERMUTATIONS + 1), float(observed), len(samples[0]), len(samples[1]))
+    probability = as_great / (_PERMUTATIONS + 1)
+    return {
+        "alarm": probability <= LEVEL,
+        "probability": probability,
+        "distance": round(float(observed), 6),
+        "level": LEVEL,
+        "known": len(samples[0]),
+        "arrived": len(samples[1]),
+    }
 
 
 def _energy(distances: Tensor, of_first: Tensor) -> Tensor:

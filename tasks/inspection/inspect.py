@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence, Set
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.neighbours import Memory, pool
-from models.vocabulary import SPECIAL
 from tasks.common.progress import Bar
 from tasks.config.devices import device_of
 from tasks.config.schema import Config
@@ -33,7 +32,7 @@ from tasks.evaluation.caption_and_score import ScoreInputs
 from tasks.grids.index import open_grids
 from tasks.grids.reader import GridReader
 from tasks.inspection.doubtful_captions import doubts
-from tasks.inspection.drift import FEWEST, LEVEL, Drift, drift_between
+from tasks.inspection.drift import FEWEST, drift_between
 from tasks.inspection.look_alikes import look_alikes
 from tasks.inspection.record import (
     ALIKE,
@@ -63,20 +62,6 @@ _SCHEMA = pa.schema(
         ("why", pa.string()),
     ]
 )
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A row of findings.parquet."""
-
-    kind: str
-    digest: str
-    name: str
-    split: str
-    score: float
-    why: str
-    caption: str | None = None
-    other: str | None = None
 
 
 def inspect_data(config: Config, sources: ScoreInputs, known: Set[str] | None, out: Path) -> InspectionRecord:
@@ -140,19 +125,18 @@ def _some_of_both(order: Sequence[str], known: Set[str] | None) -> list[str]:
 
 
 class _Findings:
-    """Findings as they are gathered."""
+    """The rows of findings.parquet as they are gathered, by kind."""
 
     def __init__(self, by_digest: dict[str, tuple[str, Picture]]) -> None:
         self._by_digest = by_digest
-        self._rows: dict[str, list[Finding]] = {}
+        self._rows: dict[str, list[dict[str, Any]]] = {}
 
     def add(
         self, kind: str, digest: str, score: float, why: str, caption: str | None = None, other: str | None = None
     ) -> None:
         split, picture = self._by_digest[digest]
-        self._rows.setdefault(kind, []).append(
-            Finding(kind, digest, picture.name, split, round(score, 4), why, caption, other)
-        )
+        row = {"kind": kind, "digest": digest, "name": picture.name, "split": split, "caption": caption, "other": other}
+        self._rows.setdefault(kind, []).append({**row, "score": round(score, 4), "why": why})
 
     def caption(self, digest: str, place: int) -> str:
         """Return a picture's caption by its place."""
@@ -162,7 +146,7 @@ class _Findings:
         return {kind: len(rows) for kind, rows in self._rows.items()}
 
     def write(self, path: Path) -> None:
-        rows = [asdict(row) for own in self._rows.values() for row in own[:_MOST_ROWS]]
+        rows = [row for own in self._rows.values() for row in own[:_MOST_ROWS]]
         pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), path)
 
 
@@ -195,15 +179,8 @@ def _doubtful(
         return 0
     device = device_of(config.machine)
     decoder, _ = load_decoder(sources.decoder.path)
-    words = read_vocabulary(sources.captions.path)
-    values = doubts(
-        decoder.to(device).eval(),
-        mean,
-        grids,
-        chosen,
-        device,
-        len(words.words) + len(SPECIAL),
-    )
+    vocabulary = read_vocabulary(sources.captions.path)
+    values = doubts(decoder.to(device).eval(), mean, grids, chosen, device, len(vocabulary))
     found = [
         (float(value), picture.digest, place)
         for picture, own, at in zip(chosen, values, places, strict=True)
@@ -211,14 +188,8 @@ def _doubtful(
         if value > DOUBT
     ]
     for value, digest, place in sorted(found, reverse=True):
-        text = findings.caption(digest, place)
-        findings.add(
-            DOUBTFUL,
-            digest,
-            value,
-            f"its words are {value:.1f} nats less likely here than they should be, each",
-            caption=text,
-        )
+        why = f"its words are {value:.1f} nats less likely here than they should be, each"
+        findings.add(DOUBTFUL, digest, value, why, caption=findings.caption(digest, place))
     return sum(len(own) for own in values)
 
 
@@ -256,8 +227,7 @@ def _drift(
     if min(counts) < FEWEST:
         few = "pictures arrived" if counts[1] < FEWEST else "pictures of before are left"
         return f"{min(counts):,} {few} since the champion was trained: {FEWEST} are needed to tell"
-    result = drift_between(pooled[is_known], pooled[~is_known])
-    return _record(result)
+    return drift_between(pooled[is_known], pooled[~is_known])
 
 
 def _distances_to_others(pooled: Tensor, known: Tensor) -> Tensor:
@@ -269,15 +239,3 @@ def _distances_to_others(pooled: Tensor, known: Tensor) -> Tensor:
     distances = distances.masked_fill(distances < _ITSELF, torch.inf)
     nearest = distances.topk(min(_NEIGHBOURS, distances.shape[1]), dim=1, largest=False).values
     return nearest.masked_fill(nearest.isinf(), 0.0).mean(dim=1)
-
-
-def _record(drift: Drift) -> DriftRecord:
-    """Return the record of a test."""
-    return {
-        "alarm": drift.is_alarm,
-        "probability": drift.probability,
-        "distance": round(drift.distance, 6),
-        "level": LEVEL,
-        "known": drift.known,
-        "arrived": drift.arrived,
-    }

@@ -12,7 +12,11 @@ KINDS = (DOUBTFUL, ALIKE, UNUSUAL, UNLIKE)
 
 
 class DriftRecord(TypedDict):
-    """Hold what a test for drift found (drift.py). alarm: whether it is one, at `level`. known, arrived: pictures."""
+    """Hold what a test for drift found (drift.py).
+
+    alarm: whether the pictures that arrived are from another world, at `level`. probability: of a distance as great by
+    chance. known, arrived: pictures on either side.
+    """
 
     alarm: bool
     probability: float
