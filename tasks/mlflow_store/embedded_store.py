@@ -41,9 +41,14 @@ def prepare_database(workspace: Path, may_write: bool = True) -> None:
     draft = _new_draft(workspace)
     try:
         if database.is_file():
-            _copy(database, draft)
+            with (
+                contextlib.closing(sqlite3.connect(database)) as source,
+                contextlib.closing(sqlite3.connect(draft)) as target,
+            ):
+                source.backup(target)  # as its last whole transaction left it
             _upgrade_tables(draft)
-        _create_tables(draft)
+        uri = f"sqlite:///{draft}"
+        mlflow.MlflowClient(uri, uri).search_experiments(max_results=1)  # creates the tables where there are none
     except Exception as error:
         if not database.is_file():
             raise
@@ -83,15 +88,6 @@ def _new_draft(workspace: Path) -> Path:
     return workspace / f"{_DRAFT}-{secrets.token_hex(4)}"  # MLflow keeps its connections to a path
 
 
-def _copy(database: Path, draft: Path) -> None:
-    """Copy a database as its last whole transaction left it."""
-    with (
-        contextlib.closing(sqlite3.connect(database)) as source,
-        contextlib.closing(sqlite3.connect(draft)) as target,
-    ):
-        source.backup(target)
-
-
 def _upgrade_tables(draft: Path) -> None:
     """Upgrade MLflow's tables, as the command `mlflow db upgrade` does."""
     import sqlalchemy
@@ -102,11 +98,3 @@ def _upgrade_tables(draft: Path) -> None:
         _upgrade_db(engine)  # type: ignore[no-untyped-call]
     finally:
         engine.dispose()
-
-
-def _create_tables(draft: Path) -> None:
-    """Have MLflow create its tables where there are none."""
-    import mlflow
-
-    uri = f"sqlite:///{draft}"
-    mlflow.MlflowClient(uri, uri).search_experiments(max_results=1)
