@@ -35,14 +35,13 @@ class CataloguedVersion:
 def all_versions(workspace: Path, name: str | None = None) -> list[CataloguedVersion]:
     """Return the versions of all registered models, or of one, newest first. Raises AttendError for an unknown name."""
     client = tracking.connect(workspace, must_exist=True)
-    names = [model.name for model in registered_models(client)]
-    if name is not None and name not in names:
-        raise AttendError(f"{name}: no such model; registered: {', '.join(sorted(names)) or 'none'}")
+    models = {model.name: model for model in registered_models(client)}
+    if name is not None and name not in models:
+        raise AttendError(f"{name}: no such model; registered: {', '.join(sorted(models)) or 'none'}")
     found = []
-    for model in sorted(names if name is None else [name]):
-        aliases = client.get_registered_model(model).aliases
+    for model in sorted(models if name is None else [name]):
         versions = client.search_model_versions(f"name = '{model}'", order_by=["version_number DESC"])
-        found += [_catalogued(version, aliases) for version in versions]
+        found += [_catalogued(version, models[model].aliases) for version in versions]
     return found
 
 

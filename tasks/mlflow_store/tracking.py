@@ -48,10 +48,7 @@ def shown_tracking_uri(workspace: Path) -> str:
 
 def store_inputs() -> dict[str, str]:
     """Return what a registration depends on beside its model: the address of its store, without credentials."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI")
-    if not uri:
-        return {"MLflow store": "embedded"}
-    return {"MLflow store": without_credentials(uri)}
+    return {"MLflow store": "embedded" if is_embedded() else without_credentials(os.environ["MLFLOW_TRACKING_URI"])}
 
 
 def without_credentials(uri: str) -> str:

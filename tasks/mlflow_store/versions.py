@@ -54,23 +54,17 @@ def files_of(client: MlflowClient, version: ModelVersion) -> Path | None:
 
     None as well for a version that another program registered, from something else than a logged model.
     """
-    location = location_of(client, version)
-    return None if location is None else tracking.local_folder(location)
-
-
-def location_of(client: MlflowClient, version: ModelVersion) -> str | None:
-    """Return MLflow's location of a version's files; None for a version of something else than a logged model."""
-    logged = _logged_model(client, version)
-    return None if logged is None else str(logged.artifact_location)
+    logged = logged_model(client, version)
+    return None if logged is None else tracking.local_folder(str(logged.artifact_location))
 
 
 def logged_model_of(client: MlflowClient, version: ModelVersion) -> str | None:
     """Return the id of the logged model that a version is of, also of a copied one; None where it is of none."""
-    logged = _logged_model(client, version)
+    logged = logged_model(client, version)
     return None if logged is None else str(logged.model_id)
 
 
-def _logged_model(client: MlflowClient, version: ModelVersion) -> LoggedModel | None:
+def logged_model(client: MlflowClient, version: ModelVersion) -> LoggedModel | None:
     """Return the logged model that a version is of; None where it is of none, or of one that was deleted."""
     from mlflow.exceptions import MlflowException
 
@@ -323,7 +317,7 @@ def default_champion(client: MlflowClient, workspace: Path) -> str:
     if fixed is None:
         promoted = {
             model.name: model.tags.get(PROMOTED_AT, "")
-            for model in map(client.get_registered_model, _names(client))
+            for model in registered_models(client)
             if CHAMPIONS in model.tags and "champion" in model.aliases
         }
         if not promoted:
@@ -334,17 +328,12 @@ def default_champion(client: MlflowClient, workspace: Path) -> str:
     return f"models:/{fixed}@champion"
 
 
-def _names(client: MlflowClient) -> list[str]:
-    """Return the names of all registered models, the latest updated first."""
-    return [model.name for model in registered_models(client, ["last_updated_timestamp DESC"])]
-
-
-def registered_models(client: MlflowClient, order_by: list[str] | None = None) -> list[RegisteredModel]:
+def registered_models(client: MlflowClient) -> list[RegisteredModel]:
     """Return all registered models, of which MLflow gives a hundred at a time."""
     found: list[RegisteredModel] = []
     token = None
     while True:
-        page = client.search_registered_models(order_by=order_by, page_token=token)
+        page = client.search_registered_models(page_token=token)
         found += page
         token = page.token
         if not token:
@@ -368,7 +357,7 @@ def fix_model(workspace: Path, model: str | None) -> None:
         (workspace / _FIXED).unlink(missing_ok=True)
         return
     client = tracking.connect(workspace, must_exist=True)
-    names = [name for name in _names(client) if CHAMPIONS in client.get_registered_model(name).tags]
+    names = [found.name for found in registered_models(client) if CHAMPIONS in found.tags]
     if model not in names:
         raise AttendError(f"{model}: no model of this name has a champion{suggestion(model, names)}")
     write_atomically(workspace / _FIXED, f"{model}\n")

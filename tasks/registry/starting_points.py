@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tasks.captioner.bundle import ORIGIN, is_whole
 from tasks.captioner.bundle_loader import DIGEST
@@ -20,14 +20,13 @@ from tasks.mlflow_store.embedded_store import DATABASE
 from tasks.mlflow_store.logged_model import BUNDLE
 from tasks.mlflow_store.store_answers import ask
 from tasks.mlflow_store.tracking import check_server, client_of, local_folder, tracking_uri, without_credentials
-from tasks.mlflow_store.versions import address_of, location_of, version_of_address
+from tasks.mlflow_store.versions import address_of, logged_model, version_of_address
 from tasks.pipeline.ledger import digest_of
 from tasks.pipeline.workspace import Workspace
 
 CAPTIONERS = "captioners"
 _FIELD = "training.start_from"
 _WEIGHTS = "decoder.safetensors"
-Answer = TypeVar("Answer")
 
 
 def find_starting_point(start_from: str, store: str | None, workspace: Path) -> StartingPoint:
@@ -94,12 +93,16 @@ def _registered(start_from: str, store: str | None, workspace: Path) -> tuple[st
             version = version_of_address(client, start_from)
         except AttendError as error:
             raise AttendError(f"{_FIELD}: {error}") from None
-        location = location_of(client, version)
-        if location is None:
+        logged = logged_model(client, version)
+        if logged is None:
             raise AttendError(f"{_FIELD}: {start_from}: is no captioner that attend registered")
-        return [address_of(version), location]
+        return [address_of(version), str(logged.artifact_location)]
 
-    address, location = _asked(uri, f"starting point {start_from}", answer)
+    if uri.startswith("sqlite:///"):  # it is kept in the workspace that has the store
+        own = Path(uri.removeprefix("sqlite:///")).parent
+        address, location = ask(own, f"starting point {start_from}", answer)
+    else:
+        address, location = answer()
     shown = address if store is None else f"{address} of {without_credentials(store) if '://' in store else store}"
     folder = local_folder(location)
     if folder is not None:
@@ -129,13 +132,6 @@ def _uri(store: str | None, workspace: Path) -> str:
     if uri.startswith(("http://", "https://")):
         check_server(uri, "training.start_store" if store else "MLFLOW_TRACKING_URI")
     return uri
-
-
-def _asked(uri: str, question: str, answer: Callable[[], Answer]) -> Answer:
-    """Return the answer of a store, which is kept where the store is a workspace's own."""
-    if not uri.startswith("sqlite:///"):
-        return answer()
-    return ask(Path(uri.removeprefix("sqlite:///")).parent, question, answer)
 
 
 def _from_mlflow(uri: str, location: str, target: Path) -> Path:
