@@ -15,10 +15,10 @@ from tasks.data.caption_files import VOCABULARY
 from tasks.data.manifest import files_by_digest
 from tasks.evaluation.caption_and_score import PREDICTIONS, describe_pictures
 from tasks.evaluation.report import REPORT, ComparedModel, EarlierVersion, write_report
-from tasks.evaluation.score_record import SCORES, ScoreRecord, read_scores
+from tasks.evaluation.score_record import SCORES, ScoreRecord, confidence_figures, copied_figures, read_scores
 from tasks.grids.index import open_grids
-from tasks.mlflow_store.lineage import log_pictures, pictures_of
-from tasks.mlflow_store.runs import CHECKPOINTS, TrainingLog, flush_run, log_scores_of_evaluation, training_log
+from tasks.mlflow_store.lineage import log_pictures, pictures_of, source_tags
+from tasks.mlflow_store.runs import CHECKPOINTS, PARENT_RUN, TrainingLog, flush_run, log_scores, training_log
 from tasks.mlflow_store.version_pictures import pictures_table
 from tasks.mlflow_store.versions import PICTURES
 from tasks.neighbours.make_memory import read_remembered
@@ -110,9 +110,22 @@ def log_data_and_scores(
 ) -> str:
     """Log the scores in a child of the training's run, and the pictures that both runs read. Returns the child's id.
 
-    model_id: of the logged model; None where there is none.
+    A training may be evaluated in several ways, each with a child of its own; the training's run gets the scores that
+    were logged last. model_id: of the logged model; None where there is none.
     """
+    client, name = log.client, evaluation_name(artifacts)
     for split, context in (("train", "training"), ("dev", "validation")):
-        log_pictures(log.client, log.run_id, pictures_of(artifacts.manifest, config, split), context)
+        log_pictures(client, log.run_id, pictures_of(artifacts.manifest, config, split), context)
+    experiment = client.get_run(log.run_id).info.experiment_id
+    query = f"tags.`{PARENT_RUN}` = '{log.run_id}' and attributes.run_name = '{name}'"
+    earlier = client.search_runs([experiment], query, max_results=1)
+    tags = {PARENT_RUN: log.run_id, "attend.signature": scores["signature"], **source_tags()}
+    run = earlier[0] if earlier else client.create_run(experiment, tags=tags, run_name=name)
+    run_id = str(run.info.run_id)
     scored = pictures_of(artifacts.manifest, config, config.evaluation.split)
-    return log_scores_of_evaluation(log, evaluation_name(artifacts), scores, model_id, scored)
+    log_pictures(client, run_id, scored, "evaluation")
+    figures = {**scores["scores"], **copied_figures(scores), **confidence_figures(scores)}
+    log_scores(client, run_id, figures, model_id=model_id, pictures=scored)
+    client.set_terminated(run_id)
+    log_scores(client, log.run_id, scores["scores"])  # by which trainings are sorted in MLflow's pages
+    return run_id

@@ -7,10 +7,10 @@ import io
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
@@ -22,11 +22,9 @@ from tasks.captioner.load_bundle import LoadedBundle, example, load_bundle
 from tasks.common.errors import AttendError, TransientError
 from tasks.common.retries import may_pass
 from tasks.mlflow_store.runs import TrainingLog
-from tasks.mlflow_store.tracking import flush_location, local_folder, without_credentials
+from tasks.mlflow_store.tracking import local_folder, without_credentials
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
     from models.captioner import Captioner
 
 BUNDLE = "artifacts/bundle"  # the folder of the bundle for torch in a logged model's files
@@ -39,54 +37,40 @@ def bundle_of(runtime: str) -> str:
     return "bundle" if runtime == "torch" else runtime
 
 
-class ModelInput(NamedTuple):
-    """The only column that a model takes, `image` or `grid`, and an example of what is in it."""
-
-    column: str
-    example: bytes
-
-
-def input_of(captioner: Captioner) -> ModelInput:
-    """Return what a captioner takes: encoded photographs, or .npy files of grids where it has no backbone."""
+def _input_of(captioner: Captioner) -> tuple[str, bytes]:
+    """Return the only column that a captioner takes, `image` or, of one without backbone, `grid`, and an example."""
     if not captioner.takes_grids:
-        return ModelInput("image", example())
+        return "image", example()
     file = io.BytesIO()
     np.save(file, np.zeros(captioner.config["backbone"]["shape"], np.float16))
-    return ModelInput("grid", file.getvalue())
+    return "grid", file.getvalue()
 
 
-def log_model(run_id: str, name: str, bundles: Mapping[str, Path], given: ModelInput, libraries: Iterable[str]) -> str:
+def log_model(run_id: str, name: str, bundles: Mapping[str, Path], captioner: Captioner) -> str:
     """Log the bundles of a captioner in a run as a pyfunc model made from code, and return its `models:/m-...` address.
 
-    name: that MLflow's pages list the model by. bundles: the folder of each runtime, the preferred first. given: what
-    the model takes. libraries: the packages that its backbone needs in torch.
+    name: that MLflow's pages list the model by. bundles: the folder of each runtime, the preferred first.
 
     MLflow installs what the preferred runtime needs: the packages of another, torch's of some gigabytes, are needed by
     those alone who ask for it.
     """
     import mlflow
 
+    column, content = _input_of(captioner)
     in_torch = next(iter(bundles)) == "torch"
-    requirements = (*_REQUIREMENTS, *((*_OF_TORCH, *libraries) if in_torch else _OF_ONNX))
+    timm = ("timm",) if captioner.config["backbone"]["name"].startswith("timm:") else ()
+    requirements = (*_REQUIREMENTS, *((*_OF_TORCH, *timm) if in_torch else _OF_ONNX))
     with mlflow.start_run(run_id=run_id):
         info = mlflow.pyfunc.log_model(
             name=name.replace(".", "-"),  # MLflow refuses dots
             python_model=str(Path(__file__).with_name("pyfunc_model.py")),
             artifacts={bundle_of(runtime): str(folder) for runtime, folder in bundles.items()},
             model_config={"runtimes": list(bundles)},
-            signature=_signature(given.column),
-            input_example=({given.column: [given.example]}, {"beam_size": 1}),
+            signature=_signature(column),
+            input_example=({column: [content]}, {"beam_size": 1}),
             pip_requirements=[f"{name}=={metadata.version(name).split('+')[0]}" for name in requirements],
         )
     return str(info.model_uri)
-
-
-def flush_logged_model(client: MlflowClient, source: str) -> None:
-    """Flush a logged model's files to the disk, which MLflow does not, where they are on this machine.
-
-    source: its `models:/m-...` address.
-    """
-    flush_location(str(client.get_logged_model(source.removeprefix("models:/")).artifact_location))
 
 
 def _signature(column: str) -> Any:
@@ -188,8 +172,11 @@ def bundle_folder(uri: str, files: Path, runtime: Runtime | None = None) -> Path
     files: of the version. runtime: see `open_captioner`.
     """
     has = runtimes_of(uri, files)
-    if runtime is not None:
-        _check_runtime(uri, runtime, has)
+    if runtime is not None and runtime not in has:
+        raise AttendError(
+            f"{uri}: runs on {' and '.join(has)}, not on {runtime}: name it in registry.runtimes and run `attend run` "
+            "again; where it is named, it scored too low, as the model card says"
+        )
     for name in has if runtime is None else [runtime]:
         if importlib.util.find_spec("torch" if name == "torch" else "onnxruntime") is not None:
             return files / "artifacts" / bundle_of(name)
@@ -211,12 +198,3 @@ def runtimes_of(uri: str, files: Path) -> list[Runtime]:
     if not runtimes:
         raise AttendError(f"{uri}: is not a captioner that attend registered: give the address of one that is")
     return runtimes
-
-
-def _check_runtime(uri: str, runtime: Runtime, has: list[Runtime]) -> None:
-    """Raise AttendError where a version does not run on a runtime. has: those that it runs on."""
-    if runtime not in has:
-        raise AttendError(
-            f"{uri}: runs on {' and '.join(has)}, not on {runtime}: name it in registry.runtimes and run `attend run` "
-            "again; where it is named, it scored too low, as the model card says"
-        )

@@ -20,8 +20,8 @@ import filelock
 from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
 from tasks.common.log import log
-from tasks.evaluation.score_record import ScoreRecord, confidence_figures, copied_figures
-from tasks.mlflow_store.lineage import LoggedPictures, log_model_scores, source_tags
+from tasks.evaluation.score_record import ScoreRecord
+from tasks.mlflow_store.lineage import log_pictures, source_tags
 from tasks.mlflow_store.tracking import (
     connect,
     flush_location,
@@ -34,7 +34,7 @@ from tasks.pipeline.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment
+    from mlflow.entities import Dataset, Experiment
     from mlflow.entities.model_registry import ModelVersion
 
 TRAIN_KEY = "attend.train_key"
@@ -179,39 +179,24 @@ def _resume_or_create(client: MlflowClient, experiment: str, train_key: str, mod
     return run_id
 
 
-def log_scores(client: MlflowClient, run_id: str, scores: Mapping[str, float], step: int = 0) -> None:
-    """Log scores as metrics of one step, all in one request."""
+def log_scores(
+    client: MlflowClient,
+    run_id: str,
+    scores: Mapping[str, float],
+    step: int = 0,
+    model_id: str | None = None,
+    pictures: Dataset | None = None,
+) -> None:
+    """Log scores as metrics of one step, all in one request.
+
+    model_id, pictures: the logged model and the pictures that they are of, by which MLflow compares models.
+    """
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
-    client.log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in scores.items()])
-
-
-def log_scores_of_evaluation(
-    log: TrainingLog, evaluation: str, scores: ScoreRecord, model_id: str | None, pictures: LoggedPictures
-) -> str:
-    """Log the scores of one evaluation in a child of the training's run: a training may be evaluated in several ways.
-
-    The training's run itself gets those of the evaluation that was logged last. evaluation: its name, which is also
-    that of its folder in the training's run. model_id: of the logged model. pictures: those that were captioned.
-    Returns the run's id.
-    """
-    experiment = log.client.get_run(log.run_id).info.experiment_id
-    query = f"tags.`{PARENT_RUN}` = '{log.run_id}' and attributes.run_name = '{evaluation}'"
-    earlier = log.client.search_runs([experiment], query, max_results=1)
-    tags = {PARENT_RUN: log.run_id, "attend.signature": scores["signature"], **source_tags()}
-    run = earlier[0] if earlier else log.client.create_run(experiment, tags=tags, run_name=evaluation)
-    run_id = str(run.info.run_id)
-    log_model_scores(
-        log.client,
-        run_id,
-        {**scores["scores"], **copied_figures(scores), **confidence_figures(scores)},
-        model_id,
-        pictures,
-    )
-    log.client.set_terminated(run_id)
-    log_scores(log.client, log.run_id, scores["scores"])  # by which trainings are sorted in MLflow's pages
-    return run_id
+    data, digest = (None, None) if pictures is None else (pictures.name, pictures.digest)
+    metrics = [Metric(name, value, now, step, model_id, data, digest, run_id) for name, value in scores.items()]
+    client.log_batch(run_id, metrics=metrics)
 
 
 def dev_scores(client: MlflowClient, version: ModelVersion, names: Iterable[str]) -> dict[str, list[tuple[int, float]]]:
@@ -243,7 +228,7 @@ def log_evaluation(
     scores: ScoreRecord,
     folder: str,
     model_id: str | None,
-    pictures: LoggedPictures,
+    pictures: Dataset,
 ) -> str:
     """Log the scores of a registered version, and the files that they were computed from, in a new run; return its id.
 
@@ -260,7 +245,8 @@ def log_evaluation(
     with _exclusive_run(workspace, experiment, _EVALUATION, key):
         run_id = client.create_run(experiment, tags=tags, run_name=name).info.run_id
         with _terminated(client, run_id):
-            log_model_scores(client, run_id, scores["scores"], model_id, pictures)
+            log_pictures(client, run_id, pictures, "evaluation")
+            log_scores(client, run_id, scores["scores"], model_id=model_id, pictures=pictures)
             client.log_artifacts(run_id, folder)
             flush_run(client, run_id)
     return str(run_id)

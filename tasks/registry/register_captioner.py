@@ -7,6 +7,7 @@ champion, champion_or_challenger.py decides.
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,10 @@ from tasks.inspection.page import write_page
 from tasks.inspection.record import FINDINGS, INSPECTION, PAGE, InspectionRecord, describe_drift
 from tasks.mlflow_store.catalogue import write_report_of
 from tasks.mlflow_store.evaluation_log import evaluation_name, log_data_and_scores, log_files, log_report
-from tasks.mlflow_store.lineage import version_tag
-from tasks.mlflow_store.logged_model import drop_unregistered, flush_logged_model, input_of, log_model
+from tasks.mlflow_store.logged_model import drop_unregistered, log_model
 from tasks.mlflow_store.registration_record import RegistrationRecord, write_registration
 from tasks.mlflow_store.runs import EVALUATED_VERSION, TRAIN_KEY, TrainingLog, flush_run, training_log
-from tasks.mlflow_store.tracking import is_in_workspace, shown_tracking_uri
+from tasks.mlflow_store.tracking import flush_location, is_in_workspace, shown_tracking_uri
 from tasks.mlflow_store.version_pictures import pictures_of_version
 from tasks.mlflow_store.versions import (
     EVALUATION,
@@ -174,21 +174,21 @@ def _bundle_and_register(
     earlier = earlier_versions(log.client, model, scores)
     log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
     drop_unregistered(log)
-    libraries = ["timm"] if captioner.config["backbone"]["name"].startswith("timm:") else []
     name = str(log.client.get_run(log.run_id).info.run_name)
-    source = log_model(log.run_id, name, bundles, input_of(captioner), libraries)
+    source = log_model(log.run_id, name, bundles, captioner)
     model_id = source.removeprefix("models:/")
     evaluation_run = log_data_and_scores(log, config, artifacts, scores, model_id)
     # Before the version names them: MLflow's database is on the disk at once.
     flush_run(log.client, log.run_id)
-    flush_logged_model(log.client, source)
+    flush_location(str(log.client.get_logged_model(model_id).artifact_location))
     description = card(config, artifacts, scores, gates, exported)
     start = config.starting_point
     version = _create_version(log, config.registry, source, work, artifacts, scores, digest, description, start)
     for runtime in exported:
         log.client.set_model_version_tag(version.name, version.version, f"attend.runtime.{runtime.name}", str(runtime))
     log.client.set_tag(evaluation_run, EVALUATED_VERSION, address_of(version))
-    log.client.set_logged_model_tags(model_id, version_tag(version))
+    listed = json.dumps([{"name": version.name, "version": version.version}])  # on MLflow's page of the logged model
+    log.client.set_logged_model_tags(model_id, {"mlflow.modelVersions": listed})
     return version
 
 

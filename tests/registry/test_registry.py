@@ -24,7 +24,6 @@ from flows.commands.old_versions import old_versions
 from flows.registered.evaluate import evaluate_registered
 from flows.unregistered import log_evaluation
 from tasks.captioner import bundle
-from tasks.captioner.load_bundle import example
 from tasks.common.errors import AttendError
 from tasks.common.source import commit
 from tasks.config.schema import Config
@@ -32,7 +31,7 @@ from tasks.data.manifest import GENERATED_FOLDER
 from tasks.evaluation.coco_files import corpus_of
 from tasks.metrics import measure
 from tasks.mlflow_store import tracking
-from tasks.mlflow_store.logged_model import ModelInput, load_captioner, log_model
+from tasks.mlflow_store.logged_model import load_captioner, log_model
 from tasks.mlflow_store.mlflow_pages import mlflow_ui
 from tasks.mlflow_store.registration_record import REGISTRATION
 from tasks.mlflow_store.runs import check_experiment, get_or_create_experiment, training_log
@@ -125,10 +124,11 @@ def test_two_versions_run_their_own_code_in_one_process(workspace: Path, tmp_pat
     quiet, loud = "caption=texts[0][0],", "caption=texts[0][0].upper(),"
     assert quiet in source.read_text()
     source.write_text(source.read_text().replace(quiet, loud))
-    bundle.write_bundle(registry_captioner(workspace), tmp_path / "bundle", source=tmp_path / "code")
+    captioner = registry_captioner(workspace)
+    bundle.write_bundle(captioner, tmp_path / "bundle", source=tmp_path / "code")
     client = tracking.connect(workspace)
     run_id = client.create_run(get_or_create_experiment(client, workspace, "other")).info.run_id
-    address = log_model(run_id, "small.1", {"torch": tmp_path / "bundle"}, ModelInput("image", example()), [])
+    address = log_model(run_id, "small.1", {"torch": tmp_path / "bundle"}, captioner)
     said = outside(
         workspace,
         f"""
