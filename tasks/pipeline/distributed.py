@@ -123,23 +123,18 @@ def follow() -> None:
 
     If the leader ends without dismissing them, exit with status 1 and no message: the leader has reported the error.
     """
+    ignored: Any = None
     try:
-        _follow()
+        while (received := broadcast_from_leader(ignored)) is not None:
+            stage, work = received
+            workspace = Workspace(stage.machine.folder)  # with object storage, each machine has its own cache folder
+            local = {
+                upstream: workspace.find(upstream.kind, artifact.ledger.key) or artifact
+                for upstream, artifact in work.artifacts.items()
+            }
+            with tempfile.TemporaryDirectory(prefix="attend-") as folder:
+                stage.run(replace(work, artifacts=local, out=Path(folder)))
     except RuntimeError as error:
         if not (isinstance(error, distributed.DistError) or "gloo" in str(error)):
             raise
         sys.exit(1)
-
-
-def _follow() -> None:
-    ignored: Any = None
-    while (received := broadcast_from_leader(ignored)) is not None:
-        stage, work = received
-        workspace = Workspace(stage.machine.folder)  # with object storage, each machine has its own cache folder
-        local = {
-            upstream: workspace.find(upstream.kind, artifact.ledger.key) or artifact
-            for upstream, artifact in work.artifacts.items()
-        }
-        work = replace(work, artifacts=local)
-        with tempfile.TemporaryDirectory(prefix="attend-") as folder:
-            stage.run(replace(work, out=Path(folder)))

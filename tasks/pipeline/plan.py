@@ -127,7 +127,7 @@ class Plan:
 
     def with_running(self) -> list[Status]:
         """Return the statuses, with the state `running` for the stages that another process works on now."""
-        return [_running(item, self.workspace) if _is_running(item, self.workspace) else item for item in self.statuses]
+        return [_as_now(status, self.workspace) for status in self.statuses]
 
     def verify(self) -> Plan:
         """Find the statuses by reading every digest, and return this plan.
@@ -182,16 +182,12 @@ def by_kind(artifacts: Mapping[Stage, Artifact]) -> dict[str, Artifact]:
     return {stage.kind: artifact for stage, artifact in artifacts.items()}
 
 
-def _is_running(status: Status, workspace: Workspace) -> bool:
-    if status.key is None or status.fresh:
-        return False
-    return workspace.is_locked(lock_name(status.stage.kind, status.key))
-
-
-def _running(status: Status, workspace: Workspace) -> Status:
-    """Return a status with the state `running`, and how far the stage came."""
-    partial = workspace.partial(status.stage.kind, str(status.key))
-    return replace(status, state="running", why=[_progress_of(partial, "just started")])
+def _as_now(status: Status, workspace: Workspace) -> Status:
+    """Return a status; with the state `running`, and how far the stage came, where another process works on it now."""
+    kind, key = status.stage.kind, status.key
+    if key is None or status.fresh or not workspace.is_locked(lock_name(kind, key)):
+        return status
+    return replace(status, state="running", why=[_progress_of(workspace.partial(kind, key), "just started")])
 
 
 def _upstream_digests(stage: Stage, artifacts: Mapping[Stage, Artifact], run: str) -> dict[str, str]:
