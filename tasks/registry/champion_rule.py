@@ -65,11 +65,13 @@ def decide(
 
     match: None where there is no champion whose files are intact. why_first: why the version needs no match then.
     """
+    objections = candidate.objections()
     if match is None:
-        objections = candidate.objections()
         although = f", although {'; '.join(objections)}" if objections else ""
         return Decision("champion", f"{candidate.name} is champion: {why_first}{although}", objections)
-    obstacle = _obstacle(rule, candidate, match)
+    if candidate.rolled_back:
+        objections = ["it was champion and was rolled back: `attend models promote` makes it champion again"]
+    obstacle = "; ".join(objections) or _undecidable(rule, match)
     wins, why = (False, obstacle) if obstacle is not None else _outcome(rule, match)
     alias: Literal["champion", "challenger"] = "champion" if wins else "challenger"
     return Decision(alias, f"{candidate.name} is {alias}: {why}")
@@ -102,13 +104,6 @@ def grown(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> st
     if captions <= 0 or any(now[digest] < captions_before for digest, captions_before in before.items()):
         return None
     return f"{counted(pictures, 'more picture')}" if pictures else f"{counted(captions, 'more caption')}"
-
-
-def _obstacle(rule: RegistryConfig, candidate: Candidate, match: Match) -> str | None:
-    """Return why a candidate cannot replace the champion, whatever the comparison says; None where it can."""
-    if candidate.rolled_back:
-        return "it was champion and was rolled back: `attend models promote` makes it champion again"
-    return "; ".join(candidate.objections()) or _undecidable(rule, match)
 
 
 def _undecidable(rule: RegistryConfig, match: Match) -> str | None:

@@ -18,7 +18,6 @@ from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions, sc
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.evaluation.slices import scores_by_slice
 from tasks.metrics.bleu import sentence_bleu4
-from tasks.pipeline.ledger import Artifact
 from tasks.registry.gates import GateResult
 from tasks.training.outputs import HISTORY
 from tasks.training.precision import precision_by_epoch
@@ -64,7 +63,7 @@ def card(
         "",
         f"- backbone: {_backbone(config)}{tuned}",
         f"- decoder: {several}`{decoder.name}`, {trained['epochs']} epochs{self_critical}, seed {training.seed}, "
-        f"{_precision(artifacts.trained)}",
+        f"{precision_by_epoch(pq.read_table(artifacts.trained.path / HISTORY).to_pylist())}",
         *([] if config.starting_point is None else [f"- started from: {ancestry(config.starting_point.origin())}"]),
         "",
         "## Scores",
@@ -113,8 +112,3 @@ def _backbone(config: Config) -> str:
 def _cell(words: list[str]) -> str:
     """Return words as the text of a Markdown table's cell."""
     return " ".join(words).replace("|", "\\|")
-
-
-def _precision(trained: Artifact) -> str:
-    """Return the precision of each epoch of a training."""
-    return precision_by_epoch(pq.read_table(trained.path / HISTORY).to_pylist())

@@ -25,13 +25,11 @@ _DECISION, _ROLLED_BACK = "attend.decision", "attend.was_rolled_back"
 
 def apply(client: MlflowClient, version: ModelVersion, decision: Decision) -> None:
     """Give a version the alias that was decided, and keep the reason in its tag."""
-    set_alias = make_champion if decision.alias == "champion" else _make_challenger
-    set_alias(client, version, decision.why)
-
-
-def _make_challenger(client: MlflowClient, version: ModelVersion, why: str) -> None:
-    client.set_registered_model_alias(version.name, "challenger", version.version)
-    client.set_model_version_tag(version.name, version.version, _DECISION, why)
+    if decision.alias == "champion":
+        make_champion(client, version, decision.why)
+    else:
+        client.set_registered_model_alias(version.name, "challenger", version.version)
+        client.set_model_version_tag(version.name, version.version, _DECISION, decision.why)
 
 
 def was_rolled_back(client: MlflowClient, version: ModelVersion) -> bool:

@@ -21,8 +21,6 @@ from tasks.common.files import temporary_files_in
 from tasks.common.log import log as logger
 from tasks.common.source import commit
 from tasks.config.schema import Config
-from tasks.config.stages import RegistryConfig
-from tasks.config.starting_point import StartingPoint
 from tasks.data.manifest import files_by_name
 from tasks.evaluation.caption_and_score import PREDICTIONS, ScoreInputs, differing_scores, was_trained_on
 from tasks.evaluation.report import REPORT, ComparedModel
@@ -45,7 +43,6 @@ from tasks.mlflow_store.versions import (
     earlier_versions,
     files_of,
     number,
-    scored_on_same,
 )
 from tasks.pipeline.ledger import FileRecord, Outcome, digest_of
 from tasks.pipeline.plan import by_kind
@@ -73,7 +70,7 @@ if TYPE_CHECKING:
 # MLflow writes this file into a model's folder whenever the model is loaded, with the address that it was loaded by.
 _WRITTEN_BY_LOADING = "registered_model_meta"
 _KEY, _BUNDLE = "attend.key", "attend.bundle"  # tags of a version: the stage's key, the digest of its bundle
-_RUNTIMES = "attend.runtimes"  # tag of a version: those that it was asked for
+_RUNTIMES = "attend.runtimes"  # tag of a version: those that it was asked for, and the loss that was allowed
 
 
 def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: dict[str, Any], work: Work) -> Outcome:
@@ -95,7 +92,7 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
         for row in pq.read_table(artifacts.decoder.path / HISTORY).to_pylist():
             log.epoch(row)
         _check_predictions(artifacts, scores, Workspace(workspace))
-        version = _version_with_key(log.client, registry.model, work.key, workspace)
+        version = _intact_version(log.client, registry.model, {_KEY: work.key}, workspace)
         champion, why_first = champion_to_beat(log.client, registry.model, workspace)
         is_champion = champion is not None and version is not None and number(champion) == number(version)
         known = None if champion is None else pictures_of_version(log.client, champion, scratch / "known")
@@ -157,21 +154,27 @@ def _bundle_and_register(
 
     rivals: the models that the report compares it with. gates: what the gates found, for its card.
     """
-    model = config.registry.model
+    registry = config.registry
     captioner = make_captioner(config, artifacts)
     digest = write_bundle(captioner, scratch / "bundle")
-    same = _same_version(log.client, config.registry, artifacts, digest, scores, config.workspace)
+    made_of = {  # a version with the same training, bundle, runtimes and scores is this one, whatever its stage key
+        TRAIN_KEY: artifacts.decoder.ledger.key,
+        _BUNDLE: digest,
+        _RUNTIMES: f"{','.join(registry.runtimes)} within {registry.max_runtime_loss:g}",
+        "attend.data": scores["data"],
+    }
+    same = _intact_version(log.client, registry.model, made_of, config.workspace)
     if same is not None:
         for name, value in scores["scores"].items():  # of metrics that it was not scored by before
             log.client.set_model_version_tag(same.name, same.version, f"score.{name}", repr(value))
         return same
     exported = export_runtimes(captioner, config, artifacts, scores, scratch)
     kept = {"torch": scratch / "bundle", **{runtime.name: runtime.folder for runtime in exported if runtime.kept}}
-    bundles = {str(name): kept[name] for name in config.registry.runtimes if name in kept}
+    bundles = {str(name): kept[name] for name in registry.runtimes if name in kept}
     log_files(log, artifacts)
     for file in (FINDINGS, INSPECTION, PAGE):
         log.client.log_artifact(log.run_id, str(work.out / file), evaluation_name(artifacts))
-    earlier = earlier_versions(log.client, model, scores)
+    earlier = earlier_versions(log.client, registry.model, scores)
     log_report(log, captioner, config, artifacts, scores, rivals, earlier, scratch)
     drop_unregistered(log)
     name = str(log.client.get_run(log.run_id).info.run_name)
@@ -182,8 +185,7 @@ def _bundle_and_register(
     flush_run(log.client, log.run_id)
     flush_location(str(log.client.get_logged_model(model_id).artifact_location))
     description = card(config, artifacts, scores, gates, exported)
-    start = config.starting_point
-    version = _create_version(log, config.registry, source, work, artifacts, scores, digest, description, start)
+    version = _create_version(log, config, source, work, artifacts, scores, made_of, description)
     for runtime in exported:
         log.client.set_model_version_tag(version.name, version.version, f"attend.runtime.{runtime.name}", str(runtime))
     log.client.set_tag(evaluation_run, EVALUATED_VERSION, address_of(version))
@@ -222,66 +224,35 @@ def _check_predictions(artifacts: CaptionerArtifacts, scores: ScoreRecord, works
         raise AttendError(f"{damage}: not registered: run again, which evaluates again")
 
 
-def _version_with_key(client: MlflowClient, model: str, key: str, workspace: Path) -> ModelVersion | None:
-    """Return the latest version that was registered with a stage key; None where no version, or a damaged one, was."""
+def _intact_version(client: MlflowClient, model: str, tags: dict[str, str], workspace: Path) -> ModelVersion | None:
+    """Return the latest version of a model that has these tags and intact files; None where there is none."""
     versions = client.search_model_versions(f"name = '{model}'", order_by=["version_number DESC"])
-    version = next((version for version in versions if version.tags.get(_KEY) == key), None)
-    return version if version is not None and flaw_of(client, version, workspace) is None else None
-
-
-def _same_version(
-    client: MlflowClient,
-    registry: RegistryConfig,
-    artifacts: CaptionerArtifacts,
-    digest: str,
-    scores: ScoreRecord,
-    workspace: Path,
-) -> ModelVersion | None:
-    """Return the version of this very training, bundle, runtimes and scores, whatever its stage key; None without one.
-
-    digest: of the bundle for torch.
-    """
-    same = {_BUNDLE: digest, TRAIN_KEY: artifacts.decoder.ledger.key}
-    runtimes = _runtimes_tag(registry)
-    for version in client.search_model_versions(f"name = '{registry.model}'"):
-        is_same = same.items() <= version.tags.items() and scored_on_same(version, scores)
-        is_same &= version.tags.get(_RUNTIMES) == runtimes
-        if is_same and flaw_of(client, version, workspace) is None:
-            return version
-    return None
-
-
-def _runtimes_tag(registry: RegistryConfig) -> str:
-    """Return what a version was asked to run on, and the loss that was allowed, as a tag."""
-    return f"{','.join(registry.runtimes)} within {registry.max_runtime_loss:g}"
+    tagged = (version for version in versions if tags.items() <= version.tags.items())
+    return next((version for version in tagged if flaw_of(client, version, workspace) is None), None)
 
 
 def _create_version(
     log: TrainingLog,
-    registry: RegistryConfig,
+    config: Config,
     source: str,
     work: Work,
     artifacts: CaptionerArtifacts,
     scores: ScoreRecord,
-    digest: str,
+    made_of: dict[str, str],
     description: str,
-    start: StartingPoint | None,
 ) -> ModelVersion:
     """Create the version of a logged model, with tags for its scores and all that it was made from.
 
-    source: the address of the logged model. digest: of its bundle. description: its model card. start: the captioner
-    that training started from.
+    source: the address of the logged model. made_of: the tags by which it is found again. description: its model card.
     """
     from mlflow.exceptions import MlflowException
 
+    model, start = config.registry.model, config.starting_point
     with contextlib.suppress(MlflowException):  # the registered model exists already
-        log.client.create_registered_model(registry.model)
+        log.client.create_registered_model(model)
     tags = {
         _KEY: work.key,
-        TRAIN_KEY: artifacts.decoder.ledger.key,
-        _BUNDLE: digest,
-        _RUNTIMES: _runtimes_tag(registry),
-        "attend.data": scores["data"],
+        **made_of,
         "attend.signature": scores["signature"],
         EVALUATION: evaluation_name(artifacts),
         **({"attend.commit": commit()} if commit() else {}),
@@ -290,14 +261,8 @@ def _create_version(
         **{f"score.{name}": repr(value) for name, value in scores["scores"].items()},
         **{f"{MADE_FROM}.{stage}": artifact.ledger.key for stage, artifact in by_kind(work.artifacts).items()},
     }
-    return log.client.create_model_version(
-        registry.model,
-        source,
-        log.run_id,
-        tags=tags,
-        description=description,
-        model_id=source.removeprefix("models:/"),
-    )
+    model_id = source.removeprefix("models:/")
+    return log.client.create_model_version(model, source, log.run_id, tags, description=description, model_id=model_id)
 
 
 def _inspect(

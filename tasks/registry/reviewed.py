@@ -46,10 +46,6 @@ def note_rates(client: MlflowClient, rates: Iterable[Rate]) -> list[str]:
         except AttendError:
             unknown.append(rate.of)
         else:
-            client.set_model_version_tag(version.name, version.version, REVIEWED, in_words(rate))
+            words = f"{100 * rate.share:.0f} % accepted ({rate.counted})"  # 62 % accepted (55 to 69 %; 124 of 200)
+            client.set_model_version_tag(version.name, version.version, REVIEWED, words)
     return unknown
-
-
-def in_words(rate: Rate) -> str:
-    """Return `62 % accepted (55 to 69 %; 124 of 200)`."""
-    return f"{100 * rate.share:.0f} % accepted ({rate.counted})"
