@@ -15,8 +15,8 @@ from models.confidence import Confidence
 from models.neighbours import Memory
 from tasks.captioner import bundle_loader
 from tasks.captioner.captioner_artifacts import CaptionerArtifacts
-from tasks.captioner.captioner_format import FORMAT, LOADER
 from tasks.captioner.given_grids import check_encoder, load_encoder
+from tasks.captioner.load_bundle import FORMAT, LOADER
 from tasks.config.schema import Config
 from tasks.data.caption_files import read_vocabulary
 from tasks.evaluation.score_record import read_scores

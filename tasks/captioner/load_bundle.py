@@ -1,17 +1,24 @@
-"""Load a captioner from its bundle by the code saved there: this file needs neither MLflow nor torch."""
+"""Load a captioner from its bundle by the code saved there: this file needs neither MLflow nor torch.
+
+A captioner that another version of attend wrote is refused by its format.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import runpy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
 
 from tasks.captioner.bundle_loader import DIGEST
-from tasks.captioner.captioner_format import LOADER, check_captioner
 from tasks.common.errors import AttendError
+
+FORMAT = 4  # of config.json: raise it where this program could not use the captioners of before
+LOADER = "load.py"  # in a bundle: the code that loads it
 
 
 class LoadedBundle(NamedTuple):
@@ -37,6 +44,24 @@ def load_bundle(folder: Path, shown: str) -> LoadedBundle:
         raise AttendError(f"{shown}: needs {error.name}, which is not installed: install it") from None
     check_captioner(captioner.config, shown)
     return LoadedBundle(captioner, requests)
+
+
+def check_bundle(folder: Path, shown: str) -> None:
+    """Raise AttendError where another version of attend wrote a bundle. shown: its name, for the message."""
+    check_captioner(json.loads((folder / "config.json").read_text(encoding="utf-8")), shown)
+
+
+def check_captioner(config: Mapping[str, Any], shown: str) -> None:
+    """Raise AttendError where another version of attend wrote a captioner.
+
+    config: its config.json. shown: its name, for the message.
+    """
+    found = config.get("format")
+    if found != FORMAT:
+        raise AttendError(
+            f"{shown}: another version of attend wrote it (format {found or 1}; this one reads {FORMAT}): train it "
+            "again, or use the version that wrote it; MLflow captions with a registered one as before"
+        )
 
 
 def example() -> bytes:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from models.captioner import Captioner
 from models.onnx.captioner import OnnxCaptioner
 from models.options import Runtime
 from tasks.captioner.captioner_artifacts import CaptionerArtifacts
-from tasks.captioner.comparable_captions import caption_alike
 from tasks.captioner.exported.folder import complete
 from tasks.captioner.exported.graphs import export
 from tasks.common.log import log
 from tasks.config.schema import Config
+from tasks.data.caption_files import read_vocabulary
 from tasks.evaluation.caption_and_score import PREDICTIONS, read_predictions
+from tasks.evaluation.rescore import rescore
 from tasks.evaluation.score_record import ScoreRecord
+from tasks.grids.index import open_grids
+from tasks.grids.weights import IMPORTED
 
 
 @dataclass(frozen=True)
@@ -89,4 +93,24 @@ def _scored(
         sum(captions[digest].caption == in_torch[digest].caption for digest in captions),
         len(captions),
         score >= of_torch - config.registry.max_runtime_loss,
+    )
+
+
+def caption_alike(
+    captioner: Any, name: str, config: Config, artifacts: CaptionerArtifacts, predictions: Path
+) -> ScoreRecord:
+    """Write a captioner's captions of the pictures that a version was evaluated on, and return their scores.
+
+    See `rescore`. name: the captioner's, for messages. artifacts: of the version. predictions: the Parquet file.
+    """
+    return rescore(
+        captioner,
+        name,
+        artifacts.manifest,
+        config.data,
+        read_vocabulary(artifacts.captions.path),
+        config.evaluation,
+        predictions,
+        list(read_predictions(artifacts.scores.path / PREDICTIONS)),
+        open_grids(artifacts.grids, config.machine) if config.grids.backbone == IMPORTED else None,
     )

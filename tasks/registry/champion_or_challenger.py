@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from tasks.captioner.bundle import is_whole
 from tasks.captioner.captioner_artifacts import CaptionerArtifacts
-from tasks.captioner.captioner_format import FORMAT
-from tasks.captioner.comparable_captions import caption_alike
+from tasks.captioner.load_bundle import FORMAT
+from tasks.captioner.runtimes import caption_alike
 from tasks.common.errors import AttendError
 from tasks.common.log import log
 from tasks.config.devices import device_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.captioner.bundle import ORIGIN, is_whole
 from tasks.captioner.bundle_loader import DIGEST
-from tasks.captioner.captioner_format import check_captioner
+from tasks.captioner.load_bundle import check_bundle
 from tasks.common.errors import AttendError
 from tasks.config.starting_point import StartingPoint
 from tasks.mlflow_store.embedded_store import DATABASE
@@ -54,7 +54,7 @@ def find_starting_point(start_from: str, store: str | None, workspace: Path) -> 
             f"{_FIELD}: {address}: the files in {bundle} do not match its {DIGEST}: they are damaged or incomplete: "
             "export or download the captioner again"
         )
-    check_captioner(json.loads((bundle / "config.json").read_text(encoding="utf-8")), f"{_FIELD}: {address}")
+    check_bundle(bundle, f"{_FIELD}: {address}")
     return StartingPoint(address, bundle, json.loads((bundle / DIGEST).read_text(encoding="utf-8"))["digest"])
 
 

@@ -107,7 +107,7 @@ def test_answers_are_kept_while_the_database_stays_as_it_is(registered: Path, tm
 def test_a_captioner_of_another_format_is_refused(
     registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.captioner.captioner_format.FORMAT", 99)
+    monkeypatch.setattr("tasks.captioner.load_bundle.FORMAT", 99)
     with pytest.raises(AttendError, match=r"models:/small/1: another version of attend wrote it \(format 4; this one"):
         load_captioner(*find("models:/small/1", registered))
     with pytest.raises(AttendError, match=r"models:/small/1: another version of attend wrote it"):

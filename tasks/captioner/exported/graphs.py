@@ -40,7 +40,7 @@ def export(captioner: Captioner, folder: Path) -> None:
     folder.mkdir(parents=True)
     decoder, name = captioner.decoder, captioner.config["decoder"]["name"]
     grid = _example_grid(captioner)
-    with torch.no_grad(), _quietly():
+    with torch.no_grad(), quietly("torch.onnx", "torch.export", "torch.__trace", "onnxscript", "onnx_ir"):
         state = decoder.start(grid)
         layout = _Layout(state)
         start = _Start(decoder, layout)
@@ -231,9 +231,8 @@ def _write(
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Silence the exporter's advice, which is for those who write models."""
-    names = ("torch.onnx", "torch.export", "torch.__trace", "onnxscript", "onnx_ir")
+def quietly(*names: str) -> Iterator[None]:
+    """Silence loggers below errors, and all warnings: their advice is for those who write models."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -6,9 +6,6 @@ for them, after it has rounded their inputs to 8 bits.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import models.onnx  # noqa: F401 -- turns off onnxruntime's telemetry
+from tasks.captioner.exported.graphs import quietly
 
 _SMALL = 1024  # weights of fewer values stay as they are
 _NARROW = 16  # matrices with fewer rows or columns too: there is little to save
@@ -54,7 +52,7 @@ def quantise(folder: Path) -> None:
     onnx.save(model, path)
     matrices = {weight.name for weight in model.graph.initializer if min(weight.dims, default=0) >= _NARROW}
     others = [node.name for node in model.graph.node if not matrices & set(node.input)]
-    with _no_advice():
+    with quietly("root"):  # onnxruntime advises to simplify the graph first, which the exporter has done
         quantize_dynamic(
             path,
             path,
@@ -79,14 +77,3 @@ def _transpose_weights(graph: onnx.GraphProto) -> None:
     read = {name for node in graph.node for name in node.input}
     for weight in [weight for weight in graph.initializer if weight.name not in read]:
         graph.initializer.remove(weight)
-
-
-@contextlib.contextmanager
-def _no_advice() -> Iterator[None]:
-    """Silence onnxruntime's advice to simplify the graph first, which the exporter has done."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
