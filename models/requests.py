@@ -120,24 +120,11 @@ def refusal(photograph: bytes) -> str | None:
 
 def failed(why: str) -> CaptionRow:
     """Return the row of a photograph that has no caption, with the reason."""
-    return {
-        "caption": "",
-        "tokens": [],
-        "token_probabilities": [],
-        "log_probability": 0.0,
-        "confidence": None,
-        "no_confidence": None,
-        "alternatives": [],
-        "attention": [],
-        "neighbours": [],
-        "error": why,
-    }
+    return _row(Captioned(error=why))
 
 
 def _row(item: Captioned) -> CaptionRow:
     """Return the row of a captioned photograph."""
-    if item.error is not None:
-        return failed(item.error)
     return {
         "caption": item.caption,
         "tokens": item.tokens,
@@ -150,5 +137,5 @@ def _row(item: Captioned) -> CaptionRow:
         "neighbours": [
             {"captions": one.captions, "cosine": one.cosine, "support": one.support} for one in item.supporting or []
         ],
-        "error": None,
+        "error": item.error,
     }
