@@ -48,10 +48,6 @@ class Att2in(Decoder):
         self.context_candidates = nn.Linear(hidden, 2 * hidden)
         self.drop_output = drop
 
-    @property
-    def attends(self) -> bool:
-        return True
-
     def start(self, grid: Tensor) -> Att2inState:
         annotations = self.project(grid.flatten(1, 2))
         zeros = annotations.new_zeros(len(grid), 1, annotations.shape[2], dtype=torch.float32)

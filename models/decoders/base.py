@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from ..heads import Head
 from ..options import DecoderOptions
 from ..torch_steps import Stepper
 from ..vocabulary import NULL
@@ -111,12 +111,38 @@ def places_of(valid: Tensor) -> Tensor:
     return valid.flatten().nonzero().squeeze(1)
 
 
+class Head(nn.Module):
+    """The output head: features (..., F) -> logits of the next word (..., V), by a linear layer.
+
+    With `embedding`, its weights are tied to the word embeddings (Press and Wolf 2017).
+    """
+
+    def __init__(self, features: int, vocabulary: int, embedding: nn.Embedding | None = None) -> None:
+        """Create the layer. features: F. vocabulary: V. embedding: the word embeddings (V, F); None to tie nothing."""
+        super().__init__()
+        if embedding is None:
+            layer = nn.Linear(features, vocabulary)
+            self.weight, self.bias = layer.weight, nn.Parameter(layer.bias.new_zeros(vocabulary))
+            self._tied: tuple[nn.Embedding, ...] = ()
+            return
+        self.bias = nn.Parameter(embedding.weight.new_zeros(vocabulary))
+        # Hidden from torch in a tuple, so that the weights are saved and trained once, as those of the embedding.
+        self._tied = (embedding,)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the logits (..., V) of features (..., F)."""
+        weight = self._tied[0].weight if self._tied else self.weight
+        return functional.linear(features, weight, self.bias)
+
+
 class Decoder(nn.Module, ABC):
     """The base class of decoders: word embeddings, dropout on words and grid, a head, and maybe a fixed basis.
 
-    attention_grid: the side of the positions attended; None if they are those of the grid.
+    attends: whether it attends to the grid before each word; if not, its alphas have no positions. attention_grid: the
+    side of the positions attended; None if they are those of the grid.
     """
 
+    attends = True
     attention_grid: int | None = None
 
     def __init__(self, channels: int, vocabulary: int, options: DecoderOptions) -> None:
@@ -137,11 +163,6 @@ class Decoder(nn.Module, ABC):
         nn.init.uniform_(self.embed.weight, -0.1, 0.1)
         with torch.no_grad():
             self.embed.weight[NULL] = 0.0
-
-    @property
-    @abstractmethod
-    def attends(self) -> bool:
-        """Return whether it attends to the grid before each word; if not, its alphas have no positions."""
 
     @abstractmethod
     def start(self, grid: Tensor) -> State:

@@ -90,10 +90,6 @@ class RecurrentDecoder(Decoder):
             with torch.no_grad():
                 self.word_gates.bias[hidden : 2 * hidden] = 1.0
 
-    @property
-    def attends(self) -> bool:
-        return self.context_gates is not None
-
     @abstractmethod
     def init_state(self, annotations: Tensor, pool: Tensor | None) -> LSTMState:
         """Return the state before the first word, R = 1.

@@ -20,6 +20,8 @@ class FirstStateDecoder(RecurrentDecoder):
     `lstm`: an LSTM, c0 = 0 (Vinyals et al. 2015, section 3.1, with the picture in h0).
     """
 
+    attends = False
+
     def __init__(self, channels: int, vocabulary: int, options: RecurrentOptions, cell: Literal["rnn", "lstm"]) -> None:
         """Create the layers; channels: C of the grid. vocabulary: V."""
         super().__init__(channels, vocabulary, options, cell=cell)

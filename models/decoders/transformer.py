@@ -68,10 +68,6 @@ class Transformer(Decoder):
         self.grid_norm, self.norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
         self.drop_layers, self.drop_output = nn.Dropout(dropout_layers), nn.Dropout(options.dropout_output)
 
-    @property
-    def attends(self) -> bool:
-        return True
-
     def start(self, grid: Tensor) -> KVCache:
         positions = grid_position_encoding(grid.shape[1], grid.shape[2], self.hidden, grid.device)
         annotations = self.project_norm(torch.relu(self.project(self.annotations_of(grid))))

@@ -57,10 +57,6 @@ class UpDown(Decoder):
             self.word_gates.bias[hidden : 2 * hidden] = 1.0
             self.language_gates.bias[hidden : 2 * hidden] = 1.0
 
-    @property
-    def attends(self) -> bool:
-        return True
-
     def start(self, grid: Tensor) -> TwoLSTMState:
         annotations = torch.relu(self.project(self.annotations_of(grid)))
         mean = annotations.mean(dim=1, keepdim=True)
