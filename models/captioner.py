@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from .backbones import base as backbones
 from .backbones.encoder import Encoder
@@ -26,7 +27,6 @@ from .neighbours import Memory
 from .photographs import as_batch
 from .torch_steps import TorchSteps
 from .vocabulary import Vocabulary
-from .weight_files import save_tensors
 
 
 class Captioner(BaseCaptioner):
@@ -96,3 +96,11 @@ def _load_backbone(spec: Mapping[str, Any], folder: Path) -> backbones.Backbone:
         backbone.project(state["projection"])
     backbone.load_state_dict(state)
     return backbone
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors to a file that has the permissions of any new file.
+
+    Safetensors' own `save_file` lets nobody but the owner read what it writes, whatever the umask.
+    """
+    path.write_bytes(safetensors.torch.save({name: value.contiguous().cpu() for name, value in tensors.items()}))

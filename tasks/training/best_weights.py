@@ -7,7 +7,7 @@ from pathlib import Path
 import safetensors.torch
 from torch import Tensor
 
-from models.weight_files import save_tensors
+from models.captioner import save_tensors
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file, flush, write_whole
 

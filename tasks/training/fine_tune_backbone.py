@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from models.backbones.base import Backbone
 from models.backbones.encoder import Encoder
+from models.captioner import save_tensors
 from models.decoders.base import Decoder
 from models.encoded_pictures import decode
 from models.end_to_end import EndToEnd
@@ -22,7 +23,6 @@ from models.photographs import as_batch
 from models.picture_formats import Interpolation
 from models.resizing import Pixels, resize
 from models.vocabulary import Vocabulary
-from models.weight_files import save_tensors
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
 from tasks.config.devices import device_of
