@@ -1,4 +1,4 @@
-"""Photographs -> grids of annotation vectors, a file a family.
+"""Photographs -> grids of annotation vectors.
 
 To add a backbone, write a file with a builder function and add a line to `BACKBONES`. This registry imports no
 backbone, so that configs are checked without loading torch.
@@ -20,12 +20,12 @@ class Member(NamedTuple):
 
 
 BACKBONES: dict[str, Member] = {
-    "resnet101": Member("resnet", "resnet101"),
-    "vgg16": Member("vgg", "vgg16"),
-    "vgg16_conv5": Member("vgg", "vgg16_conv5"),
-    "googlenet": Member("googlenet", "googlenet"),
-    "regnet_x_400mf": Member("regnet", "regnet_x_400mf"),
-    "mobilenet_v2": Member("mobilenet", "mobilenet_v2"),
+    "resnet101": Member("cnns", "resnet101"),
+    "vgg16": Member("cnns", "vgg16"),
+    "vgg16_conv5": Member("cnns", "vgg16_conv5"),
+    "googlenet": Member("cnns", "googlenet"),
+    "regnet_x_400mf": Member("cnns", "regnet_x_400mf"),
+    "mobilenet_v2": Member("cnns", "mobilenet_v2"),
     "tiny": Member("tiny", "tiny", blocks=2),
 }
 
