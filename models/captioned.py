@@ -14,13 +14,12 @@ import numpy.typing as npt
 
 from .confidence import Confidence, features_of
 from .decoding_rules import Floats
-from .encoded_pictures import decode
+from .encoded_pictures import decode, resize
 from .given_grids import read_grid
 from .neighbours import LookedUp, Memory, pool
 from .options import Decoding, Neighbours
 from .picture_formats import Interpolation
 from .ranking import Copy, Ranked, as_captions, rank, support_of, weights_of
-from .resizing import resize
 from .search import Caption, State, Steps, read
 from .search import decode as decode_captions
 from .vocabulary import END, FORBIDDEN, SPECIAL, START, UNK, Vocabulary

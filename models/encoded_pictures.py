@@ -1,4 +1,4 @@
-"""Encoded pictures: the bytes of a file -> the upright RGB picture that a person sees.
+"""Encoded pictures: the bytes of a file -> the upright picture that a person sees -> the square that a backbone takes.
 
 This file needs no torch: the captioner on onnxruntime and the server share it with photographs.py.
 """
@@ -17,8 +17,9 @@ from PIL import Image, UnidentifiedImageError
 
 from .deep_pixels import deep_values, to_8_bits
 from .out_of_memory import is_out_of_memory
-from .picture_formats import FORMATS, MAX_PIXELS, not_a_picture
+from .picture_formats import FORMATS, MAX_PIXELS, Fit, Interpolation, not_a_picture
 
+Pixels = npt.NDArray[np.uint8]
 # What `admit` takes.
 ADMITTED_BYTES, ADMITTED_PIXELS, ADMITTED_SIDE, _ADMITTED_MARKERS = 32 * 2**20, 50_000_000, 65_535, 200
 _ADMITTED_READS = 10_000  # of a header: they take some milliseconds
@@ -33,6 +34,7 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _JPEG = ("JPEG", "MPO")  # MPO: several JPEG pictures in a file; the first is read
+_KERNELS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def opened(data: bytes) -> Iterator[Image.Image]:
         raise ValueError(f"cannot be decoded: {error or type(error).__name__}") from None
 
 
-def decode(data: bytes) -> npt.NDArray[np.uint8]:
+def decode(data: bytes) -> Pixels:
     """Return the upright RGB picture of an encoded photograph, uint8 (H, W, 3).
 
     Grey, palette and CMYK pictures become RGB; values of more than 8 bits are scaled by the range that the picture uses
@@ -75,13 +77,13 @@ def decode(data: bytes) -> npt.NDArray[np.uint8]:
         return pixels if turn is None else np.array(Image.fromarray(pixels).transpose(turn))
 
 
-def _decode_jpeg(data: bytes, colours: str) -> npt.NDArray[np.uint8]:
+def _decode_jpeg(data: bytes, colours: str) -> Pixels:
     """Return the pixels of a JPEG file (H, W, C); ValueError where any part of it is missing or damaged.
 
     Pillow and libjpeg decode a truncated file that has an end marker without an error: what is missing becomes grey.
     """
     try:
-        pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colours, strict=True)
+        pixels: Pixels = simplejpeg.decode_jpeg(data, colours, strict=True)
     except ValueError as error:
         # Unused bytes after the last pixel do no harm: some cameras write them.
         if not re.search("extraneous bytes before marker 0xd9", str(error)):
@@ -90,7 +92,7 @@ def _decode_jpeg(data: bytes, colours: str) -> npt.NDArray[np.uint8]:
     return pixels
 
 
-def upright_pixels(image: Image.Image, data: bytes) -> npt.NDArray[np.uint8]:
+def upright_pixels(image: Image.Image, data: bytes) -> Pixels:
     """Return the upright RGB picture of a file that is opened and not loaded, uint8 (H, W, 3). data: its content."""
     values = deep_values(image, data)
     image.load()
@@ -98,6 +100,43 @@ def upright_pixels(image: Image.Image, data: bytes) -> npt.NDArray[np.uint8]:
         image = Image.fromarray(to_8_bits(values))
     turn = _TURNS.get(_orientation(image))
     return np.array(_to_rgb(image if turn is None else image.transpose(turn)))
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return how the pixels are stored, by EXIF; 1, which is upright, if the EXIF data is missing or broken."""
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # SyntaxError, struct.error, ...: the pixels are sound even where the EXIF data is broken
+        return 1
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Return the picture as 8-bit RGB, its transparent pixels blended with white."""
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        background = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        return Image.alpha_composite(background, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def seen(photograph: Pixels, fit: Fit) -> Pixels:
+    """Return the part of a photograph (H, W, 3) that a backbone is given: all for `squash`, the middle for `crop`."""
+    if fit == "squash":
+        return photograph
+    height, width = photograph.shape[:2]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return photograph[top : top + side, left : left + side]
+
+
+def resize(photograph: Pixels, size: int, fit: Fit, interpolation: Interpolation = "bilinear") -> Pixels:
+    """Return a photograph, uint8 (H, W, 3), resized to (size, size, 3), antialiased.
+
+    `squash` fits the whole photograph into the square; `crop` keeps its proportions and takes the middle.
+    Pillow resizes without Python's lock.
+    """
+    part = Image.fromarray(np.ascontiguousarray(seen(photograph, fit)))
+    return np.array(part.resize((size, size), _KERNELS[interpolation]))
 
 
 class _LongHeaderError(Exception):
@@ -118,14 +157,6 @@ class _HeaderReader(io.BytesIO):
         if self.reads > _ADMITTED_READS:
             raise _LongHeaderError
         return super().read(size)
-
-
-def _orientation(image: Image.Image) -> int:
-    """Return how the pixels are stored, by EXIF; 1, which is upright, if the EXIF data is missing or broken."""
-    try:
-        return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # SyntaxError, struct.error, ...: the pixels are sound even where the EXIF data is broken
-        return 1
 
 
 def admit(data: bytes) -> int:
@@ -154,12 +185,3 @@ def admit(data: bytes) -> int:
     if side > ADMITTED_SIDE:  # a JPEG's own limit; few bytes of a PNG make a line of millions, which is slow to resize
         raise ValueError(f"is {side:,} pixels wide or high, over the limit of {ADMITTED_SIDE:,}")
     return pixels
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Return the picture as 8-bit RGB, its transparent pixels blended with white."""
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        background = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        return Image.alpha_composite(background, image).convert("RGB")
-    return image.convert("RGB")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .resizing import Pixels
+from .encoded_pictures import Pixels
 
 # Mean and standard deviation of RGB values in [0, 1], by which a network's training photographs were normalised.
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]

@@ -34,9 +34,8 @@ from torchvision.transforms import InterpolationMode
 from bench.machine import describe, peak_memory, precisions, timed
 from models.backbones.base import Backbone, Declared, make
 from models.backbones.encoder import Encoder
-from models.encoded_pictures import decode
+from models.encoded_pictures import Pixels, decode, resize
 from models.photographs import as_batch
-from models.resizing import Pixels, resize
 from tasks.config.devices import Precision, prepare_compiler
 from tasks.config.machine import MachineConfig
 from tasks.config.stages import GridsConfig

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from models.encoded_pictures import Pixels, seen
 from models.picture_formats import Fit
-from models.resizing import Pixels, seen
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,9 +12,8 @@ import numpy as np
 from PIL import Image
 
 from models.captioned import Supporting, key_of_digest
-from models.encoded_pictures import decode
+from models.encoded_pictures import Pixels, decode, seen
 from models.options import Decoding
-from models.resizing import Pixels, seen
 from models.vocabulary import WORD_END
 from tasks.grids.photographs import read_photograph
 from tasks.grids.reader import GridReader

@@ -31,10 +31,9 @@ import torch
 from torch import Tensor
 
 from models.backbones.encoder import Encoder
-from models.encoded_pictures import decode
+from models.encoded_pictures import Pixels, decode, resize
 from models.out_of_memory import is_out_of_memory
 from models.picture_formats import Interpolation
-from models.resizing import Pixels, resize
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file
 from tasks.common.progress import Bar

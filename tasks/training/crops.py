@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from models.resizing import Pixels
+from models.encoded_pictures import Pixels
 from models.vocabulary import Vocabulary
 from tasks.data.caption_files import CaptionedPicture
 

@@ -17,11 +17,10 @@ from models.backbones.base import Backbone
 from models.backbones.encoder import Encoder
 from models.captioner import save_tensors
 from models.decoders.base import Decoder
-from models.encoded_pictures import decode
+from models.encoded_pictures import Pixels, decode, resize
 from models.end_to_end import EndToEnd
 from models.photographs import as_batch
 from models.picture_formats import Interpolation
-from models.resizing import Pixels, resize
 from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file

@@ -21,9 +21,8 @@ import torch
 from flows.commands.story import tell_end
 from models.backbones.base import make
 from models.backbones.encoder import Encoder
-from models.encoded_pictures import decode
+from models.encoded_pictures import decode, resize
 from models.photographs import as_batch
-from models.resizing import resize
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config, load
 from tasks.data.manifest import read_pictures

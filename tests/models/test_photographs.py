@@ -11,10 +11,9 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
-from models.encoded_pictures import admit, decode
+from models.encoded_pictures import admit, decode, resize
 from models.photographs import normalise
 from models.picture_formats import FORMATS, MAX_PIXELS, Fit, Interpolation
-from models.resizing import resize
 
 
 def encoded(image: Image.Image, form: str, **options: object) -> bytes:

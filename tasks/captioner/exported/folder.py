@@ -28,7 +28,6 @@ TORCH_FREE = (
     "picture_formats.py",
     "ranking.py",
     "requests.py",
-    "resizing.py",
     "search.py",
     "vocabulary.py",
     "decoding_rules.py",
