@@ -34,13 +34,13 @@ from models.torch_steps import decode
 from models.vocabulary import END, FORBIDDEN, NULL, START, UNK
 from tasks.config.devices import device_of
 from tasks.config.schema import Config, load
-from tasks.data.caption_files import read_frequencies
+from tasks.data.caption_files import read_frequencies, read_vocabulary
 from tasks.data.manifest import read_pictures
 from tasks.grids.index import open_grids
 from tasks.metrics import ScoredCaption, measure
 from tasks.metrics.ptb import tokenize
 from tasks.training.batches import Batch, GridBatches, grids_in_order
-from tasks.training.fit_decoder import FitInputs, prepare
+from tasks.training.fit_decoder import DecoderInputs, prepare
 from tasks.training.objectives import attention_penalty
 from tasks.training.outputs import HISTORY, load_decoder
 from tasks.training.precision import with_precision
@@ -158,12 +158,12 @@ class Bench:
     def __init__(self, config: Config, seed: int) -> None:
         self.config, self.seed = config, seed
         found = self._found = planned(config, "evaluate").by_kind
-        self._sources = FitInputs(found["ingest"], found["tensorise"], found["extract"])
+        self._sources = DecoderInputs(found["ingest"], found["tensorise"], found["extract"])
         self.device = device_of(config.machine)
         training = config.training.model_copy(update={"batch_pictures": 16, "captions_per_picture": None})
         self.training = with_precision(training, self.device)
         self.batches, self.dev = prepare("train", self.training, config.machine, self._sources)
-        self.vocabulary = self._sources.vocabulary()
+        self.vocabulary = read_vocabulary(self._sources.captions.path)
         self.max_length = self.vocabulary.settings["max_tokens"] + 1
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.precision == "bfloat16")
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
@@ -37,7 +36,7 @@ from tasks.evaluation.score_record import CopiedScore, ScoreRecord, confidence_l
 from tasks.metrics import METRICS, ScoredCaption, is_latin, load, measure
 from tasks.metrics.bootstrap import compare, intervals
 from tasks.metrics.ptb import tokenize
-from tasks.pipeline.ledger import Artifact, digest_of
+from tasks.pipeline.ledger import digest_of
 
 PREDICTIONS, FITTED_TO = "predictions.parquet", "fitted_to.parquet"
 _SAMPLE = 200  # pictures by whose references the script is told
@@ -74,17 +73,6 @@ class PredictionRow(TypedDict):
     confidence: NotRequired[float | None]
     references: NotRequired[list[str]]
     facts: NotRequired[str | None]
-
-
-@dataclass(frozen=True)
-class ScoreInputs:
-    """The inputs of an evaluation or an inspection: the artifacts of the earlier stages and of the decoder's stage."""
-
-    manifest: Artifact
-    captions: Artifact
-    grids: Artifact
-    decoder: Artifact
-    memory: Artifact
 
 
 def rows_of(

@@ -60,13 +60,11 @@ class Evaluate(Stage):
         )
 
     def run(self, work: Work, hooks: Any = None) -> Outcome:
-        from tasks.evaluation.caption_and_score import ScoreInputs
         from tasks.evaluation.evaluate_decoder import evaluate_decoder
 
-        captions, grids = self.decoder.captions, self.decoder.grids
-        stages = (captions.manifest, captions, grids, self.decoder, self.memory)
-        sources = ScoreInputs(*(work.artifacts[stage] for stage in stages))
-        return evaluate_decoder(self.evaluation, self.machine, sources, work.out)
+        trained, remembered = work.artifacts[self.decoder], work.artifacts[self.memory]
+        sources = self.decoder.sources(work)
+        return evaluate_decoder(self.evaluation, self.machine, trained, remembered, sources, work.out)
 
 
 def evaluate(config: Config, decoder: DecoderStage, memory: Remember) -> Evaluate:

@@ -24,7 +24,6 @@ from tasks.evaluation import calibration
 from tasks.evaluation.caption_and_score import (
     FITTED_TO,
     PREDICTIONS,
-    ScoreInputs,
     read_predictions,
     rows_of,
     score,
@@ -34,21 +33,30 @@ from tasks.evaluation.picture_search import Found, PictureSearch
 from tasks.evaluation.score_record import JudgedConfidence, write_scores
 from tasks.neighbours.fit import FITTED_TO as MOST_FITTED_TO
 from tasks.neighbours.fit import Candidates, copied
-from tasks.pipeline.ledger import Outcome, digest_of
+from tasks.pipeline.ledger import Artifact, Outcome, digest_of
+from tasks.training.fit_decoder import DecoderInputs
 
 
-def evaluate_decoder(evaluation: EvaluationConfig, machine: MachineConfig, sources: ScoreInputs, out: Path) -> Outcome:
+def evaluate_decoder(
+    evaluation: EvaluationConfig,
+    machine: MachineConfig,
+    trained: Artifact,
+    remembered: Artifact,
+    sources: DecoderInputs,
+    out: Path,
+) -> Outcome:
     """Caption the pictures of `evaluation.split`, and score the captions against all references of each picture.
 
+    trained, remembered: the artifacts of the stages that made the decoder and the memory of its training pictures.
     Write predictions.parquet, scores.json and, where one could be fitted, the confidence to `out`. The outcome's
     products are digests of the scores and of the decoding settings.
     """
     vocabulary = read_vocabulary(sources.captions.path)
     pictures = read_pictures(sources.manifest.path, evaluation.split)
-    memory = Memory.load(sources.memory.path)
+    memory = Memory.load(remembered.path)
     kept = memory.captions
     assert kept is not None  # only the memory in a registered model may lack them
-    search = PictureSearch(evaluation, machine, sources.grids, sources.decoder, memory)
+    search = PictureSearch(evaluation, machine, sources.grids, trained, memory)
     scored = search.find(pictures)
     dev = None
     if evaluation.split != "dev":

@@ -28,7 +28,6 @@ from tasks.config.schema import Config
 from tasks.data.caption_files import CaptionedPicture, read_captions, read_vocabulary
 from tasks.data.manifest import Picture, read_pictures
 from tasks.datasets.base import SPLITS
-from tasks.evaluation.caption_and_score import ScoreInputs
 from tasks.grids.index import open_grids
 from tasks.grids.reader import GridReader
 from tasks.inspection.doubtful_captions import doubts
@@ -45,6 +44,8 @@ from tasks.inspection.record import (
     InspectionRecord,
 )
 from tasks.inspection.unusual_captions import unusual_captions
+from tasks.pipeline.ledger import Artifact
+from tasks.training.fit_decoder import DecoderInputs
 from tasks.training.outputs import load_decoder
 
 DOUBT = 0.6  # nats a word from which a caption is a finding
@@ -64,9 +65,12 @@ _SCHEMA = pa.schema(
 )
 
 
-def inspect_data(config: Config, sources: ScoreInputs, known: Set[str] | None, out: Path) -> InspectionRecord:
+def inspect_data(
+    config: Config, trained: Artifact, remembered: Artifact, sources: DecoderInputs, known: Set[str] | None, out: Path
+) -> InspectionRecord:
     """Write findings.parquet and inspection.json to `out`, and return the contents of the second.
 
+    trained, remembered: the artifacts of the stages that made the decoder and the memory of its training pictures.
     known: digests of the pictures of the champion's data set; None where there is no champion, or it is not known which
     they were. What is new is looked at first, where there is more than `_INSPECTED` captions.
     """
@@ -74,10 +78,10 @@ def inspect_data(config: Config, sources: ScoreInputs, known: Set[str] | None, o
     grids = open_grids(sources.grids, config.machine)
     by_digest = {picture.digest: (split, picture) for split, own in pictures.items() for picture in own}
     order = _new_first([digest for digest in by_digest if digest in grids], known)
-    mean = torch.from_numpy(Memory.load(sources.memory.path).grid)
+    mean = torch.from_numpy(Memory.load(remembered.path).grid)
     findings = _Findings(by_digest)
 
-    looked_at = _doubtful(config, sources, grids, mean, order, findings)
+    looked_at = _doubtful(config, trained, sources, grids, mean, order, findings)
     captions = {digest: list(dict.fromkeys(picture.captions)) for digest, (_, picture) in by_digest.items()}
     for item in unusual_captions(captions):
         findings.add(UNUSUAL, item.digest, item.score, item.why, caption=item.caption)
@@ -104,7 +108,7 @@ def inspect_data(config: Config, sources: ScoreInputs, known: Set[str] | None, o
     return record
 
 
-def _splits(sources: ScoreInputs) -> list[str]:
+def _splits(sources: DecoderInputs) -> list[str]:
     """Return the splits of a manifest that have pictures."""
     return [split for split in SPLITS if split in sources.manifest.products]
 
@@ -152,7 +156,8 @@ class _Findings:
 
 def _doubtful(
     config: Config,
-    sources: ScoreInputs,
+    trained: Artifact,
+    sources: DecoderInputs,
     grids: GridReader,
     mean: Tensor,
     order: Sequence[str],
@@ -178,7 +183,7 @@ def _doubtful(
     if not chosen:
         return 0
     device = device_of(config.machine)
-    decoder, _ = load_decoder(sources.decoder.path)
+    decoder, _ = load_decoder(trained.path)
     vocabulary = read_vocabulary(sources.captions.path)
     values = doubts(decoder.to(device).eval(), mean, grids, chosen, device, len(vocabulary))
     found = [

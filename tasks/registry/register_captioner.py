@@ -22,7 +22,7 @@ from tasks.common.log import log as logger
 from tasks.common.source import commit
 from tasks.config.schema import Config
 from tasks.data.manifest import files_by_name
-from tasks.evaluation.caption_and_score import PREDICTIONS, ScoreInputs, differing_scores, was_trained_on
+from tasks.evaluation.caption_and_score import PREDICTIONS, differing_scores, was_trained_on
 from tasks.evaluation.report import REPORT, ComparedModel
 from tasks.evaluation.score_record import NO_BETTER, SCORES, ScoreRecord, no_better_than_copied, read_scores
 from tasks.inspection.inspect import inspect_data
@@ -60,6 +60,7 @@ from tasks.registry.champion_rule import Candidate, Decision, decide
 from tasks.registry.gates import GateResult
 from tasks.registry.model_card import ancestry, card
 from tasks.registry.promotion import apply, was_rolled_back
+from tasks.training.fit_decoder import DecoderInputs
 from tasks.training.outputs import HISTORY
 
 if TYPE_CHECKING:
@@ -272,8 +273,8 @@ def _inspect(
 
     known: digests of the pictures that the champion was made from; None where that is not known.
     """
-    sources = ScoreInputs(artifacts.manifest, artifacts.captions, artifacts.grids, artifacts.decoder, artifacts.memory)
-    record = inspect_data(config, sources, known, out)
+    sources = DecoderInputs(artifacts.manifest, artifacts.captions, artifacts.grids)
+    record = inspect_data(config, artifacts.decoder, artifacts.memory, sources, known, out)
     files = files_by_name(artifacts.manifest.path, config.data) if not config.data.has_grids else None
     write_page(f"{config.name}: the data, seen by the model", record, out, files)
     return record

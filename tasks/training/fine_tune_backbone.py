@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +39,7 @@ from tasks.training.batches import Batches
 from tasks.training.best_weights import save_weights
 from tasks.training.crops import mentions_side, random_crop
 from tasks.training.dev import Dev
+from tasks.training.fit_decoder import DecoderInputs
 from tasks.training.loop import TrainingLoop, WeightGroup
 from tasks.training.objectives import CrossEntropy
 from tasks.training.outputs import LAST, WEIGHTS, decoder_digest, load_decoder, write_shape
@@ -48,36 +48,28 @@ from tasks.training.precision import precision_by_epoch, with_precision
 _LEAST_KEPT = 0.85  # smallest share of a photograph's height and of its width that a random crop keeps
 
 
-@dataclass(frozen=True)
-class TuneInputs:
-    """The inputs of fine-tuning: the artifacts of earlier stages, and the data set, which locates the photographs."""
-
-    manifest: Artifact
-    captions: Artifact
-    grids: Artifact
-    trained: Artifact
-    data: DatasetOptions
-
-
 def fine_tune_backbone(
     grids: GridsConfig,
     tuning: TuningConfig,
     machine: MachineConfig,
-    sources: TuneInputs,
+    trained: Artifact,
+    sources: DecoderInputs,
+    data: DatasetOptions,
     out: Path,
 ) -> Outcome:
     """Fine-tune the backbone and the decoder together, and write the best backbone and the history to `out`.
 
-    The outcome's product is the digest of the backbone's weights. Raise AttendError where the
-    block `tuning.first_block` cannot be tuned.
+    trained: the artifact of the stage that made the decoder. data: the data set, which locates the photographs. The
+    outcome's product is the digest of the backbone's weights. Raise AttendError where the block `tuning.first_block`
+    cannot be tuned.
     """
     captions, manifest = sources.captions.path, sources.manifest.path
     tuning = with_precision(tuning, device_of(machine))
     frozen_grids = open_grids(sources.grids, machine)
     vocabulary = read_vocabulary(captions)
-    files = files_by_digest(manifest, sources.data)
+    files = files_by_digest(manifest, data)
     backbone = load_backbone(grids)
-    decoder, shape = load_decoder(sources.trained.path)
+    decoder, shape = load_decoder(trained.path)
     assert isinstance(decoder, Decoder)  # a config with `tuning` has one member
     try:
         blocks = backbone.unfreeze(tuning.first_block, grids.image_size)
@@ -104,7 +96,7 @@ def fine_tune_backbone(
     score = max(row[fit.selected] for row in fit.history)
     counts: dict[str, int | float] = {"epochs": len(fit.history), fit.selected: round(score, 3)}
     notes = [f"computed in {precision_by_epoch(fit.history)}"]
-    frozen = sources.trained.ledger.counts.get(fit.selected)
+    frozen = trained.ledger.counts.get(fit.selected)
     if frozen is not None and counts[fit.selected] <= frozen:
         notes.append(
             f"no epoch is better on dev than the frozen backbone with its decoder ({fit.selected} {frozen:.2f}): lower "

@@ -14,10 +14,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from models.decoders.base import Decoder
-from models.decoders.ensemble import Ensemble, make
+from models.decoders.ensemble import make
 from models.options import DecoderSpec
-from models.vocabulary import Vocabulary
 from tasks.common.errors import AttendError
 from tasks.config.decoder import DecoderConfig
 from tasks.config.devices import device_of
@@ -38,16 +36,12 @@ from tasks.training.warm_start import start_from
 
 
 @dataclass(frozen=True)
-class FitInputs:
-    """The inputs that a decoder is trained and validated on: the artifacts of earlier stages."""
+class DecoderInputs:
+    """The artifacts of earlier stages that a decoder is trained, validated and evaluated on."""
 
     manifest: Artifact
     captions: Artifact
     grids: Artifact
-
-    def vocabulary(self) -> Vocabulary:
-        """Read the vocabulary from the captions' artifact."""
-        return read_vocabulary(self.captions.path)
 
 
 class Start(NamedTuple):
@@ -61,16 +55,17 @@ def fit_decoder(
     decoder: DecoderConfig,
     training: TrainingConfig,
     machine: MachineConfig,
-    sources: FitInputs,
+    sources: DecoderInputs,
     out: Path,
     epoch_done: EpochDone,
     start: Start | None = None,
 ) -> Outcome:
     """Train a decoder, keep the weights with the best free-running dev score, and write them to `out`.
 
-    start: the captioner whose weights it begins with; None for the beginning.
+    start: the captioner whose weights it begins with; None for the beginning. Raise AttendError where the decoder does
+    not take the options.
     """
-    vocabulary = sources.vocabulary()
+    vocabulary = read_vocabulary(sources.captions.path)
     training = with_precision(training, device_of(machine))
     batches, dev = prepare("train", training, machine, sources)
     shape: DecoderSpec = {
@@ -80,7 +75,13 @@ def fit_decoder(
         "options": decoder.options(),
         "members": decoder.members,
     }
-    initial = _initial_decoder(shape, decoder, training, batches)
+    torch.manual_seed(training.seed)
+    try:
+        initial = make(**shape)
+    except ValueError as error:
+        raise AttendError(f"decoder: {error}") from None
+    if decoder.pca_dim is not None:
+        initial.fit_basis(batches.gram())
     notes = []
     if start is not None:
         said = np.concatenate([picture.tokens.ravel() for picture in batches.captioned]).tolist()
@@ -94,7 +95,7 @@ def fit_decoder(
 
 
 def prepare(
-    stage: str, training: GridTrainingConfig, machine: MachineConfig, sources: FitInputs
+    stage: str, training: GridTrainingConfig, machine: MachineConfig, sources: DecoderInputs
 ) -> tuple[GridBatches, GridDev]:
     """Return the batches of the train split, and the dev pictures.
 
@@ -158,23 +159,3 @@ def finish(fit: TrainingLoop, shape: DecoderSpec, out: Path) -> Outcome:
     counts: dict[str, int | float] = {"epochs": fit.trained_epochs}
     counts |= {name: round(best[name], 3) for name in (*DEV_SCORES, "dev_loss") if name in best}
     return Outcome({"weights": decoder_digest(out)}, counts, notes)
-
-
-def _initial_decoder(
-    shape: DecoderSpec,
-    decoder: DecoderConfig,
-    training: TrainingConfig,
-    batches: GridBatches,
-) -> Decoder | Ensemble:
-    """Return the untrained decoder: a function of its config, the seed and the train split.
-
-    Raise AttendError where the decoder does not take the options.
-    """
-    torch.manual_seed(training.seed)
-    try:
-        initial = make(**shape)
-    except ValueError as error:
-        raise AttendError(f"decoder: {error}") from None
-    if decoder.pca_dim is not None:
-        initial.fit_basis(batches.gram())
-    return initial

@@ -24,10 +24,10 @@ from models.vocabulary import FORBIDDEN
 from tasks.config.devices import device_of
 from tasks.config.machine import MachineConfig
 from tasks.config.training import SelfCriticalConfig
-from tasks.data.caption_files import read_frequencies
+from tasks.data.caption_files import read_frequencies, read_vocabulary
 from tasks.pipeline.ledger import Artifact, Outcome
 from tasks.training.batches import Batch
-from tasks.training.fit_decoder import FitInputs, finish, prepare
+from tasks.training.fit_decoder import DecoderInputs, finish, prepare
 from tasks.training.loop import EpochDone, TrainingLoop, WeightGroup
 from tasks.training.objectives import Count, LossOutput
 from tasks.training.outputs import load_decoder
@@ -39,7 +39,7 @@ def reinforce_decoder(
     training: SelfCriticalConfig,
     machine: MachineConfig,
     trained: Artifact,
-    sources: FitInputs,
+    sources: DecoderInputs,
     out: Path,
     epoch_done: EpochDone,
 ) -> Outcome:
@@ -50,7 +50,8 @@ def reinforce_decoder(
     training = with_precision(training, device_of(machine))
     decoder, shape = load_decoder(trained.path)
     batches, dev = prepare("self_critical", training, machine, sources)
-    captions, vocabulary = sources.captions.path, sources.vocabulary()
+    captions = sources.captions.path
+    vocabulary = read_vocabulary(captions)
     rewards = Rewards(read_frequencies(captions), vocabulary, training.meteor or 0.0)
     max_length = vocabulary.settings["max_tokens"] + 1
     objective = SelfCriticalLoss(training, rewards, max_length)

@@ -26,7 +26,7 @@ from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Product, Stage, Work
 
 if TYPE_CHECKING:
-    from tasks.training.fit_decoder import FitInputs
+    from tasks.training.fit_decoder import DecoderInputs
 
 _NO_CHAMPION = (
     "training.start_from: the model has no champion that can be read here, so training starts from the beginning: "
@@ -76,12 +76,12 @@ class DecoderStage(Stage):
         """Return the product `weights`: the best weights and the decoder's shape."""
         return Product(self, "weights")
 
-    def sources(self, work: Work) -> FitInputs:
+    def sources(self, work: Work) -> DecoderInputs:
         """Return the artifacts that the decoder is trained and validated on."""
-        from tasks.training.fit_decoder import FitInputs
+        from tasks.training.fit_decoder import DecoderInputs
 
         manifest, captions = work.artifacts[self.captions.manifest], work.artifacts[self.captions]
-        return FitInputs(manifest, captions, work.artifacts[self.grids])
+        return DecoderInputs(manifest, captions, work.artifacts[self.grids])
 
     def fitted_to(self) -> tuple[Product, ...]:
         """Return the products that every such stage trains and validates on."""

@@ -46,28 +46,18 @@ class Tune(BackboneStage):
         return {"grids": self.frozen.grids.grids, "tuning": self.tuning}
 
     def needs(self) -> tuple[Product, ...]:
-        grids, captions = self.frozen.grids, self.frozen.captions
-        return (
-            grids.identity,
-            grids.failed("train", "dev"),
-            self.frozen.weights,
-            captions.vocabulary,
-            captions.train,
-            captions.manifest.split("dev"),
-        )
+        return (*self.frozen.fitted_to(), self.frozen.weights)
 
     def inputs(self) -> dict[str, str]:
         return weight_digests(self.frozen.grids.grids, self.machine)
 
     def run(self, work: Work, hooks: DecoderHooks | None = None) -> Outcome:
-        from tasks.training.fine_tune_backbone import TuneInputs, fine_tune_backbone
+        from tasks.training.fine_tune_backbone import fine_tune_backbone
 
-        captions, grids = self.frozen.captions, self.frozen.grids
-        manifest = work.artifacts[captions.manifest]
-        sources = TuneInputs(
-            manifest, work.artifacts[captions], work.artifacts[grids], work.artifacts[self.frozen], self.data
+        trained, sources = work.artifacts[self.frozen], self.frozen.sources(work)
+        return fine_tune_backbone(
+            self.frozen.grids.grids, self.tuning, self.machine, trained, sources, self.data, work.out
         )
-        return fine_tune_backbone(grids.grids, self.tuning, self.machine, sources, work.out)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
