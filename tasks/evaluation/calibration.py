@@ -107,12 +107,6 @@ def _loss(weights: Values, scaled: Values, acceptable: Flags) -> float:
     return float(np.logaddexp(0, np.where(acceptable, -logits, logits)).mean())
 
 
-def confidences(fitted: Confidence, features: Values) -> Values:
-    """Return the confidence of captions by their features, (N,)."""
-    values: Values = fitted(features.astype(np.float32)).astype(np.float64)
-    return values
-
-
 def judge(confidence: Values, log_probability: Values, acceptable: Flags, definition: str) -> JudgedConfidence:
     """Return how well the confidence tells acceptable captions from others. definition: of acceptable, in words."""
     by_confidence, by_log_probability = _order(confidence), _order(log_probability)

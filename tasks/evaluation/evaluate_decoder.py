@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -151,36 +151,34 @@ def _add_confidence(out: Path, acceptable: float) -> JudgedConfidence | str:
     scored, *others = _Captions.read(paths, acceptable)
     if others:
         (dev,) = others
-        folds = [(dev, np.ones(len(scored.flags), np.bool_))]
+        folds = [(dev.features, dev.flags, np.ones(len(scored.flags), np.bool_))]
     else:
         dev = scored
         first = calibration.halves(scored.digests)
-        folds = [(scored.select(~half), half) for half in (first, ~first)]
-    whys = [why for part in (dev, *(part for part, _ in folds)) if (why := calibration.why_not(part.flags)) is not None]
-    if whys:
-        return whys[0]
+        folds = [(scored.features[~half], scored.flags[~half], half) for half in (first, ~first)]
+    for flags in (dev.flags, *(flags for _, flags, _ in folds)):
+        if (why := calibration.why_not(flags)) is not None:
+            return why
     confidence = np.empty(len(scored.flags))
-    for part, judged in folds:
-        fitted = calibration.fit(part.features, part.flags)
-        confidence[judged] = calibration.confidences(fitted, scored.features[judged])
+    for features, flags, judged in folds:
+        confidence[judged] = calibration.fit(features, flags)(scored.features[judged].astype(np.float32))
     table = pq.read_table(out / PREDICTIONS)
     column = table.schema.get_field_index("confidence")
     pq.write_table(table.set_column(column, "confidence", pa.array(confidence)), out / PREDICTIONS)
-    whole = calibration.fit(dev.features, dev.flags)
-    whole.save(out)
-    return calibration.judge(confidence, scored.log_probabilities, scored.flags, scored.definition)
+    calibration.fit(dev.features, dev.flags).save(out)
+    log_probabilities = scored.features[:, FEATURES.index("log_probability")]
+    return calibration.judge(confidence, log_probabilities, scored.flags, scored.definition)
 
 
 @dataclass(frozen=True)
 class _Captions:
     """Hold the captions of a predictions file.
 
-    features (N, F). log_probabilities (N,). flags (N,): which are acceptable. definition: of that, in words.
+    features (N, F). flags (N,): which are acceptable. definition: of that, in words.
     """
 
     digests: list[str]
     features: calibration.Values
-    log_probabilities: calibration.Values
     flags: calibration.Flags
     definition: str
 
@@ -195,16 +193,5 @@ class _Captions:
         for path, own in zip(paths, flags, strict=True):
             table = pq.read_table(path, columns=["digest", *FEATURES])
             features = np.stack([table[name].to_numpy() for name in FEATURES], axis=1)
-            log_probabilities = features[:, FEATURES.index("log_probability")]
-            found.append(cls(table["digest"].to_pylist(), features, log_probabilities, own, definition))
+            found.append(cls(table["digest"].to_pylist(), features, own, definition))
         return found
-
-    def select(self, which: calibration.Flags) -> _Captions:
-        digests = [digest for digest, is_one in zip(self.digests, which, strict=True) if is_one]
-        return replace(
-            self,
-            digests=digests,
-            features=self.features[which],
-            log_probabilities=self.log_probabilities[which],
-            flags=self.flags[which],
-        )
