@@ -21,10 +21,6 @@ from .vocabulary import END, NULL, START
 _DROPPED = 0.25  # share of the pictures that are done from which they are searched no more
 
 
-def _nothing() -> Floats:
-    return np.zeros(0, np.float32)
-
-
 class State(Protocol):
     """The state of a decoder between words: of N pictures, R rows each."""
 
@@ -78,7 +74,7 @@ class Caption:
     tokens: list[int]
     log_probability: float
     finished: bool
-    of_words: Floats = field(default_factory=_nothing, compare=False, repr=False)
+    of_words: Floats = field(default_factory=lambda: np.zeros(0, np.float32), compare=False, repr=False)
 
     @property
     def with_end(self) -> list[int]:

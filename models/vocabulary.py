@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 NULL, START, END, UNK = range(4)
@@ -37,15 +38,15 @@ class Vocabulary:
     words: tuple[str, ...]
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_ids", {word: index for index, word in enumerate(self.words, len(SPECIAL))})
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: index for index, word in enumerate(self.words, len(SPECIAL))}
 
     def __len__(self) -> int:
         return len(SPECIAL) + len(self.words)
 
     def id_of(self, word: str) -> int:
-        ids: dict[str, int] = self._ids  # type: ignore[attr-defined]
-        return ids.get(word, UNK)
+        return self._ids.get(word, UNK)
 
     def encode(self, words: Sequence[str], max_tokens: int) -> list[int]:
         """Return the ids of START, the first `max_tokens` words and END, padded with NULL to max_tokens + 2 ids."""

@@ -34,10 +34,6 @@ _MAX_CAPTIONS = 64
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
-def _nothing() -> Tensor:
-    return torch.zeros(0, dtype=torch.float64)
-
-
 @dataclass(frozen=True)
 class Batch:
     """A batch of N pictures, each with up to R captions.
@@ -56,7 +52,7 @@ class Batch:
     places: Tensor
     next_words: Tensor
     is_padding: bool = False
-    rewards: Tensor = field(default_factory=_nothing)
+    rewards: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
     @classmethod
     def of(cls, pictures: Tensor, tokens: Tensor, positions: Tensor | None = None, is_padding: bool = False) -> Batch:
@@ -144,7 +140,7 @@ class Batches(ABC):
         """Return an order of all pictures, (number of pictures,)."""
         return generator.permutation(len(self.captioned))
 
-    def prefetch(self, order: npt.NDArray[np.int64], start: int, epoch: int) -> None:  # noqa: B027 -- an optional hook
+    def prefetch(self, order: npt.NDArray[np.int64], start: int) -> None:  # noqa: B027 -- an optional hook
         """Prepare to read the batch that begins at index `start` of the epoch's order.
 
         The reading thread calls this before it reads each batch. By default there is nothing to prepare.
@@ -158,7 +154,7 @@ class Batches(ABC):
 
     def _read(self, order: npt.NDArray[np.int64], start: int, epoch: int) -> Batch:
         """Return this process's part of the batch that begins at index `start` of the epoch's order."""
-        self.prefetch(order, start, epoch)
+        self.prefetch(order, start)
         whole_batch = range(len(order[start : start + self.size]))
         positions = processes.share_of(whole_batch)
         spare = not positions
@@ -222,7 +218,7 @@ class GridBatches(Batches):
         self._prefetched = None
         yield from super().epoch(number, start)
 
-    def prefetch(self, order: npt.NDArray[np.int64], start: int, epoch: int) -> None:
+    def prefetch(self, order: npt.NDArray[np.int64], start: int) -> None:
         """Have the next pool's grids read from the disk, a batch's worth at a time, while this pool is used."""
         if self._block is None:
             return
@@ -284,7 +280,7 @@ class ResidentBatches(GridBatches):
             grids = torch.from_numpy(self.grids.read(digests[start : start + 64]))
             self._resident[start : start + len(grids)] = grids.to(self.device)
 
-    def prefetch(self, order: npt.NDArray[np.int64], start: int, epoch: int) -> None:
+    def prefetch(self, order: npt.NDArray[np.int64], start: int) -> None:
         """Do nothing: all grids are in memory already."""
 
     def pictures_of(self, captioned: Sequence[CaptionedPicture], epoch: int) -> Tensor:

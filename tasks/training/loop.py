@@ -7,6 +7,7 @@ replaced words are functions of the seed and the step's number.
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -104,7 +105,7 @@ class TrainingLoop:
             decoder.compile_step(pictures_at_once, objective.rows or batches.rows)
         loss_module = LossModule(self.model, objective)
         self.loss_module: Any = loss_module if processes.size() == 1 else synchronised(loss_module)
-        self.average = _copy_weights(self.model.state_dict()) if training.averaging else None
+        self.average = copy.deepcopy(self.model.state_dict()) if training.averaging else None
         trainable = [
             {"params": [weight for weight in group.weights if weight.requires_grad], "peak": group.learning_rate}
             for group in groups
@@ -136,7 +137,7 @@ class TrainingLoop:
         """Return the number of steps of all epochs."""
         return self.training.epochs * len(self.batches)
 
-    def run(self, dev: Dev, epoch_done: EpochDone | None = None) -> None:
+    def run(self, dev: Dev, epoch_done: EpochDone = lambda _row, _best: None) -> None:
         """Train until the last epoch, or until the selected dev score has not risen for `patience` epochs.
 
         epoch_done: called with each row of the history as it is made, and with the file of the epoch's weights where
@@ -147,18 +148,17 @@ class TrainingLoop:
                 f"{self.name}: training.warmup_steps={self.training.warmup_steps} are all of the training's "
                 f"{self.steps:,} steps: the learning rate never reaches its peak: lower warmup_steps"
             )
-        report_row = epoch_done or _ignore_row
         for index, row in enumerate(self.history):
-            report_row(row, self._file_of_best(index))
+            epoch_done(row, self._file_of_best(index))
         # Deferred all the time: an interrupt that is raised in a library's callback may be lost there.
         with deferred_interrupt("this step") as is_interrupted:
             if self.was_trained and not self.history and not self.step:
-                self._end_epoch(0, dev, report_row)
+                self._end_epoch(0, dev, epoch_done)
             while self.trained_epochs < self.training.epochs and not self._stalled():
                 if is_interrupted():  # in validation, say: the epoch is in the checkpoint
                     raise KeyboardInterrupt
                 self._train_epoch(self.trained_epochs, is_interrupted)
-                self._end_epoch(self.trained_epochs + 1, dev, report_row)
+                self._end_epoch(self.trained_epochs + 1, dev, epoch_done)
             if is_interrupted():
                 raise KeyboardInterrupt
         best, last = int(self.history[self.best_row()]["epoch"]), self.trained_epochs
@@ -171,7 +171,7 @@ class TrainingLoop:
         kept = f"the weights of epoch {best} of {last} are kept" if best else NOT_BETTER
         log.info(f"{self.name}: {ended}{kept}")
 
-    def _end_epoch(self, epoch: int, dev: Dev, report_row: EpochDone) -> None:
+    def _end_epoch(self, epoch: int, dev: Dev, epoch_done: EpochDone) -> None:
         """Validate an epoch, add it to the history, and write its weights where they are kept, and a checkpoint."""
         row = self._validate(epoch, dev)
         self.history.append(row)
@@ -186,7 +186,7 @@ class TrainingLoop:
             f"{self.name}: {done}  dev loss {row['dev_loss']:.3f}, BLEU-4 {row['dev_bleu4']:.2f}, "
             f"CIDEr {row['dev_cider']:.2f} (greedy){self._rest(epoch)}"
         )
-        report_row(row, self._file_of_best(index))
+        epoch_done(row, self._file_of_best(index))
 
     def _rest(self, epoch: int) -> str:
         """Return the seconds of an epoch, and how long the other epochs may take; empty before the first."""
@@ -289,7 +289,7 @@ class TrainingLoop:
 
     def _validate(self, epoch: int, dev: Dev) -> dict[str, float]:
         """Return the epoch's row of the history, with its dev scores, and reset the running sums."""
-        learned = _copy_weights(self.model.state_dict())
+        learned = copy.deepcopy(self.model.state_dict())
         self.model.load_state_dict(self.weights())
         scores = dev.scores(self.model)
         self.model.load_state_dict(learned)
@@ -398,11 +398,3 @@ class LossModule(nn.Module):
 def synchronised(loss_module: LossModule) -> DistributedDataParallel:
     """Return the module with its gradients averaged over all processes."""
     return DistributedDataParallel(loss_module)
-
-
-def _ignore_row(row: dict[str, float], best: Path | None) -> None:  # noqa: ARG001 -- an EpochDone that does nothing
-    return
-
-
-def _copy_weights(state: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in state.items()}

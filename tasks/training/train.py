@@ -34,15 +34,6 @@ _NO_CHAMPION = (
 )
 
 
-def _ignore_epoch(_row: dict[str, float], _weights: Path | None) -> None:
-    """Accept an epoch and do nothing with it."""
-
-
-def _no_champion() -> Path | None:
-    """Return that there is no champion."""
-    return None
-
-
 @dataclass(frozen=True)
 class DecoderHooks:
     """The callbacks of a stage that trains a decoder.
@@ -52,8 +43,8 @@ class DecoderHooks:
     champion's bundle for torch; None where the model has no champion yet.
     """
 
-    epoch_done: Callable[[dict[str, float], Path | None], None] = _ignore_epoch
-    champion: Callable[[], Path | None] = _no_champion
+    epoch_done: Callable[[dict[str, float], Path | None], None] = lambda _row, _weights: None
+    champion: Callable[[], Path | None] = lambda: None
 
 
 NO_HOOKS = DecoderHooks()
