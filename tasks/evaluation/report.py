@@ -78,9 +78,7 @@ def write_report(
     bleu = {digest: sentence_bleu4(item) for digest, item in corpus.items()}
     groups = _groups(bleu)
     on_cards = list(dict.fromkeys(digest for group in groups.values() for digest in group))
-    card_digests = set(on_cards)
-    others = [digest for digest in corpus if digest not in card_digests]
-    listed = [*on_cards, *others][: max(_MAX_ROWS, len(on_cards))]
+    listed = list(dict.fromkeys([*on_cards, *corpus]))[: max(_MAX_ROWS, len(on_cards))]
     left_out = "all are listed" if len(listed) == len(corpus) else f"of {len(corpus):,} evaluated"
     data = {
         "signature": result["signature"],
