@@ -19,7 +19,7 @@ from pathlib import Path
 from tasks.common.errors import AttendError
 from tasks.common.files import free_name
 from tasks.common.log import log
-from tasks.common.progress import Stopwatch, lasting
+from tasks.common.progress import lasting
 
 LINE_SECONDS = 15.0  # between two progress lines while waiting for a server
 _STOP_SECONDS = 5.0
@@ -97,7 +97,7 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log_file: Path
     name: the server's, for messages. Raises AttendError, with the last lines of the log, where the server's process
     ends before.
     """
-    watch, reported = Stopwatch(), 0.0
+    started = reported = time.monotonic()
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({})
     )  # without proxies: the server is on this machine
@@ -107,9 +107,9 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log_file: Path
             return
         except (OSError, http.client.HTTPException):
             pass  # it is not ready yet
-        if watch.seconds() - reported > LINE_SECONDS:
-            reported = watch.seconds()
-            log.info(f"waiting for {name} to answer: {lasting(reported)} so far; its log is {log_file}")
+        if time.monotonic() - reported > LINE_SECONDS:
+            reported = time.monotonic()
+            log.info(f"waiting for {name} to answer: {lasting(reported - started)} so far; its log is {log_file}")
         time.sleep(0.1)
     lines = [line for line in log_file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     last_lines = " | ".join(line.strip() for line in lines[-_LAST_LINES:]) or "it wrote nothing"

@@ -30,7 +30,7 @@ from tasks.common.errors import AttendError
 from tasks.common.files import write_atomically
 from tasks.common.log import log, show_log
 from tasks.common.ports import is_listening
-from tasks.common.progress import Stopwatch, lasting
+from tasks.common.progress import lasting
 from tasks.common.wording import counted
 from tasks.mlflow_store.mlflow_pages import ui_command, ui_environment
 from tasks.mlflow_store.tracking import MLFLOW_UI, connect, tracking_uri
@@ -99,15 +99,15 @@ def up(options: ServiceOptions) -> Service:
             cwd=project,
         )
     log.info(f"starting Prefect's server, worker and the deployments of {prefect_file(project)}; logs are in {logs}")
-    watch, reported = Stopwatch(), 0.0
+    started = reported = time.monotonic()
     try:
         while supervisor.poll() is None:
             service = running_service(workspace)
             if service is not None:
                 return service
-            if watch.seconds() - reported > LINE_SECONDS:
-                reported = watch.seconds()
-                log.info(f"still starting: {lasting(reported)} so far")
+            if time.monotonic() - reported > LINE_SECONDS:
+                reported = time.monotonic()
+                log.info(f"still starting: {lasting(reported - started)} so far")
             time.sleep(0.5)
     except BaseException:  # terminated, the supervisor stops what it has started
         supervisor.terminate()

@@ -103,14 +103,3 @@ def lasting(seconds: float) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
-
-
-class Stopwatch:
-    """A clock that starts when it is created."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-
-    def seconds(self) -> float:
-        """Return the seconds since the start."""
-        return time.monotonic() - self._start

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from models.out_of_memory import is_out_of_memory
 from tasks.common.errors import AttendError, is_disk_full
 from tasks.common.log import log
-from tasks.common.progress import Stopwatch
 from tasks.pipeline.ledger import Artifact
 from tasks.pipeline.plan import Plan, Status, artifacts_of
 from tasks.pipeline.stage import Stage, Work
@@ -50,7 +50,7 @@ def _run(workspace: Workspace, status: Status, artifacts: Mapping[Stage, Artifac
     if not stage.resumable:
         shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True, exist_ok=True)
-    watch = Stopwatch()
+    started = time.monotonic()
     try:
         work = Work(status.key, artifacts, status.parts["inputs"], partial)
         if stage.distributed:
@@ -60,7 +60,7 @@ def _run(workspace: Workspace, status: Status, artifacts: Mapping[Stage, Artifac
         else:
             outcome = stage.run(work, hooks)
         made_from = {earlier.kind: artifacts[earlier].ledger.key for earlier in stage.all_upstream()}
-        workspace.publish(stage.kind, status.key, status.parts, outcome, watch.seconds(), made_from)
+        workspace.publish(stage.kind, status.key, status.parts, outcome, time.monotonic() - started, made_from)
     except BaseException as error:
         if not stage.resumable:
             shutil.rmtree(partial, ignore_errors=True)

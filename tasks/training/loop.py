@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import shutil
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -30,7 +31,7 @@ from tasks.common.errors import AttendError
 from tasks.common.files import write_whole
 from tasks.common.interrupts import deferred_interrupt
 from tasks.common.log import log
-from tasks.common.progress import Bar, Stopwatch, lasting
+from tasks.common.progress import Bar, lasting
 from tasks.common.wording import counted
 from tasks.config.devices import device_of, prepare_compiler
 from tasks.config.machine import MachineConfig
@@ -207,22 +208,22 @@ class TrainingLoop:
         Raises KeyboardInterrupt, after a checkpoint, where the training is interrupted.
         """
         start = self.step - epoch * len(self.batches)
-        earlier_seconds = self.sums.seconds
-        since_start, since_checkpoint = Stopwatch(), Stopwatch()
+        last_checkpoint = time.monotonic()
+        started = last_checkpoint - self.sums.seconds  # with the seconds before a kill
         self.model.train()
         label = f"epoch {epoch + 1}/{self.training.epochs}"
         with Bar(len(self.batches), label, "batches", done=start, says_end=False) as bar:
             for batch in self.batches.epoch(epoch, start):
                 self.learn(batch)
                 self.sums.bfloat16 += self.training.precision == "bfloat16"
-                self.sums.seconds = earlier_seconds + since_start.seconds()
+                self.sums.seconds = time.monotonic() - started
                 bar.note(f"{self.objective.metric} {self.sums.mean:.3f}")
                 bar.advance()
                 # Several processes stop each for itself, and so between two checkpoints.
                 stops = is_interrupted() and processes.size() == 1
-                if stops or since_checkpoint.seconds() > self.machine.checkpoint_seconds:
+                if stops or time.monotonic() - last_checkpoint > self.machine.checkpoint_seconds:
                     self.checkpoint()
-                    since_checkpoint = Stopwatch()
+                    last_checkpoint = time.monotonic()
                 if stops or is_interrupted():
                     raise KeyboardInterrupt
         if is_interrupted():  # after the last step's check
