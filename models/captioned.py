@@ -119,19 +119,18 @@ class BaseCaptioner(ABC):
 
     def _caption_batch(self, photographs: Sequence[bytes], decoding: dict[str, Any]) -> list[Captioned]:
         """Return a result for each of at most `_BATCH` photographs."""
-        results: list[Captioned | None] = []  # None where a caption is to come
         pictures: list[Picture] = []
+        keys: list[int] = []
+        errors: list[str | None] = []  # of each photograph; None where a caption is to come
         for photograph in photographs:
             try:
                 pictures.append(self._picture(photograph))
-                results.append(None)
+                keys.append(key_of(photograph))
+                errors.append(None)
             except ValueError as error:
-                results.append(Captioned(error=str(error)))
-        if pictures:
-            keys = [key_of(data) for data, result in zip(photographs, results, strict=True) if result is None]
-            captions = iter(self.from_grid(self.encode(pictures), keys, **decoding))
-            results = [next(captions) if result is None else result for result in results]
-        return [result for result in results if result is not None]
+                errors.append(str(error))
+        captions = iter(self.from_grid(self.encode(pictures), keys, **decoding) if pictures else [])
+        return [next(captions) if error is None else Captioned(error=error) for error in errors]
 
     def grids(self, photographs: Sequence[bytes]) -> Grids:
         """Return the grids (N, h, w, C) of encoded photographs; ValueError if one cannot be decoded."""
@@ -143,15 +142,6 @@ class BaseCaptioner(ABC):
         if self.takes_grids:
             return read_grid(photograph, spec["shape"])
         return resize(decode(photograph), spec["image_size"], spec["fit"], self.interpolation)
-
-    def _as_words(self, ids: Sequence[int], probabilities: Sequence[float], number: int) -> list[tuple[str, float]]:
-        """Return the first `number` of these token ids that captions contain, as text with their probabilities."""
-        found = [
-            (self.vocabulary.tokens([token])[0], probability)
-            for token, probability in zip(ids, probabilities, strict=True)
-            if token not in NO_WORDS
-        ]
-        return found[:number]
 
     @abstractmethod
     def encode(self, pictures: list[Picture]) -> Grids:
@@ -302,7 +292,9 @@ class BaseCaptioner(ABC):
         for before in [START, *map(self.vocabulary.id_of, tokens)][: len(tokens)]:
             said = self.steps.step(state, np.array([[before]]), number + len(NO_WORDS))
             state = said.state
-            found.append(self._as_words(said.words[0, 0].tolist(), np.exp(said.values[0, 0]).tolist(), number))
+            likeliest = zip(said.words[0, 0].tolist(), np.exp(said.values[0, 0]).tolist(), strict=True)
+            words = [(self.vocabulary.tokens([word])[0], share) for word, share in likeliest if word not in NO_WORDS]
+            found.append(words[:number])
         return found
 
 

@@ -74,9 +74,8 @@ class Captioner(BaseCaptioner):
         (folder / "config.json").write_text(json.dumps(self.config, indent=1, sort_keys=True), encoding="utf-8")
         (folder / "vocabulary.json").write_text(self.vocabulary.to_json(), encoding="utf-8")
         for name, module in (("backbone", self.backbone), ("decoder", self.decoder)):
-            if module is None:
-                continue
-            save_tensors(module.state_dict(), folder / f"{name}.safetensors")
+            if module is not None:
+                save_tensors(module.state_dict(), folder / f"{name}.safetensors")
         self.memory.save(folder)
         if self.confidence is not None:
             self.confidence.save(folder)

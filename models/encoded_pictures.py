@@ -6,7 +6,6 @@ This file needs no torch: the captioner on onnxruntime and the server share it w
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -86,7 +85,7 @@ def _decode_jpeg(data: bytes, colours: str) -> Pixels:
         pixels: Pixels = simplejpeg.decode_jpeg(data, colours, strict=True)
     except ValueError as error:
         # Unused bytes after the last pixel do no harm: some cameras write them.
-        if not re.search("extraneous bytes before marker 0xd9", str(error)):
+        if "extraneous bytes before marker 0xd9" not in str(error):
             raise
         pixels = simplejpeg.decode_jpeg(data, colours, strict=False)
     return pixels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Self
 
 import torch
@@ -35,7 +35,8 @@ class EndToEnd(nn.Module):
 
         words, places: as in `Decoder.forward`.
         """
-        with _grouped_convolutions(photographs.device):
+        autocast = photographs.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        with GroupedConvolutionsInFloat32() if autocast else nullcontext():
             grid = self.backbone(self.backbone.normalised(photographs)).float()
         logits_and_states: tuple[Tensor, State] = self.decoder(grid, words, places)
         return logits_and_states
@@ -43,12 +44,6 @@ class EndToEnd(nn.Module):
     def penalty(self, states: State, logits: Tensor, targets: Tensor, places: Tensor) -> Tensor | None:
         """Return the decoder's penalty: see `Decoder.penalty`."""
         return self.decoder.penalty(states, logits, targets, places)
-
-
-def _grouped_convolutions(device: torch.device) -> AbstractContextManager[Any]:
-    """Return the context in which the backbone runs on a device: on a processor, under autocast, see below."""
-    autocast = device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    return GroupedConvolutionsInFloat32() if autocast else nullcontext()
 
 
 class GroupedConvolutionsInFloat32(TorchFunctionMode):

@@ -69,12 +69,10 @@ class MLPOutput(Output):
 def make_output(kind: Outputs, embedding: int, hidden: int, context: int, size: int, dropout: float) -> Output:
     """Build the output of a kind.
 
-    embedding, hidden, context: E, H, D. size: units of the MLP's layer. Raises ValueError for an unknown kind.
+    embedding, hidden, context: E, H, D. size: units of the MLP's layer.
     """
     if kind == "hidden":
         return HiddenOutput(hidden, dropout)
     if kind == "deep":
         return DeepOutput(embedding, hidden, context, dropout)
-    if kind != "mlp":
-        raise ValueError(f"unknown output {kind!r}; known: hidden, deep, mlp")
     return MLPOutput(embedding, hidden, context, size, dropout)

@@ -135,10 +135,6 @@ class _History(NamedTuple):
     words: Words
     of_words: Floats
 
-    @classmethod
-    def empty(cls, pictures: int, rows: int) -> _History:
-        return cls(np.zeros((pictures, rows, 0), np.int64), np.zeros((pictures, rows, 0), np.float32))
-
     def extended(self, said: Next, parents: Words, chosen: Words) -> _History:
         """Return the history of the rows `parents` (N, R'), with one more word of each: `chosen` (N, R') of `said`."""
         pictures = np.arange(len(parents))[:, None]
@@ -168,10 +164,10 @@ class _Search(ABC):
     arrays that `_keep` drops.
     """
 
-    def __init__(self, decoder: Steps, state: State, decoding: Decoding, pictures: int, rows: int) -> None:
+    def __init__(self, decoder: Steps, state: State, decoding: Decoding, pictures: int, rows: int = 1) -> None:
         self.decoder, self.decoding, self.length = decoder, decoding, 0
         self.state: Any = state
-        self.history = _History.empty(pictures, rows)
+        self.history = _History(np.zeros((pictures, rows, 0), np.int64), np.zeros((pictures, rows, 0), np.float32))
         self.last = np.full((pictures, rows), START)
         self._left = np.arange(pictures)  # the index of each of the N' pictures among those searched at first
         self._found: dict[int, list[Caption]] = {}  # the captions of the others, by the same index
@@ -215,7 +211,7 @@ class _WordByWord(_Search):
     total (N', R): their log-probabilities. unfinished (N', R) bool.
     """
 
-    def __init__(self, decoder: Steps, state: State, decoding: Decoding, pictures: int, rows: int) -> None:
+    def __init__(self, decoder: Steps, state: State, decoding: Decoding, pictures: int, rows: int = 1) -> None:
         super().__init__(decoder, state, decoding, pictures, rows)
         self.total = np.zeros((pictures, rows), np.float32)
         self.unfinished = np.ones((pictures, rows), np.bool_)
@@ -256,9 +252,6 @@ class _Greedy(_WordByWord):
     """The search for the likeliest next word."""
 
     shortlist = 3  # END, the last word, and the last word of each n-gram so far may be ruled out
-
-    def __init__(self, decoder: Steps, state: State, decoding: Decoding, pictures: int) -> None:
-        super().__init__(decoder, state, decoding, pictures, 1)
 
     def choose(self, allowed: Floats) -> Words:
         best: Words = allowed.argmax(axis=-1)
@@ -302,7 +295,7 @@ class _BeamSearch(_Search):
     """
 
     def __init__(self, decoder: Steps, state: State, decoding: Decoding, pictures: int) -> None:
-        super().__init__(decoder, state, decoding, pictures, 1)  # one hypothesis: others would be the same
+        super().__init__(decoder, state, decoding, pictures)  # one hypothesis: others would be the same
         self.scores = np.zeros((pictures, 1), np.float32)
         self.ended: list[list[tuple[float, Caption]]] = [[] for _ in range(pictures)]
         self._is_done = np.zeros(pictures, np.bool_)
