@@ -105,7 +105,7 @@ class TrainingLoop:
             pictures_at_once = math.ceil(batches.size / processes.size() / machine.accumulate)
             decoder.compile_step(pictures_at_once, objective.rows or batches.rows)
         loss_module = LossModule(self.model, objective)
-        self.loss_module: Any = loss_module if processes.size() == 1 else synchronised(loss_module)
+        self.loss_module: Any = loss_module if processes.size() == 1 else DistributedDataParallel(loss_module)
         self.average = copy.deepcopy(self.model.state_dict()) if training.averaging else None
         trainable = [
             {"params": [weight for weight in group.weights if weight.requires_grad], "peak": group.learning_rate}
@@ -394,8 +394,3 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Batch, whole: Count, done: float) -> LossOutput:
         return self.objective(self.model, batch, whole, done)
-
-
-def synchronised(loss_module: LossModule) -> DistributedDataParallel:
-    """Return the module with its gradients averaged over all processes."""
-    return DistributedDataParallel(loss_module)

@@ -14,6 +14,7 @@ import safetensors.numpy
 import torch
 from torch import distributed
 from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
 
 from models.decoders import DECODERS
 from models.decoders.base import make
@@ -25,7 +26,7 @@ from tasks.data.manifest import read_pictures
 from tasks.evaluation.caption_and_score import PREDICTIONS
 from tasks.pipeline import distributed as processes
 from tasks.training.batches import Batch
-from tasks.training.loop import LossModule, synchronised
+from tasks.training.loop import LossModule
 from tasks.training.objectives import Count, CrossEntropy
 from tasks.training.outputs import HISTORY, WEIGHTS
 from tests.decoding import CHANNELS, LOOKING, VOCABULARY, example
@@ -195,7 +196,7 @@ def test_every_decoder_shares_its_gradient(name: str, changes: dict[str, object]
     store = distributed.FileStore(str(tmp_path / "store"), 1)  # type: ignore[attr-defined]
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        module = synchronised(LossModule(decoder, CrossEntropy(TrainingConfig())))
+        module = DistributedDataParallel(LossModule(decoder, CrossEntropy(TrainingConfig())))
         for _ in range(3):
             module(batch, Count.of(batch), 0.0).loss.backward()
     finally:
