@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -56,25 +56,6 @@ _SCHEMA = pa.schema(
 )
 
 
-class PredictionRow(TypedDict):
-    """A row of predictions.parquet. Columns that a row lacks are null."""
-
-    digest: str
-    caption: str
-    tokens: NotRequired[list[int]]
-    log_probability: NotRequired[float]
-    finished: NotRequired[bool]
-    alternatives: NotRequired[list[str]]
-    copied: NotRequired[str | None]
-    mean_log_probability: NotRequired[float]
-    similarity: NotRequired[float]
-    gain: NotRequired[float]
-    distance: NotRequired[float]
-    confidence: NotRequired[float | None]
-    references: NotRequired[list[str]]
-    facts: NotRequired[str | None]
-
-
 def rows_of(
     found: Found,
     ranked: Sequence[Ranked],
@@ -82,7 +63,7 @@ def rows_of(
     copies: Sequence[str | None],
     vocabulary: Vocabulary,
     evaluation: EvaluationConfig,
-) -> list[PredictionRow]:
+) -> list[dict[str, Any]]:
     """Return the rows of predictions.parquet, without references and facts.
 
     features (N, F): of the best captions' confidence. copies: what copying a caption of a similar picture says,
@@ -91,7 +72,7 @@ def rows_of(
     rows = []
     for picture, item, values, copy in zip(found.pictures, ranked, features.tolist(), copies, strict=True):
         best, *others = item.captions[: evaluation.n_best]
-        row: dict[str, Any] = {
+        row = {
             "digest": picture.digest,
             "caption": vocabulary.text(best.tokens),
             "tokens": best.tokens,
@@ -101,14 +82,15 @@ def rows_of(
             "alternatives": [vocabulary.text(caption.tokens) for caption in others],
             "copied": copy,
         }
-        rows.append(cast(PredictionRow, row))
+        rows.append(row)
     return rows
 
 
-def write_predictions(rows: list[PredictionRow], pictures: list[Picture], path: Path) -> None:
+def write_predictions(rows: list[dict[str, Any]], pictures: list[Picture], path: Path) -> None:
     """Write captions to a Parquet file, with the references and facts that they are scored against.
 
-    pictures: where references and facts are taken from.
+    rows: digest, caption, and any of the other columns; those that a row lacks are null. pictures: where references and
+    facts are taken from.
     """
     by_digest = {picture.digest: picture for picture in pictures}
     for row in rows:

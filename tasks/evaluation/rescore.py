@@ -15,7 +15,7 @@ from tasks.common.progress import Bar
 from tasks.config.stages import EvaluationConfig
 from tasks.data.manifest import files_by_digest, read_pictures
 from tasks.datasets.base import DatasetOptions
-from tasks.evaluation.caption_and_score import PredictionRow, score, write_predictions
+from tasks.evaluation.caption_and_score import score, write_predictions
 from tasks.evaluation.score_record import ScoreRecord
 from tasks.grids.photographs import read_photograph
 from tasks.grids.reader import GridReader
@@ -46,7 +46,7 @@ def rescore(
     files = files_by_digest(manifest.path, data)
     pictures = read_pictures(manifest.path, evaluation.split)
     selected = [picture.digest for picture in pictures] if digests is None else list(digests)
-    rows: list[PredictionRow] = []
+    rows: list[dict[str, Any]] = []
     with Bar(len(selected), f"captions of {name}", "pictures") as bar:
         for start in range(0, len(selected), _BATCH):
             part = selected[start : start + _BATCH]
