@@ -44,25 +44,24 @@ class Metric(Protocol):
 
 
 class Member(NamedTuple):
-    """An entry of `METRICS`.
+    """An entry of `METRICS`, whose key is the name of the metric's module in this package.
 
-    module: the name of the metric's module in this package. scores: the names of the scores that it returns.
-    needs_facts: whether it scores captions against `ScoredCaption.facts` and not against the references. only_latin:
-    whether it knows nothing of languages that are not written in Latin letters.
+    scores: the names of the scores that it returns. needs_facts: whether it scores captions against
+    `ScoredCaption.facts` and not against the references. only_latin: whether it knows nothing of languages that are not
+    written in Latin letters.
     """
 
-    module: str
     scores: tuple[str, ...]
     needs_facts: bool = False
     only_latin: bool = False
 
 
 METRICS: dict[str, Member] = {
-    "bleu": Member("bleu", ("bleu1", "bleu2", "bleu3", "bleu4")),
-    "meteor": Member("meteor", ("meteor",), only_latin=True),
-    "rouge": Member("rouge", ("rouge_l",)),
-    "cider": Member("cider", ("cider",)),
-    "truth": Member("truth", ("truth",), needs_facts=True),
+    "bleu": Member(("bleu1", "bleu2", "bleu3", "bleu4")),
+    "meteor": Member(("meteor",), only_latin=True),
+    "rouge": Member(("rouge_l",)),
+    "cider": Member(("cider",)),
+    "truth": Member(("truth",), needs_facts=True),
 }
 NAMES = {  # of scores, as papers write them
     **{f"bleu{order}": f"BLEU-{order}" for order in range(1, 5)},
@@ -81,7 +80,7 @@ def is_latin(texts: Iterable[str]) -> bool:
 
 def load(name: str) -> Metric:
     """Import and return the metric called `name`, a key of `METRICS`."""
-    return cast(Metric, importlib.import_module(f"tasks.metrics.{METRICS[name].module}"))
+    return cast(Metric, importlib.import_module(f"tasks.metrics.{name}"))
 
 
 def has_facts(corpus: Sequence[ScoredCaption]) -> bool:

@@ -14,7 +14,7 @@ from tasks.config.schema import Config
 from tasks.config.training import SelfCriticalConfig
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Product, Work
-from tasks.training.train import NO_HOOKS, DecoderHooks, DecoderStage
+from tasks.training.train import DecoderHooks, DecoderStage
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -43,7 +43,7 @@ class SelfCritical(DecoderStage):
             work.artifacts[self.trained],
             self.sources(work),
             work.out,
-            (hooks or NO_HOOKS).epoch_done,
+            (hooks or DecoderHooks()).epoch_done,
         )
 
 

@@ -47,9 +47,6 @@ class DecoderHooks:
     champion: Callable[[], Path | None] = lambda: None
 
 
-NO_HOOKS = DecoderHooks()
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DecoderStage(Stage):
     """A stage that trains a decoder on cached grids, and keeps the weights with the best free-running dev scores."""
@@ -108,7 +105,7 @@ class Train(DecoderStage):
         from tasks.training.fit_decoder import Start, fit_decoder
         from tasks.training.warm_start import check_backbone
 
-        hooks, sources, start, notes = hooks or NO_HOOKS, self.sources(work), None, []
+        hooks, sources, start, notes = hooks or DecoderHooks(), self.sources(work), None, []
         if self.start is not None:
             start = Start(self.start.folder, self.start.address)
         elif self.training.start_from == CHAMPION:

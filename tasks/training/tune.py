@@ -20,7 +20,7 @@ from tasks.grids.extract import BackboneStage, Extract
 from tasks.grids.weights import weight_digests
 from tasks.pipeline.ledger import Outcome
 from tasks.pipeline.stage import Product, Work
-from tasks.training.train import NO_HOOKS, DecoderHooks, DecoderStage, Train
+from tasks.training.train import DecoderHooks, DecoderStage, Train
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -78,7 +78,7 @@ class TunedDecoder(DecoderStage):
     def run(self, work: Work, hooks: DecoderHooks | None = None) -> Outcome:
         from tasks.training.fit_decoder import adopt_decoder
 
-        return adopt_decoder(work.artifacts[self.tuned], work.out, (hooks or NO_HOOKS).epoch_done)
+        return adopt_decoder(work.artifacts[self.tuned], work.out, (hooks or DecoderHooks()).epoch_done)
 
 
 def tuned_decoder(config: Config, tuned: Tune, grids: Extract, captions: Tensorise) -> TunedDecoder:
