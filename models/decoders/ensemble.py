@@ -48,16 +48,7 @@ class Ensemble(nn.ModuleList):
     def __init__(self, members: Sequence[Decoder]) -> None:
         super().__init__(members)
         self._steppers: list[Stepper] = list(members)
-
-    @property
-    def attends(self) -> bool:
-        """Return whether the members attend to the grid before each word."""
-        return members_of(self)[0].attends
-
-    @property
-    def attention_grid(self) -> int | None:
-        """Return the side of the positions that the members attend to; None if they are those of the grid."""
-        return members_of(self)[0].attention_grid
+        self.attends, self.attention_grid = members[0].attends, members[0].attention_grid
 
     def start(self, grid: Tensor) -> EnsembleState:
         """Return the state before the first word, R = 1, for grid (N, h, w, C), float."""
@@ -76,19 +67,9 @@ class Ensemble(nn.ModuleList):
         outputs = [member(grid, words, places) for member in self]
         return _log_mean([logits for logits, _ in outputs]), EnsembleState(tuple(states for _, states in outputs))
 
-    def fit_basis(self, gram: Tensor) -> None:
-        """Set the basis of each member: see `Decoder.fit_basis`."""
-        for member in members_of(self):
-            member.fit_basis(gram)
-
-    def compile_step(self, pictures: int, rows: int) -> None:
-        """Make each member's `forward` run compiled code: see `Decoder.compile_step`."""
-        for member in members_of(self):
-            member.compile_step(pictures, rows)
-
     def for_inference(self) -> Ensemble:
         """Return an ensemble whose `start` and `step` are arranged for speed, with the members' weights as now."""
-        ensemble = Ensemble([])
+        ensemble = Ensemble(members_of(self))
         ensemble._steppers = [member.for_inference() for member in members_of(self)]
         return ensemble
 

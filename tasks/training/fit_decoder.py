@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from models.decoders.ensemble import make
+from models.decoders.ensemble import make, members_of
 from models.options import DecoderSpec
 from tasks.common.errors import AttendError
 from tasks.config.decoder import DecoderConfig
@@ -81,7 +81,9 @@ def fit_decoder(
     except ValueError as error:
         raise AttendError(f"decoder: {error}") from None
     if decoder.pca_dim is not None:
-        initial.fit_basis(batches.gram())
+        gram = batches.gram()
+        for member in members_of(initial):
+            member.fit_basis(gram)
     notes = []
     if start is not None:
         said = np.concatenate([picture.tokens.ravel() for picture in batches.captioned]).tolist()

@@ -103,7 +103,8 @@ class TrainingLoop:
             prepare_compiler()
             decoder: Any = self.model.decoder if isinstance(model, EndToEnd) else model
             pictures_at_once = math.ceil(batches.size / processes.size() / machine.accumulate)
-            decoder.compile_step(pictures_at_once, objective.rows or batches.rows)
+            for member in members_of(decoder):
+                member.compile_step(pictures_at_once, objective.rows or batches.rows)
         loss_module = LossModule(self.model, objective)
         self.loss_module: Any = loss_module if processes.size() == 1 else DistributedDataParallel(loss_module)
         self.average = copy.deepcopy(self.model.state_dict()) if training.averaging else None
