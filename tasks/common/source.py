@@ -17,12 +17,8 @@ def commit() -> str:
     """
     if not (_ROOT / ".git").exists():
         return ""
-    git = ["git", "-C", str(_ROOT)]
+    described = ["git", "-C", str(_ROOT), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     try:
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changes = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return f"{head}{'+changes' if changes else ''}"
