@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from .confidence import Confidence, features_of
-from .decoding_rules import Floats
 from .encoded_pictures import decode, resize
 from .given_grids import read_grid
 from .neighbours import LookedUp, Memory, pool
@@ -180,9 +179,10 @@ class BaseCaptioner(ABC):
         ranked = self._ranked(start, found, near, settings)
         best = [item.captions[0] for item in ranked]
         confidences: Sequence[float | None] = [None] * len(best)
-        if no_confidence is None:
+        if self.confidence is not None and no_confidence is None:
+            blind = self._blind_start if self.confidence.needs_gain else None
             similarities = np.array([item.similarity for item in ranked], np.float32)
-            confidences = self._confidences(best, near.distances, similarities)
+            confidences = self.confidence(features_of(self.steps, blind, near.distances, similarities, best)).tolist()
         maps = self._maps(start, best, grid.shape[1:3]) if attention else [None] * len(best)
         results = [
             replace(
@@ -234,15 +234,6 @@ class BaseCaptioner(ABC):
             number = int(said.pictures[place])
             found.append(Supporting(number, texts, float(said.cosines[place]), float(support[place])))
         return found
-
-    def _confidences(self, captions: Sequence[Caption], distances: Floats, similarities: Floats) -> list[float]:
-        """Return the confidence of a caption of each picture."""
-        assert self.confidence is not None
-        blind = self._blind_start if self.confidence.needs_gain else None
-        confidences: list[float] = self.confidence(
-            features_of(self.steps, blind, distances, similarities, captions)
-        ).tolist()
-        return confidences
 
     @cached_property
     def _blind_start(self) -> State:
