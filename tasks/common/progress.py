@@ -57,18 +57,14 @@ class Bar:
         elif self._says_end and kind is None and self._done > self._done_before:
             self._print_line()
 
-    def note(self, text: str) -> None:
-        """Set the text shown beside the bar."""
-        self._note = text
-
     def log(self, text: str) -> None:
         """Print a line where there is no bar."""
         if self._bar is None:
             log.info(text)
 
-    def advance(self, units: int = 1) -> None:
-        """Count units as done, and show it."""
-        self._done += units
+    def advance(self, units: int = 1, note: str = "") -> None:
+        """Count units as done, and show it. note: the text shown beside the bar."""
+        self._done, self._note = self._done + units, note
         if self._bar:
             self._bar.update(
                 self._task, completed=self._done, note=self._note, rate=f"{self._rate():.1f} {self._unit}/s"

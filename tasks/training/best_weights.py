@@ -55,18 +55,19 @@ class BestWeights:
             return None
         return f"{path}: these weights do not match their digest"
 
-    def check(self, name: str, section: str) -> None:
-        """Raise AttendError where the weights do not match their digest, or are not finite.
+    def load(self, name: str, section: str) -> dict[str, Tensor]:
+        """Return the weights, on the CPU; AttendError where they do not match their digest, or are not finite.
 
         name, section: the stage and its config section, for the message.
         """
         damage = self.damage(self.record)
         if damage is not None:
             raise AttendError(f"{damage}: run again: the training begins anew")
-        weights = safetensors.torch.load_file(self.path)
+        weights: dict[str, Tensor] = safetensors.torch.load_file(self.path)
         broken = [key for key, value in weights.items() if not value.isfinite().all()]
         if broken:
             raise AttendError(f"{name}: the kept weights are not finite ({broken[0]}): lower {section}.learning_rate")
+        return weights
 
 
 def save_weights(state: dict[str, Tensor], path: Path) -> None:

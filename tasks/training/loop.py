@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -218,8 +217,7 @@ class TrainingLoop:
                 self.learn(batch)
                 self.sums.bfloat16 += self.training.precision == "bfloat16"
                 self.sums.seconds = time.monotonic() - started
-                bar.note(f"{self.objective.metric} {self.sums.mean:.3f}")
-                bar.advance()
+                bar.advance(note=f"{self.objective.metric} {self.sums.mean:.3f}")
                 # Several processes stop each for itself, and so between two checkpoints.
                 stops = is_interrupted() and processes.size() == 1
                 if stops or time.monotonic() - last_checkpoint > self.machine.checkpoint_seconds:
@@ -371,7 +369,7 @@ class TrainingLoop:
 
         Raises AttendError where the kept weights are damaged or not finite.
         """
-        self.best_weights.check(self.name, self.section)
+        self.best_weights.load(self.name, self.section)  # which checks them
         save_weights(self.weights(), self.out / LAST)
         shutil.copyfile(self.best_weights.path, self.out / WEIGHTS)
         self.write_history()
@@ -382,8 +380,7 @@ class TrainingLoop:
 
     def best(self) -> dict[str, Tensor]:
         """Return the weights with the best dev score so far, on the CPU; AttendError where they are damaged."""
-        self.best_weights.check(self.name, self.section)
-        return dict(safetensors.torch.load_file(self.best_weights.path))
+        return self.best_weights.load(self.name, self.section)
 
 
 class LossModule(nn.Module):
