@@ -95,9 +95,9 @@ def upright_pixels(image: Image.Image, data: bytes) -> Pixels:
     """Return the upright RGB picture of a file that is opened and not loaded, uint8 (H, W, 3). data: its content."""
     values = deep_values(image, data)
     image.load()
+    turn = _TURNS.get(_orientation(image))
     if values is not None:
         image = Image.fromarray(to_8_bits(values))
-    turn = _TURNS.get(_orientation(image))
     return np.array(_to_rgb(image if turn is None else image.transpose(turn)))
 
 

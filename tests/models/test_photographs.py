@@ -106,6 +106,15 @@ def test_grey_of_any_depth_is_scaled_by_the_bits_that_it_uses(bits: int, form: s
     assert np.array_equal(decode(encoded(Image.fromarray(values), form))[..., 0], eight)
 
 
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_a_picture_of_16_bits_is_turned_upright(form: str) -> None:
+    values = np.arange(16 * 8, dtype=np.uint16).reshape(16, 8) * 500
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the stored picture is turned by a quarter clockwise
+    pixels = decode(encoded(Image.fromarray(values), form, exif=exif))
+    assert np.array_equal(pixels, np.rot90(decode(encoded(Image.fromarray(values), form)), -1))
+
+
 @pytest.mark.parametrize(
     "values",
     [
