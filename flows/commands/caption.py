@@ -69,9 +69,9 @@ def caption(
             raise AttendError("--out: holds one caption of each picture: leave out --n-best, or --out and add --json")
         if attention is not None or as_json:
             raise AttendError("--out: cannot be combined with --attention or --json: leave them out")
-        result = write_captions_file(out, pictures, model, decoding, workspace.expanduser().absolute(), runtime)
+        result = write_captions_file(out, pictures, model, decoding, workspace, runtime)
         typer.echo(f"{result}: {out}")
         raise typer.Exit(1 if result.without else 0)
-    failed = print_captions(pictures, model, decoding, attention, workspace.expanduser().absolute(), as_json, runtime)
+    failed = print_captions(pictures, model, decoding, attention, workspace, as_json, runtime)
     if failed:
         raise typer.Exit(1)

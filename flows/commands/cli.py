@@ -12,19 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flows.commands import caption as cli_caption
-from flows.commands import check as cli_check
-from flows.commands import data as cli_data
-from flows.commands import export as cli_export
-from flows.commands import forget as cli_forget
-from flows.commands import init as cli_init
-from flows.commands import model as cli_model
-from flows.commands import models as cli_models
-from flows.commands import review as cli_review
-from flows.commands import score as cli_score
-from flows.commands import serve as cli_serve
-from flows.commands import settings as cli_settings
-from flows.commands import workspace as cli_workspace
+from flows.commands import caption, check, data, export, forget, init, model, models, review, score, serve
+from flows.commands import settings as settings_command
+from flows.commands import workspace as workspace_commands
 from flows.commands.options import (
     ConfigWorkspace,
     Json,
@@ -54,24 +44,19 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 for command in (
-    cli_init.init,
-    cli_check.check,
-    cli_settings.settings,
-    cli_model.model,
-    cli_caption.caption,
-    cli_export.export,
-    cli_score.score,
-    cli_serve.serve,
-    cli_forget.forget,
+    init.init,
+    check.check,
+    settings_command.settings,
+    model.model,
+    caption.caption,
+    export.export,
+    score.score,
+    serve.serve,
+    forget.forget,
 ):
     app.command()(command)
-for name, group in (
-    ("data", cli_data.app),
-    ("models", cli_models.app),
-    ("review", cli_review.app),
-    ("workspace", cli_workspace.app),
-):
-    app.add_typer(group, name=name)
+for name, group in (("data", data), ("models", models), ("review", review), ("workspace", workspace_commands)):
+    app.add_typer(group.app, name=name)
 
 _STATE_COLOURS = {
     "fresh": "green",
@@ -202,15 +187,15 @@ def up(
     from flows.operations.systemd_unit import unit
     from flows.operations.worker import become_worker
 
-    home, place = (str(path.expanduser().absolute()) for path in (project, workspace))
     if config is not None:
         machine = load(config, []).machine  # refused here, and not in the night
         is_set = "workspace" in machine.model_fields_set and "://" not in machine.workspace
-        if is_set and machine.folder.resolve() != Path(place).resolve():
+        if is_set and machine.folder.resolve() != workspace.resolve():
             raise AttendError(f"{config}: its workspace is {machine.folder}: add --workspace {machine.folder}")
         if Path(config).suffix in (".yaml", ".yml"):  # the flows run in the project's folder
             config = str(Path(config).expanduser().absolute())
-    options = ServiceOptions(home, place, port, mlflow_port, config or "", notify or "", worker_only)
+    home = str(project.expanduser().absolute())
+    options = ServiceOptions(home, str(workspace), port, mlflow_port, config or "", notify or "", worker_only)
     if systemd is not None:
         typer.echo(unit(options, systemd), nl=False)
         return
@@ -235,7 +220,7 @@ def down(workspace: WorkspaceOption = Path("workspace")) -> None:
     """Stop the servers and the worker that `attend up` started; a run in progress stops at its next checkpoint."""
     from flows.operations.service import down as stop
 
-    for line in stop(workspace.expanduser().absolute()):
+    for line in stop(workspace):
         typer.echo(line)
     typer.echo("stopped")
 
@@ -276,7 +261,7 @@ def ui(
     """Start MLflow's UI on the store that `attend run` logs to."""
     from tasks.mlflow_store.mlflow_pages import mlflow_ui
 
-    mlflow_ui(workspace.expanduser().absolute(), port)
+    mlflow_ui(workspace, port)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def export(
     from flows.registered.export import export_model
 
     folder = to.expanduser()
-    size = export_model(model, folder, runtime or "onnx", workspace.expanduser().absolute())
+    size = export_model(model, folder, runtime or "onnx", workspace)
     use = f"{folder / 'README.md'} says how to use it"
     if runtime == "torch":
         use = f"a training starts from it with training.start_from={folder}, or attend init --from {folder}"

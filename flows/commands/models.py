@@ -45,7 +45,7 @@ def list_(
     from tasks.mlflow_store.catalogue import all_versions
     from tasks.mlflow_store.versions import REVIEWED
 
-    versions = all_versions(workspace.expanduser().absolute(), name)
+    versions = all_versions(workspace, name)
     if as_json:
         print_json([vars(version) for version in versions])
         return
@@ -62,7 +62,7 @@ def show(version: _Address, workspace: WorkspaceOption = Path("workspace"), as_j
     """Show a version: its model card, its scores, and what it was made from."""
     from tasks.mlflow_store.catalogue import one_version
 
-    found = one_version(workspace.expanduser().absolute(), version)
+    found = one_version(workspace, version)
     if as_json:
         print_json(vars(found))
         return
@@ -78,7 +78,7 @@ def report(
     """Write the report of a version's evaluation, an HTML page that needs no network, from MLflow."""
     from tasks.mlflow_store.catalogue import write_version_report
 
-    write_version_report(workspace.expanduser().absolute(), version, out)
+    write_version_report(workspace, version, out)
     typer.echo(f"{out}: the report of {version}")
 
 
@@ -101,7 +101,7 @@ def compare(
     addresses, settings = [item for item in versions if "=" not in item], [item for item in versions if "=" in item]
     config = _config(on, settings or None, workspace)
     page = None if page is None else page.expanduser().absolute()
-    found = compare_versions(workspace.expanduser().absolute(), addresses, config, page)
+    found = compare_versions(workspace, addresses, config, page)
     first, *others = found.names
     if as_json:
         scores = [
@@ -157,16 +157,15 @@ def promote(
     from flows.registered.compare import force_champion, promote_version
     from tasks.config.stages import RegistryConfig
 
-    folder = workspace.expanduser().absolute()
     if force:
         if score is not None or certainty is not None or on is not None:
             raise AttendError("--force: promotes without a comparison: leave out --score, --certainty and --on")
-        typer.echo(force_champion(folder, version))
+        typer.echo(force_champion(workspace, version))
         return
     config = _config(on, overrides, workspace)
     registry = config.registry if config is not None else RegistryConfig(model="any")
     changes = {"promote_on": score or registry.promote_on, "certainty": certainty or registry.certainty}
-    decision = promote_version(folder, version, registry.model_copy(update=changes), config)
+    decision = promote_version(workspace, version, registry.model_copy(update=changes), config)
     if decision.alias != "champion":
         raise AttendError(f"not promoted: {decision.why} (--force promotes it anyway)")
     typer.echo(decision.why)
@@ -182,7 +181,7 @@ def use(
     """Fix whose champion `caption` and `serve` use where no --model is given."""
     from tasks.mlflow_store.versions import fix_model
 
-    fix_model(workspace.expanduser().absolute(), model)
+    fix_model(workspace, model)
     typer.echo(f"in use: models:/{model}@champion" if model else "in use: the champion that was promoted last")
 
 
@@ -228,7 +227,7 @@ def rollback(
         raise AttendError(
             f"{model}: a rollback restores the champion before this one: give the model's name without a version"
         )
-    typer.echo(roll_back(workspace.expanduser().absolute(), name))
+    typer.echo(roll_back(workspace, name))
 
 
 def _config(on: str | None, overrides: Overrides, workspace: Path) -> Config | None:

@@ -40,11 +40,14 @@ def whole_number(least: int, most: int | None = None) -> dict[str, Any]:
     return {"parser": parse, "metavar": f"INTEGER [{metavar}]"}
 
 
-def _folder(value: str) -> Path:
-    """Return a workspace's folder; for a URL of object storage, the folder of its local cache."""
-    if "://" not in str(value):
-        return Path(value)
-    return workspace_folder(value)
+def workspace_folder(workspace: str | Path | None) -> Path:
+    """Return the folder of the workspace given, or of the one that configs have where none is given.
+
+    For a URL of object storage, that is the folder of its local cache.
+    """
+    from tasks.config.machine import MachineConfig
+
+    return (MachineConfig() if workspace is None else MachineConfig(workspace=str(workspace))).folder
 
 
 WorkspaceOption = Annotated[
@@ -52,7 +55,7 @@ WorkspaceOption = Annotated[
     typer.Option(
         "--workspace",
         envvar="ATTEND_WORKSPACE",
-        parser=_folder,
+        parser=workspace_folder,
         metavar="FOLDER",
         help="folder or URL that `attend run` works in",
     ),
@@ -61,23 +64,13 @@ WorkspaceOption = Annotated[
 
 RuntimeOption = Annotated[
     Runtime | None,
-    typer.Option(
-        help="what the model runs on; by default the first of those that it was registered for",
-    ),
+    typer.Option(help="what the model runs on; by default the first of those that it was registered for"),
 ]
-
 
 ConfigWorkspace = Annotated[
     str | None,
     typer.Option("--workspace", metavar="FOLDER", help="folder or URL to work in, in place of machine.workspace"),
 ]
-
-
-def workspace_folder(workspace: str | None) -> Path:
-    """Return the folder of the workspace given, or of the one that configs have where none is given."""
-    from tasks.config.machine import MachineConfig
-
-    return (MachineConfig() if workspace is None else MachineConfig(workspace=workspace)).folder
 
 
 def with_workspace(overrides: Sequence[str] | None, workspace: str | Path | None) -> list[str]:

@@ -184,7 +184,7 @@ def open_workspace(folder: Path) -> Workspace:
     """Return the workspace in a folder. Raises AttendError where the folder holds none."""
     from tasks.pipeline.workspace import Workspace
 
-    workspace = Workspace(folder.expanduser().absolute())
+    workspace = Workspace(folder)
     if not workspace.grids.is_dir():
         raise AttendError(f"{workspace.root}: not a workspace: give --workspace FOLDER, or run `attend run` first")
     return workspace
