@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from PIL import Image
+from rich.color import Color
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
@@ -71,11 +72,6 @@ def _as_half_blocks(path: Path) -> Text:
         for x in range(_WIDTH):
             upper, lower = small.getpixel((x, y)), small.getpixel((x, y + 1))
             assert isinstance(upper, tuple) and isinstance(lower, tuple)
-            style = Style(color=_hex(upper), bgcolor=_hex(lower))
-            text.append("▀", style)
+            text.append("▀", Style(color=Color.from_rgb(*upper), bgcolor=Color.from_rgb(*lower)))
         text.append("\n")
     return text
-
-
-def _hex(colour: tuple[int, ...]) -> str:
-    return "#" + "".join(f"{value:02x}" for value in colour)

@@ -11,8 +11,6 @@ from flows.commands.options import Json, RuntimeOption, WorkspaceOption, print_j
 from tasks.common.errors import AttendError
 
 if TYPE_CHECKING:
-    from flows.registered.review_queue import QueueOptions
-    from models.options import Runtime
     from tasks.review.rates import Rate
 
 _SHOWN = 10  # words that were changed
@@ -48,30 +46,16 @@ def serve(
     workspace: WorkspaceOption = Path("workspace"),
 ) -> None:
     """Serve a page on which people accept, correct or reject the captions of photographs worth a look."""
-    from flows.review.serve import serve_review
-
-    options = _options(folder, model, number, (share, unlike), answers, workspace, runtime)
-    if not serve_review(options, host, port):
-        typer.echo(f"{folder}: nothing to ask about: its photographs were answered, or cannot be read")
-
-
-def _options(
-    folder: Path,
-    model: str | None,
-    number: int,
-    shares: tuple[float, float],
-    answers: Path | None,
-    workspace: Path,
-    runtime: Runtime | None,
-) -> QueueOptions:
-    """Return the options of a queue; AttendError for shares that are more than all."""
     from flows.registered.review_queue import QueueOptions
+    from flows.review.serve import serve_review
     from tasks.review.queue import Shares
 
-    if sum(shares) > 1:
-        raise AttendError(f"--share {shares[0]:g} and --unlike {shares[1]:g}: give shares that are 1 together, or less")
-    at = workspace.expanduser().absolute()
-    return QueueOptions(folder, model, number, Shares(*shares), _file_of(answers, at), at, runtime)
+    if share + unlike > 1:
+        raise AttendError(f"--share {share:g} and --unlike {unlike:g}: give shares that are 1 together, or less")
+    file = _file_of(answers, workspace)
+    options = QueueOptions(folder, model, number, Shares(share, unlike), file, workspace, runtime)
+    if not serve_review(options, host, port):
+        typer.echo(f"{folder}: nothing to ask about: its photographs were answered, or cannot be read")
 
 
 def _file_of(answers: Path | None, workspace: Path) -> Path:
@@ -95,7 +79,7 @@ def summary(answers: _Answers = None, workspace: WorkspaceOption = Path("workspa
     from tasks.datasets.corrections import read_answers
     from tasks.review.rates import figures
 
-    path = _file_of(answers, workspace.expanduser().absolute())
+    path = _file_of(answers, workspace)
     if not path.exists():
         raise AttendError(f"{path}: no such file: `attend review serve` writes it")
     found = figures(answer for _, answer in read_answers(path))

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from flows.commands.options import RuntimeOption, WorkspaceOption, whole_number
 from tasks.common.errors import AttendError
-
-if TYPE_CHECKING:
-    from flows.serving.served import Served
-    from models.options import Runtime
 
 
 def serve(
@@ -52,23 +48,14 @@ def serve(
 
     folder = None if model is None else Path(model).expanduser()
     if folder is not None and (folder / "bundle.json").is_file():
+        from flows.serving.exported_model import ExportedModel
+
         if runtime is not None:
             raise AttendError("--runtime: an exported folder has one runtime: leave it out")
-        run_server(lambda: _exported_model(folder, refresh), host, port, batch, drain)
+        run_server(lambda: ExportedModel(folder, refresh), host, port, batch, drain)
     else:
         if folder is not None and (folder.is_absolute() or folder.is_dir()):
             raise AttendError(f"{folder}: is no folder that `attend export` wrote: it has no bundle.json")
-        at = workspace.expanduser().absolute()
-        run_server(lambda: _registered_model(model, at, refresh, runtime), host, port, batch, drain)
+        from flows.serving.registered_model import RegisteredModel
 
-
-def _exported_model(folder: Path, refresh: float) -> Served:
-    from flows.serving.exported_model import ExportedModel
-
-    return ExportedModel(folder, refresh)
-
-
-def _registered_model(model: str | None, workspace: Path, refresh: float, runtime: Runtime | None) -> Served:
-    from flows.serving.registered_model import RegisteredModel
-
-    return RegisteredModel(model, workspace, refresh, runtime)
+        run_server(lambda: RegisteredModel(model, workspace, refresh, runtime), host, port, batch, drain)
