@@ -46,16 +46,22 @@ class QuestionViews:
         self._files, self._captioner = files, captioner
         self._turn = threading.Lock()  # a pass uses all cores
 
-    def check(self, picture: str, name: str) -> None:
-        """Raise AttendError where the file of a photograph is not there, or is another one."""
-        self._read(picture, name)
+    def read(self, picture: str, name: str) -> bytes:
+        """Return the bytes of a photograph; AttendError where it is gone, or another one is there under its name."""
+        try:
+            data = self._files[picture].read_bytes()
+        except (KeyError, OSError):
+            raise AttendError(f"{name}: is not there any more") from None
+        if hashlib.sha256(data).hexdigest() != picture:
+            raise AttendError(f"{name}: is another photograph than the one that was captioned")
+        return data
 
     def photograph(self, question: Question) -> bytes:
         """Return the photograph as JPEG, upright and no larger than a screen, without what the camera noted.
 
         Raises AttendError where its file is not there, or is another one.
         """
-        image = Image.fromarray(decode(self._read(question.picture, question.name)))
+        image = Image.fromarray(decode(self.read(question.picture, question.name)))
         image.thumbnail((_SIDE, _SIDE))
         file = io.BytesIO()
         image.save(file, "JPEG", quality=90)
@@ -66,7 +72,7 @@ class QuestionViews:
 
         Where the model says something else by now, the caption is shown without its words.
         """
-        data, captioner = self._read(question.picture, question.name), self._captioner
+        data, captioner = self.read(question.picture, question.name), self._captioner
         evaluated = captioner.decoding
         several = {"n_best": min(_CAPTIONS, evaluated.beam)} if evaluated.search == "beam" else {}
         with self._turn:
@@ -91,13 +97,3 @@ class QuestionViews:
         places = self._captioner.likely_words(grid, tokens, _WORDS)
         likely = [[word for word, _ in place] for place in places]
         return [words if token in words else [token, *words[:-1]] for token, words in zip(tokens, likely, strict=True)]
-
-    def _read(self, picture: str, name: str) -> bytes:
-        """Return the bytes of a photograph; AttendError where it is gone, or another one is there under its name."""
-        try:
-            data = self._files[picture].read_bytes()
-        except (KeyError, OSError):
-            raise AttendError(f"{name}: is not there any more") from None
-        if hashlib.sha256(data).hexdigest() != picture:
-            raise AttendError(f"{name}: is another photograph than the one that was captioned")
-        return data

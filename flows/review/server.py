@@ -26,7 +26,7 @@ from flows.review.question_views import QuestionView, QuestionViews
 from flows.serving.guard import check_length, check_origin, protect, read_body
 from flows.serving.limits import Limits, RefusedError, Room
 from flows.serving.requests import media_type_of, validated
-from flows.serving.web_page import Page
+from flows.serving.web_page import page_routes
 from tasks.common.errors import AttendError
 from tasks.datasets.corrections import Verdict
 from tasks.review.assignments import Assignments, Reply
@@ -91,13 +91,12 @@ class ReviewServer:
         self._note, self._noted = note, True
         self._one = threading.Lock()  # held while the assignments are called
         self._room = Room(LIMITS.bodies)
-        self._page = Page("flows.review", "review")
 
     def app(self) -> FastAPI:
         """Return the ASGI application."""
         app = FastAPI(openapi_url=None, lifespan=self._lifespan)
         protect(app, self._hosts, _LOG)
-        app.router.routes += self._page.routes()
+        app.router.routes += page_routes("flows.review", "review")
         for path in (self.next, self.answer, self.undo):
             app.post(f"/{path.__name__}")(path)
         for name in ("/health", "/ping"):
@@ -161,7 +160,7 @@ class ReviewServer:
             raise RefusedError(409, "there is nothing to undo")
         try:
             # Before they lose what they have now.
-            await asyncio.to_thread(self._views.check, answer["picture"], answer["name"])
+            await asyncio.to_thread(self._views.read, answer["picture"], answer["name"])
             question = await self._locked(lambda: self._assignments.undo(person, number, time.time()))
             view = None if question is None else await self._view(question)
         except AttendError as error:
@@ -208,8 +207,8 @@ class ReviewServer:
         if media_type_of(request.headers.get("content-type", "")) != "application/json":
             raise RefusedError(415, "send application/json")
         check_length(request, LIMITS)
-        with self._room.held() as held:
-            return validated(model, await read_body(request, LIMITS, held))
+        with self._room.held() as take:
+            return validated(model, await read_body(request, LIMITS, take))
 
     def _admit(self, request: Request) -> None:
         """Raise RefusedError where a request has not the token, or is sent by a page of another site."""

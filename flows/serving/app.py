@@ -22,7 +22,7 @@ from flows.serving.limits import Limits, RefusedError, Room
 from flows.serving.requests import CaptionRequest, Invocation, Parameters, media_type_of, parse, parse_form
 from flows.serving.responses import ERRORS, Health, ModelInfo, Predictions, Ready, Row
 from flows.serving.served import Served
-from flows.serving.web_page import Page
+from flows.serving.web_page import page_routes
 from models.encoded_pictures import admit
 from models.requests import CaptionRow, failed
 
@@ -90,7 +90,6 @@ class Server:
         self._metrics = Metrics()
         self._batcher = Batcher(served.predict, max_batch, limits.waiting, self._metrics.batches.observe)
         self._room = Room(limits.bodies)
-        self._page = Page("flows.serving", "page")
 
     def app(self) -> FastAPI:
         """Return the ASGI application."""
@@ -103,7 +102,7 @@ class Server:
             lifespan=self._lifespan,
         )
         protect(app, self._hosts, _LOG, self._answered)
-        app.router.routes += self._page.routes()
+        app.router.routes += page_routes("flows.serving", "page")
         app.post("/invocations", **_answers(Predictions), openapi_extra=_INVOCATION)(self.invocations)
         app.post("/caption", **_answers(Row), openapi_extra=_PICTURE)(self.caption)
         read: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
@@ -199,11 +198,11 @@ class Server:
         """
         limits = self._limits
         check_length(request, limits)
-        with self._room.held() as held:
-            body = await read_body(request, limits, held)
+        with self._room.held() as take:
+            body = await read_body(request, limits, take)
             pictures, params = await parse_body(body)
             del body
-            unknown = sorted(params.keys() - self._served.current.params.keys())
+            unknown = sorted(params.keys() - self._served.current.about.parameters)
             if unknown:
                 raise RefusedError(400, f"{unknown[0]}: the version that is served has no such parameter")
             refusals = await asyncio.to_thread(_refusals, pictures, limits)

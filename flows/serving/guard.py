@@ -15,7 +15,7 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from flows.serving.limits import Limits, RefusedError, TakenRoom
+from flows.serving.limits import Limits, RefusedError
 from flows.serving.requests import why_invalid
 
 Answered = Callable[[Request, Response, float], None]
@@ -79,13 +79,13 @@ def check_length(request: Request, limits: Limits) -> None:
         raise RefusedError(413, f"the body has {length:,} bytes: send {limits.body:,} at most")
 
 
-async def read_body(request: Request, limits: Limits, held: TakenRoom) -> bytes:
-    """Read the body. Raises RefusedError where it is too large, too slow, or not finished."""
+async def read_body(request: Request, limits: Limits, take: Callable[[int], None]) -> bytes:
+    """Read the body. take: of `Room.held`. Raises RefusedError where it is too large, too slow, or not finished."""
     body = bytearray()
     try:
         async with asyncio.timeout(limits.read_seconds):
             async for part in request.stream():
-                held.take(len(part))
+                take(len(part))
                 body += part
                 if len(body) > limits.body:
                     raise RefusedError(413, f"the body is too large: send {limits.body:,} bytes at most")

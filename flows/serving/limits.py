@@ -49,27 +49,24 @@ class Room:
         self.left = size
 
     @contextmanager
-    def held(self) -> Iterator[TakenRoom]:
-        """Yield the account of one request, and give its bytes back to the budget when the block ends."""
-        account = TakenRoom(self)
+    def held(self) -> Iterator[Callable[[int], None]]:
+        """Yield a function that takes bytes for one request, and give them back to the budget when the block ends.
+
+        The function raises RefusedError where too few bytes are left.
+        """
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if size > self.left:
+                raise RefusedError(503, "the server is busy: try again in a moment")
+            self.left -= size
+            taken += size
+
         try:
-            yield account
+            yield take
         finally:
-            self.left += account.size
-
-
-class TakenRoom:
-    """The account of the bytes of a room that one request takes."""
-
-    def __init__(self, room: Room) -> None:
-        self._room, self.size = room, 0
-
-    def take(self, size: int) -> None:
-        """Take `size` more bytes. Raises RefusedError where the room has too few left."""
-        if size > self._room.left:
-            raise RefusedError(503, "the server is busy: try again in a moment")
-        self._room.left -= size
-        self.size += size
+            self.left += taken
 
 
 class PatientProtocol(H11Protocol):

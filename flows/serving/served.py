@@ -36,26 +36,35 @@ class LoadedModel:
     def of(cls, loaded: LoadedBundle, name: str, identity: str, model: str, version: str, card: str) -> LoadedModel:
         """Return the model of a captioner, which has captioned a picture: the first forward pass is slow.
 
-        model, version: its name and number in the registry. card: its model card.
+        model, version: its name and number in the registry. card: its model card. Raises AttendError for a captioner
+        that takes grids.
         """
         captioner, requests = loaded
-        about = _describe(captioner, model, version, list(requests.TYPES), card, name)
+        if takes_grids(captioner.config):
+            raise AttendError(
+                f"{name}: takes grids in place of photographs: serve its version by `mlflow models serve`"
+            )
+        about = ModelInfo(
+            model=model,
+            version=version,
+            runtime=captioner.config["onnx"]["runtime"] if "onnx" in captioner.config else "torch",
+            parameters=list(requests.TYPES),
+            attends=captioner.attends,
+            fit=captioner.config["backbone"]["fit"],
+            beam=captioner.decoding.beam,
+            confident=captioner.confidence is not None,
+            card=card,
+        )
         made = cls(name, identity, captioner, requests, about)
         made.predict([example()], {})
         return made
-
-    @property
-    def params(self) -> dict[str, type]:
-        """Return the types of the parameters that it takes, by name."""
-        types: dict[str, type] = self.requests.TYPES
-        return types
 
     def predict(self, pictures: list[bytes], params: Params) -> list[CaptionRow]:
         """Return the row of each picture. Raises RefusedError for parameters that do not go together."""
         try:
             rows: list[CaptionRow] = self.requests.answer(self.captioner, pictures, params)
         except ValueError as error:
-            raise RefusedError(400, " ".join(str(error).split())) from None
+            raise RefusedError(400, str(error)) from None
         return rows
 
 
@@ -110,20 +119,3 @@ class Served(ABC):
             if why != self.failure:
                 _LOG.warning("could not check for another model, still serving %s: %s", self.current.name, why)
             self.failure = why
-
-
-def _describe(captioner: Any, model: str, version: str, params: list[str], card: str, shown: str) -> ModelInfo:
-    """Return the description of a captioner. shown: its name, for messages. Raises AttendError if it takes grids."""
-    if takes_grids(captioner.config):
-        raise AttendError(f"{shown}: takes grids in place of photographs: serve its version by `mlflow models serve`")
-    return ModelInfo(
-        model=model,
-        version=version,
-        runtime=captioner.config["onnx"]["runtime"] if "onnx" in captioner.config else "torch",
-        parameters=params,
-        attends=captioner.attends,
-        fit=captioner.config["backbone"]["fit"],
-        beam=captioner.decoding.beam,
-        confident=captioner.confidence is not None,
-        card=card,
-    )

@@ -14,27 +14,20 @@ from tasks.evaluation.page_files import page_file
 _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
 
 
-class Page:
-    """The routes of a page and its files."""
+def page_routes(package: str, name: str) -> list[Route]:
+    """Return the routes of a page, `/`, and of its files."""
+    folder = importlib.resources.files(package) / "page"
+    own = [f"{name}.{suffix}" for suffix in _MEDIA_TYPES]
+    files = {file: (folder / file).read_text(encoding="utf-8") for file in own}
+    files |= {file: page_file(file) for file in ("look.css", "heat.js")}
 
-    def __init__(self, package: str, name: str) -> None:
-        folder = importlib.resources.files(package) / "page"
-        own = [f"{name}.{suffix}" for suffix in _MEDIA_TYPES]
-        self._main = f"{name}.html"
-        self._files = {file: (folder / file).read_text(encoding="utf-8") for file in own}
-        self._files |= {file: page_file(file) for file in ("look.css", "heat.js")}
+    async def page(_: Request) -> Response:
+        return Response(files[f"{name}.html"], media_type="text/html")
 
-    def routes(self) -> list[Route]:
-        """Return the routes of the page, `/`, and of its files."""
-        return [Route("/", self.page), Route("/static/{name}", self.static)]
-
-    async def page(self, _: Request) -> Response:
-        """Return the web page."""
-        return Response(self._files[self._main], media_type="text/html")
-
-    async def static(self, request: Request) -> Response:
-        """Return a file of the web page."""
-        name = request.path_params["name"]
-        if name not in self._files:
+    async def static(request: Request) -> Response:
+        file = request.path_params["name"]
+        if file not in files:
             raise HTTPException(404, "no such file")
-        return Response(self._files[name], media_type=_MEDIA_TYPES[name.rpartition(".")[2]])
+        return Response(files[file], media_type=_MEDIA_TYPES[file.rpartition(".")[2]])
+
+    return [Route("/", page), Route("/static/{name}", static)]
