@@ -34,8 +34,8 @@ def forget(
     with exclusive_session(opened, "forget"):
         wanted = traces.photographs(opened, photographs)
         found = traces.traces(opened, wanted, versions)
-        for item in wanted:
-            typer.echo(f"{item.digest}  {', '.join(sorted(item.names)) or 'no name is known'}")
+        for digest, names in wanted.items():
+            typer.echo(f"{digest}  {', '.join(sorted(names)) or 'no name is known'}")
         for line in found.lines(opened.root):
             typer.echo(f"  {line}")
         if yes:

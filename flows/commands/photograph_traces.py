@@ -39,15 +39,8 @@ _PREFECT_ELSEWHERE = (
     "PREFECT_API_DATABASE_CONNECTION_URL",
     "PREFECT_SERVER_DATABASE_CONNECTION_URL",
 )
+_Photographs = Mapping[str, Collection[str]]  # digest -> names in the data sets
 _TEXTS = (".json", ".jsonl", ".html", ".txt", ".csv", ".yaml", ".md", ".log")
-
-
-@dataclass(frozen=True)
-class Photograph:
-    """A photograph that the workspace knows. digest: SHA-256 of its file. names: in its data sets."""
-
-    digest: str
-    names: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -80,8 +73,8 @@ class Traces:
             yield f"{ANSWERS_FILE}: {counted(self.answers, 'answer')}"
 
 
-def photographs(workspace: Workspace, given: Sequence[str]) -> list[Photograph]:
-    """Return the photographs that are meant by digests, files, or names in the data sets.
+def photographs(workspace: Workspace, given: Sequence[str]) -> dict[str, set[str]]:
+    """Return the names of the photographs that are meant by digests, files, or names in the data sets, by digest.
 
     Raises AttendError for one that is not known, a name that several have, and one that the latest run of a config
     still read.
@@ -92,7 +85,7 @@ def photographs(workspace: Workspace, given: Sequence[str]) -> list[Photograph]:
             known.setdefault(row["digest"], set()).add(row["name"])
     runs = sorted((workspace.root / "runs").glob("*.json"))
     still_read = {run.stem: _read_by(workspace, run) for run in runs}
-    found = []
+    found: dict[str, set[str]] = {}
     for item in given:
         digests = _meant(item, known)
         if not digests:
@@ -107,7 +100,7 @@ def photographs(workspace: Workspace, given: Sequence[str]) -> list[Photograph]:
                     f"{item}: the latest run of {run} read it: delete it and its captions, and run {run} again; or, if "
                     f"{run} is no longer used, `attend workspace prune --forget {run} --yes`"
                 )
-        found.append(Photograph(digest, frozenset(known.get(digest, ()))))
+        found[digest] = known.get(digest, set())
     return found
 
 
@@ -131,38 +124,33 @@ def _read_by(workspace: Workspace, run: Path) -> set[str]:
     return set(pq.read_table(manifest, columns=["digest"])["digest"].to_pylist())
 
 
-def traces(workspace: Workspace, wanted: Collection[Photograph], all_versions: bool) -> Traces:
+def traces(workspace: Workspace, wanted: _Photographs, all_versions: bool) -> Traces:
     """Return what a workspace holds of photographs. all_versions: versions with an alias are to be removed too.
 
     Raises AttendError where it holds nothing. The caller must be alone in the workspace.
     """
-    digests, root = {item.digest for item in wanted}, workspace.root
-    artifacts = _artifacts(workspace, digests)
-    grids = list(_compactions(workspace, digests))
-    rows = {path: number for path, number in change_rows(root, digests, _names(wanted), delete=False).items() if number}
-    answers = sum(_is_about(line, digests) for line in _answers(root / ANSWERS_FILE))
-    stored = StoredTraces.read(root, digests, all_versions)
+    root = workspace.root
+    artifacts = _artifacts(workspace, wanted)
+    grids = list(_compactions(workspace, wanted))
+    rows = {path: number for path, number in change_rows(root, wanted, delete=False).items() if number}
+    answers = sum(_is_about(line, wanted) for line in _answers(root / ANSWERS_FILE))
+    stored = StoredTraces.read(root, wanted, all_versions)
     if not any((artifacts, grids, rows, answers, stored.versions, stored.runs, stored.evaluations, stored.kept)):
-        raise AttendError(f"{root}: has nothing of {', '.join(sorted(digests))}")
+        raise AttendError(f"{root}: has nothing of {', '.join(sorted(wanted))}")
     leftovers = [*_unneeded_parts(workspace), *(root / _PAGES).glob("*.html"), *workspace.grids.glob("*/*.damaged")]
     return Traces(artifacts, sorted(leftovers), grids, rows, answers, stored)
 
 
-def _names(wanted: Collection[Photograph]) -> set[str]:
-    return {name for item in wanted for name in item.names}
-
-
-def remove(workspace: Workspace, wanted: Collection[Photograph], found: Traces) -> None:
+def remove(workspace: Workspace, wanted: _Photographs, found: Traces) -> None:
     """Remove what `traces` found: what is found by something else before that.
 
     So the same command finds the rest after a kill.
     """
-    digests = {item.digest for item in wanted}
-    change_rows(workspace.root, digests, _names(wanted), delete=True)
+    change_rows(workspace.root, wanted, delete=True)
     if found.answers:
         answers = (workspace.root / ANSWERS_FILE).resolve()
         with answers_lock(answers):
-            write_atomically(answers, "".join(line for line in _answers(answers) if not _is_about(line, digests)))
+            write_atomically(answers, "".join(line for line in _answers(answers) if not _is_about(line, wanted)))
     remove_stored(workspace.root, found.stored)
     for path in (*found.leftovers, *found.artifacts):
         if path.is_dir():
@@ -172,9 +160,8 @@ def remove(workspace: Workspace, wanted: Collection[Photograph], found: Traces) 
     compact(workspace, found.grids, MachineConfig().shard_rows)
 
 
-def places_left(workspace: Workspace, wanted: Collection[Photograph]) -> list[str]:
+def places_left(workspace: Workspace, digests: Collection[str]) -> list[str]:
     """Return the files below the workspace that still have a digest; of a database, with the table."""
-    digests = {item.digest for item in wanted}
 
     def has_digest(text: str) -> bool:
         return any(digest in text for digest in digests)
@@ -209,7 +196,7 @@ def stays(found: Traces) -> Iterator[str]:
         )
 
 
-def not_looked_at(workspace: Path, wanted: Collection[Photograph]) -> Iterator[str]:
+def not_looked_at(workspace: Path, wanted: _Photographs) -> Iterator[str]:
     """Yield a line for each place that may have the photographs and was not looked at."""
     if not tracking.is_embedded():
         yield "not looked at: the MLflow store of MLFLOW_TRACKING_URI: remove the versions made with it there"
@@ -217,7 +204,7 @@ def not_looked_at(workspace: Path, wanted: Collection[Photograph]) -> Iterator[s
     for name in _PREFECT_ELSEWHERE:
         if known.get(name):
             yield f"not looked at: artifacts, events and logs in the Prefect server that {name} names"
-    for name in sorted(name for item in wanted for name in item.names if not Path(name).suffix):
+    for name in sorted(name for names in wanted.values() for name in names if not Path(name).suffix):
         yield f"not searched: Prefect's records for the name {name}, which has no ending"
 
 

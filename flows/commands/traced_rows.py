@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from flows.operations.prefect_settings import environment
@@ -17,18 +17,22 @@ from tasks.datasets.base import WORKSPACE_FILE
 _PREFECT_TABLES = ("artifact", "artifact_collection", "events", "event_resources", "log")
 
 
-def change_rows(workspace: Path, digests: Collection[str], names: Collection[str], delete: bool) -> dict[Path, int]:
-    """Count the rows about photographs in the caches and in Prefect's database, or delete them."""
+def change_rows(workspace: Path, wanted: Mapping[str, Collection[str]], delete: bool) -> dict[Path, int]:
+    """Count the rows about photographs in the caches and in Prefect's database, or delete them.
+
+    wanted: the names of each photograph, by its digest.
+    """
+    names = {name for names in wanted.values() for name in names}
     ends = {name[start:] for name in names for start in (0, *(at.end() for at in re.finditer("/", name)))}
 
     def in_cache(text: str) -> bool:  # a digest, or a folder's listing with a name, which costs a moment to make again
-        return text in digests or not ends.isdisjoint(text.split("\0"))
+        return text in wanted or not ends.isdisjoint(text.split("\0"))
 
     prefect = Path(environment(workspace)["PREFECT_HOME"]) / "prefect.db"
     rows = {
         workspace / WORKSPACE_FILE: rows_by_table(workspace / WORKSPACE_FILE, in_cache, delete=delete),
         workspace / FINGERPRINTS: rows_by_table(workspace / FINGERPRINTS, in_cache, delete=delete),
-        prefect: rows_by_table(prefect, _named(digests, names), _PREFECT_TABLES, delete),
+        prefect: rows_by_table(prefect, _named(wanted, names), _PREFECT_TABLES, delete),
     }
     return {path: sum(numbers.values()) for path, numbers in rows.items()}
 
