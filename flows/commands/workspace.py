@@ -103,7 +103,8 @@ def prune(
         for item in versions:
             typer.echo(f"{_mib(item.size)}  {item.address}  with its run and its files")
         # Only the versions that stay need anything.
-        items = housekeeping.unneeded(opened, without, {item.address for item in versions})
+        items = housekeeping.usage(opened, without, {item.address for item in versions})
+        items = [item for item in items if not item.needed_by]
         if yes:
             if versions:
                 remove_versions(opened.root, versions)

@@ -44,11 +44,6 @@ class Item:
     unneeded: int = 0
 
 
-def unneeded(workspace: Workspace, without: Collection[str] = (), versions: Collection[str] = ()) -> list[Item]:
-    """Return the items of `usage` that nobody needs."""
-    return [item for item in usage(workspace, without, versions) if not item.needed_by]
-
-
 def usage(workspace: Workspace, without: Collection[str] = (), versions: Collection[str] = ()) -> list[Item]:
     """Return every artifact and shard, and what killed runs and damage left behind, with sizes and users.
 
