@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,25 +32,11 @@ class EncodedPicture(NamedTuple):
     data: bytes
 
 
-class Pictures(Protocol):
-    """Pictures in an order that is the same each time they are read. folder: what their names are relative to."""
-
-    @property
-    def folder(self) -> str: ...
-
-    def __len__(self) -> int: ...
-
-    def named(self) -> Iterator[tuple[str, str | None]]:
-        """Yield the name and digest of each picture; the digest is None if the picture cannot be read."""
-        ...
-
-    def batches(self, wanted: set[str]) -> Iterator[list[EncodedPicture]]:
-        """Yield batches with one picture for each wanted digest, without those that cannot be read."""
-        ...
-
-
 class PictureFiles:
-    """Picture files, whose digests are remembered by size and modification time."""
+    """Picture files, whose digests are remembered by size and modification time.
+
+    Their order is the same each time they are read. folder: what their names are relative to.
+    """
 
     def __init__(self, files: list[Path], root: Path | None, digest_store: Path) -> None:
         """Initialize. root: folder that the names are relative to. digest_store: sqlite file with the digests."""
@@ -71,6 +57,7 @@ class PictureFiles:
         return _as_text(file.relative_to(self._root) if self._root else file)
 
     def named(self) -> Iterator[tuple[str, str | None]]:
+        """Yield the name and digest of each picture; the digest is None if the picture cannot be read."""
         return ((self._name(file), self._digests.get(file)) for file in self._files)
 
     def files(self) -> dict[str, tuple[Path, str]]:
@@ -78,6 +65,7 @@ class PictureFiles:
         return {digest: (file, self._name(file)) for file, digest in reversed(self._digests.items())}
 
     def batches(self, wanted: set[str]) -> Iterator[list[EncodedPicture]]:
+        """Yield batches with one picture for each wanted digest, without those that cannot be read."""
         # Reversed, so that of several files with the same content the first is taken.
         file_by_digest = {digest: file for file, digest in reversed(self._digests.items()) if digest in wanted}
         files = sorted(file_by_digest.values())
@@ -103,7 +91,10 @@ def _readable(batch: list[Future[EncodedPicture | None]]) -> list[EncodedPicture
 
 
 class ParquetPictures:
-    """The encoded pictures in a binary column of a Parquet file, or in a column of Hugging Face's `{bytes, path}`."""
+    """The encoded pictures in a binary column of a Parquet file, or in a column of Hugging Face's `{bytes, path}`.
+
+    Its methods are those of `PictureFiles`.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -142,24 +133,24 @@ class ParquetPictures:
 
     def _read_batches(self) -> Iterator[list[EncodedPicture]]:
         """Yield the pictures of all rows in batches; a row without bytes gives a picture of no bytes."""
-        number = 0
-        for record_batch in self._record_batches():
-            batch = []
-            for row in record_batch.to_pylist():
-                image = row[self._image_column]
-                data = (image.get("bytes") if isinstance(image, dict) else image) or b""
-                value = row[self._name_column] if self._name_column else None
-                name = f"row {number}" if value is None else str(value)
-                batch.append(EncodedPicture(name, hashlib.sha256(data).hexdigest(), data))
-                number += 1
-            yield batch
-
-    def _record_batches(self) -> Iterator[pa.RecordBatch]:
         columns = [self._image_column] + ([self._name_column] if self._name_column else [])
+        number = 0
         try:
-            yield from self._file.iter_batches(_BATCH, columns=columns)
+            for record_batch in self._file.iter_batches(_BATCH, columns=columns):
+                batch = []
+                for row in record_batch.to_pylist():
+                    image = row[self._image_column]
+                    data = (image.get("bytes") if isinstance(image, dict) else image) or b""
+                    value = row[self._name_column] if self._name_column else None
+                    name = f"row {number}" if value is None else str(value)
+                    batch.append(EncodedPicture(name, hashlib.sha256(data).hexdigest(), data))
+                    number += 1
+                yield batch
         except (pa.ArrowException, OSError, ValueError) as error:
             raise AttendError(f"{self._path}: is damaged: {' '.join(str(error).split())[:120]}") from None
+
+
+Pictures = PictureFiles | ParquetPictures
 
 
 def _as_text(path: Path) -> str:
