@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.pipeline import build_pipeline
-from flows.registered.evaluate import RegisteredScores, evaluate_registered
+from flows.registered.evaluate import evaluate_registered
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
 from tasks.config.stages import RegistryConfig
@@ -179,33 +179,29 @@ def _compare(
 
     trained_on: the digests of pictures that are left out.
     """
-    addresses = [address_of(version) for version in versions]
-    evaluations: list[RegisteredScores] = []
-    if on is not None:
-        evaluations = [evaluate_registered(on, address) for address in addresses]
-        score_names = [set(evaluation.scores["scores"]) for evaluation in evaluations]
-    else:
-        for address, version in zip(addresses, versions, strict=True):
-            if version.tags.get("attend.data") != versions[0].tags.get("attend.data"):
-                raise AttendError(
-                    f"{addresses[0]} and {address} were scored on different pictures: add --on CONFIG to score all on "
-                    "that config's held-out pictures"
-                )
-        score_names = [set(scores_of(version)) for version in versions]
-    known = set.intersection(*score_names)
-    metrics = tuple(name for name, metric in METRICS.items() if {*metric.scores} <= known)
     with tempfile.TemporaryDirectory(prefix="attend-") as scratch:
-        paths = []
-        for index, (address, version) in enumerate(zip(addresses, versions, strict=True)):
-            folder = Path(scratch) / str(index)
+        paths: list[Path] = []
+        score_names: list[set[str]] = []
+        for index, version in enumerate(versions):
+            address, folder = address_of(version), Path(scratch) / str(index)
             if on is not None:
-                path = download_predictions(client, evaluations[index].run_id, folder, PREDICTIONS)
+                evaluation = evaluate_registered(on, address)
+                score_names.append(set(evaluation.scores["scores"]))
+                path = download_predictions(client, evaluation.run_id, folder, PREDICTIONS)
             else:
+                if version.tags.get("attend.data") != versions[0].tags.get("attend.data"):
+                    raise AttendError(
+                        f"{address_of(versions[0])} and {address} were scored on different pictures: add --on CONFIG "
+                        "to score all on that config's held-out pictures"
+                    )
+                score_names.append(set(scores_of(version)))
                 path = download_version_predictions(client, version, folder)
             if path is None:
                 raise AttendError(
                     f"{address}: its run has no captions: add --on CONFIG to score all on that config's pictures"
                 )
             paths.append(path)
+        known = set.intersection(*score_names)
+        metrics = tuple(name for name, metric in METRICS.items() if {*metric.scores} <= known)
         shared = set.intersection(*(set(read_predictions(path)) for path in paths))
         return [side_by_side(paths[0], path, metrics, trained_on, shared) for path in paths[1:]]
