@@ -37,7 +37,7 @@ _FEWEST = 20  # pictures, below which one of three splits may be empty, and no s
 _FEW = 1_000  # pictures, below which a person is told not to expect much
 _NEW = 0.5  # share of the words of held-out captions that train does not have, above which a line says so
 _HELD_OUT = 45  # pictures of a test split, of which chance takes some: 30 are needed to replace a champion
-# Of adapters that read the files of a known captioner: the preset of it.
+# Of adapters that read the files of a known captioner: the preset of it. Of others it is USUAL.
 _PRESETS = {"coco_pt": "regnet_attention", "arrays": "googlenet"}
 _UNTOLD = ("adapter", "path", "near_duplicates")  # settings of `data` that are not printed as its form
 _LINES = 3  # sample rows
@@ -95,7 +95,7 @@ def init(
     adapter = ADAPTERS[options["adapter"]]
     # In the config, what is read is a source, and the answers of people are another.
     named = partial(with_source, "" if "sources" in options else f"{source_name(name)}/")
-    preset = _preset_for(options["adapter"])
+    preset = _PRESETS.get(options["adapter"], USUAL)
     started = _starting_point(start, store, weights, preset)
     grids = _grids_of(backbone, weights, preset, started, adapter.has_grids)
     if preset == USUAL:
@@ -166,10 +166,12 @@ def _grids_of(
 ) -> dict[str, Any]:
     """Return the settings of `grids` that the config names: the weights, and the backbone where it is not the preset's.
 
-    has_grids: whether the data are grids. Raises AttendError for an unknown backbone, and for what does not suit.
+    A file of weights is named by its absolute path. has_grids: whether the data are grids. Raises AttendError for an
+    unknown backbone or file, and for what does not suit.
     """
     from tasks.common.errors import suggestion
     from tasks.config.presets import resolve_preset, values_of
+    from tasks.grids.weights import weights_file
 
     if has_grids and weights is not None:
         raise AttendError("--weights: these data are grids, which need no backbone: leave it out")
@@ -182,7 +184,11 @@ def _grids_of(
         )
     grids: dict[str, Any] = resolve_preset(values_of(backbone or preset))["grids"]
     named = {} if backbone is None else grids
-    return {**named, "weights": _checked_weights(weights or grids["weights"])}
+    weights = str(weights or grids["weights"])
+    file = weights_file(weights)
+    if file is not None and not file.is_file():
+        raise AttendError(f"--weights: {file}: no such file: give the file of the backbone's weights")
+    return {**named, "weights": weights if file is None else str(file.absolute())}
 
 
 def _tell_start(started: Started, found: Survey) -> None:
@@ -233,25 +239,10 @@ def _name_of(data: Path) -> str:
     return words or "captions"
 
 
-def _preset_for(adapter: str) -> str:
-    """Return the preset for data that an adapter reads."""
-    return _PRESETS.get(adapter, USUAL)
-
-
 def _shares(pictures: int) -> dict[str, float]:
     """Return the shares of dev and test for pictures that come without splits: a tenth, or more where they are few."""
     share = round(min(0.2, max(0.1, _HELD_OUT / pictures)), 2)
     return {} if share == 0.1 else {"dev_share": share, "test_share": share}
-
-
-def _checked_weights(weights: str) -> str:
-    """Return weights as a config names them: a file by its absolute path. Raises AttendError where there is no file."""
-    from tasks.grids.weights import weights_file
-
-    file = weights_file(weights)
-    if file is not None and not file.is_file():
-        raise AttendError(f"--weights: {file}: no such file: give the file of the backbone's weights")
-    return weights if file is None else str(file.absolute())
 
 
 def _empty_splits(found: Survey) -> list[str]:
