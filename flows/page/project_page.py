@@ -9,6 +9,7 @@ import random
 import string
 import time
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def _growth(history: Sequence[RunRecord]) -> str:
 
     figure = Figure(figsize=(6.4, 2.8), layout="constrained")
     axis = figure.subplots()
-    times = _dates(history)
+    times: Any = [datetime.fromtimestamp(run.time, UTC) for run in history]
     for split, colour in _COLOURS.items():
         axis.plot(
             times, [run.counts.get(split, 0) for run in history], marker="o", markersize=3, color=colour, label=split
@@ -281,9 +282,3 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _dates(history: Sequence[RunRecord]) -> Any:
-    from datetime import UTC, datetime
-
-    return [datetime.fromtimestamp(run.time, UTC) for run in history]
