@@ -49,8 +49,22 @@ def listen(host: str, port: int) -> tuple[socket.socket, str]:
 
     Raises AttendError where that is not possible.
     """
-    inherited = _inherited()
-    return (_listen(host, port), host) if inherited is None else (inherited, str(inherited.getsockname()[0]))
+    listener = _inherited()
+    if listener is not None:
+        host = str(listener.getsockname()[0])
+    else:
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            listener = socket.create_server((host, port), family=family)
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or "is not the name of a host"
+            raise AttendError(f"--host {host} --port {port}: {why}: give another --port or --host") from None
+    # Those that it accepts inherit these. asyncio sets the first only on sockets that it made; without it, the second
+    # packet of an answer waits 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: drop a client that acknowledges nothing for this long
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _CLIENT_TIMEOUT_MS)
+    return listener, host
 
 
 def address_of(listener: socket.socket, host: str) -> str:
@@ -135,29 +149,9 @@ def _inherited() -> socket.socket | None:
         return None
     try:
         listener = socket.socket(fileno=_FIRST_FD)
-        if os.environ.get("LISTEN_FDS") == "1" and listener.family in (socket.AF_INET, socket.AF_INET6):
-            _set_options(listener)
+        is_tcp = listener.family in (socket.AF_INET, socket.AF_INET6) and listener.type == socket.SOCK_STREAM
+        if os.environ.get("LISTEN_FDS") == "1" and is_tcp:
             return listener
     except OSError:
         pass
     raise AttendError("LISTEN_FDS: hand over one listening socket of an IP address, or unset LISTEN_PID")
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on the address. Raises AttendError where that is not possible."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family)
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or "is not the name of a host"
-        raise AttendError(f"--host {host} --port {port}: {why}: give another --port or --host") from None
-    _set_options(listener)
-    return listener
-
-
-def _set_options(listener: socket.socket) -> None:
-    """Set the options of a listening socket, which those that it accepts inherit."""
-    # asyncio sets this only on sockets that it made. Without it, the second packet of an answer waits 40 ms.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: drop a client that acknowledges nothing for this long
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _CLIENT_TIMEOUT_MS)
