@@ -147,7 +147,8 @@ def write_captions_file(
         if new:
             captioner = load_captioner(*found, runtime)
             grids = grids_for(captioner, found.address, workspace, new)
-            _caption_new(pictures, new, len(known), captioner, grids, decoding, parts, row_by_digest)
+            _caption_new(pictures, new, len(known), captioner, grids, decoding, parts)
+            row_by_digest = parts.known_rows(earlier)
         rows = [
             {
                 "file_name": name,
@@ -184,9 +185,8 @@ def _caption_new(
     grids: GridReader | None,
     decoding: AskedDecoding,
     parts: _PartFiles,
-    row_by_digest: dict[str | None, Row],
 ) -> None:
-    """Caption the pictures with the digests `new`; write their rows to part files and add them to `row_by_digest`."""
+    """Caption the pictures with the digests `new`, and write their rows to part files."""
     rows: list[Row] = []
     part_start = time.monotonic()
     with Bar(known_count + len(new), "captions", "pictures", known_count) as bar:
@@ -196,11 +196,9 @@ def _caption_new(
                 bar.advance(len(made))
                 if len(rows) >= _PART_ROWS or time.monotonic() - part_start > _PART_SECONDS:
                     parts.write(rows)
-                    row_by_digest |= {row["digest"]: row for row in rows}
                     rows, part_start = [], time.monotonic()
         finally:
             parts.write(rows)
-            row_by_digest |= {row["digest"]: row for row in rows}
 
 
 def grids_for(captioner: Any, address: str, workspace: Path, digests: set[str]) -> GridReader | None:

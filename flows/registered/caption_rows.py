@@ -81,7 +81,7 @@ def _row_of_csv(row: dict[str, str]) -> Row:
 
 def write_rows(path: Path, rows: list[Row]) -> None:
     """Write all rows to a file in one step: an existing file is replaced whole or stays as it is."""
-    rows = [{name: row[name] for name in SCHEMA.names} for row in rows]
+    rows = list(map(_row_of, rows))
     with write_whole(path) as temporary:
         if path.suffix == ".parquet":
             pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary)

@@ -67,8 +67,10 @@ def compare_versions(
     all are scored instead. page: an HTML file to write the comparison to, with the photographs of `on`. Raises
     AttendError if the versions were scored on different pictures or settings and `on` is None.
     """
-    if page is not None:
-        _check_page(page, on)
+    if page is not None and (on is None or on.data.has_grids):
+        raise AttendError("--page: needs --on CONFIG, whose photographs it shows; a data set of grids has none")
+    if page is not None and not page.parent.is_dir():
+        raise AttendError(f"--page: {page.parent}: no such folder")
     if len(addresses) < 2:
         raise AttendError(f"{' '.join(addresses)}: give two versions or more, such as models:/photos@champion")
     client = tracking.connect(workspace, must_exist=True)
@@ -83,14 +85,6 @@ def compare_versions(
     if page is not None and on is not None:
         _write_page(page, client, versions, compared, on)
     return compared
-
-
-def _check_page(page: Path, on: Config | None) -> None:
-    """Raise AttendError, before anything is scored, where a page cannot be written."""
-    if on is None or on.data.has_grids:
-        raise AttendError("--page: needs --on CONFIG, whose photographs it shows; a data set of grids has none")
-    if not page.parent.is_dir():
-        raise AttendError(f"--page: {page.parent}: no such folder")
 
 
 def _write_page(
