@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -68,7 +67,7 @@ class _Cluster:
             for job in jobs:
                 with annotate(**({"resources": self._resources} if self._resources else {})):
                     future = runner.submit(make_shard_task, {"job": job})
-                future.add_done_callback(partial(_put, done, job.number))
+                future.add_done_callback(lambda future, number=job.number: done.put((number, future)))
                 pending += 1
                 while pending >= ahead or not done.empty():
                     publish_next()
@@ -126,8 +125,3 @@ class _Cluster:
         async with connect(self._address, connection_args=security) as scheduler:
             identity = await scheduler.identity(n_workers=-1)
         return list(identity["workers"].values())
-
-
-def _put(done: SimpleQueue[tuple[int, Any]], number: int, future: Any) -> None:
-    """Queue the number and the future of a finished shard."""
-    done.put((number, future))

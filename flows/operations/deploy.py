@@ -17,7 +17,6 @@ from tasks.common.errors import AttendError
 
 POOL = "attend"
 PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
-_NOTIFYING = ("attend-failed", "attend-never-came", "attend-drift")
 _ZOMBIES, _NOTIFICATIONS = (Path(__file__).with_name(f"{name}.yaml") for name in ("zombies", "notifications"))
 _ROOT = Path(__file__).resolve().parents[2]  # of the packages: the repository, or where they are installed
 
@@ -96,24 +95,24 @@ def _deploy(options: ServiceOptions) -> None:
         deployments = logs_of(Path(options.workspace)) / "deployments.yaml"
         deployments.write_text(content, encoding="utf-8")
     with get_client(sync_client=True) as client:
-        automations = [_ZOMBIES.read_text(encoding="utf-8")]
+        zombies = yaml.safe_load(_ZOMBIES.read_text(encoding="utf-8"))
+        automations = [zombies]
         if options.notify:
             block = _block_id(client, options.notify, f"http://127.0.0.1:{options.port}")
-            notifications = _NOTIFICATIONS.read_text(encoding="utf-8").split("---\n")
-            automations += [text.replace("BLOCK", block) for text in notifications]
+            automations += yaml.safe_load_all(_NOTIFICATIONS.read_text(encoding="utf-8").replace("BLOCK", block))
         with contextlib.suppress(ObjectAlreadyExists):
             template = ProcessWorker.get_default_base_job_template()
             client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
         command = [*PREFECT, "deploy", "--all", "--prefect-file", str(deployments)]
         if subprocess.run(command, check=False).returncode != 0:
             raise SystemExit(f"`prefect deploy --all --prefect-file {deployments}` failed: see above")
-        for automation in map(yaml.safe_load, automations):
+        for automation in automations:
             existing = client.read_automations_by_name(automation["name"])
-            replaced = existing if automation["name"] in _NOTIFYING else []  # they may name another block
-            for old in replaced:
+            if existing and automation is zombies:
+                continue
+            for old in existing:  # it may be of another block
                 client.delete_automation(old.id)
-            if existing == replaced:
-                client.create_automation(AutomationCore.model_validate(automation))
+            client.create_automation(AutomationCore.model_validate(automation))
 
 
 def _with_config(deployments: Path, config: str) -> str:

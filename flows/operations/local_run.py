@@ -42,7 +42,7 @@ def run(config: Config, plan: Plan, preset: str, overrides: list[str], quiet: bo
     except CancelledRun:
         raise KeyboardInterrupt from None
     except Exception:  # without room for its database, the server answers with an internal error
-        if _free_bytes(config) > 2**20:
+        if shutil.disk_usage(config.workspace).free > 2**20:
             raise
         raise AttendError(
             f"{config.workspace}: the disk is full: make room and run again; what is done is kept"
@@ -57,11 +57,6 @@ def check_server(api: str, source: str) -> None:
             f"Prefect's server {without_credentials(api)}, from {source}, does not answer ({reason}): start it, or set "
             "PREFECT_API_URL= (empty) to run with a server of this run's own"
         )
-
-
-def _free_bytes(config: Config) -> int:
-    """Return the free bytes of the workspace's disk."""
-    return shutil.disk_usage(config.workspace).free
 
 
 def _start_prefect(config: Config, quiet: bool) -> None:
@@ -79,7 +74,7 @@ def _start_prefect(config: Config, quiet: bool) -> None:
             check_server(os.environ["PREFECT_API_URL"], source)
         return
     os.environ.pop("PREFECT_API_URL", None)
-    free = _free_bytes(config)
+    free = shutil.disk_usage(config.workspace).free
     if free < _MIN_FREE:
         raise AttendError(
             f"{config.workspace}: the disk is full: {free / 2**20:.0f} MiB are free, a run needs "

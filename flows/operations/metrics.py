@@ -74,14 +74,7 @@ def _by(values: Mapping[str, int | float], names: Iterable[str]) -> Values:
     return {(name,): float(values[name]) for name in names if name in values}
 
 
-def _set(
-    registry: CollectorRegistry,
-    config: Config,
-    name: str,
-    about: str,
-    values: Values,
-    *labels: str,
-) -> None:
+def _set(registry: CollectorRegistry, config: Config, name: str, about: str, values: Values, *labels: str) -> None:
     """Add a gauge to a registry, with the label `run` and others. values: by the values of the other labels."""
     gauge = Gauge(name, about, ["run", *labels], registry=registry)
     for own, value in values.items():

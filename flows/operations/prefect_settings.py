@@ -29,19 +29,14 @@ _QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
 
 def environment(workspace: Path) -> dict[str, str]:
     """Return this process's environment with the settings for a server and its worker, with files in the workspace."""
-    settings = {"PREFECT_HOME": str(workspace / "prefect"), **_SETTINGS, **_profile(), **os.environ}
+    # A workspace has a PREFECT_HOME of its own, where Prefect itself would not find the user's profile.
+    _, _, profile = _active_profile()
+    names = ("PREFECT_API_URL", "PREFECT_API_KEY")
+    server: dict[str, str] = {name: str(profile[name]) for name in names if name in profile}
+    settings = {"PREFECT_HOME": str(workspace / "prefect"), **_SETTINGS, **server, **os.environ}
     loggers = [name for name in settings[_LOGGERS].split(",") if name]
     settings[_LOGGERS] = ",".join(dict.fromkeys([*loggers, "attend"]))
     return settings
-
-
-def _profile() -> dict[str, str]:
-    """Return the address and the key of the server in the user's active Prefect profile; empty where it names none.
-
-    A workspace has a PREFECT_HOME of its own, where Prefect itself would not find the profile.
-    """
-    _, _, profile = _active_profile()
-    return {name: str(profile[name]) for name in ("PREFECT_API_URL", "PREFECT_API_KEY") if name in profile}
 
 
 def profile_name() -> str:

@@ -194,7 +194,7 @@ def supervise(options: ServiceOptions) -> None:
         start("server")
         return LocalServer(url, children["server"], log_file, log_start, "Prefect")
 
-    with _lock(workspace).acquire(timeout=5):  # `is_locked` holds it for a moment
+    with filelock.FileLock(workspace / "locks" / "service.lock", timeout=5):  # `is_locked` holds it for a moment
         try:
             server = start_server()
             if mlflow is not None:  # they start at the same time
@@ -321,11 +321,6 @@ def _kill_orphans(workspace: Path, ports: tuple[int, int]) -> None:
     deadline = time.monotonic() + _CHILD_STOP_SECONDS
     while any(map(is_listening, ports)) and time.monotonic() < deadline:
         time.sleep(0.1)
-
-
-def _lock(workspace: Path) -> filelock.FileLock:
-    """Return the lock that the supervisor holds while it runs."""
-    return filelock.FileLock(workspace / "locks" / "service.lock")
 
 
 def is_locked(workspace: Path) -> bool:
