@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from flows.commands.options import program
-from flows.commands.story import short, workspace_option
+from flows.commands.options import program, short
+from flows.commands.story import workspace_option
 from tasks.config.schema import Config
 from tasks.data.manifest import GENERATED_FOLDER, MANIFEST
 from tasks.evaluation.score_record import read_scores

@@ -83,8 +83,12 @@ def program() -> str:
     """Return how this program is called from the current folder: `attend`, or its path where the shell has none."""
     if shutil.which("attend") is not None:
         return "attend"
-    own = Path(sys.executable).with_name("attend")
-    return str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own)
+    return short(Path(sys.executable).with_name("attend"))
+
+
+def short(path: Path) -> str:
+    """Return a path relative to the current folder where it lies below it, otherwise the path as it is."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def again(command: str, preset: str, overrides: Sequence[str] | None) -> str:

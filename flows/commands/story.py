@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from flows.commands.advice import advice
-from flows.commands.options import program
+from flows.commands.options import program, short
 from flows.page.project_page import page_path
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted
@@ -142,8 +142,3 @@ def _inspection(registered: Artifact) -> Iterator[str]:
 def workspace_option(config: Config) -> str:
     """Return ` --workspace FOLDER`, which a command needs to find the config's workspace; empty for the default one."""
     return "" if config.workspace == Path("workspace").absolute() else f" --workspace {short(config.workspace)}"
-
-
-def short(path: Path) -> str:
-    """Return a path relative to the current folder where it lies below it, otherwise the path as it is."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
