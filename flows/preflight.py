@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -340,17 +340,14 @@ def _split_faults(found: Survey, evaluation: EvaluationConfig, config: Config | 
 
 
 def _start_backbone_check(config: Config, stack: contextlib.ExitStack) -> Future[str]:
-    """Start the check of the backbone in a process of its own: loading torch takes as long as all the rest.
+    """Start the check of the backbone, in a process of its own where it loads torch, which takes as long as the rest.
 
     stack: ends the process.
     """
     first_block = None if config.tuning is None else config.tuning.first_block
-    if not check_needs_torch(config.grids):
-        done = Future[str]()
-        done.set_result(backbone_fault(config.grids, first_block))
-        return done
-    checker = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
-    return checker.submit(backbone_fault, config.grids, first_block)
+    needs_torch = check_needs_torch(config.grids)
+    checker: Executor = ProcessPoolExecutor(1, get_context("spawn")) if needs_torch else ThreadPoolExecutor(1)
+    return stack.enter_context(checker).submit(backbone_fault, config.grids, first_block)
 
 
 def _workspace_faults(config: Config) -> Iterator[str]:
