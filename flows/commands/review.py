@@ -14,15 +14,6 @@ if TYPE_CHECKING:
     from tasks.review.rates import Rate
 
 _SHOWN = 10  # words that were changed
-_Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the photographs")]
-_Model = Annotated[str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION, or an exported folder")]
-_Number = Annotated[int, typer.Option(help="the most pictures to ask about", **whole_number(1))]
-_Share = Annotated[
-    float, typer.Option(min=0, max=1, help="share of them that is drawn at random, to measure the captions by")
-]
-_Unlike = Annotated[
-    float, typer.Option(min=0, max=1, help="share of them that is the least like the pictures trained on")
-]
 _Answers = Annotated[
     Path | None, typer.Option(help="file of the answers, JSON lines; by default reviews.jsonl in the workspace")
 ]
@@ -32,11 +23,17 @@ app = typer.Typer(help="People correct captions, and the next run learns from it
 
 @app.command()
 def serve(
-    folder: _Folder,
-    model: _Model = None,
-    number: _Number = 100,
-    share: _Share = 0.2,
-    unlike: _Unlike = 0.2,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the photographs")],
+    model: Annotated[
+        str | None, typer.Option(help="models:/NAME@ALIAS or models:/NAME/VERSION, or an exported folder")
+    ] = None,
+    number: Annotated[int, typer.Option(help="the most pictures to ask about", **whole_number(1))] = 100,
+    share: Annotated[
+        float, typer.Option(min=0, max=1, help="share of them that is drawn at random, to measure the captions by")
+    ] = 0.2,
+    unlike: Annotated[
+        float, typer.Option(min=0, max=1, help="share of them that is the least like the pictures trained on")
+    ] = 0.2,
     answers: _Answers = None,
     host: Annotated[
         str, typer.Option(help="address to listen on; any but a loopback address needs the token that is printed")
