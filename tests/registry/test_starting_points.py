@@ -19,7 +19,7 @@ import torch
 import yaml
 from PIL import Image
 
-from flows.commands.advice import advice
+from flows.commands.story import advice
 from flows.configs import load, refusals
 from flows.registered.export import export_model
 from models.captioner import Captioner
