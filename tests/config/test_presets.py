@@ -1,10 +1,9 @@
-"""The presets, each from the command line; and what adding one, or a decoder, takes."""
+"""The presets, each run to a registered version; and what adding one, or a decoder, takes."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from tasks.config.reference import sections
 from tasks.config.schema import load
 from tasks.data.caption_files import CAPTIONS
 from tasks.data.manifest import MANIFEST
-from tests.support import HERE, artifacts, run_stage, small
+from tests.support import HERE, artifacts, register_all, run_stage, small
 
 # Small enough to run: what makes a preset itself (backbone, grid, decoder, search) stays.
 SMALL = [
@@ -70,10 +69,9 @@ def test_every_preset_runs_end_to_end(preset: str, tmp_path: Path) -> None:
         settings += ["tuning.epochs=1"]
     if preset == "googlenet":
         settings.append("decoder.attention_size=16")
-    command = [sys.executable, "-m", "flows.commands.cli", "run", preset, *settings]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    found = artifacts(load(preset, settings))
+    config = load(preset, settings)
+    register_all(config)
+    found = artifacts(config)
     scores = json.loads((found["evaluate"].path / "scores.json").read_text())
     assert scores["pictures"] > 0
     registered = json.loads((found["register"].path / "registration.json").read_text())
