@@ -834,7 +834,8 @@ def _client() -> Any:
     """Return a client of the server with a model that needs no registry."""
     from starlette.testclient import TestClient
 
-    current = SimpleNamespace(uri="models:/fake/1", params=KNOWN, about=SimpleNamespace(model="fake", version="1"))
+    about = SimpleNamespace(model="fake", version="1", parameters=list(KNOWN))
+    current = SimpleNamespace(uri="models:/fake/1", about=about)
     served = SimpleNamespace(
         current=current,
         failure=None,
