@@ -711,10 +711,10 @@ _IDENTITY = {"backbone": "tiny", "weights": "w", "image_size": 64, "fit": "squas
 
 def _read_identity(files: Files, folder: Path) -> object:
 
-    identity = Identity(**_IDENTITY)  # type: ignore[arg-type]
-    write({f"{identity.digest[:20]}/identity.json": files["identity.json"]}, folder)
+    own = GridStore(folder, Identity(**_IDENTITY))  # type: ignore[arg-type]
+    write({f"{own.folder.name}/identity.json": files["identity.json"]}, folder)
     found = [store.identity.digest for store in stores(folder)]
-    GridStore(folder, identity).open()
+    own.open()
     return found
 
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from nltk.stem.snowball import EnglishStemmer
 
 from tasks.metrics import Counts, ScoredCaption
 
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
 _EXACT, _STEM = 1.0, 0.6  # weights of a match of words, and of stems
 _BEAM = 40  # hypotheses that the search for an alignment keeps
-_STEMMER = EnglishStemmer()
 FUNCTION_WORDS = frozenset(
     """a about after all also an and are as at be because been but by can could did do does for from had has have he
     her him his i if in into is it its just like may more most my new no not of on one only or other our out over said
@@ -120,7 +118,15 @@ def _match_weight(word: str, other: str) -> float:
     return _EXACT if word == other else _STEM if stem(word) == stem(other) else 0.0
 
 
+@functools.cache
+def _stemmer() -> Any:
+    """Return NLTK's stemmer, imported when the first word is stemmed: that takes seconds."""
+    from nltk.stem.snowball import EnglishStemmer
+
+    return EnglishStemmer()
+
+
 @functools.lru_cache(100_000)
 def stem(word: str) -> str:
     """Return the stem of an English word; words of other scripts stay as they are."""
-    return str(_STEMMER.stem(word))
+    return str(_stemmer().stem(word))
