@@ -58,7 +58,10 @@ def test_a_disk_that_is_full_again_and_again(tmp_path: Path, finished: Path) -> 
     config = written(tmp_path, "small")
     told = inside(f"""
         mount -t tmpfs -o size=64m tmpfs {workspace}
-        fill() {{ fallocate -l $(($(df --output=avail -k {workspace} | tail -1) - 40))K {workspace}/ballast; }}
+        free() {{ df --output=avail -k {workspace} | tail -1; }}
+        fill() {{  # again where the run took what was free in the meantime
+            until fallocate -l $(($(free) - 40))K {workspace}/ballast 2>{tmp_path}/refused; do sleep 0.01; done
+        }}
         ended() {{
             if wait $!; then echo "not full in $1"; else grep -o 'attend: .*' {tmp_path}/log | tail -1; fi
             rm {workspace}/ballast
