@@ -99,14 +99,14 @@ class Memory:
     """The memory that a captioner has of M training pictures.
 
     grid (h, w, C) float32: the mean of their grids. mean (C,), basis (C, D) float32: the mean and the principal axes of
-    their pooled grids (see `pool`). vectors (M, D) float16: of each picture, its pooled grid less the mean, projected
-    on the axes. captions: theirs; None where they are not kept.
+    their pooled grids (see `pool`). vectors (M, D) float16, or float32 where one number is too large for it: of each
+    picture, its pooled grid less the mean, projected on the axes. captions: theirs; None where they are not kept.
     """
 
     grid: Floats
     mean: Floats
     basis: Floats
-    vectors: npt.NDArray[np.float16]
+    vectors: Floats | npt.NDArray[np.float16]
     captions: KeptCaptions | None = None
 
     def save(self, folder: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from flows.serving.served import LoadedModel, Served
-from tasks.captioner.bundle_loader import DIGEST
+from tasks.captioner.copied_loader import DIGEST
 from tasks.captioner.load_bundle import load_bundle
 from tasks.common.errors import AttendError
 

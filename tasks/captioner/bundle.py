@@ -13,7 +13,7 @@ from models.backbones.base import Backbone
 from models.captioner import Captioner
 from models.confidence import Confidence
 from models.neighbours import Memory
-from tasks.captioner import bundle_loader
+from tasks.captioner import copied_loader
 from tasks.captioner.captioner_artifacts import CaptionerArtifacts
 from tasks.captioner.given_grids import check_encoder, load_encoder
 from tasks.captioner.load_bundle import FORMAT, LOADER
@@ -88,9 +88,9 @@ def seal(folder: Path) -> str:
 
     bundle.json, with the digest, is written last and is not part of it.
     """
-    shutil.copyfile(bundle_loader.__file__, folder / LOADER)
-    digest = bundle_loader.digest_of_files(folder)
-    (folder / bundle_loader.DIGEST).write_text(json.dumps({"digest": digest}), encoding="utf-8")
+    shutil.copyfile(copied_loader.__file__, folder / LOADER)
+    digest = copied_loader.digest_of_files(folder)
+    (folder / copied_loader.DIGEST).write_text(json.dumps({"digest": digest}), encoding="utf-8")
     return digest
 
 
@@ -100,7 +100,7 @@ def is_whole(folder: Path) -> bool:
     Raises OSError where a file cannot be read.
     """
     try:
-        kept = json.loads((folder / bundle_loader.DIGEST).read_text(encoding="utf-8"))["digest"]
-        return bool(kept == bundle_loader.digest_of_files(folder))
+        kept = json.loads((folder / copied_loader.DIGEST).read_text(encoding="utf-8"))["digest"]
+        return bool(kept == copied_loader.digest_of_files(folder))
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return False

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from tasks.captioner.bundle_loader import DIGEST
+from tasks.captioner.copied_loader import DIGEST
 from tasks.common.errors import AttendError
 
 FORMAT = 4  # of config.json: raise it where this program could not use the captioners of before

@@ -17,7 +17,7 @@ import yaml
 
 from models.options import Runtime
 from models.requests import TYPES
-from tasks.captioner.bundle_loader import DIGEST
+from tasks.captioner.copied_loader import DIGEST
 from tasks.captioner.load_bundle import LoadedBundle, example, load_bundle
 from tasks.common.errors import AttendError, TransientError
 from tasks.common.retries import may_pass

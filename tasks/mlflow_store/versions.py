@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.captioner.bundle_loader import DIGEST
+from tasks.captioner.copied_loader import DIGEST
 from tasks.captioner.load_bundle import check_bundle
 from tasks.common.errors import AttendError, suggestion
 from tasks.common.files import digest_of_file, write_atomically

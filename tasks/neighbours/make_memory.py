@@ -120,7 +120,7 @@ def join_memory(
     captions: of the earlier memory. words: the token ids of now, by those of the earlier memory.
     """
     _, pooled = _mean_and_pooled(grids, pictures)
-    vectors = ((pooled - before.mean) @ before.basis).astype(np.float16)
+    vectors = _half((pooled - before.mean) @ before.basis)
     own = _different_captions(pictures)
     tokens = np.concatenate([own.tokens, _small(words[captions.tokens])])
     lengths = np.concatenate([own.lengths, captions.lengths])
@@ -140,7 +140,12 @@ def memory_of(grid: Floats, pooled: Floats, size: int) -> Memory:
     """
     mean = pooled.mean(axis=0)
     basis = _principal_axes(pooled - mean, size)
-    return Memory(grid, mean, basis, ((pooled - mean) @ basis).astype(np.float16))
+    return Memory(grid, mean, basis, _half((pooled - mean) @ basis))
+
+
+def _half(vectors: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return vectors as float16, or as they are where one number is too large for it."""
+    return vectors if np.abs(vectors).max(initial=0) > np.finfo(np.float16).max else vectors.astype(np.float16)
 
 
 def _principal_axes(centred: Floats, size: int) -> Floats:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.captioner.bundle import ORIGIN, is_whole
-from tasks.captioner.bundle_loader import DIGEST
+from tasks.captioner.copied_loader import DIGEST
 from tasks.captioner.load_bundle import check_bundle
 from tasks.common.errors import AttendError
 from tasks.config.starting_point import StartingPoint

@@ -123,6 +123,17 @@ def test_few_pictures_are_found_whatever_their_number(pictures: int) -> None:
     np.testing.assert_allclose(near.distances, near.distances.clip(0, 2))
 
 
+def test_large_values_of_a_backbone_change_no_neighbour() -> None:
+    pooled, queries = normal(20, 8), normal(6, 8, seed=3)
+    near, far = (
+        memory_of(np.zeros((2, 2, 8), np.float32), pooled * scale, 8).look_up(queries * scale, 5)
+        for scale in (np.float32(1), np.float32(1e5))  # beyond float16
+    )
+    np.testing.assert_array_equal(far.pictures, near.pictures)
+    np.testing.assert_allclose(far.cosines, near.cosines, atol=5e-3)
+    np.testing.assert_allclose(far.distances, near.distances, atol=5e-3)
+
+
 def unit(vectors: Any) -> Any:
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
