@@ -100,19 +100,22 @@ class Captioner:
 def load(
     model: str | os.PathLike[str] | None = None,
     *,
-    workspace: str | os.PathLike[str] = "workspace",
+    workspace: str | os.PathLike[str] | None = None,
     runtime: Runtime | None = None,
 ) -> Captioner:
     """Load a captioner.
 
     model: `models:/NAME@ALIAS` or `models:/NAME/VERSION` in the MLflow store of the workspace, or a folder that
-    `attend export` wrote. Default: the champion that was promoted last. runtime: `torch`, `onnx`, `onnx-float16` or
-    `onnx-int8`; default: the first that the model was registered with. Raises AttendError where there is no such model.
+    `attend export` wrote. Default: the champion that was promoted last. workspace: a folder or URL. Default:
+    ATTEND_WORKSPACE, else ./workspace. runtime: `torch`, `onnx`, `onnx-float16` or `onnx-int8`; default: the first that
+    the model was registered with. Raises AttendError where there is no such model.
     """
+    from tasks.config.machine import MachineConfig
     from tasks.mlflow_store.logged_model import load_captioner
     from tasks.mlflow_store.versions import find_captioner
 
-    found = find_captioner(None if model is None else os.fspath(model), Path(workspace).expanduser().absolute())
+    machine = MachineConfig() if workspace is None else MachineConfig(workspace=os.fspath(workspace))
+    found = find_captioner(None if model is None else os.fspath(model), machine.folder)
     return Captioner(found.address, load_captioner(*found, runtime))
 
 

@@ -312,6 +312,8 @@ def settings_of(evaluated: Decoding, given: Mapping[str, Any]) -> Decoding:
             f"beam and {for_sampling[0]} do not go together: give beam for beam search, "
             "or temperature, top_k or top_p for sampling"
         )
+    if "seed" in overrides and not for_sampling and overrides.get("search", evaluated.search) == "beam":
+        raise ValueError("seed is for sampling: give temperature, top_k or top_p too")
     if for_sampling or "beam" in overrides:
         overrides.setdefault("search", "sample" if for_sampling else "beam")
     if "beam" not in overrides and overrides.get("search", evaluated.search) == "beam":

@@ -35,6 +35,11 @@ def test_the_api_captions_as_the_command_does(
     assert [captioner(str(path)).caption for path in paths] == expected
 
 
+def test_the_workspace_is_that_of_the_environment(registered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTEND_WORKSPACE", str(registered))
+    assert attend.load().address == "models:/small/1"
+
+
 def test_every_form_of_a_picture_has_the_same_caption(captioner: attend.Captioner, registered: Path) -> None:
     path = pictures(registered)[0]
     image = Image.open(path)

@@ -48,8 +48,7 @@ from tasks.pipeline.sessions import session
 SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"pictures": 60, "side": 32},
     "grids": {"image_size": 32},
-    # Weights of several epochs are kept, so that those of an early one are needed at the end.
-    "training": {"epochs": 6, "keep": 3, "learning_rate": 0.02, "patience": 6},
+    "training": {"epochs": 6, "learning_rate": 0.02, "patience": 6},
     "machine": {"shard_rows": 16, "checkpoint_seconds": 0.1},
 }
 DEFECTS = {"weights": ".epoch-", "artifacts": ".safetensors"}  # -> what is in the names of the files not flushed

@@ -212,7 +212,7 @@ def _gates(found: Survey) -> list[str]:
     lines = []
     if held_out >= _JUDGED:
         lines += [
-            "  # What no champion is, whatever it scores (docs/metrics.md); few pictures would not be enough to say.",
+            "  # What no champion is, whatever it scores (docs/champions.md); few pictures would not be enough to say.",
             *(f"  {gate}: {limit:g}" for gate, limit in _GATES.items()),
         ]
     if held_out < 30:

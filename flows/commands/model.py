@@ -12,6 +12,7 @@ from tasks.common.errors import AttendError
 
 if TYPE_CHECKING:
     from models.decoders.base import Decoder
+    from models.decoders.ensemble import Ensemble
 
 _CAPTIONS, _WORDS = 5, 1  # captions of the picture that shapes are shown for, and words read of each
 
@@ -47,7 +48,7 @@ def _show_config(preset: str, overrides: list[str], words: int | None, depth: in
 
     from flows.configs import load
     from flows.pipeline import build_pipeline
-    from models.decoders.base import make
+    from models.decoders.ensemble import make
     from tasks.config.presets import presets
     from tasks.data.caption_files import read_vocabulary
     from tasks.grids.weights import IMPORTED, random_backbone
@@ -67,7 +68,7 @@ def _show_config(preset: str, overrides: list[str], words: int | None, depth: in
     with torch.inference_mode():
         grid = backbone(photograph)
     try:
-        decoder = make(config.decoder.name, grid.shape[-1], words, config.decoder.options())
+        decoder = make(config.decoder.name, grid.shape[-1], words, config.decoder.options(), config.decoder.members)
     except ValueError as error:
         raise AttendError(f"{preset}: {error}") from None
     _show(f"backbone {config.grids.backbone}", backbone, [photograph], depth)
@@ -95,7 +96,7 @@ def _show_registered(name: str, workspace: Path, depth: int) -> None:
     _show_decoder(captioner.config["decoder"]["name"], decoder, grid, depth)
 
 
-def _show_decoder(name: str, decoder: Decoder, grid: Any, depth: int) -> None:
+def _show_decoder(name: str, decoder: Decoder | Ensemble, grid: Any, depth: int) -> None:
     import torch
 
     read = torch.ones(1, _CAPTIONS, _WORDS, dtype=torch.int64)

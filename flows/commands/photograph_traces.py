@@ -20,6 +20,7 @@ from flows.commands.traced_rows import change_rows, rows_by_table
 from flows.commands.traced_versions import StoredTraces, has_cell, has_table, remove_stored
 from flows.commands.workspace_contents import Compaction, compact
 from flows.operations.prefect_settings import environment
+from flows.preflight import VERDICTS
 from tasks.common.errors import AttendError
 from tasks.common.files import digest_of_file, remove_folder, write_atomically
 from tasks.common.wording import counted
@@ -33,7 +34,7 @@ from tasks.pipeline.stage import kind_of
 from tasks.pipeline.workspace import LastRun, Workspace
 
 _DIGEST = re.compile("[0-9a-f]{64}")
-_PAGES = "page"  # folder of the workspace; `attend run` writes its pages again
+_PAGES = "page"  # folder of the workspace
 _PREFECT_ELSEWHERE = (
     "PREFECT_API_URL",
     "PREFECT_API_DATABASE_CONNECTION_URL",
@@ -137,7 +138,8 @@ def traces(workspace: Workspace, wanted: _Photographs, all_versions: bool) -> Tr
     stored = StoredTraces.read(root, wanted, all_versions)
     if not any((artifacts, grids, rows, answers, stored.versions, stored.runs, stored.evaluations, stored.kept)):
         raise AttendError(f"{root}: has nothing of {', '.join(sorted(wanted))}")
-    leftovers = [*_unneeded_parts(workspace), *(root / _PAGES).glob("*.html"), *workspace.grids.glob("*/*.damaged")]
+    written_again = [*(root / _PAGES).glob("*.html"), *(root / VERDICTS).glob("*")]
+    leftovers = [*_unneeded_parts(workspace), *written_again, *workspace.grids.glob("*/*.damaged")]
     return Traces(artifacts, sorted(leftovers), grids, rows, answers, stored)
 
 

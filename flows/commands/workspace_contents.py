@@ -7,6 +7,7 @@ used, and could be made again. Where a record that says what is needed cannot be
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from tasks.captioner.copied_loader import DIGEST
 from tasks.common.errors import AttendError, suggestion
 from tasks.common.files import digest_of_file, remove_folder
 from tasks.grids.identity import Identity
@@ -25,6 +27,7 @@ from tasks.mlflow_store.tracking import has_version
 from tasks.pipeline.ledger import Artifact, Ledger
 from tasks.pipeline.stage import kind_of
 from tasks.pipeline.workspace import LastRun, Workspace
+from tasks.registry.starting_points import CAPTIONERS
 
 _INDEXED = "extract"  # the stage whose artifacts hold an index of grids
 
@@ -45,7 +48,7 @@ class Item:
 
 
 def usage(workspace: Workspace, without: Collection[str] = (), versions: Collection[str] = ()) -> list[Item]:
-    """Return every artifact and shard, and what killed runs and damage left behind, with sizes and users.
+    """Return every artifact, shard and downloaded captioner, and what kills and damage left, with sizes and users.
 
     without: names of runs whose needs do not count. versions: the addresses of versions whose needs do not count.
     Raises AttendError where there is no such run, and for records that a later version of this program wrote.
@@ -55,7 +58,7 @@ def usage(workspace: Workspace, without: Collection[str] = (), versions: Collect
         if name not in known:
             raise AttendError(f"--forget: {name}: no run has this name{suggestion(name, known)}")
     needs = _needs(workspace, without, versions)
-    return [*_artifact_items(workspace, needs), *_grid_items(workspace, needs)]
+    return [*_artifact_items(workspace, needs), *_grid_items(workspace, needs), *_captioner_items(workspace, needs)]
 
 
 def prune(workspace: Workspace, items: Iterable[Item], without: Collection[str] = ()) -> None:
@@ -287,6 +290,21 @@ def _grid_items(workspace: Workspace, needs: _Needs) -> Iterator[Item]:
         for path in sorted(store.folder.glob("*.damaged")):
             name = f"grids of {store.identity.backbone}, set aside"
             yield Item(name, path, path.stat().st_size, tuple(sorted(needs.unknown)))
+
+
+def _captioner_items(workspace: Workspace, needs: _Needs) -> Iterator[Item]:
+    """Yield an item for every captioner that was downloaded for training to start from."""
+    users_of: dict[str, set[str]] = defaultdict(set)
+    for artifact in _artifacts_of_kind(workspace, "train"):
+        if (digest := artifact.ledger.parts["inputs"].get("start_from")) is not None:
+            users_of[digest] |= needs.users.get(artifact.path, set())
+    for folder in sorted((workspace.root / CAPTIONERS).glob("*")):
+        if folder.suffix == ".partial":
+            yield Item("captioner, not downloaded whole", folder, folder_size(folder), ())
+            continue
+        digests = [json.loads(path.read_text(encoding="utf-8"))["digest"] for path in folder.rglob(DIGEST)]
+        users = needs.unknown.union(*(users_of[digest] for digest in digests))
+        yield Item("captioner to start from", folder, folder_size(folder), tuple(sorted(users)))
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Evaluate(Stage):
 
     @property
     def decoding(self) -> Product:
-        """Return the product `decoding`: the decoding settings, and the number of checkpoints that decode together."""
+        """Return the product `decoding`: the decoding settings."""
         return Product(self, "decoding")
 
     def sections(self) -> dict[str, Section]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.common.errors import AttendError, check_format
 from tasks.config.stages import GridsConfig
-from tasks.pipeline.ledger import digest_of, join_fields, split_fields
+from tasks.pipeline.ledger import digest_of
 
 FORMAT = 1  # version of the shards' file format
 # To be raised by hand when a change to the code decodes, resizes or encodes photographs differently.
@@ -30,7 +30,6 @@ class Identity:
     dtype: str = "float16"
     format: int = FORMAT
     layer: int | None = None  # of the backbone, whose output is the grid; None for the last
-    unknown: dict[str, Any] = field(default_factory=dict, hash=False)  # fields that another version wrote
 
     @staticmethod
     def read(path: Path) -> Identity:
@@ -38,8 +37,7 @@ class Identity:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             check_format(values["format"], FORMAT, str(path))
-            known, unknown = split_fields(Identity, values)
-            identity = Identity(**known, unknown=unknown)
+            identity = Identity(**values)
             digest_of(identity.as_dict)  # raises for values that have none, such as NaN
             return identity
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -55,7 +53,7 @@ class Identity:
 
         `layer` is left out where it is None, so that grids extracted before the field existed keep their digest.
         """
-        return join_fields({name: value for name, value in self.__dict__.items() if (name, value) != ("layer", None)})
+        return {name: value for name, value in vars(self).items() if (name, value) != ("layer", None)}
 
     @property
     def digest(self) -> str:

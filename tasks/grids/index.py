@@ -34,7 +34,7 @@ def reindex(workspace: Workspace, artifact: Artifact, store: GridStore, rows: di
     write_index(partial, indexed)
     counts = {**ledger.counts, "shards": len({row.shard for row in indexed.values()})}
     outcome = Outcome(ledger.products, counts, ledger.notes, shard_files(workspace, store, indexed))
-    workspace.publish(ledger.stage, ledger.key, ledger.parts, outcome, ledger.seconds, ledger.made_from, ledger.unknown)
+    workspace.publish(ledger.stage, ledger.key, ledger.parts, outcome, ledger.seconds, ledger.made_from)
 
 
 def indexed_digests(extracted: Artifact) -> list[str]:

@@ -10,15 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from tasks.common.errors import check_format
 from tasks.common.files import digest_of_file
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 LEDGER = "ledger.json"
 FORMAT = 1
@@ -93,7 +90,6 @@ class Ledger:
     made_from: dict[str, str] = field(default_factory=dict)  # kind -> key of the upstream artifacts that were read
     format: int = FORMAT
     publication: str = ""  # in object storage: the subfolder of the files, one of its own for each upload
-    unknown: dict[str, Any] = field(default_factory=dict)  # fields that another version of this program wrote
 
     @staticmethod
     def read(folder: Path) -> Ledger | None:
@@ -108,8 +104,7 @@ class Ledger:
             for kind in ("files", "shared"):
                 records = values[kind].items()
                 values[kind] = {name: FileRecord(record["size"], record["sha256"]) for name, record in records}
-            known, unknown = split_fields(Ledger, values)
-            ledger = Ledger(**known, unknown=unknown)
+            ledger = Ledger(**values)
             return ledger if ledger.has_its_types() else None
         except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
@@ -128,19 +123,7 @@ class Ledger:
 
     def to_json(self) -> str:
         """Return the text of ledger.json."""
-        return json.dumps(join_fields(asdict(self)), indent=1, sort_keys=True)
-
-
-def split_fields(kind: type[DataclassInstance], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values that are fields of a dataclass with a field `unknown`, and those that are not."""
-    names = {item.name for item in fields(kind)} - {"unknown"}
-    known = {name: value for name, value in values.items() if name in names}
-    return known, {name: value for name, value in values.items() if name not in names}
-
-
-def join_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of such a dataclass with those in its field `unknown` among them, as they were read."""
-    return {**values["unknown"], **{name: value for name, value in values.items() if name != "unknown"}}
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import filelock
 
@@ -24,7 +23,7 @@ from tasks.common.files import digest_of_file, flush, flush_all, write_atomicall
 from tasks.common.log import log
 from tasks.common.object_storage import Remote
 from tasks.common.source import commit
-from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, KeyParts, Ledger, Outcome, join_fields, split_fields
+from tasks.pipeline.ledger import LEDGER, Artifact, FileRecord, KeyParts, Ledger, Outcome
 
 SUSPECTS = "suspects.json"
 
@@ -39,14 +38,13 @@ class LastRun:
 
     done: dict[str, str] = field(default_factory=dict)
     begun: dict[str, str] = field(default_factory=dict)
-    unknown: dict[str, Any] = field(default_factory=dict)  # fields that another version of this program wrote
 
     @staticmethod
     def read(path: Path) -> LastRun | None:
         """Return the record in a file of the folder `runs`; None if it cannot be read."""
         try:
-            known, unknown = split_fields(LastRun, json.loads(path.read_text(encoding="utf-8")))
-            return LastRun({**known["done"]}, {**known["begun"]}, unknown)
+            values = json.loads(path.read_text(encoding="utf-8"))
+            return LastRun({**values["done"]}, {**values["begun"]})
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
@@ -212,7 +210,6 @@ class Workspace:
         outcome: Outcome,
         seconds: float,
         made_from: dict[str, str] | None = None,
-        unknown: dict[str, Any] | None = None,
     ) -> Artifact:
         """Write the ledger into the stage's partial folder, rename that to the artifact's folder, return the artifact.
 
@@ -240,7 +237,6 @@ class Workspace:
             versions=_versions(),
             made_from=made_from or {},
             publication="" if self.remote is None else secrets.token_hex(8),
-            unknown=unknown or {},
         )
         flush_all(partial)
         write_atomically(partial / LEDGER, ledger.to_json())
@@ -314,7 +310,7 @@ class Workspace:
     def _write_recent(self, run: str, recent: LastRun) -> None:
         path = self.root / "runs" / f"{run}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(join_fields(asdict(recent)), indent=1, sort_keys=True))
+        write_atomically(path, json.dumps(asdict(recent), indent=1, sort_keys=True))
 
     def is_locked(self, name: str) -> bool:
         """Return whether a process holds the lock `name` now."""

@@ -208,5 +208,8 @@ def test_a_models_layers_are_shown(registered: Path, monkeypatch: pytest.MonkeyP
     captioner = load_captioner(*find(None, registered))
     for part in (captioner.backbone, captioner.decoder):
         assert f"Total params: {sum(weight.numel() for weight in part.parameters()):,}" in out
+    members = ("decoder.members=3", "--words", "1000")
+    code, out, _ = attend(monkeypatch, capsys, "model", "flickr8k", *members)
+    assert code == 0 and out.count("ShowAttendTell (") == 3
     assert "neither a preset nor a YAML file" in refused(monkeypatch, capsys, "model", "small", "--words", "9")
     assert "no such model" in refused(monkeypatch, capsys, "model", "none", "--workspace", str(registered))

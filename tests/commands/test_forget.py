@@ -96,6 +96,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (workspace / "reviews.jsonl").symlink_to(workspace / "answers" / "reviews.jsonl")
     (workspace / "page").mkdir()
     (workspace / "page" / "small.html").write_text("shows it")
+    (workspace / "checks").mkdir()
+    (workspace / "checks" / "small.txt").write_text(f"{NAME}: has one caption")
     (workspace / "artifacts" / "train" / ".DS_Store").write_text("")
     (workspace / "prefect").mkdir()
     with contextlib.closing(sqlite3.connect(workspace / "prefect" / "prefect.db")) as connection, connection:

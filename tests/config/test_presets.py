@@ -171,6 +171,10 @@ def test_coco_pts_captions_keep_their_ids(name: str, tmp_path: Path) -> None:
     assert (training.loss_mean, training.clip_norm, config.evaluation.beam) == ("captions", 0, 1)
 
 
+def test_a_folder_may_be_named_by_a_date() -> None:
+    assert load("flickr8k", ["data.path=2024-06-01"]).data.path.name == "2024-06-01"
+
+
 def test_a_preset_is_one_file(workspace: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("preset: lstm\nabout: mine\ndecoder: {hidden: 24, output: mlp}\n")
     settings = [*SMALL, "grids.backbone=tiny", "grids.image_size=64", f"machine.workspace={workspace}"]

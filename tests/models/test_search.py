@@ -327,6 +327,9 @@ def test_sampling_consults_no_neighbours_and_no_search_has_an_unknown_name() -> 
         Decoding(search="nonsense")  # type: ignore[arg-type]
     evaluated = Decoding(beam=4, neighbours=True)
     assert settings_of(evaluated, {"temperature": 1.0}) == replace(evaluated, search="sample", neighbours=False)
+    with pytest.raises(ValueError, match="seed is for sampling: give temperature"):
+        settings_of(evaluated, {"seed": 3})
+    assert settings_of(evaluated, {"seed": 3, "temperature": 1.0}).seed == 3
 
 
 def _log_of(grid: Tensor) -> Tensor:

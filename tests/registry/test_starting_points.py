@@ -20,6 +20,7 @@ import yaml
 from PIL import Image
 
 from flows.commands.story import advice
+from flows.commands.workspace_contents import usage
 from flows.configs import load, refusals
 from flows.registered.export import export_model
 from models.captioner import Captioner
@@ -33,6 +34,7 @@ from tasks.evaluation.score_record import read_scores
 from tasks.grids.index import read_identity
 from tasks.mlflow_store.embedded_store import DATABASE
 from tasks.pipeline.ledger import Artifact
+from tasks.pipeline.workspace import Workspace
 from tasks.registry.model_card import card
 from tasks.training.outputs import HISTORY
 from tests.cli import Capture, attend, refused
@@ -173,14 +175,24 @@ def storage(request: pytest.FixtureRequest, exported: Path, tmp_path: Path) -> I
     server.stop()
 
 
-def test_what_is_in_object_storage_is_downloaded_once(storage: str, tmp_path: Path) -> None:
+def test_what_is_in_object_storage_is_downloaded_once_and_kept_while_a_run_needs_it(
+    storage: str, tmp_path: Path
+) -> None:
     path = own(tmp_path, storage)
     first = load(str(path)).starting_point
     assert first is not None and first.address == storage
     kept = [file.stat().st_mtime_ns for file in sorted(first.folder.iterdir())]
-    again = load(str(path)).starting_point
-    assert again == first
+    config = load(str(path))
+    assert config.starting_point == first
     assert kept == [file.stat().st_mtime_ns for file in sorted(first.folder.iterdir())]
+
+    def users() -> list[tuple[str, ...]]:
+        return [item.needed_by for item in usage(Workspace(config.workspace)) if item.what == "captioner to start from"]
+
+    assert users() == [()]
+    for stage in ("ingest", "extract", "tensorise", "train"):
+        run_stage(config, stage)
+    assert users() == [(config.name,)]
 
 
 @pytest.mark.slow
