@@ -19,7 +19,6 @@ from flows.commands.old_versions import old_versions, remove_versions
 from flows.commands.workspace_contents import Item, compact, planned_compactions, prune, usage
 from tasks.common.errors import AttendError
 from tasks.config.schema import Config
-from tasks.grids.identity import Identity
 from tasks.grids.index import indexed_digests, open_grids
 from tasks.mlflow_store import tracking
 from tasks.mlflow_store.logged_model import load_captioner
@@ -214,22 +213,6 @@ def test_what_a_later_version_wrote_is_kept_and_told(workspace: Workspace, recor
         with pytest.raises(AttendError, match="has format 2, and this version of attend reads formats up to 1"):
             command(workspace)
     assert sorted(workspace.root.rglob("*")) == files
-
-
-def test_fields_of_another_version_are_carried(workspace: Workspace) -> None:
-    config = with_fewer_pictures(workspace, 30)
-    identity = next(workspace.grids.glob("*/identity.json"))
-    ledger, run = artifacts(config)["extract"].path / "ledger.json", workspace.root / "runs" / "small.json"
-    for path in (ledger, run):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "added": [1, 2]}))
-    compacted(workspace)  # publishes the index again
-    assert set(run_all(config).values()) == {"fresh"}
-    run_all(small(workspace.root, data__pictures=31, evaluation__split="dev"))
-    assert all(json.loads(path.read_text())["added"] == [1, 2] for path in (ledger, run))
-    identity.write_text(json.dumps({**json.loads(identity.read_text()), "added": 1}))
-    assert Identity.read(identity).as_dict["added"] == 1
-    with pytest.raises(AttendError, match="is the identity of other grids"):
-        run_all(small(workspace.root, data__pictures=32, evaluation__split="dev"))
 
 
 def test_a_flipped_bit_is_not_compacted_into_a_new_digest(workspace: Workspace) -> None:
