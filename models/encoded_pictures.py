@@ -23,6 +23,7 @@ Pixels = npt.NDArray[np.uint8]
 ADMITTED_BYTES, ADMITTED_PIXELS, ADMITTED_SIDE, _ADMITTED_MARKERS = 32 * 2**20, 50_000_000, 65_535, 200
 _ADMITTED_READS = 10_000  # of a header: they take some milliseconds
 _ORIENTATION = 0x0112  # the EXIF tag
+_PHOTOMETRIC, _WHITE_IS_ZERO = 0x0106, 0  # the TIFF tag, and its value where 0 is white
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -97,7 +98,10 @@ def upright_pixels(image: Image.Image, data: bytes) -> Pixels:
     image.load()
     turn = _TURNS.get(_orientation(image))
     if values is not None:
-        image = Image.fromarray(to_8_bits(values))
+        scaled = to_8_bits(values)
+        # Pillow inverts such a TIFF of 8 bits itself.
+        is_inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+        image = Image.fromarray(255 - scaled if is_inverted else scaled)
     return np.array(_to_rgb(image if turn is None else image.transpose(turn)))
 
 

@@ -115,6 +115,12 @@ def test_a_picture_of_16_bits_is_turned_upright(form: str) -> None:
     assert np.array_equal(pixels, np.rot90(decode(encoded(Image.fromarray(values), form)), -1))
 
 
+def test_a_tiff_of_16_bits_whose_0_is_white_is_inverted() -> None:
+    values = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    pixels = decode(encoded(Image.fromarray(values), "TIFF", tiffinfo={262: 0}))[..., 0]
+    assert np.array_equal(pixels, 255 - values)
+
+
 @pytest.mark.parametrize(
     "values",
     [
