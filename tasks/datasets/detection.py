@@ -237,6 +237,8 @@ def _joined(folder: Path, parts: list[Reading]) -> Options:
     for part in parts:
         place = part.file.relative_to(folder)
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", "-".join(place.with_suffix("").parts))
+        while name in sources or not name.strip("-_"):  # as names in other letters may become
+            name = f"{name.strip('-_') or 'captions'}-{len(sources) + 1}"
         split = folder_split((part.file.stem, *place.parts[:-1]))
         own = part.options.get("split_column") or part.options.get("splits")
         sources[name] = part.options if split is None or own else {**part.options, "split": split}

@@ -133,6 +133,14 @@ def test_a_file_for_each_split_is_one_data_set(tmp_path: Path, form: str) -> Non
     assert [sum(row.split == split for row in found) for split in ("train", "dev", "test")] == [14, 6, 4]
 
 
+@pytest.mark.parametrize("files", [("кошки", "собаки"), ("captions (1)", "captions-1-"), ("--", "captions-1")])
+def test_files_whose_names_become_the_same_source_are_told_apart(tmp_path: Path, files: tuple[str, str]) -> None:
+    names = pictures(tmp_path)
+    for file, numbers in zip(files, (range(12), range(12, 24)), strict=True):
+        table(tmp_path / f"{file}.csv", ["image", "caption"], *([names[at], caption(at)] for at in numbers))
+    assert texts(read(tmp_path)) == ALL and len(detect(tmp_path).options["sources"]) == 2
+
+
 def test_files_in_folders_for_each_split_are_one_data_set_also_without_header_and_endings(tmp_path: Path) -> None:
     """ROCO's layout: keywords beside the captions, and the first line is a caption."""
     for split, numbers in (("train", range(14)), ("validation", range(14, 20)), ("test", range(20, 24))):
