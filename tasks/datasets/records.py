@@ -194,13 +194,11 @@ def _json_records(path: Path) -> Iterator[Record]:
     document = parse_json_or_lines(path)
     values = list(document.values()) if isinstance(document, dict) else []
     if values and all(map(_are_captions, values)):
-        pairs = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=list)
-        twice = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
-        if twice:
-            raise AttendError(f"{path}: {twice[0]!r} is there more than once: write its captions as a list")
+        _refuse_repeated(path)
         for name, texts in document.items():
             yield f"{path}: {name}", {"image": name, "caption": texts}
     elif values and all(isinstance(value, dict) for value in values):
+        _refuse_repeated(path)
         for name, record in document.items():
             yield f"{path}: {name}", {"image": name, **record}
     elif values and all(name.lower() in SPLIT_NAMES and isinstance(value, list) for name, value in document.items()):
@@ -212,6 +210,14 @@ def _json_records(path: Path) -> Iterator[Record]:
         document = lists[0] if len(lists) == 1 else document
         for number, record in enumerate(require_objects({"the document": document}, "the document", str(path))):
             yield f"{path}: [{number}]", _with_answer(record)
+
+
+def _refuse_repeated(path: Path) -> None:
+    """Raise AttendError where the object in a JSON file has a name twice: Python's reader keeps the last alone."""
+    pairs = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=list)
+    twice = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
+    if twice:
+        raise AttendError(f"{path}: {twice[0]!r} is there more than once: write its captions as a list")
 
 
 def _with_answer(record: dict[str, Any]) -> dict[str, Any]:

@@ -621,6 +621,15 @@ def test_more_forms_of_json(tmp_path: Path, form: str) -> None:
     assert {row.split for row in read(tmp_path)} == ({"train", "dev"} if form == "lists by split" else {None})
 
 
+@pytest.mark.parametrize("write", [str, lambda text: {"caption": text}], ids=["texts", "objects"])
+def test_a_name_that_a_json_object_has_twice_is_refused(tmp_path: Path, write: Callable[[str], Any]) -> None:
+    names = pictures(tmp_path)
+    pairs = [f"{json.dumps(name)}: {json.dumps(write(caption(at)))}" for at, name in enumerate([*names, names[3]])]
+    (tmp_path / "captions.json").write_text(f"{{{', '.join(pairs)}}}")
+    with pytest.raises(AttendError, match=r"captions\.json: '003\.png' is there more than once: write its captions as"):
+        detect(tmp_path)
+
+
 def test_excels_line_on_the_delimiter_is_no_header(tmp_path: Path) -> None:
     lines = ["sep=;", "image;caption", *(f"{name};{caption(at)}" for at, name in enumerate(pictures(tmp_path)))]
     (tmp_path / "captions.csv").write_text("\n".join(lines))
