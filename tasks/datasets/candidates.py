@@ -396,7 +396,7 @@ def of_rows(path: Path, file: Path) -> Reading:
         notes.append(f"{file}: pictures are read from its column {image}, none from {others}: or set data.image_column")
     values = {name: [record[name] for record in records if record[name] not in (None, "")] for name in records[0]}
     values = {name: own for name, own in values.items() if name not in images and own}
-    split = next((name for name, own in values.items() if is_split(own)), None)
+    split = next((name for name, own in values.items() if is_split(name, own)), None)
     others_values = {name: own for name, own in values.items() if name != split}
     caption, more_notes = caption_column(others_values, str(file), image)
     columns = columns_of(caption)

@@ -239,7 +239,7 @@ def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFind
     names = list(dict.fromkeys(itertools.chain.from_iterable(records)))
     values = {name: [record.get(name) for record in records if record.get(name) not in (None, "")] for name in names}
     image, place, notes = _image_column(values, records[0], file, finder, is_named)
-    splits = [name for name in names if name != image and is_split(values[name])]
+    splits = [name for name in names if name != image and is_split(name, values[name])]
     splits.sort(key=lambda name: _index(str(name).lower(), _SPLIT_COLUMNS))
     split = splits[0] if splits else None
     if len(splits) > 1:
@@ -321,6 +321,8 @@ def _unused_marks(values: dict[str, list[Any]], has_split: bool) -> Iterator[str
         elif str(name).lower() in ("lang", "language", "locale") and len(different) > 1:
             shown = ", ".join(different[:5])
             yield f"column {name} says that captions are in several languages ({shown}): all are read together"
+        elif not has_split and _are_splits(own):
+            yield f"column {name} has only {own[0]!r}, which is not read as a split: if it is, set data.split_column"
         elif "deleted" in str(name).lower() and 0 < len(own) < most:
             share = f"{len(own) / most:.0%} of the rows"
             yield f"column {name} is filled in {share} and not used: remove the rows that are not to be trained on"
@@ -515,8 +517,17 @@ def _texts(cells: list[Any], lists: str | None) -> Iterator[str]:
             yield from (str(text_of(item)) for item in (cell if isinstance(cell, list) else [cell]))
 
 
-def is_split(values: list[Any]) -> bool:
-    """Return whether all values of a column are names of splits."""
+def is_split(name: str, values: list[Any]) -> bool:
+    """Return whether all values of a column are names of splits: several, or one in a column that is named as a split.
+
+    A column with one value may say something else: the class of photographs of trains, or that each row is valid.
+    """
+    words = set(re.findall("[a-z]+", str(name).lower()))
+    is_named = bool(words & {*_SPLIT_COLUMNS, *SPLIT_NAMES})
+    return _are_splits(values) and (is_named or len(set(values)) > 1)
+
+
+def _are_splits(values: list[Any]) -> bool:
     return bool(values) and all(isinstance(value, str) and value.strip().lower() in SPLIT_NAMES for value in values)
 
 

@@ -319,6 +319,12 @@ def test_the_address_of_a_page_names_no_picture(tmp_path: Path) -> None:
         ),
         ("iso", ("eng", "deu"), "says that captions are in several languages (eng 88%, deu 12%)"),
         ("use for", ("train", "later"), "(train 88%, later 12%)"),
+        (
+            "category",
+            ("train", "train"),
+            "has only 'train', which is not read as a split: if it is, set data.split_column",
+        ),
+        ("status", ("valid", "valid"), "has only 'valid', which is not read as a split"),
     ],
 )
 def test_columns_that_say_of_what_kind_rows_are_are_noted(
@@ -328,7 +334,7 @@ def test_columns_that_say_of_what_kind_rows_are_are_noted(
     rows = [[name, caption(at), values[at > 20]] for at, name in enumerate(names)]
     table(tmp_path / "captions.csv", ["image", "caption", column], *rows)
     (note,) = detect(tmp_path).notes
-    assert f"its column {column} {said}" in note
+    assert f"its column {column} {said}" in note and {row.split for row in read(tmp_path)} == {None}
 
 
 def test_a_column_that_says_when_rows_were_deleted_is_noted(tmp_path: Path) -> None:
