@@ -501,7 +501,7 @@ def _is_list(text: str) -> bool:
     if not (text.strip().startswith("[") and text.strip().endswith("]")):
         return False
     try:
-        return all(isinstance(item, str) for item in listed_texts(text, "json", ""))
+        return all(isinstance(text_of(item), str) for item in listed_texts(text, "json", ""))
     except AttendError:
         return False
 
@@ -510,7 +510,7 @@ def _texts(cells: list[Any], lists: str | None) -> Iterator[str]:
     for cell in cells:
         if isinstance(cell, str) and lists is not None:
             try:
-                yield from map(str, listed_texts(cell, lists, ""))
+                yield from (str(text_of(item)) for item in listed_texts(cell, lists, ""))
             except AttendError:
                 yield cell
         else:

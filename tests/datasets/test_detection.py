@@ -155,7 +155,11 @@ def test_files_in_folders_for_each_split_are_one_data_set_also_without_header_an
     assert [sum(row.split == split for row in found) for split in ("train", "dev", "test")] == [13, 5, 3]
 
 
-@pytest.mark.parametrize("write", [json.dumps, str], ids=["JSON", "Python"])
+@pytest.mark.parametrize(
+    "write",
+    [json.dumps, str, lambda texts: str([{"tokens": text.split(), "raw": text, "sentid": 7} for text in texts])],
+    ids=["JSON", "Python", "objects"],
+)
 def test_lists_in_cells_are_captions_each(tmp_path: Path, write: Callable[[list[str]], str]) -> None:
     names = pictures(tmp_path)
     rows = [[name, write([caption(at), f'one "{at}" more'])] for at, name in enumerate(names)]
