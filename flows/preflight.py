@@ -283,8 +283,8 @@ def _caption_faults(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
 
 
 def _lost_text(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
-    """Yield what a tokeniser drops of captions, and what in them is no language."""
-    from tasks.data.caption_text import KEEPS_ALL, lost_words, markup
+    """Yield what a tokeniser drops of captions, what in them is no language, and what may be several captions."""
+    from tasks.data.caption_text import KEEPS_ALL, lost_words, markup, several_in_one
 
     texts = [text for row in found.rows for text in row.captions]
     lost, tags = lost_words(texts, captions.tokeniser), markup(texts)
@@ -295,6 +295,7 @@ def _lost_text(found: Survey, captions: CaptionsConfig) -> Iterator[str]:
         )
     if tags:
         yield f"{counted(tags.total(), 'piece')} of markup in captions: {_most(tags)}: remove them"
+    yield from several_in_one(found.rows)
 
 
 def _most(counts: Counter[str]) -> str:

@@ -336,8 +336,8 @@ def _left_out(faults: list[str]) -> Iterator[str]:
 
 
 def _of_captions(found: Survey) -> Iterator[str]:
-    """Yield what a person should know of the captions: words that training does not know, and markup."""
-    from tasks.data.caption_text import markup, unknown_share
+    """Yield what a person should know of the captions: unknown words, several captions in a text, and markup."""
+    from tasks.data.caption_text import markup, several_in_one, unknown_share
     from tasks.data.survey import rough_words
 
     texts = {
@@ -352,6 +352,7 @@ def _of_captions(found: Survey) -> Iterator[str]:
             )
     if are_symbols(" ".join(texts["train"][:SAMPLE]).split()):
         yield "many words are symbols: the tokeniser whitespace keeps them (captions.tokeniser)"
+    yield from several_in_one(found.rows)
     tags = markup(text for row in found.rows for text in row.captions)
     if tags:
         shown = ", ".join(f"{tag!r} ({times:,} times)" for tag, times in tags.most_common(3))

@@ -1,13 +1,16 @@
-"""What captions hold that is lost or no language: symbols that a tokeniser drops, markup, words that are new."""
+"""What captions hold that is lost, no language or several captions: symbols, markup, new words, lists."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import regex
 
+from tasks.common.wording import counted, shortened
 from tasks.data.tokenisers import tokeniser
+from tasks.datasets.base import Row
+from tasks.datasets.table_columns import FEWEST_WORDS, word_count
 
 KEEPS_ALL = "whitespace"  # the tokeniser that keeps every word as it is written
 # Symbols, and punctuation that no sentence has.
@@ -16,6 +19,9 @@ _MARKUP = regex.compile(
     r"</?[a-z][^<>]{0,80}>|&(?:[a-z]{2,8}|#\d+);|\b(?:startseq|endseq)\b|\A(?:nan|none|null|n/a)\Z", regex.IGNORECASE
 )
 _KNOWN_TAG = "<UNK>"
+# A whole text that is a list, a tuple or an object, as JSON or Python writes it.
+_LIST = regex.compile(r"""\s*(\[\s*['"[({]|[({]\s*['"]).*[])}]\s*""", regex.DOTALL)
+_BETWEEN = regex.compile(r"\n|\\n|\|+|###")  # captions in one text; databases write a line break as \n
 
 
 def lost_words(texts: Iterable[str], name: str) -> Counter[str]:
@@ -33,6 +39,33 @@ def lost_words(texts: Iterable[str], name: str) -> Counter[str]:
 def markup(texts: Iterable[str]) -> Counter[str]:
     """Return what is no language in captions, such as `<br>`, `&amp;`, `startseq` or a caption `nan`, and how often."""
     return Counter(part for text in texts for part in _MARKUP.findall(text.strip()) if part != _KNOWN_TAG)
+
+
+def several_in_one(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield how many captions are lists or objects, or seem to be several in one text, with the first of each kind."""
+    found: dict[str, list[tuple[Row, str]]] = {}  # by what stands between captions; empty for lists and objects
+    for row in rows:
+        for text in row.captions:
+            sign = "" if _LIST.fullmatch(text) else _sign_between(text)
+            if sign is not None:
+                found.setdefault(sign, []).append((row, text))
+    for sign, captions in found.items():
+        row, text = captions[0]
+        what = f"{sign!r} between parts of several words" if sign else "lists or objects"
+        setting = f"set the table's `lists` to {sign!r}" if sign else "set the table's `lists` to json for lists in []"
+        yield (
+            f"{what}, read as one caption: {counted(len(captions), 'caption')}, the first that of {row.name} "
+            f"({row.where}), {shortened(text, 60)!r}: if these are several captions, write each as a text of its own, "
+            f"or {setting}"
+        )
+
+
+def _sign_between(text: str) -> str | None:
+    """Return the first sign that may divide a text into captions; None where it has none, or parts of few words."""
+    sign = _BETWEEN.search(text)
+    parts = [part for part in _BETWEEN.split(text) if part.strip()]
+    is_divided = len(parts) > 1 and all(word_count(part) >= FEWEST_WORDS for part in parts)
+    return sign[0] if sign is not None and is_divided else None
 
 
 def unknown_share(

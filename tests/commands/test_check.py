@@ -123,6 +123,26 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "number for caption": (changed(5, text=7), "error", "metadata.jsonl:6: text: is 7"),
     "long caption": (changed(6, text="word " * 200), "warning", "a caption has 200 words"),
     "repeated caption": (changed(7, text=["a dog"] * 3), "warning", "has the caption 'a dog' 3 times"),
+    "list in a text": (
+        changed(8, text="('a red ball', 'two balls')"),
+        "warning",
+        "lists or objects, read as one caption: 1 caption, the first that of 008.png (",
+    ),
+    "JSON in a text": (
+        changed(8, text='{"caption": "a red ball"}'),
+        "warning",
+        "lists or objects, read as one caption",
+    ),
+    "two captions in a text": (
+        changed(8, text="a red ball here\ntwo balls are there"),
+        "warning",
+        r"'\n' between parts of several words, read as one caption: 1 caption, the first that of 008.png (",
+    ),
+    "a line break of a database": (
+        changed(8, text=r"a red ball here\ntwo balls are there"),
+        "warning",
+        r"or set the table's `lists` to '\\n'",
+    ),
     "caption without words": (changed(8, text="..."), "warning", "the caption '...' has no word"),
     "unknown split": (changed(9, split="trian"), "error", "metadata.jsonl:10: split: 'trian' is none of"),
     "broken line": (lambda folder: write(folder, rows(), "{\n"), "error", "metadata.jsonl:121: is not JSON"),
