@@ -37,7 +37,7 @@ from tasks.datasets.table_columns import (
     lists_of,
     settings_of,
 )
-from tasks.datasets.text_forms import encoding_of, text_forms
+from tasks.datasets.text_forms import encoding_of, note_on_encoding, text_forms
 from tasks.datasets.texts import TEXT_SUFFIXES, TextFile, captions_of, is_unicode, lines_of, read_text, texts_of
 from tasks.datasets.webdataset import TEXTS, json_fields, samples, tar_files
 
@@ -225,10 +225,8 @@ class Folder:
         """Return how the adapter `kind` reads the data set at `path`, by one of its tables, `file`."""
         forms = [{"adapter": kind.model_fields["adapter"].default, "path": path, **form} for form in text_forms(file)]
         options, found = _first_that_reads(kind, forms, file, self.finder)
-        encoding = options.get("encoding", "utf-8")
-        if encoding not in ("utf-8", "utf-16", "cp1252"):
-            note = f"{file}: is not UTF-8, and read as {encoding}: look at its captions, or set data.encoding"
-            found = found._replace(notes=(*found.notes, note))
+        notes = note_on_encoding(file, options.get("encoding", "utf-8"), found.texts)
+        found = found._replace(notes=(*found.notes, *notes))
         usual = path if kind is ImageFolder else usual_images(file.parent)
         is_usual = found.images.is_relative_to(usual) and usual.is_relative_to(self.path) and not found.is_own
         images = {} if is_usual else {"images": found.images}
@@ -286,6 +284,7 @@ class Folder:
             raise AttendError(f"{items[0].text}: holds numbers, not captions, as others of its kind do")
         splits = Counter(folder_split(item.name.split("/")[:-1]) for item in items)
         notes = [f"{items[0].text}: {note}" for note in _odd_lines(texts, len(sample))]
+        notes += note_on_encoding(items[0].text, options.get("encoding", "utf-8"), texts)
         if None not in splits and len(splits) > 1:
             options["splits"] = "folders"
         elif len(splits) > 1:

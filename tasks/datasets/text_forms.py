@@ -6,6 +6,7 @@ import codecs
 import csv
 import itertools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ _LETTERS = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u00ff\u0152\u0153"
 _ODD_WITHIN = re.compile(
     rf"[{_LETTERS}][^\x00-\x7f{_LETTERS}\u2018\u2019\u2013\u2014\u00b7][{_LETTERS}]"
     rf"|[\u00a3-\u00a8\u00ac\u00af\u00b2-\u00b4\u00b8\u00b9\u00bc-\u00be][{_LETTERS}]|[a-z][\u00c0-\u00de]|\ufffd"
+)
+# Letters beyond ASCII of German, French, Spanish, Italian, Portuguese, Catalan, Dutch, Swedish and Danish. Other
+# languages, such as Hungarian, have letters of several of these where their encoding is taken for cp1252.
+_ALPHABETS = (
+    *("äöüßé", "àâçéèêëîïôœùûü", "áéíóúüñ", "àèéìíòóùú", "áâãàçéêíóôõúü", "àçèéíïòóúü", "àáäçèéêëíïóöúü"),
+    *("åäöé", "æøåéó"),
 )
 _ABOUT = 0.1  # difference of regularity that may be chance
 
@@ -91,6 +98,15 @@ def encoding_of(start: bytes, path: Path) -> str | None:
             raise AttendError(f"{path}:1: is not UTF-8, nor in an encoding that is known: save it as UTF-8") from None
         return min(found, key=lambda match: len(_SIGN_BEFORE_LETTER.findall(str(match)))).encoding
     return None
+
+
+def note_on_encoding(file: Path, encoding: str, texts: Iterable[str]) -> list[str]:
+    """Return a note where the encoding that was found may be another: none for cp1252 and letters of one language."""
+    letters = {sign for text in texts for sign in text.lower() if sign.isalpha() and not sign.isascii()}
+    is_clear = encoding == "cp1252" and any(map(letters.issubset, _ALPHABETS))
+    if encoding in ("utf-8", "utf-16") or is_clear:
+        return []
+    return [f"{file}: is not UTF-8, and read as {encoding}: look at its captions, or set data.encoding"]
 
 
 def _is_western(text: str) -> bool:

@@ -498,6 +498,26 @@ def test_the_encoding_of_a_table_is_found(tmp_path: Path, encoding: str, text: s
     assert bool(detect(tmp_path).notes) == (encoding not in ("cp1252", "utf-16"))
 
 
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1250", "egy kis kutya fut az erdőben és a mező fölött"),
+        ("cp1250", "mali pas trči preko livade pored kuće"),
+        ("cp1254", "küçük köpek yeşil çimenlerde koşuyor, güneşli gökyüzü"),
+        ("cp1257", "mažas šuo bėga per pievą prie namų"),
+    ],
+)
+def test_an_encoding_that_may_be_another_is_noted(tmp_path: Path, encoding: str, text: str) -> None:
+    names = pictures(tmp_path / "one")
+    lines = ["image;caption", *(f"{name};{text} {at}" for at, name in enumerate(names))]
+    (tmp_path / "one" / "captions.csv").write_bytes("\n".join(lines).encode(encoding))
+    for at, name in enumerate(pictures(tmp_path / "two")):
+        (tmp_path / "two" / name).with_suffix(".txt").write_bytes(f"{text} {at}".encode(encoding))
+    for folder in ("one", "two"):
+        (note,) = detect(tmp_path / folder).notes
+        assert ": is not UTF-8, and read as " in note and note.endswith(": look at its captions, or set data.encoding")
+
+
 def test_some_bytes_that_are_not_utf_8_are_refused_with_their_line(tmp_path: Path) -> None:
     lines = [f"{name},ein größerer Hund {at}".encode() for at, name in enumerate(pictures(tmp_path))]
     lines[6] = lines[6].replace("ö".encode(), b"\xf6")
