@@ -65,8 +65,11 @@ class PictureFinder:
             self._below[folder] = PictureFinder(folder, names)
         return self._below[folder]
 
-    def find(self, names: Collection[str]) -> dict[str, list[str]]:
-        """Return, for each of the names of a data set, the pictures that it may mean: one, none, or several."""
+    def find(self, names: Collection[str], any_ending: bool = False) -> dict[str, list[str]]:
+        """Return, for each of the names of a data set, the pictures that it may mean: one, none, or several.
+
+        any_ending: whether, where no name means a picture, names mean those of other endings: `1.jpeg` then is `1.jpg`.
+        """
         parts = {name: _parts(name) for name in names}
         common = _common(folders[:-1] for folders in parts.values())
         ends = Counter(folders[-1] for name, folders in parts.items() if is_address(name))
@@ -78,6 +81,11 @@ class PictureFinder:
         for name in meant.keys() - exact:  # a name in other letter case is another picture's
             if len(meant[name]) == 1 and meant[name][0] in exact and name.lower() == meant[name][0].lower():
                 meant[name] = []
+        if any_ending and not any(meant.values()):
+            for name, own in parts.items():
+                if own[-1].endswith(PICTURE_SUFFIXES):
+                    stem = PurePosixPath(own[-1]).stem
+                    meant[name] = self._meant(name, (*own[:-1], stem), fewest[name])
         if not any(meant.values()) and all(_NUMBER.fullmatch(name.strip()) for name in names):
             meant = self._by_number(names)
         return _in_one_place(_without_copies(meant), parts) | {name: [name] for name in exact}

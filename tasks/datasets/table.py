@@ -123,7 +123,7 @@ class RecordOptions(NamedOptions):
     def _found_rows(self, named: dict[str, _Named], finder: PictureFinder, faults: Faults) -> Iterator[Row]:
         """Yield a row for each picture that records name, those of two spellings of its name together."""
         rows: dict[str, _Named] = {}
-        for name, meant in finder.find(named).items():
+        for name, meant in finder.find(named, any_ending=True).items():
             item = named[name]
             with faults.of_row():
                 picture = finder.one(name, meant, item.where)

@@ -120,6 +120,9 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
         notes.append(
             f"{file}: its column {image} counts rows, and is read as the numbers of pictures: {name} is {picture}"
         )
+    if place.is_converted:
+        name, picture = next(iter(place.found.items()))
+        notes.append(f"{file}: no picture has the ending that its column {image} says: {name} is read as {picture}")
     settings |= settings_of(kind, image, caption, split)
     if split is None:
         found_splits, more_notes = _splits_of(place, names, file)
@@ -165,13 +168,14 @@ class Place(NamedTuple):
     """The pictures that names mean.
 
     base: the folder that `found` is relative to. found: picture by name. unclear: names that may mean several. total:
-    how many names there are.
+    how many names there are. is_converted: whether the pictures have other endings than the names.
     """
 
     base: Path
     found: dict[str, str]
     unclear: dict[str, list[str]]
     total: int
+    is_converted: bool = False
 
     @property
     def share(self) -> float:
@@ -186,6 +190,11 @@ class Place(NamedTuple):
 
 
 def place_of(names: Collection[str], file: Path, finder: PictureFinder) -> Place | None:
+    """Return the pictures that names mean, with other endings only where no name means one; None without one."""
+    return _place_of(names, file, finder, any_ending=False) or _place_of(names, file, finder, any_ending=True)
+
+
+def _place_of(names: Collection[str], file: Path, finder: PictureFinder, any_ending: bool) -> Place | None:
     """Return the pictures that names mean: in the usual folder of a file's pictures, or anywhere; None without one."""
     best: Place | None = None
     usual = usual_images(file.parent)
@@ -196,11 +205,11 @@ def place_of(names: Collection[str], file: Path, finder: PictureFinder) -> Place
     for base in dict.fromkeys((*named, usual, finder.folder)):
         if not base.is_relative_to(finder.folder) or (base in named and not base.is_dir()):
             continue
-        meant = finder.below(base).find(names)
+        meant = finder.below(base).find(names, any_ending)
         found = {name: pictures[0] for name, pictures in meant.items() if len(pictures) == 1}
         unclear = {name: pictures for name, pictures in meant.items() if len(pictures) > 1}
         if (found or unclear) and (best is None or len(found) > len(best.found)):
-            best = Place(base, found, unclear, len(names))
+            best = Place(base, found, unclear, len(names), any_ending)
     if best is None and any(name.startswith("/") and Path(name).is_file() for name in itertools.islice(names, SAMPLE)):
         folder = Path(os.path.commonpath([Path(name).parent for name in names if name.startswith("/")]))
         outside = PictureFinder.of(folder).find(names)
@@ -271,6 +280,7 @@ def _image_column(
         place = place_of(dict.fromkeys(map(str, alone)), file, finder) if is_plain else None
         if place is not None:
             places[name] = place
+    places = _without_numbers(places)
     if not places:
         raise AttendError(
             f"{file}: none of its columns ({', '.join(map(str, values))}) names pictures in {finder.folder}; its first "
@@ -281,8 +291,9 @@ def _image_column(
     image = max(likeness, key=lambda name: likeness[name])
     rivals = [
         name
-        for name in places
-        if name != image and likeness[name] > _RIVAL * likeness[image] and values[name] != values[image]
+        for name, own in values.items()
+        if name != image and own != values[image]
+        if likeness.get(name, 0) > _RIVAL * likeness[image] or (_are_numbers(places[image]) and _are_files(own))
     ]
     shown = ", ".join(f"{name} ({values[name][0]})" for name in rivals)
     note = (
@@ -290,6 +301,28 @@ def _image_column(
         "data.image_column"
     )
     return image, places[image], [note] if rivals else []
+
+
+def _without_numbers(places: dict[str, Place]) -> dict[str, Place]:
+    """Return the columns that may name pictures: not those of numbers, if another has names of other pictures' files.
+
+    Such names have other endings than the files; without numbers, the columns whose names have the files' endings.
+    """
+    converted = {name: place for name, place in places.items() if place.is_converted}
+    exact = {name: place for name, place in places.items() if not place.is_converted}
+    pictures = [list(place.found.values()) for place in converted.values()]
+    are_others = all(_are_numbers(place) and list(place.found.values()) not in pictures for place in exact.values())
+    return converted if converted and are_others else exact
+
+
+def _are_numbers(place: Place) -> bool:
+    return not any(map(_LETTER.search, (*place.found, *place.unclear)))
+
+
+def _are_files(values: list[Any]) -> bool:
+    """Return whether a column's values are names of picture files, and no addresses."""
+    texts = [str(only(value)) for value in values]
+    return all(text.lower().endswith(PICTURE_SUFFIXES) and not is_address(text) for text in texts)
 
 
 def _likeness(name: str, place: Place, most: int, is_named: bool) -> float:

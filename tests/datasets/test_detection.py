@@ -256,6 +256,26 @@ def test_an_index_that_happens_to_name_pictures_is_not_their_column(tmp_path: Pa
     assert {row.name: row.captions for row in read(tmp_path)} == {f"{at}.png": (caption(at),) for at in range(24)}
 
 
+@pytest.mark.parametrize(("ending", "column"), [(".jpeg", "id"), (".tif", "year")])
+def test_numbers_do_not_name_pictures_where_names_have_another_ending(tmp_path: Path, ending: str, column: str) -> None:
+    pictures(tmp_path / "images", name="img_{:03d}.png")
+    rows = [[(7 * at + 5) % 24, f"img_{at:03d}{ending}", caption(at)] for at in range(24)]
+    table(tmp_path / "captions.csv", [column, "image", "caption"], *rows)
+    assert {row.name: row.captions for row in read(tmp_path)} == {
+        f"img_{at:03d}.png": (caption(at),) for at in range(24)
+    }
+    (note,) = detect(tmp_path).notes
+    assert f"no picture has the ending that its column image says: img_000{ending} is read as img_000.png" in note
+
+
+def test_numbers_that_name_pictures_are_noted_where_another_column_has_names_of_files(tmp_path: Path) -> None:
+    order = numbered(tmp_path)
+    rows = [[order[at], f"scan_{at}.png", caption(order[at])] for at in range(24)]
+    table(tmp_path / "captions.csv", ["id", "scan", "caption"], *rows)
+    (note,) = detect(tmp_path).notes
+    assert "its column id (5) names the pictures; so may scan (scan_0.png): for another, set data.image_column" in note
+
+
 def test_two_columns_that_may_name_the_pictures_are_noted(tmp_path: Path) -> None:
     order = numbered(tmp_path)
     rows = [[f"{at}.png", f"{order[at]}.png", caption(at)] for at in range(24)]
