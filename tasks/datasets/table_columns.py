@@ -123,6 +123,8 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     if place.is_converted:
         name, picture = next(iter(place.found.items()))
         notes.append(f"{file}: no picture has the ending that its column {image} says: {name} is read as {picture}")
+    others = [name for name in names if name not in (image, split, *columns)]
+    notes += [f"{file}: {note}" for name in others for note in _other_folders(records, image, name, place)]
     settings |= settings_of(kind, image, caption, split)
     if split is None:
         found_splits, more_notes = _splits_of(place, names, file)
@@ -216,6 +218,20 @@ def _place_of(names: Collection[str], file: Path, finder: PictureFinder, any_end
         found = {name: pictures[0] for name, pictures in outside.items() if len(pictures) == 1}
         return Place(folder, found, {}, len(names)) if found else None
     return best
+
+
+def _other_folders(records: list[dict[str, Any]], image: str, column: str, place: Place) -> Iterator[str]:
+    """Yield a note on a column of the pictures' folders, where pictures are found by the names of files in others."""
+    rows = [(str(only(record.get(image))), str(record.get(column)).strip("/")) for record in records]
+    rows = [(name, folder) for name, folder in rows if name in place.found and "/" not in name and "\\" not in name]
+    others = [(name, folder) for name, folder in rows if f"/{folder}/" not in f"/{place.found[name]}"]
+    if others and len(rows) - len(others) > _SOME * len(rows):
+        name, folder = others[0]
+        yield (
+            f"its column {column} says the folders of pictures and is not used: in {len(others):,} of {len(rows):,} rows "
+            f"the picture is in another, such as {place.found[name]} for {folder} and {name}: write both into column "
+            f"{image}: {folder}/{name}"
+        )
 
 
 class _Found(NamedTuple):

@@ -227,6 +227,23 @@ def test_the_same_name_in_two_folders_is_refused(tmp_path: Path) -> None:
     assert {row.name for row in read(tmp_path)} == {row[0] for row in rows}
 
 
+@pytest.mark.parametrize("is_there", [True, False], ids=["both folders", "one folder"])
+def test_a_column_of_the_folders_of_pictures_is_noted(tmp_path: Path, is_there: bool) -> None:
+    names = pictures(tmp_path / "birds", range(12))
+    others = pictures(tmp_path / "boats", range(12, 24)) if is_there else names[:6]
+    rows = [
+        [folder, name, f"{folder}: {caption(at)}"] for folder in ("birds", "boats") for at, name in enumerate(names)
+    ]
+    rows += [["boats", name, f"boats: {caption(at)}"] for at, name in enumerate(others)]
+    table(tmp_path / "captions.csv", ["folder", "file", "caption"], *rows)
+    (note,) = detect(tmp_path).notes
+    assert "its column folder says the folders of pictures and is not used: " in note
+    assert (
+        "the picture is in another, such as birds/000.png for boats and 000.png: write both into column file: boats/000.png"
+        in note
+    )
+
+
 def test_a_comma_in_a_caption_is_no_delimiter(tmp_path: Path) -> None:
     rows = [[name, f"{caption(at)}, and more"] for at, name in enumerate(pictures(tmp_path))]
     path = tmp_path / "captions.txt"
