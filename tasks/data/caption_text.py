@@ -21,7 +21,7 @@ _MARKUP = regex.compile(
 _KNOWN_TAG = "<UNK>"
 # A whole text that is a list, a tuple or an object, as JSON or Python writes it.
 _LIST = regex.compile(r"""\s*(\[\s*['"[({]|[({]\s*['"]).*[])}]\s*""", regex.DOTALL)
-_BETWEEN = regex.compile(r"\n|\\n|\|+|###")  # captions in one text; databases write a line break as \n
+_BETWEEN = regex.compile(r"(\n|\\n|\|+|###)")  # captions in one text; databases write a line break as \n
 
 
 def lost_words(texts: Iterable[str], name: str) -> Counter[str]:
@@ -43,29 +43,23 @@ def markup(texts: Iterable[str]) -> Counter[str]:
 
 def several_in_one(rows: Iterable[Row]) -> Iterator[str]:
     """Yield how many captions are lists or objects, or seem to be several in one text, with the first of each kind."""
-    found: dict[str, list[tuple[Row, str]]] = {}  # by what stands between captions; empty for lists and objects
+    found: dict[str, list[tuple[Row, str]]] = {}  # by the setting `lists` that divides them
     for row in rows:
         for text in row.captions:
-            sign = "" if _LIST.fullmatch(text) else _sign_between(text)
-            if sign is not None:
-                found.setdefault(sign, []).append((row, text))
-    for sign, captions in found.items():
+            first, *others = _BETWEEN.split(text)  # the signs are every second one
+            parts = [part for part in (first, *others[1::2]) if part.strip()]
+            if _LIST.fullmatch(text):
+                found.setdefault("json", []).append((row, text))
+            elif len(parts) > 1 and all(word_count(part) >= FEWEST_WORDS for part in parts):
+                found.setdefault(others[0], []).append((row, text))
+    for lists, captions in found.items():
         row, text = captions[0]
-        what = f"{sign!r} between parts of several words" if sign else "lists or objects"
-        setting = f"set the table's `lists` to {sign!r}" if sign else "set the table's `lists` to json for lists in []"
+        what = "lists or objects" if lists == "json" else f"{lists!r} between parts of several words"
         yield (
             f"{what}, read as one caption: {counted(len(captions), 'caption')}, the first that of {row.name} "
             f"({row.where}), {shortened(text, 60)!r}: if these are several captions, write each as a text of its own, "
-            f"or {setting}"
+            f"or set the table's `lists` to {'json for lists in []' if lists == 'json' else repr(lists)}"
         )
-
-
-def _sign_between(text: str) -> str | None:
-    """Return the first sign that may divide a text into captions; None where it has none, or parts of few words."""
-    sign = _BETWEEN.search(text)
-    parts = [part for part in _BETWEEN.split(text) if part.strip()]
-    is_divided = len(parts) > 1 and all(word_count(part) >= FEWEST_WORDS for part in parts)
-    return sign[0] if sign is not None and is_divided else None
 
 
 def unknown_share(

@@ -191,13 +191,11 @@ class Place(NamedTuple):
         return self.base if "" in parents or not parents else self.base / os.path.commonpath(parents)
 
 
-def place_of(names: Collection[str], file: Path, finder: PictureFinder) -> Place | None:
-    """Return the pictures that names mean, with other endings only where no name means one; None without one."""
-    return _place_of(names, file, finder, any_ending=False) or _place_of(names, file, finder, any_ending=True)
+def place_of(names: Collection[str], file: Path, finder: PictureFinder, any_ending: bool = False) -> Place | None:
+    """Return the pictures that names mean: in the usual folder of a file's pictures, or anywhere; None without one.
 
-
-def _place_of(names: Collection[str], file: Path, finder: PictureFinder, any_ending: bool) -> Place | None:
-    """Return the pictures that names mean: in the usual folder of a file's pictures, or anywhere; None without one."""
+    any_ending: whether their files may have other endings, as they may where no name means a picture otherwise.
+    """
     best: Place | None = None
     usual = usual_images(file.parent)
     named = [file.parent / file.stem, usual / file.stem]  # a folder that is named as the file is
@@ -217,20 +215,20 @@ def _place_of(names: Collection[str], file: Path, finder: PictureFinder, any_end
         outside = PictureFinder.of(folder).find(names)
         found = {name: pictures[0] for name, pictures in outside.items() if len(pictures) == 1}
         return Place(folder, found, {}, len(names)) if found else None
-    return best
+    return place_of(names, file, finder, any_ending=True) if best is None and not any_ending else best
 
 
 def _other_folders(records: list[dict[str, Any]], image: str, column: str, place: Place) -> Iterator[str]:
     """Yield a note on a column of the pictures' folders, where pictures are found by the names of files in others."""
     rows = [(str(only(record.get(image))), str(record.get(column)).strip("/")) for record in records]
-    rows = [(name, folder) for name, folder in rows if name in place.found and "/" not in name and "\\" not in name]
+    rows = [(name, folder) for name, folder in rows if name in place.found and not re.search(r"[/\\]", name)]
     others = [(name, folder) for name, folder in rows if f"/{folder}/" not in f"/{place.found[name]}"]
     if others and len(rows) - len(others) > _SOME * len(rows):
         name, folder = others[0]
         yield (
-            f"its column {column} says the folders of pictures and is not used: in {len(others):,} of {len(rows):,} rows "
-            f"the picture is in another, such as {place.found[name]} for {folder} and {name}: write both into column "
-            f"{image}: {folder}/{name}"
+            f"its column {column} says the folders of pictures and is not used: in {len(others):,} of {len(rows):,} "
+            f"rows the picture is in another, such as {place.found[name]} for {folder} and {name}: write both into "
+            f"column {image}: {folder}/{name}"
         )
 
 
@@ -296,7 +294,14 @@ def _image_column(
         place = place_of(dict.fromkeys(map(str, alone)), file, finder) if is_plain else None
         if place is not None:
             places[name] = place
-    places = _without_numbers(places)
+    # Files of other endings than the names are meant only where no other column names pictures, or numbers other ones.
+    exact = [list(place.found.values()) for place in places.values() if not place.is_converted]
+    has_numbers = all(_are_numbers(place) for place in places.values() if not place.is_converted)
+    places = {
+        name: place
+        for name, place in places.items()
+        if not place.is_converted or (has_numbers and list(place.found.values()) not in exact)
+    }
     if not places:
         raise AttendError(
             f"{file}: none of its columns ({', '.join(map(str, values))}) names pictures in {finder.folder}; its first "
@@ -317,18 +322,6 @@ def _image_column(
         "data.image_column"
     )
     return image, places[image], [note] if rivals else []
-
-
-def _without_numbers(places: dict[str, Place]) -> dict[str, Place]:
-    """Return the columns that may name pictures: not those of numbers, if another has names of other pictures' files.
-
-    Such names have other endings than the files; without numbers, the columns whose names have the files' endings.
-    """
-    converted = {name: place for name, place in places.items() if place.is_converted}
-    exact = {name: place for name, place in places.items() if not place.is_converted}
-    pictures = [list(place.found.values()) for place in converted.values()]
-    are_others = all(_are_numbers(place) and list(place.found.values()) not in pictures for place in exact.values())
-    return converted if converted and are_others else exact
 
 
 def _are_numbers(place: Place) -> bool:
@@ -370,7 +363,7 @@ def _unused_marks(values: dict[str, list[Any]], has_split: bool) -> Iterator[str
         elif str(name).lower() in ("lang", "language", "locale") and len(different) > 1:
             shown = ", ".join(different[:5])
             yield f"column {name} says that captions are in several languages ({shown}): all are read together"
-        elif not has_split and _are_splits(own):
+        elif not has_split and is_split("split", own):
             yield f"column {name} has only {own[0]!r}, which is not read as a split: if it is, set data.split_column"
         elif "deleted" in str(name).lower() and 0 < len(own) < most:
             share = f"{len(own) / most:.0%} of the rows"
@@ -567,17 +560,10 @@ def _texts(cells: list[Any], lists: str | None) -> Iterator[str]:
 
 
 def is_split(name: str, values: list[Any]) -> bool:
-    """Return whether all values of a column are names of splits: several, or one in a column that is named as a split.
-
-    A column with one value may say something else: the class of photographs of trains, or that each row is valid.
-    """
-    words = set(re.findall("[a-z]+", str(name).lower()))
-    is_named = bool(words & {*_SPLIT_COLUMNS, *SPLIT_NAMES})
-    return _are_splits(values) and (is_named or len(set(values)) > 1)
-
-
-def _are_splits(values: list[Any]) -> bool:
-    return bool(values) and all(isinstance(value, str) and value.strip().lower() in SPLIT_NAMES for value in values)
+    """Return whether all values of a column are names of splits; a single one may be a class, such as trains."""
+    is_named = not {*_SPLIT_COLUMNS, *SPLIT_NAMES}.isdisjoint(re.findall("[a-z]+", str(name).lower()))
+    are_splits = all(isinstance(value, str) and value.strip().lower() in SPLIT_NAMES for value in values)
+    return bool(values) and are_splits and (is_named or len(set(values)) > 1)
 
 
 def _words(values: list[Any]) -> float:

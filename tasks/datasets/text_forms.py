@@ -27,12 +27,9 @@ _ODD_WITHIN = re.compile(
     rf"[{_LETTERS}][^\x00-\x7f{_LETTERS}\u2018\u2019\u2013\u2014\u00b7][{_LETTERS}]"
     rf"|[\u00a3-\u00a8\u00ac\u00af\u00b2-\u00b4\u00b8\u00b9\u00bc-\u00be][{_LETTERS}]|[a-z][\u00c0-\u00de]|\ufffd"
 )
-# Letters beyond ASCII of German, French, Spanish, Italian, Portuguese, Catalan, Dutch, Swedish and Danish. Other
+# Letters beyond ASCII of German and Swedish, French, Spanish, Italian, Portuguese, Dutch and Catalan, and Danish. Other
 # languages, such as Hungarian, have letters of several of these where their encoding is taken for cp1252.
-_ALPHABETS = (
-    *("äöüßé", "àâçéèêëîïôœùûü", "áéíóúüñ", "àèéìíòóùú", "áâãàçéêíóôõúü", "àçèéíïòóúü", "àáäçèéêëíïóöúü"),
-    *("åäöé", "æøåéó"),
-)
+_ALPHABETS = ("åäöüßé", "àâçéèêëîïôœùûü", "áéíóúüñ", "àèéìíòóùú", "áâãàçéêíóôõúü", "àáäçèéêëíïòóöúü", "æøåéó")
 _ABOUT = 0.1  # difference of regularity that may be chance
 
 
@@ -103,10 +100,9 @@ def encoding_of(start: bytes, path: Path) -> str | None:
 def note_on_encoding(file: Path, encoding: str, texts: Iterable[str]) -> list[str]:
     """Return a note where the encoding that was found may be another: none for cp1252 and letters of one language."""
     letters = {sign for text in texts for sign in text.lower() if sign.isalpha() and not sign.isascii()}
-    is_clear = encoding == "cp1252" and any(map(letters.issubset, _ALPHABETS))
-    if encoding in ("utf-8", "utf-16") or is_clear:
-        return []
-    return [f"{file}: is not UTF-8, and read as {encoding}: look at its captions, or set data.encoding"]
+    is_western = encoding == "cp1252" and any(map(letters.issubset, _ALPHABETS))
+    note = f"{file}: is not UTF-8, and read as {encoding}: look at its captions, or set data.encoding"
+    return [] if encoding in ("utf-8", "utf-16") or is_western else [note]
 
 
 def _is_western(text: str) -> bool:
