@@ -58,7 +58,7 @@ def several_in_one(rows: Iterable[Row]) -> Iterator[str]:
         yield (
             f"{what}, read as one caption: {counted(len(captions), 'caption')}, the first that of {row.name} "
             f"({row.where}), {shortened(text, 60)!r}: if these are several captions, write each as a text of its own, "
-            f"or set the table's `lists` to {'json for lists in []' if lists == 'json' else repr(lists)}"
+            f"or set the table's `lists` to {'json for lists of texts in []' if lists == 'json' else repr(lists)}"
         )
 
 
