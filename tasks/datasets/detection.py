@@ -103,7 +103,7 @@ def _of_folder(path: Path) -> Detection:
     folder = Folder(path)
     published = _published(path)
     if published is not None:
-        return Detection(published.options, _unread(folder, set(published.read), {}))
+        return Detection(published.options, _unread(folder, set(published.read), {}), published.notes)
     candidates, errors = folder.candidates()
     if candidates:
         return _best(folder, candidates, errors)
@@ -380,7 +380,8 @@ def _published(folder: Path) -> _Known | None:
             for path in folder.rglob("*.json")
             if path.name in ("dataset_dict.json", "state.json", "dataset_info.json")
         ]
-        return _Known(of_rows(folder, files[0]).options, (*files, *saved))
+        reading = of_rows(folder, files[0])
+        return _Known(reading.options, (*files, *saved), reading.found.notes)
     return None
 
 
@@ -428,7 +429,8 @@ def _of_file(path: Path, root: Path) -> _Known:
     if suffix in _CONVERT and not is_tar(path):
         raise AttendError(f"{path}: is not read: {_how_to_convert(path)}")
     if is_tar(path):
-        return _Known(of_tars(path).options, (path,))
+        reading = of_tars(path)
+        return _Known(reading.options, (path,), reading.found.notes)
     if suffix == ".npy":
         arrays = _of_arrays(path.parent)
         if arrays is None or path not in arrays.read:

@@ -703,6 +703,22 @@ def test_excels_line_on_the_delimiter_is_no_header(tmp_path: Path) -> None:
     assert texts(read(tmp_path)) == ALL
 
 
+def saved(folder: Path, records: list[dict[str, Any]]) -> None:
+    """Write a folder as Hugging Face's `save_to_disk` writes it."""
+    rows = pa.Table.from_pylist(records)
+    with pa.OSFile(str(folder / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+
+
+def test_what_is_not_read_of_a_saved_folder_is_noted(tmp_path: Path) -> None:
+    record = {"depth": {"bytes": b"a"}, "photo": {"bytes": b"b"}, "more": "another text of this photograph"}
+    saved(tmp_path, [{**record, "caption": caption(at)} for at in range(24)])
+    notes = "\n".join(detect(tmp_path).notes)
+    assert "pictures are read from its column depth, none from photo" in notes
+    assert "captions are read from its column caption" in notes and "none from more" in notes
+
+
 @pytest.mark.parametrize(("name", "advice"), [("a.xlsx", "save it as CSV: "), ("a.zip", "unpack it first: unzip ")])
 def test_what_needs_a_conversion_is_named_with_the_command(tmp_path: Path, name: str, advice: str) -> None:
     pictures(tmp_path)
