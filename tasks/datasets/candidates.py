@@ -39,7 +39,7 @@ from tasks.datasets.table_columns import (
 )
 from tasks.datasets.text_forms import encoding_of, note_on_encoding, text_forms
 from tasks.datasets.texts import TEXT_SUFFIXES, TextFile, captions_of, is_unicode, lines_of, read_text, texts_of
-from tasks.datasets.webdataset import TEXTS, json_fields, samples, tar_files
+from tasks.datasets.webdataset import TEXTS, json_fields, picture_suffixes, samples, tar_files, tar_split
 
 _NO_CAPTIONS = ("readme", "license", "licence", "requirements")  # names of files that are not looked into
 _NEARLY_ALL, _HALF, _SOME = 0.9, 0.5, 0.1
@@ -418,8 +418,11 @@ def of_tars(path: Path) -> Reading:
     contents: list[str] = []
     keys = []
     known: dict[str, object] = {}  # fields of a sample's .json
+    several: dict[str, list[str]] = {}  # suffixes of the pictures of samples that have several
     for key, members in itertools.islice(samples(tars[0]), SAMPLE):
         keys.append(key)
+        if len(suffixes := picture_suffixes(members)) > 1:
+            several[key] = suffixes
         text = next((suffix for suffix in TEXTS if suffix in members), None)
         if text is not None:
             contents.append(members[text].decode("utf-8", "replace"))
@@ -440,5 +443,20 @@ def of_tars(path: Path) -> Reading:
     if not texts:
         remedy = f", but .json with {', '.join(known)}: set data.caption_field" if known else ": unpack it first"
         raise AttendError(f"{tars[0]}: holds no captions{remedy}")
-    found = Columns({}, folder, frozenset(folder / key for key in keys), ("tar",), "caption", tuple(texts), 1.0)
+    notes = []
+    if several:
+        key, suffixes = next(iter(several.items()))
+        firsts = listed([f".{suffix}" for suffix in dict.fromkeys(own[0] for own in several.values())])
+        notes.append(
+            f"{tars[0]}: {len(several)} of its first {len(keys)} samples have several pictures, such as {key} "
+            f"({', '.join(suffixes)}): the first of each is read ({firsts}): for another, leave that one alone in the tar"
+        )
+    unnamed = [tar.name for tar in tars if tar_split(tar) is None]
+    if 0 < len(unnamed) < len(tars):
+        notes.append(
+            f"{path}: {len(unnamed)} of {len(tars)} tar files are not named as a split, such as {unnamed[0]}: their "
+            "pictures are divided by content: name these files train, val or test too"
+        )
+    pictures = frozenset(folder / key for key in keys)
+    found = Columns({}, folder, pictures, ("tar",), "caption", tuple(texts), 1.0, tuple(notes))
     return Reading(tars[0], options, found, tuple(tars))

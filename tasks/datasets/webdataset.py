@@ -52,13 +52,11 @@ class WebDataset(UnpackedOptions):
 
     def rows(self, generated: Path, faults: Faults = REFUSE) -> Iterator[Row]:
         generated.mkdir(parents=True, exist_ok=True)
-        files = self.annotation_files()
         written: set[str] = set()
-        splits = [folder_split([_stem(path)]) for path in files]
-        for path, split in zip(files, splits if all(splits) else [None] * len(files), strict=True):
+        for path in self.annotation_files():
             for key, members in samples(path):
                 with faults.of_row():
-                    row, picture = self._row(path, key, members, split)
+                    row, picture = self._row(path, key, members, tar_split(path))
                     if row.name in written:  # the picture would have the captions of two
                         raise AttendError(f"{row.where}: {row.name} is another sample's too: rename one of them")
                     written.add(row.name)
@@ -68,8 +66,8 @@ class WebDataset(UnpackedOptions):
     def _row(self, path: Path, key: str, members: dict[str, bytes], split: str | None) -> tuple[Row, bytes]:
         """Return a sample, and the file of its picture."""
         where = f"{path}: {key}"
-        picture_suffix = next((suffix for suffix in members if f".{suffix}" in PICTURE_SUFFIXES), None)
-        if picture_suffix is None:
+        pictures = picture_suffixes(members)
+        if not pictures:
             raise AttendError(f"{where}: has no picture among its files ({', '.join(sorted(members))})")
         fields = json_fields(members, where) if self.caption_field or self.split_field else {}
         text = next((suffix for suffix in TEXTS if suffix in members), None)
@@ -81,8 +79,8 @@ class WebDataset(UnpackedOptions):
             raise AttendError(f"{where}: has no .txt with its caption; set data.caption_field to a field of its .json")
         if self.split_field:
             split = parse_split(str(fields.get(self.split_field)), f"{where}.json")
-        name = f"{_stem(path)}-{key.replace('/', '-')}.{picture_suffix}"
-        return Row(name, tuple(texts), split, where), members[picture_suffix]
+        name = f"{_stem(path)}-{key.replace('/', '-')}.{pictures[0]}"
+        return Row(name, tuple(texts), split, where), members[pictures[0]]
 
 
 def tar_files(folder: Path) -> list[Path]:
@@ -93,6 +91,16 @@ def tar_files(folder: Path) -> list[Path]:
 def is_tar(path: Path) -> bool:
     """Return whether a file is a tar file by its name."""
     return path.name.lower().endswith((".tar", ".tar.gz", ".tgz")) and not path.name.startswith(".")
+
+
+def tar_split(path: Path) -> str | None:
+    """Return the split that the name of a tar file says; None without."""
+    return folder_split([_stem(path)])
+
+
+def picture_suffixes(members: dict[str, bytes]) -> list[str]:
+    """Return the suffixes of a sample's pictures, of which the first is read."""
+    return [suffix for suffix in members if f".{suffix}" in PICTURE_SUFFIXES]
 
 
 def _stem(path: Path) -> str:

@@ -19,6 +19,7 @@ from tasks.datasets.base import WORKSPACE_FILE, Row
 from tasks.datasets.detection import detect
 from tasks.datasets.faults import Faults
 from tests.cli import Capture, attend, refused
+from tests.datasets.test_datasets import tar_of
 from tests.photographs import picture
 
 COLOURS, THINGS = ("red", "green", "blue", "grey"), ("ring", "star", "cross", "square", "circle")
@@ -717,6 +718,26 @@ def test_what_is_not_read_of_a_saved_folder_is_noted(tmp_path: Path) -> None:
     notes = "\n".join(detect(tmp_path).notes)
     assert "pictures are read from its column depth, none from photo" in notes
     assert "captions are read from its column caption" in notes and "none from more" in notes
+
+
+def test_tars_not_named_as_a_split_leave_the_others_their_splits_and_are_noted(tmp_path: Path) -> None:
+    for at, name in enumerate(("train-0.tar", "val-0.tar", "flickr-0.tar")):
+        tar_of(tmp_path / name, {f"{at}.png": b"png", f"{at}.txt": caption(at).encode()})
+    rows = ADAPTERS["webdataset"].model_validate(detect(tmp_path).options).rows(tmp_path / "out")
+    assert {row.split for row in rows} == {"train", "dev", None}
+    (note,) = detect(tmp_path).notes
+    assert "1 of 3 tar files are not named as a split, such as flickr-0.tar: their pictures are divided" in note
+
+
+def test_samples_of_several_pictures_are_noted(tmp_path: Path) -> None:
+    members = {f"{at:03d}.{end}": end.encode() for at in range(24) for end in ("png", "jpg")}
+    tar_of(tmp_path / "0.tar", dict(sorted({**members, **{f"{at:03d}.txt": b"a dog" for at in range(24)}}.items())))
+    (note,) = detect(tmp_path).notes
+    assert (
+        "24 of its first 24 samples have several pictures, such as 000 (jpg, png): the first of each is read (.jpg)"
+        in note
+    )
+    (note,) = detect(tmp_path / "0.tar").notes
 
 
 @pytest.mark.parametrize(("name", "advice"), [("a.xlsx", "save it as CSV: "), ("a.zip", "unpack it first: unzip ")])
