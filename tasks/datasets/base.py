@@ -6,11 +6,12 @@ An adapter is registered by its name in `Format`, in this folder's `formats.py`.
 from __future__ import annotations
 
 import codecs
+import itertools
 import os
 import re
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -224,12 +225,24 @@ def folder_split(folders: Iterable[str]) -> str | None:
     return None
 
 
-def path_split(name: str, picture: str) -> str | None:
-    """Return the split that a folder of a picture's path is named by; None without.
+def split_level(paths: Iterable[Sequence[str]]) -> int:
+    """Return the first level at which folders of these paths are named by several splits; 0 without one.
 
-    name: as the data set gives it. picture: the path of its file.
+    It is 1 for `training_data/train` and `training_data/val`. paths: the folders of each.
     """
-    return folder_split(name.replace("\\", "/").split("/")[:-1]) or folder_split(picture.split("/")[:-1])
+    levels = itertools.zip_longest(*set(map(tuple, paths)), fillvalue="")
+    splits = ({folder_split([folder]) for folder in set(level)} - {None} for level in levels)
+    return next((number for number, own in enumerate(splits) if len(own) > 1), 0)
+
+
+def path_split(folders: Sequence[str], level: int) -> str | None:
+    """Return the split that a folder of a path is named by, the first from `split_level` on; None without."""
+    return folder_split([*folders[level:], *folders[:level]])
+
+
+def path_folders(name: str, picture: str) -> list[str]:
+    """Return the folders of a picture's name, as the data set gives it, and those of the path of its file."""
+    return [*name.replace("\\", "/").split("/")[:-1], *picture.split("/")[:-1]]
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -375,11 +388,16 @@ class NamedOptions(DatasetOptions):
         description="`folders`: a picture is in the split that a folder of its path is named by: train/, val_images/",
     )
 
-    def split_in(self, name: str, picture: str, where: str) -> str | None:
+    def level_of_splits(self, meant: Mapping[str, list[str]]) -> int:
+        """Return the `split_level` of the pictures that names mean, where `splits` asks for it."""
+        pictures = meant.items() if self.splits is not None else ()
+        return split_level(path_folders(name, own[0]) for name, own in pictures if own)
+
+    def split_in(self, name: str, picture: str, level: int, where: str) -> str | None:
         """Return the split by `path_split`, where `splits` asks for that; AttendError where no folder is named so."""
         if self.splits is None:
             return None
-        split = path_split(name, picture)
+        split = path_split(path_folders(name, picture), level)
         if split is None:
             raise AttendError(f"{where}: {picture}: no folder of its path is named as a split, as data.splits asks for")
         return split

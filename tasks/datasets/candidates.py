@@ -17,7 +17,7 @@ from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted, listed, shortened
 from tasks.datasets import ADAPTERS
-from tasks.datasets.base import folder_split, shown_files
+from tasks.datasets.base import folder_split, path_split, shown_files, split_level
 from tasks.datasets.coco import Coco
 from tasks.datasets.documents import parse_json_or_lines, read_json
 from tasks.datasets.faults import Faults
@@ -282,7 +282,9 @@ class Folder:
             raise AttendError(f"{items[0].text}: is empty, as others of its kind are")
         if sum(map(_is_numbers, texts)) > _NEARLY_ALL * len(texts):
             raise AttendError(f"{items[0].text}: holds numbers, not captions, as others of its kind do")
-        splits = Counter(folder_split(item.name.split("/")[:-1]) for item in items)
+        folders = [item.name.split("/")[:-1] for item in items]
+        level = split_level(folders)
+        splits = Counter(path_split(own, level) for own in folders)
         notes = [f"{items[0].text}: {note}" for note in _odd_lines(texts, len(sample))]
         notes += note_on_encoding(items[0].text, options.get("encoding", "utf-8"), texts)
         if None not in splits and len(splits) > 1:
@@ -449,7 +451,7 @@ def of_tars(path: Path) -> Reading:
         firsts = listed([f".{suffix}" for suffix in dict.fromkeys(own[0] for own in several.values())])
         notes.append(
             f"{tars[0]}: {len(several)} of its first {len(keys)} samples have several pictures, such as {key} "
-            f"({', '.join(suffixes)}): the first of each is read ({firsts}): for another, leave that one alone in the tar"
+            f"({', '.join(suffixes)}): the first of each is read ({firsts}): for another, keep only that one there"
         )
     unnamed = [tar.name for tar in tars if tar_split(tar) is None]
     if 0 < len(unnamed) < len(tars):

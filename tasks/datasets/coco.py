@@ -58,12 +58,13 @@ class Coco(NamedOptions):
         if match is not None and not any(found.values()):
             inside = {name: f"{match['split']}/{name}" for name in inside}
             found = finder.find(inside.values())
+        level = self.level_of_splits(found)
         for identifier, (name, where, said) in images.items():
             texts = tuple(text for _, text in sorted(captions.get(identifier, [])))
             with faults.of_row():
                 picture = finder.one(name, found[inside[name]], where)
                 own = parse_split(said, where) if isinstance(said, str) and said else None
-                yield Row(picture, texts, split or own or self.split_in(name, picture, where), where)
+                yield Row(picture, texts, split or own or self.split_in(name, picture, level, where), where)
 
     def _document(self, path: Path, faults: Faults) -> tuple[_Images, _Captions]:
         """Return the pictures and the captions of a document, by the pictures' ids."""

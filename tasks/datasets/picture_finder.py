@@ -126,11 +126,12 @@ class PictureFinder:
             found = self._candidates(parts)
         best: list[str] = []
         best_rank = (fewest, False, False)
-        split = folder_split(parts[:-1])
+        splits = _splits(parts[:-1])
         file = _without_query(name).rpartition("/")[2]
         for candidate, own in found:
             same = _common_end(parts, own)
-            other_split = split is not None and folder_split(own[:-1]) not in (None, split)
+            own_splits = _splits(own[:-1]) if splits else set()
+            other_split = bool(own_splits) and not splits & own_splits
             rank = (same, same == len(own), candidate.endswith(file))
             if other_split or rank < best_rank:
                 continue
@@ -170,6 +171,11 @@ class PictureFinder:
         if near:
             return f"{near[0]} is there: correct the name"
         return "add it or remove its captions"
+
+
+def _splits(folders: Iterable[str]) -> set[str]:
+    """Return all splits that folders are named by."""
+    return {split for folder in folders if (split := folder_split([folder])) is not None}
 
 
 def _without_copies(meant: dict[str, list[str]]) -> dict[str, list[str]]:

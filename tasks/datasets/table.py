@@ -123,11 +123,13 @@ class RecordOptions(NamedOptions):
     def _found_rows(self, named: dict[str, _Named], finder: PictureFinder, faults: Faults) -> Iterator[Row]:
         """Yield a row for each picture that records name, those of two spellings of its name together."""
         rows: dict[str, _Named] = {}
-        for name, meant in finder.find(named, any_ending=True).items():
+        found = finder.find(named, any_ending=True)
+        level = self.level_of_splits(found)
+        for name, meant in found.items():
             item = named[name]
             with faults.of_row():
                 picture = finder.one(name, meant, item.where)
-                split = item.split or self.split_in(name, picture, item.where)
+                split = item.split or self.split_in(name, picture, level, item.where)
                 first = rows.setdefault(picture, _Named(item.where, split, []))
                 first.add(item.where, picture, split, item.texts)
         for picture, item in rows.items():

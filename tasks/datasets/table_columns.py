@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
 from tasks.common.wording import shortened
-from tasks.datasets.base import PICTURE_SUFFIXES, SPLIT_NAMES, DatasetOptions, folder_split, path_split
+from tasks.datasets.base import (
+    PICTURE_SUFFIXES,
+    SPLIT_NAMES,
+    DatasetOptions,
+    folder_split,
+    path_folders,
+    path_split,
+    split_level,
+)
 from tasks.datasets.faults import Faults
 from tasks.datasets.picture_finder import PictureFinder, is_address
 from tasks.datasets.records import columns_of, listed_texts, text_of
@@ -506,7 +514,9 @@ def _shape(text: str) -> str:
 
 def _splits_of(place: Place, columns: list[str], file: Path) -> tuple[Options, list[str]]:
     """Return the setting that takes splits from the folders of the pictures, and a note on splits that are not used."""
-    splits = [path_split(name, picture) for name, picture in place.found.items()]
+    folders = [path_folders(name, picture) for name, picture in place.found.items()]
+    level = split_level(folders)
+    splits = [path_split(own, level) for own in folders]
     if all(splits) and len(set(splits)) > 1 and "train" in splits:
         return {"splits": "folders"}, []
     named = [column for column in columns if str(column).lower() in _SPLIT_COLUMNS]

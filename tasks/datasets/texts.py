@@ -64,12 +64,15 @@ class Texts(NamedOptions):
         if without:
             number = counted(len(without), f"{self.suffix} file")
             log.info(f"{folder}: {number} with no picture of this name, not read, such as {without[0]}")
+        level = self.level_of_splits({item.name: item.pictures for item in texts})
         for text, name, pictures in texts:
             if not pictures:
                 continue
             with faults.of_row():
                 picture = finder.one(name, pictures, str(text))
-                yield Row(picture, tuple(self._captions(text)), self.split_in(name, picture, str(text)), str(text))
+                yield Row(
+                    picture, tuple(self._captions(text)), self.split_in(name, picture, level, str(text)), str(text)
+                )
 
     def _captions(self, path: Path) -> list[str]:
         """Return the captions in a text file; AttendError where there are none."""

@@ -189,6 +189,33 @@ def test_folders_in_the_names_are_splits(tmp_path: Path, name: str) -> None:
     assert [sum(row.split == split for row in found) for split in ("train", "test")] == [16, 8]
 
 
+@pytest.mark.parametrize("form", ["names", "names of another machine", "texts", "tables", "parquet"])
+def test_a_folder_above_those_of_splits_says_no_split(tmp_path: Path, form: str) -> None:
+    rows = []
+    for split, numbers in (("train", range(14)), ("val", range(14, 20)), ("test", range(20, 24))):
+        folder = tmp_path / "training_data" / split
+        names = pictures(folder, numbers)
+        rows += [[f"/home/me/training/birds/{split}/{name}", caption(int(name[:3]))] for name in names]
+        own = [[name, caption(int(name[:3]))] for name in names]
+        if form == "texts":
+            for name, text in own:
+                (folder / name).with_suffix(".txt").write_text(text)
+        elif form == "tables":
+            table(folder / "captions.csv", ["image", "caption"], *own)
+        elif form == "parquet":
+            records = [{"image": {"bytes": (folder / name).read_bytes()}, "caption": text} for name, text in own]
+            pq.write_table(pa.Table.from_pylist(records), folder / "0.parquet")
+            for name in names:
+                (folder / name).unlink()
+    if form == "names":
+        rows = [[name.replace("/home/me/training/birds", "training_data"), text] for name, text in rows]
+    if form.startswith("names"):
+        table(tmp_path / "captions.csv", ["image", "caption"], *rows)
+    options = detect(tmp_path).options
+    found = list(ADAPTERS[options["adapter"]].model_validate(options).rows(tmp_path / "out"))
+    assert [sum(row.split == split for row in found) for split in ("train", "dev", "test")] == [14, 6, 4]
+
+
 def test_a_column_is_one_of_splits_by_its_values(tmp_path: Path) -> None:
     names = pictures(tmp_path)
     rows = [[name, caption(at), "eval" if at % 4 == 0 else "train"] for at, name in enumerate(names)]
