@@ -5,6 +5,7 @@ A way is a table, a document, a folder's metadata, texts of one picture each, ta
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -36,6 +37,7 @@ from tasks.datasets.table_columns import (
     is_split,
     lists_of,
     settings_of,
+    unused_marks,
 )
 from tasks.datasets.text_forms import encoding_of, note_on_encoding, text_forms
 from tasks.datasets.texts import TEXT_SUFFIXES, TextFile, captions_of, is_unicode, lines_of, read_text, texts_of
@@ -264,9 +266,11 @@ class Folder:
             parents = {picture.rpartition("/")[0] for item in items for picture in item.pictures}
             options["images"] = self.path if "" in parents else self.path / os.path.commonpath(parents)
         sample = items[:: max(1, len(items) // SAMPLE)]
+        notes: list[str] = []
+        documents: list[dict[str, object]] = []
         if suffix == ".json":
             documents = [read_json(item.text) for item in sample]
-            options["caption_field"] = _caption_field(documents, sample[0].text)
+            options["caption_field"], notes = _caption_field(documents, sample[0].text)
             values = (document.get(options["caption_field"]) for document in documents)
             texts = tuple(str(text) for value in values for text in (value if isinstance(value, list) else [value]))
         else:
@@ -285,8 +289,15 @@ class Folder:
         folders = [item.name.split("/")[:-1] for item in items]
         level = split_level(folders)
         splits = Counter(path_split(own, level) for own in folders)
-        notes = [f"{items[0].text}: {note}" for note in _odd_lines(texts, len(sample))]
+        notes += [f"{items[0].text}: {note}" for note in _odd_lines(texts, len(sample))]
         notes += note_on_encoding(items[0].text, options.get("encoding", "utf-8"), texts)
+        split, more_notes = _other_fields(documents, items[0].text, has_split=len(splits) > 1)
+        notes += more_notes
+        if split is not None:
+            notes.append(
+                f"{items[0].text}: its field {split} says splits, which are not used: put the pictures into folders "
+                "train, val and test (data.splits)"
+            )
         if None not in splits and len(splits) > 1:
             options["splits"] = "folders"
         elif len(splits) > 1:
@@ -350,12 +361,34 @@ def _odd_lines(lines: Sequence[str], texts: int) -> Iterator[str]:
         yield "lines have one word each, as in others of its kind: with data.lines=paragraph all are one caption"
 
 
-def _caption_field(documents: list[dict[str, object]], file: Path) -> str:
-    """Return the field of documents, one for each picture, that has the captions; AttendError where none has."""
-    for name in CAPTION_NAMES:
-        if sum(isinstance(document.get(name), str | list) for document in documents) * 2 > len(documents):
-            return name
-    raise AttendError(f"{file}: no field of captions; there are: {', '.join(documents[0])}: set data.caption_field")
+def _caption_field(documents: list[dict[str, object]], file: Path) -> tuple[str, list[str]]:
+    """Return the field of documents, one for each picture, that has the captions, and notes on others that could be.
+
+    Raises AttendError where none has. file: of the first document, or of all.
+    """
+    values = {name: [document[name] for document in documents if name in document] for name in CAPTION_NAMES}
+    texts = {name: [value for value in own if isinstance(value, str | list)] for name, own in values.items()}
+    likely = {name: list(filter(None, own)) for name, own in texts.items() if len(own) * 2 > len(documents)}
+    if not likely:
+        raise AttendError(f"{file}: no field of captions; there are: {', '.join(documents[0])}: set data.caption_field")
+    try:
+        found, notes = caption_column(likely, str(file), "their names", kind="field")
+    except AttendError as error:
+        return next(iter(likely)), [f"{error}: it is read all the same: for another, set data.caption_field"]
+    return columns_of(found)[0], notes
+
+
+def _other_fields(documents: list[dict[str, object]], file: Path, has_split: bool) -> tuple[str | None, list[str]]:
+    """Return the field of documents that says the split of each, if any, and notes on fields that are not used.
+
+    file: as in `_caption_field`. has_split: whether files or folders say splits, which come first.
+    """
+    names = dict.fromkeys(name for document in documents for name in document)
+    values = {name: [item[name] for item in documents if item.get(name) not in (None, "")] for name in names}
+    full = [name for name, own in values.items() if len(own) == len(documents) and is_split(own) and not has_split]
+    split = next((name for name in full if len(set(values[name])) > 1 or name.lower() == "split"), None)
+    rest = {name: own for name, own in values.items() if name != split}
+    return split, [f"{file}: its {note}" for note in unused_marks(rest, has_split or split is not None, kind="field")]
 
 
 def picture_column(file: Path) -> str | None:
@@ -400,16 +433,18 @@ def of_rows(path: Path, file: Path) -> Reading:
     split = next((name for name, own in values.items() if is_split(name, own)), None)
     others_values = {name: own for name, own in values.items() if name != split}
     caption, more_notes = caption_column(others_values, str(file), image)
+    files = table_files(path)
+    has_split = split is not None or any(item.split for item in files)
+    more_notes += [f"{file}: its {note}" for note in unused_marks(others_values, has_split)]
     columns = columns_of(caption)
     cells = [cell for column in columns for cell in values[column]]
     lists = lists_of(cells)
     options |= settings_of(HuggingFace, image, caption, split)
     options |= {} if lists is None else {"lists": lists}
     texts = tuple(str(text) for value in cells for text in (value if isinstance(value, list) else [value]))
-    files = tuple(item.path for item in table_files(path))
     names = frozenset(file / str(number) for number in range(len(records)))
     found = Columns({}, path, names, tuple(values), columns[0], texts, 1.0, (*notes, *more_notes))
-    return Reading(file, options, found, files)
+    return Reading(file, options, found, tuple(item.path for item in files))
 
 
 def of_tars(path: Path) -> Reading:
@@ -419,7 +454,7 @@ def of_tars(path: Path) -> Reading:
     texts: list[str] = []
     contents: list[str] = []
     keys = []
-    known: dict[str, object] = {}  # fields of a sample's .json
+    documents: list[dict[str, object]] = []  # in each sample's .json
     several: dict[str, list[str]] = {}  # suffixes of the pictures of samples that have several
     for key, members in itertools.islice(samples(tars[0]), SAMPLE):
         keys.append(key)
@@ -428,24 +463,25 @@ def of_tars(path: Path) -> Reading:
         text = next((suffix for suffix in TEXTS if suffix in members), None)
         if text is not None:
             contents.append(members[text].decode("utf-8", "replace"))
-        elif "json" in members:
-            try:
-                fields = json_fields(members, f"{tars[0]}: {key}")
-            except AttendError:  # a row that is not valid, which is reported when the rows are read
-                continue
-            known = known or fields
-            names = [name for name in CAPTION_NAMES if isinstance(fields.get(name), str | list)]
-            if names:
-                options["caption_field"] = names[0]
-                texts.append(str(fields[names[0]]))
+        if "json" in members:
+            with contextlib.suppress(AttendError):  # a row that is not valid is reported when the rows are read
+                documents.append(json_fields(members, f"{tars[0]}: {key}"))
+    notes: list[str] = []
     if contents:
-        options.pop("caption_field", None)
         options |= lines_of(contents)
         texts = [text for content in contents for text in captions_of(content, options.get("lines", "captions"))]
+    elif documents:
+        field, notes = _caption_field(documents, tars[0])
+        options["caption_field"] = field
+        texts = [str(document[field]) for document in documents if document.get(field)]
     if not texts:
-        remedy = f", but .json with {', '.join(known)}: set data.caption_field" if known else ": unpack it first"
-        raise AttendError(f"{tars[0]}: holds no captions{remedy}")
-    notes = []
+        raise AttendError(f"{tars[0]}: holds no captions: unpack it first")
+    split, more_notes = _other_fields(documents, tars[0], has_split=any(map(tar_split, tars)))
+    notes += more_notes
+    if split is not None and len(documents) == len(keys):
+        options["split_field"] = split
+    elif split is not None:
+        notes.append(f"{tars[0]}: its field {split} says splits, which are not used: not all samples have a .json")
     if several:
         key, suffixes = next(iter(several.items()))
         firsts = listed([f".{suffix}" for suffix in dict.fromkeys(own[0] for own in several.values())])

@@ -56,7 +56,9 @@ _VERDICT_NAMES = re.compile(
 )
 _VERDICTS = re.compile("accept(ed)?|approved?|reject(ed)?|bad|spam|invalid|deleted")
 _LANGUAGES = re.compile(
-    "en|de|fr|es|it|pt|nl|ru|ja|zh|ko|ar|hi|tr|pl|cs|sv|eng|deu|ger|fra|fre|spa|ita|por|nld|rus|jpn|zho|kor"
+    "(en|de|fr|es|it|pt|nl|ru|ja|zh|ko|ar|hi|tr|pl|cs|sv|eng|deu|ger|fra|fre|spa|ita|por|nld|rus|jpn|zho|kor)"
+    "([_-][a-z]{2,4})?|english|german|deutsch|french|fran\u00e7ais|spanish|espa\u00f1ol|italian|italiano|portuguese|"
+    "dutch|russian|japanese|chinese|korean|arabic|hindi|turkish|polish|czech|swedish"
 )
 _FEW_KINDS = 8  # of the values of a column that says what rows are
 _SIGNS = re.compile(r"[\d/_.:-]")  # which file names, addresses and dates have
@@ -276,7 +278,7 @@ def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFind
     if len(splits) > 1:
         notes.append(f"{file}: its columns {' and '.join(splits)} hold splits: {split} is used (data.split_column)")
     rest = {name: values[name] for name in names if name not in (image, *splits)}
-    notes += [f"{file}: its {note}" for note in _unused_marks(rest, has_split=split is not None)]
+    notes += [f"{file}: its {note}" for note in unused_marks(rest, has_split=split is not None)]
     caption, more_notes = caption_column(rest, str(file), image)
     return _Found(image, caption, split, [*notes, *more_notes], names, place)
 
@@ -361,26 +363,32 @@ def _index(item: str, items: tuple[str, ...]) -> int:
     return items.index(item) if item in items else len(items)
 
 
-def _unused_marks(values: dict[str, list[Any]], has_split: bool) -> Iterator[str]:
-    """Yield notes on columns that are not read: splits, languages, verdicts on rows. values: of each column."""
+def unused_marks(values: dict[str, list[Any]], has_split: bool, kind: str = "column") -> Iterator[str]:
+    """Yield notes on columns that are not read: splits, languages, verdicts on rows.
+
+    values: of each column. kind: what a column is named in messages.
+    """
     most = max(map(len, values.values()), default=0)
     for name, own in values.items():
+        items = [item for value in own if isinstance(value, list) for item in value if isinstance(item, dict)]
+        inner = {f"{name}.{field}": [item[field] for item in items if field in item] for field in (items or [{}])[0]}
+        yield from unused_marks(inner, has_split=True, kind="field")
         different = sorted(set(map(str, own)))
         if not has_split and _MARKS_SPLIT.fullmatch(str(name)) and len(different) > 1:
-            yield f"column {name} looks like a split and is not used: write the split's name into a column `split`"
+            yield f"{kind} {name} looks like a split and is not used: write the split's name into a column `split`"
         elif str(name).lower() in ("lang", "language", "locale") and len(different) > 1:
             shown = ", ".join(different[:5])
-            yield f"column {name} says that captions are in several languages ({shown}): all are read together"
+            yield f"{kind} {name} says that captions are in several languages ({shown}): all are read together"
         elif not has_split and is_split("split", own):
-            yield f"column {name} has only {own[0]!r}, which is not read as a split: if it is, set data.split_column"
+            yield f"{kind} {name} has only {own[0]!r}, which is not read as a split: if it is, set data.split_column"
         elif "deleted" in str(name).lower() and 0 < len(own) < most:
             share = f"{len(own) / most:.0%} of the rows"
-            yield f"column {name} is filled in {share} and not used: remove the rows that are not to be trained on"
+            yield f"{kind} {name} is filled in {share} and not used: remove the rows that are not to be trained on"
         else:
-            yield from _unused_kinds(str(name), own, has_split)
+            yield from _unused_kinds(str(name), own, has_split, kind)
 
 
-def _unused_kinds(name: str, values: list[Any], has_split: bool) -> Iterator[str]:
+def _unused_kinds(name: str, values: list[Any], has_split: bool, kind: str) -> Iterator[str]:
     """Yield a note on a column that says of what kind rows are, which is not read. values: those that are not blank."""
     kinds = Counter(str(value).strip() for value in values)
     if not 1 < len(kinds) <= _FEW_KINDS:
@@ -389,20 +397,22 @@ def _unused_kinds(name: str, values: list[Any], has_split: bool) -> Iterator[str
     folded = {kind.lower() for kind in kinds}
     words = set(re.findall("[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
     if any(map(_VERDICT_NAMES.fullmatch, words)) or any(map(_VERDICTS.fullmatch, folded)):
-        yield f"column {name} ({shares}) is not used: remove the rows that are not to be trained on"
+        yield f"{kind} {name} ({shares}) is not used: remove the rows that are not to be trained on"
     elif folded & {"caption", "captions", "description"}:
-        yield f"column {name} ({shares}) is not used: remove the rows that are no captions"
+        yield f"{kind} {name} ({shares}) is not used: remove the rows that are no captions"
     elif all(map(_LANGUAGES.fullmatch, folded)):
-        yield f"column {name} says that captions are in several languages ({shares}): all are read together"
+        yield f"{kind} {name} says that captions are in several languages ({shares}): all are read together"
     elif not has_split and folded & SPLIT_NAMES.keys():
-        yield f"column {name} ({shares}) looks like a split and is not used: its values are to be train, dev and test"
+        yield f"{kind} {name} ({shares}) looks like a split and is not used: its values are to be train, dev and test"
 
 
-def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tuple[str | tuple[str, ...], list[str]]:
+def caption_column(
+    values: dict[str, list[Any]], where: str, image: str, kind: str = "column"
+) -> tuple[str | tuple[str, ...], list[str]]:
     """Return the column of the captions, and a note on the others that could be. values: of each, without blanks.
 
     Columns that are numbered, such as caption_1 and caption_2, are returned together. Raises AttendError where no
-    column has texts. image: the column of the pictures, for the message.
+    column has texts. image: the column of the pictures, and kind: what a column is named, for messages.
     """
     words = {name: _words(own) for name, own in values.items()}
     texts = [name for name in values if words[name] > 0]
@@ -413,7 +423,7 @@ def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tupl
     def rank(name: str) -> tuple[bool, bool, int, float]:
         known = _index(str(name).lower(), CAPTION_NAMES)
         is_class = words[name] < _FEW_WORDS and max(words.values()) >= FEWEST_WORDS
-        is_odd = _are_questions(values[name]) or _are_objects(values[name]) or _are_the_same(values[name])
+        is_odd = any(are(values[name]) for are in (_are_questions, _are_objects, _are_the_same, _are_marks))
         return is_odd, is_class, known, -words[name]
 
     caption = min(texts, key=rank)
@@ -431,8 +441,8 @@ def caption_column(values: dict[str, list[Any]], where: str, image: str) -> tupl
     shown = "; ".join(f"{name} ({str(values[name][0])[:60]!r})" for name in others)
     none = f", none from {shown}" if others else ""
     note = (
-        f"{where}: captions are read from its column {', '.join(columns_of(found))} "
-        f"({str(values[caption][0])[:60]!r}){odd}{none}: for another, set data.caption_column"
+        f"{where}: captions are read from its {kind} {', '.join(columns_of(found))} "
+        f"({str(values[caption][0])[:60]!r}){odd}{none}: for another, set data.caption_{kind}"
     )
     return found, [note] if others or odd else []
 

@@ -386,6 +386,8 @@ def test_the_address_of_a_page_names_no_picture(tmp_path: Path) -> None:
             ("caption", "question"),
             "(caption 88%, question 12%) is not used: remove the rows that are no captions",
         ),
+        ("sprache", ("English", "German"), "says that captions are in several languages (English 88%, German 12%)"),
+        ("locale of it", ("en-GB", "pt_br"), "says that captions are in several languages (en-GB 88%, pt_br 12%)"),
         ("iso", ("eng", "deu"), "says that captions are in several languages (eng 88%, deu 12%)"),
         ("use for", ("train", "later"), "(train 88%, later 12%)"),
         (
@@ -745,6 +747,51 @@ def test_what_is_not_read_of_a_saved_folder_is_noted(tmp_path: Path) -> None:
     notes = "\n".join(detect(tmp_path).notes)
     assert "pictures are read from its column depth, none from photo" in notes
     assert "captions are read from its column caption" in notes and "none from more" in notes
+
+
+@pytest.mark.parametrize("form", ["tar", "texts", "hub", "saved"])
+def test_fields_that_are_not_used_are_noted_in_every_form(tmp_path: Path, form: str) -> None:
+    extra = {"tar": "test", "texts": "test"}.get(form, "extra")  # the last is no split
+    records = [
+        {
+            "caption": [{"text": caption(at), "lang": "en"}, {"text": f"eine Wand {at}", "lang": "de"}],
+            "split": ("train", "val", extra)[at % 3],
+            "language": ("en", "de")[at % 2],
+            "status": ("ok", "rejected")[at > 20],
+        }
+        for at in range(24)
+    ]
+    if form == "tar":
+        files = {f"{at:03d}.{end}": b"png" for at in range(24) for end in ("png", "json")}
+        files |= {f"{at:03d}.json": json.dumps(record).encode() for at, record in enumerate(records)}
+        tar_of(tmp_path / "0.tar", files)
+    elif form == "texts":
+        for name, record in zip(pictures(tmp_path), records, strict=True):
+            (tmp_path / name).with_suffix(".json").write_text(json.dumps(record))
+    else:
+        records = [{"image": {"bytes": b"png"}, **record} for record in records]
+        if form == "hub":
+            pq.write_table(pa.Table.from_pylist(records), tmp_path / "photos.parquet")
+        else:
+            saved(tmp_path, records)
+    options, _, found = detect(tmp_path)
+    notes = "\n".join(found)
+    assert re.search(r"its (column|field) language says that captions are in several languages \(de, en\)", notes)
+    assert "field caption.lang says that captions are in several languages (en 50%, de 50%)" in notes
+    assert re.search(r"its (column|field) status \(ok 88%, rejected 12%\) is not used", notes)
+    said = "says splits, which are not used" if form == "texts" else "looks like a split and is not used"
+    assert options.get("split_field") == "split" if form == "tar" else said in notes
+
+
+def test_a_field_of_file_names_is_no_caption_where_another_has_sentences(tmp_path: Path) -> None:
+    fields = [{"caption": f"IMG {at}.png", "description": caption(at)} for at in range(24)]
+    files = {f"{at:03d}.json": json.dumps(own).encode() for at, own in enumerate(fields)}
+    tar_of(tmp_path / "0.tar", dict(sorted({**files, **{f"{at:03d}.png": b"png" for at in range(24)}}.items())))
+    assert detect(tmp_path).options["caption_field"] == "description"
+    files = {f"{at:03d}.json": json.dumps({"caption": f"IMG {at}.png"}).encode() for at in range(24)}
+    tar_of(tmp_path / "0.tar", dict(sorted({**files, **{f"{at:03d}.png": b"png" for at in range(24)}}.items())))
+    (note,) = detect(tmp_path).notes
+    assert "of caption, the likeliest, one is 'IMG 0.png': it is read all the same" in note
 
 
 def test_tars_not_named_as_a_split_leave_the_others_their_splits_and_are_noted(tmp_path: Path) -> None:
