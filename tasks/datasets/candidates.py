@@ -295,8 +295,7 @@ class Folder:
         notes += more_notes
         if split is not None:
             notes.append(
-                f"{items[0].text}: its field {split} says splits, which are not used: put the pictures into folders "
-                "train, val and test (data.splits)"
+                f"{items[0].text}: its field {split} is not used: put the pictures into folders train, val, test"
             )
         if None not in splits and len(splits) > 1:
             options["splits"] = "folders"
@@ -370,7 +369,8 @@ def _caption_field(documents: list[dict[str, object]], file: Path) -> tuple[str,
     texts = {name: [value for value in own if isinstance(value, str | list)] for name, own in values.items()}
     likely = {name: list(filter(None, own)) for name, own in texts.items() if len(own) * 2 > len(documents)}
     if not likely:
-        raise AttendError(f"{file}: no field of captions; there are: {', '.join(documents[0])}: set data.caption_field")
+        there = ", ".join(dict.fromkeys(name for document in documents for name in document))
+        raise AttendError(f"{file}: no field of captions; there are: {there}: set data.caption_field")
     try:
         found, notes = caption_column(likely, str(file), "their names", kind="field")
     except AttendError as error:
@@ -463,14 +463,14 @@ def of_tars(path: Path) -> Reading:
         text = next((suffix for suffix in TEXTS if suffix in members), None)
         if text is not None:
             contents.append(members[text].decode("utf-8", "replace"))
-        if "json" in members:
-            with contextlib.suppress(AttendError):  # a row that is not valid is reported when the rows are read
-                documents.append(json_fields(members, f"{tars[0]}: {key}"))
+        documents.append({})
+        with contextlib.suppress(AttendError):  # a row that is not valid is reported when the rows are read
+            documents[-1] = json_fields(members, f"{tars[0]}: {key}")
     notes: list[str] = []
     if contents:
         options |= lines_of(contents)
         texts = [text for content in contents for text in captions_of(content, options.get("lines", "captions"))]
-    elif documents:
+    elif any(documents):
         field, notes = _caption_field(documents, tars[0])
         options["caption_field"] = field
         texts = [str(document[field]) for document in documents if document.get(field)]
@@ -478,23 +478,16 @@ def of_tars(path: Path) -> Reading:
         raise AttendError(f"{tars[0]}: holds no captions: unpack it first")
     split, more_notes = _other_fields(documents, tars[0], has_split=any(map(tar_split, tars)))
     notes += more_notes
-    if split is not None and len(documents) == len(keys):
-        options["split_field"] = split
-    elif split is not None:
-        notes.append(f"{tars[0]}: its field {split} says splits, which are not used: not all samples have a .json")
+    options |= {} if split is None else {"split_field": split}
     if several:
         key, suffixes = next(iter(several.items()))
-        firsts = listed([f".{suffix}" for suffix in dict.fromkeys(own[0] for own in several.values())])
         notes.append(
             f"{tars[0]}: {len(several)} of its first {len(keys)} samples have several pictures, such as {key} "
-            f"({', '.join(suffixes)}): the first of each is read ({firsts}): for another, keep only that one there"
+            f"({', '.join(suffixes)}): the first, .{suffixes[0]}, is read: for another, keep only that one there"
         )
     unnamed = [tar.name for tar in tars if tar_split(tar) is None]
     if 0 < len(unnamed) < len(tars):
-        notes.append(
-            f"{path}: {len(unnamed)} of {len(tars)} tar files are not named as a split, such as {unnamed[0]}: their "
-            "pictures are divided by content: name these files train, val or test too"
-        )
+        notes.append(f"{path}: {len(unnamed)} of {len(tars)} tars are not named as a split: {unnamed[0]} is divided")
     pictures = frozenset(folder / key for key in keys)
     found = Columns({}, folder, pictures, ("tar",), "caption", tuple(texts), 1.0, tuple(notes))
     return Reading(tars[0], options, found, tuple(tars))

@@ -95,6 +95,16 @@ class PictureFinder:
         last = _folded(name)
         return [found for found, _ in self._by_end.get(last) or self._by_stem.get(last, [])]
 
+    def doubt(self, name: str, picture: str) -> str | None:
+        """Return why a name may mean another picture: that has another folder, or only another ending; None without."""
+        folders, own = _parts(name)[:-1], _parts(picture)[:-1]
+        if not own or folders[-1:] == own[-1:] or is_address(name):
+            return None
+        others = [] if folders else self.named(PurePosixPath(picture).stem)
+        elsewhere = [other for other in others if _parts(other)[:-1] != own and not is_copy(other)]
+        said = f", not {elsewhere[0]}" if elsewhere else ""
+        return f"{name} is read from {picture}{said}" if folders or elsewhere else None
+
     def _by_number(self, names: Collection[str]) -> dict[str, list[str]]:
         """Return the pictures that numbers mean: `COCO_val2014_000000000042.jpg` is 42.
 
@@ -126,12 +136,12 @@ class PictureFinder:
             found = self._candidates(parts)
         best: list[str] = []
         best_rank = (fewest, False, False)
-        splits = _splits(parts[:-1])
+        splits = {folder_split([folder]) for folder in parts[:-1]} - {None}
         file = _without_query(name).rpartition("/")[2]
         for candidate, own in found:
             same = _common_end(parts, own)
-            own_splits = _splits(own[:-1]) if splits else set()
-            other_split = bool(own_splits) and not splits & own_splits
+            own_splits = {folder_split([folder]) for folder in own[:-1]} - {None}
+            other_split = bool(splits and own_splits) and not splits & own_splits
             rank = (same, same == len(own), candidate.endswith(file))
             if other_split or rank < best_rank:
                 continue
@@ -171,11 +181,6 @@ class PictureFinder:
         if near:
             return f"{near[0]} is there: correct the name"
         return "add it or remove its captions"
-
-
-def _splits(folders: Iterable[str]) -> set[str]:
-    """Return all splits that folders are named by."""
-    return {split for folder in folders if (split := folder_split([folder])) is not None}
 
 
 def _without_copies(meant: dict[str, list[str]]) -> dict[str, list[str]]:

@@ -123,7 +123,7 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     columns = columns_of(caption)
     cells = [record[own] for record in _sample(records) for own in columns if record.get(own) not in (None, "")]
     settings: Options = {} if header is None else {"columns": header}
-    notes = list(found.notes)
+    notes = [*found.notes, *_doubts(place, file, finder)]
     by_number = all(name.isdecimal() for name in place.found)
     if by_number and _counts_rows(values):
         name, picture = next(iter(place.found.items()))
@@ -239,6 +239,17 @@ def _other_folders(records: list[dict[str, Any]], image: str, column: str, place
             f"its column {column} says the folders of pictures and is not used: in {len(others):,} of {len(rows):,} "
             f"rows the picture is in another, such as {place.found[name]} for {folder} and {name}: write both into "
             f"column {image}: {folder}/{name}"
+        )
+
+
+def _doubts(place: Place, file: Path, finder: PictureFinder) -> Iterator[str]:
+    """Yield a note on pictures whose folder their names do not say."""
+    inner = finder.below(place.base) if place.base.is_relative_to(finder.folder) else PictureFinder(place.base, ())
+    doubts = [doubt for name, picture in place.found.items() if (doubt := inner.doubt(name, picture))]
+    if doubts:
+        yield (
+            f"{file}: {len(doubts):,} of {len(place.found):,} names do not say the folder of their picture: "
+            f"{doubts[0]}: for another, set data.images or correct the names"
         )
 
 
@@ -364,10 +375,7 @@ def _index(item: str, items: tuple[str, ...]) -> int:
 
 
 def unused_marks(values: dict[str, list[Any]], has_split: bool, kind: str = "column") -> Iterator[str]:
-    """Yield notes on columns that are not read: splits, languages, verdicts on rows.
-
-    values: of each column. kind: what a column is named in messages.
-    """
+    """Yield notes on columns that are not read: splits, languages, verdicts on rows. kind: what messages name them."""
     most = max(map(len, values.values()), default=0)
     for name, own in values.items():
         items = [item for value in own if isinstance(value, list) for item in value if isinstance(item, dict)]

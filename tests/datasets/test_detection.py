@@ -329,6 +329,29 @@ def test_two_columns_that_may_name_the_pictures_are_noted(tmp_path: Path) -> Non
     assert "its column left (0.png) names the pictures; so may right (5.png)" in note
 
 
+@pytest.mark.parametrize(
+    ("name", "there", "said"),
+    [
+        (
+            "100CANON/{:03d}.png",
+            ["101CANON/{:03d}.png"],
+            "of their picture: 100CANON/000.png is read from 101CANON/000.png",
+        ),
+        ("{:03d}.png", ["masks/{:03d}.png", "images/{:03d}.jpg"], "000.png is read from masks/000.png, not images/000"),
+        ("photos/{:03d}.png", ["photos/{:03d}.png", "masks/{:03d}.jpg"], ""),
+        ("{:03d}.png", ["photos/{:03d}.png", "thumbs/{:03d}.jpg"], ""),
+    ],
+)
+def test_pictures_of_another_folder_than_the_names_say_are_noted(
+    tmp_path: Path, name: str, there: list[str], said: str
+) -> None:
+    for form in there:
+        pictures(tmp_path, name=form)
+    table(tmp_path / "captions.csv", ["image", "caption"], *([name.format(at), caption(at)] for at in range(24)))
+    notes = detect(tmp_path).notes
+    assert len(notes) == bool(said) and all("24 of 24" in note and said in note for note in notes)
+
+
 @pytest.mark.parametrize("form", ["{}", "{}.0", "{:06d}"])
 def test_numbers_may_have_lost_their_zeros(tmp_path: Path, form: str) -> None:
     pictures(tmp_path, name="COCO_train2014_{:012d}.png")
@@ -779,7 +802,7 @@ def test_fields_that_are_not_used_are_noted_in_every_form(tmp_path: Path, form: 
     assert re.search(r"its (column|field) language says that captions are in several languages \(de, en\)", notes)
     assert "field caption.lang says that captions are in several languages (en 50%, de 50%)" in notes
     assert re.search(r"its (column|field) status \(ok 88%, rejected 12%\) is not used", notes)
-    said = "says splits, which are not used" if form == "texts" else "looks like a split and is not used"
+    said = "its field split is not used: put" if form == "texts" else "looks like a split and is not used"
     assert options.get("split_field") == "split" if form == "tar" else said in notes
 
 
@@ -800,17 +823,14 @@ def test_tars_not_named_as_a_split_leave_the_others_their_splits_and_are_noted(t
     rows = ADAPTERS["webdataset"].model_validate(detect(tmp_path).options).rows(tmp_path / "out")
     assert {row.split for row in rows} == {"train", "dev", None}
     (note,) = detect(tmp_path).notes
-    assert "1 of 3 tar files are not named as a split, such as flickr-0.tar: their pictures are divided" in note
+    assert "1 of 3 tars are not named as a split: flickr-0.tar is divided" in note
 
 
 def test_samples_of_several_pictures_are_noted(tmp_path: Path) -> None:
     members = {f"{at:03d}.{end}": end.encode() for at in range(24) for end in ("png", "jpg")}
     tar_of(tmp_path / "0.tar", dict(sorted({**members, **{f"{at:03d}.txt": b"a dog" for at in range(24)}}.items())))
     (note,) = detect(tmp_path).notes
-    assert (
-        "24 of its first 24 samples have several pictures, such as 000 (jpg, png): the first of each is read (.jpg)"
-        in note
-    )
+    assert "24 of its first 24 samples have several pictures, such as 000 (jpg, png): the first, .jpg, is read" in note
     (note,) = detect(tmp_path / "0.tar").notes
 
 
