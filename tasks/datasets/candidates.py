@@ -487,7 +487,9 @@ def of_tars(path: Path) -> Reading:
         )
     unnamed = [tar.name for tar in tars if tar_split(tar) is None]
     if 0 < len(unnamed) < len(tars):
-        notes.append(f"{path}: {len(unnamed)} of {len(tars)} tars are not named as a split: {unnamed[0]} is divided")
+        notes.append(
+            f"{path}: {len(unnamed)} of {len(tars)} tars are not named as a split: {unnamed[0]} is divided by content"
+        )
     pictures = frozenset(folder / key for key in keys)
     found = Columns({}, folder, pictures, ("tar",), "caption", tuple(texts), 1.0, tuple(notes))
     return Reading(tars[0], options, found, tuple(tars))

@@ -428,11 +428,11 @@ def caption_column(
         there = f"; there are: {', '.join(values)}" if values else ""
         raise AttendError(f"{where}: {NO_TEXTS} but the pictures' ({image}){there}")
 
-    def rank(name: str) -> tuple[bool, bool, int, float]:
+    def rank(name: str) -> tuple[bool, bool, bool, int, float]:
         known = _index(str(name).lower(), CAPTION_NAMES)
         is_class = words[name] < _FEW_WORDS and max(words.values()) >= FEWEST_WORDS
-        is_odd = any(are(values[name]) for are in (_are_questions, _are_objects, _are_the_same, _are_marks))
-        return is_odd, is_class, known, -words[name]
+        is_odd = _are_questions(values[name]) or _are_objects(values[name]) or _are_the_same(values[name])
+        return is_odd or _are_marks(values[name]), is_odd, is_class, known, -words[name]
 
     caption = min(texts, key=rank)
     if _are_marks(values[caption]) or (words[caption] >= _FEW_WORDS and _are_the_same(values[caption])):

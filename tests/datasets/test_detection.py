@@ -823,7 +823,7 @@ def test_tars_not_named_as_a_split_leave_the_others_their_splits_and_are_noted(t
     rows = ADAPTERS["webdataset"].model_validate(detect(tmp_path).options).rows(tmp_path / "out")
     assert {row.split for row in rows} == {"train", "dev", None}
     (note,) = detect(tmp_path).notes
-    assert "1 of 3 tars are not named as a split: flickr-0.tar is divided" in note
+    assert "1 of 3 tars are not named as a split: flickr-0.tar is divided by content" in note
 
 
 def test_samples_of_several_pictures_are_noted(tmp_path: Path) -> None:
