@@ -369,8 +369,7 @@ def _caption_field(documents: list[dict[str, object]], file: Path) -> tuple[str,
     texts = {name: [value for value in own if isinstance(value, str | list)] for name, own in values.items()}
     likely = {name: list(filter(None, own)) for name, own in texts.items() if len(own) * 2 > len(documents)}
     if not likely:
-        there = ", ".join(dict.fromkeys(name for document in documents for name in document))
-        raise AttendError(f"{file}: no field of captions; there are: {there}: set data.caption_field")
+        raise AttendError(f"{file}: no field of captions; there are: {', '.join(documents[0])}: set data.caption_field")
     try:
         found, notes = caption_column(likely, str(file), "their names", kind="field")
     except AttendError as error:
@@ -471,7 +470,7 @@ def of_tars(path: Path) -> Reading:
         options |= lines_of(contents)
         texts = [text for content in contents for text in captions_of(content, options.get("lines", "captions"))]
     elif any(documents):
-        field, notes = _caption_field(documents, tars[0])
+        field, notes = _caption_field(list(filter(None, documents)), tars[0])
         options["caption_field"] = field
         texts = [str(document[field]) for document in documents if document.get(field)]
     if not texts:
