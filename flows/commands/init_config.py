@@ -24,7 +24,7 @@ _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the v
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
 # Captions to train on, with fewer than which the decoder is another one: docs/measured.md has the figures.
 _FEWEST, _FEW, _SMALL = 700, 1_500, 5_000
-_STEPS = 3_000  # of training, about, in all epochs
+_FEWEST_STEPS, _STEPS = 800, 3_000  # of training, about, in all epochs
 # Of a training that starts from a captioner: docs/few-photographs.md has the figures.
 _START_BATCH, _START_EPOCHS, _START_RATE = 16, 10, 0.0001
 _JUDGED = 100  # held-out pictures from which gates are written
@@ -257,7 +257,8 @@ def _training(captions: int, pictures: int) -> list[str]:
         lines += ["  {embedding: 128, hidden: 256, attention_size: 128, dropout_words: 0.4, dropout_grid: 0.4}"]
     batch = 8 if is_small else 16
     steps = max(1, pictures // batch)  # of an epoch
-    epochs = min(60, max(8, round(_STEPS / steps)))
+    # The learning rate falls to 0 over all epochs: with very few captions the best one comes early.
+    epochs = min(60, max(8, round((_FEWEST_STEPS if captions < _FEWEST else _STEPS) / steps)))
     lines += ["training:", f"  epochs: {epochs}  # at most: see patience"]
     # With few captions the dev score stays at 0 for some epochs before it rises.
     lines += [f"  patience: {12 if is_small else 5}  # training ends after so many epochs without a better dev score"]

@@ -384,8 +384,8 @@ def _other_fields(documents: list[dict[str, object]], file: Path, has_split: boo
     """
     names = dict.fromkeys(name for document in documents for name in document)
     values = {name: [item[name] for item in documents if item.get(name) not in (None, "")] for name in names}
-    full = [name for name, own in values.items() if len(own) == len(documents) and is_split(own) and not has_split]
-    split = next((name for name in full if len(set(values[name])) > 1 or name.lower() == "split"), None)
+    full = [name for name, own in values.items() if len(own) == len(documents) and not has_split]
+    split = next((name for name in full if is_split(name, values[name])), None)
     rest = {name: own for name, own in values.items() if name != split}
     return split, [f"{file}: its {note}" for note in unused_marks(rest, has_split or split is not None, kind="field")]
 

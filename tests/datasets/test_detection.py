@@ -792,11 +792,11 @@ def test_fields_that_are_not_used_are_noted_in_every_form(tmp_path: Path, form: 
         for name, record in zip(pictures(tmp_path), records, strict=True):
             (tmp_path / name).with_suffix(".json").write_text(json.dumps(record))
     else:
-        records = [{"image": {"bytes": b"png"}, **record} for record in records]
+        with_pictures = [{"image": {"bytes": b"png"}, **record} for record in records]
         if form == "hub":
-            pq.write_table(pa.Table.from_pylist(records), tmp_path / "photos.parquet")
+            pq.write_table(pa.Table.from_pylist(with_pictures), tmp_path / "photos.parquet")
         else:
-            saved(tmp_path, records)
+            saved(tmp_path, with_pictures)
     options, _, found = detect(tmp_path)
     notes = "\n".join(found)
     assert re.search(r"its (column|field) language says that captions are in several languages \(de, en\)", notes)
