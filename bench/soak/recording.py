@@ -19,8 +19,9 @@ _MAKING = ("mkdir", "mkdirat")
 _LINKING = ("link", "linkat")
 _FLUSHING: Mapping[str, Kind] = {"fsync": "fsync", "fdatasync": "fdatasync"}
 _OTHERS = ("openat", "write", "pwrite64", "writev", "pwritev", "pwritev2", "lseek", "sendfile", "ftruncate", "truncate")
-# Calls that would have to be followed too: where one of them is made, the record is refused.
-_UNKNOWN = ("open", "creat", "copy_file_range", "splice", "fallocate", "symlink", "symlinkat")
+# Calls that would have to be followed too: where one of them is made, the record is refused. Symbolic links are not
+# followed: the program makes one in a temporary folder only, and strace names the file that an open one leads to.
+_UNKNOWN = ("open", "creat", "copy_file_range", "splice", "fallocate")
 TRACED = (*_REMOVING, *_RENAMING, *_MAKING, *_LINKING, *_FLUSHING, *_OTHERS, *_UNKNOWN)
 
 _CALL = re.compile(r"(\w+)\((.*)\)\s+= (.*)")
