@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +155,12 @@ def _hooks(config: Config, plan: Plan, name: str) -> Iterator[Any]:
         return
     model = config.registry.model
     with (
-        tempfile.TemporaryDirectory(prefix="attend-champion-") as scratch,
+        contextlib.ExitStack() as stack,
         training_log(config.workspace, model, status.key, run_params(stage, plan.inputs)) as log,
     ):
-        yield DecoderHooks(log.try_log_epoch, partial(champion_bundle, config.workspace, model, Path(scratch)))
+
+        def champion() -> Path | None:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="attend-champion-"))
+            return champion_bundle(config.workspace, model, Path(scratch))
+
+        yield DecoderHooks(log.try_log_epoch, champion)
