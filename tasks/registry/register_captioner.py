@@ -96,9 +96,9 @@ def register_captioner(config: Config, artifacts: CaptionerArtifacts, params: di
         version = _intact_version(log.client, registry.model, {_KEY: work.key}, workspace)
         champion, why_first = champion_to_beat(log.client, registry.model, workspace)
         is_champion = champion is not None and version is not None and number(champion) == number(version)
-        known = None if champion is None else pictures_of_version(log.client, champion, scratch / "known")
-        match = None
+        known, match = None, None
         if champion is not None and not is_champion:
+            known = pictures_of_version(log.client, champion, scratch / "known")
             match = match_with(champion, scores, config, artifacts, log.client, scratch, known)
         inspection = _inspect(config, artifacts, None if known is None else known.digests, work.out)
         gates = [] if is_champion else run_gates(config, artifacts, None if match is None else match.comparison)

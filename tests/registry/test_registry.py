@@ -29,6 +29,7 @@ from tasks.common.source import commit
 from tasks.config.schema import Config
 from tasks.data.manifest import GENERATED_FOLDER
 from tasks.evaluation.coco_files import corpus_of
+from tasks.inspection.record import INSPECTION
 from tasks.metrics import measure
 from tasks.mlflow_store import tracking
 from tasks.mlflow_store.logged_model import load_captioner, log_model
@@ -236,11 +237,14 @@ def test_a_model_whose_files_were_changed_is_refused(workspace: Path, tmp_path: 
 
 
 def test_registering_again_makes_no_second_version(workspace: Path) -> None:
+    """And the data are inspected as they were then, not as those of a champion."""
     config = trained(workspace)
-    before = told(config)
-    shutil.rmtree(artifacts(config)["register"].path)
+    before, folder = told(config), artifacts(config)["register"].path
+    inspection = (folder / INSPECTION).read_bytes()
+    shutil.rmtree(folder)
     assert run_stage(config, "register").state != "fresh"
     assert told(config)["version"] == before["version"]
+    assert (folder / INSPECTION).read_bytes() == inspection
     client = tracking.connect(workspace)
     assert len(client.search_model_versions("name = 'small'")) == 1
     assert len(client.search_runs([client.get_run(before["run_id"]).info.experiment_id])) == 2  # and its scores
