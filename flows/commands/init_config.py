@@ -23,8 +23,9 @@ SAMPLE = 200  # rows by whose captions their script is told
 _UNKNOWN = 0.02  # share of the words of captions that may be too rare for the vocabulary
 _CUT = 0.03  # share of the captions that may be longer than captions.max_tokens
 # Captions to train on, with fewer than which the decoder is another one: docs/measured.md has the figures.
-_FEWEST, _FEW, _SMALL = 700, 1_500, 5_000
-_FEWEST_STEPS, _STEPS = 800, 3_000  # of training, about, in all epochs
+_FEWEST, _SMALL = 700, 5_000
+# Steps of training, about, in all epochs; and the pictures from which it is more of them.
+_STEPS_OF_FEW, _STEPS, _FEW_PICTURES = 800, 3_000, 700
 # Of a training that starts from a captioner: docs/few-photographs.md has the figures.
 _START_BATCH, _START_EPOCHS, _START_RATE = 16, 10, 0.0001
 _JUDGED = 100  # held-out pictures from which gates are written
@@ -245,20 +246,17 @@ def _training(captions: int, pictures: int) -> list[str]:
     """Return the sections `decoder` and `training` for a number of captions and pictures to train on."""
     lines = []
     is_small = captions < _SMALL
-    if captions < _FEW:
+    if is_small:
         together = ", members: 3" if captions < _FEWEST else ""
         lines += [
             "decoder:  # a small Transformer, which learns more from so few captions than the preset's LSTM",
             f"  {{name: transformer{together}, output: null, layers: 2, embedding: 256, hidden: 256, pca_dim: 256,",
             "   tie_weights: true, dropout_words: 0.4, dropout_grid: 0.4, dropout_layers: 0.3}",
         ]
-    elif is_small:
-        lines += ["decoder:  # smaller than the preset's: there are few captions"]
-        lines += ["  {embedding: 128, hidden: 256, attention_size: 128, dropout_words: 0.4, dropout_grid: 0.4}"]
     batch = 8 if is_small else 16
     steps = max(1, pictures // batch)  # of an epoch
-    # The learning rate falls to 0 over all epochs: with very few captions the best one comes early.
-    epochs = min(60, max(8, round((_FEWEST_STEPS if captions < _FEWEST else _STEPS) / steps)))
+    # The learning rate falls to 0 over all epochs: with few pictures the best one comes early.
+    epochs = min(60, max(8, round((_STEPS_OF_FEW if pictures < _FEW_PICTURES else _STEPS) / steps)))
     lines += ["training:", f"  epochs: {epochs}  # at most: see patience"]
     # With few captions the dev score stays at 0 for some epochs before it rises.
     lines += [f"  patience: {12 if is_small else 5}  # training ends after so many epochs without a better dev score"]
