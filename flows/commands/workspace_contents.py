@@ -7,7 +7,6 @@ used, and could be made again. Where a record that says what is needed cannot be
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from tasks.captioner.copied_loader import DIGEST
+from tasks.captioner.load_bundle import kept_digest
 from tasks.common.errors import AttendError, suggestion
 from tasks.common.files import digest_of_file, remove_folder
 from tasks.grids.identity import Identity
@@ -302,7 +302,7 @@ def _captioner_items(workspace: Workspace, needs: _Needs) -> Iterator[Item]:
         if folder.suffix == ".partial":
             yield Item("captioner, not downloaded whole", folder, folder_size(folder), ())
             continue
-        digests = [json.loads(path.read_text(encoding="utf-8"))["digest"] for path in folder.rglob(DIGEST)]
+        digests = [kept_digest(path.parent) for path in folder.rglob(DIGEST)]
         users = needs.unknown.union(*(users_of[digest] for digest in digests))
         yield Item("captioner to start from", folder, folder_size(folder), tuple(sorted(users)))
 

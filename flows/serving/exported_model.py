@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from flows.serving.served import LoadedModel, Served
-from tasks.captioner.copied_loader import DIGEST
-from tasks.captioner.load_bundle import load_bundle
+from tasks.captioner.load_bundle import kept_digest, load_bundle
 from tasks.common.errors import AttendError
 
 
@@ -20,7 +19,7 @@ class ExportedModel(Served):
         super().__init__(seconds)
 
     def _identity(self) -> str:
-        return str(json.loads((self._folder / DIGEST).read_text(encoding="utf-8"))["digest"])
+        return kept_digest(self._folder)
 
     def _load(self) -> LoadedModel:
         shown = str(self._folder)

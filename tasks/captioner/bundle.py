@@ -16,7 +16,7 @@ from models.neighbours import Memory
 from tasks.captioner import copied_loader
 from tasks.captioner.captioner_artifacts import CaptionerArtifacts
 from tasks.captioner.given_grids import check_encoder, load_encoder
-from tasks.captioner.load_bundle import FORMAT, LOADER
+from tasks.captioner.load_bundle import FORMAT, LOADER, kept_digest
 from tasks.config.schema import Config
 from tasks.data.caption_files import read_vocabulary
 from tasks.evaluation.score_record import read_scores
@@ -100,7 +100,6 @@ def is_whole(folder: Path) -> bool:
     Raises OSError where a file cannot be read.
     """
     try:
-        kept = json.loads((folder / copied_loader.DIGEST).read_text(encoding="utf-8"))["digest"]
-        return bool(kept == copied_loader.digest_of_files(folder))
+        return kept_digest(folder) == copied_loader.digest_of_files(folder)
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return False

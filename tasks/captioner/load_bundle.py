@@ -28,6 +28,14 @@ class LoadedBundle(NamedTuple):
     requests: Any
 
 
+def kept_digest(folder: Path) -> str:
+    """Return the digest in a bundle's bundle.json.
+
+    Raises OSError, ValueError, KeyError or TypeError where there is none.
+    """
+    return str(json.loads((folder / DIGEST).read_text(encoding="utf-8"))["digest"])
+
+
 def load_bundle(folder: Path, shown: str) -> LoadedBundle:
     """Load the captioner of a bundle's folder. shown: the model's name, for messages.
 

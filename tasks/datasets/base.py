@@ -225,19 +225,35 @@ def folder_split(folders: Iterable[str]) -> str | None:
     return None
 
 
+def named_splits(folders: Iterable[str]) -> set[str]:
+    """Return the splits that these folders are named by, each by itself."""
+    return {split for folder in folders if (split := folder_split([folder])) is not None}
+
+
 def split_level(paths: Iterable[Sequence[str]]) -> int:
     """Return the first level at which folders of these paths are named by several splits; 0 without one.
 
     It is 1 for `training_data/train` and `training_data/val`. paths: the folders of each.
     """
     levels = itertools.zip_longest(*set(map(tuple, paths)), fillvalue="")
-    splits = ({folder_split([folder]) for folder in set(level)} - {None} for level in levels)
-    return next((number for number, own in enumerate(splits) if len(own) > 1), 0)
+    return next((number for number, level in enumerate(levels) if len(named_splits(set(level))) > 1), 0)
 
 
 def path_split(folders: Sequence[str], level: int) -> str | None:
     """Return the split that a folder of a path is named by, the first from `split_level` on; None without."""
     return folder_split([*folders[level:], *folders[:level]])
+
+
+def path_splits(paths: Sequence[Sequence[str]]) -> list[str | None]:
+    """Return the split of each of these paths, by `path_split`. paths: the folders of each."""
+    level = split_level(paths)
+    return [path_split(folders, level) for folders in paths]
+
+
+def file_splits(folder: Path, files: Sequence[Path]) -> list[str | None]:
+    """Return the split that the name of each file says, or else a folder of its path below `folder`."""
+    by_folder = path_splits([file.relative_to(folder).parts[:-1] for file in files])
+    return [folder_split([file.stem]) or own for file, own in zip(files, by_folder, strict=True)]
 
 
 def path_folders(name: str, picture: str) -> list[str]:

@@ -18,7 +18,7 @@ from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
 from tasks.common.wording import counted, listed, shortened
 from tasks.datasets import ADAPTERS
-from tasks.datasets.base import folder_split, path_split, shown_files, split_level
+from tasks.datasets.base import folder_split, path_splits, shown_files
 from tasks.datasets.coco import Coco
 from tasks.datasets.documents import parse_json_or_lines, read_json
 from tasks.datasets.faults import Faults
@@ -286,9 +286,7 @@ class Folder:
             raise AttendError(f"{items[0].text}: is empty, as others of its kind are")
         if sum(map(_is_numbers, texts)) > _NEARLY_ALL * len(texts):
             raise AttendError(f"{items[0].text}: holds numbers, not captions, as others of its kind do")
-        folders = [item.name.split("/")[:-1] for item in items]
-        level = split_level(folders)
-        splits = Counter(path_split(own, level) for own in folders)
+        splits = Counter(path_splits([item.name.split("/")[:-1] for item in items]))
         notes += [f"{items[0].text}: {note}" for note in _odd_lines(texts, len(sample))]
         notes += note_on_encoding(items[0].text, options.get("encoding", "utf-8"), texts)
         split, more_notes = _other_fields(documents, items[0].text, has_split=len(splits) > 1)
@@ -462,9 +460,10 @@ def of_tars(path: Path) -> Reading:
         text = next((suffix for suffix in TEXTS if suffix in members), None)
         if text is not None:
             contents.append(members[text].decode("utf-8", "replace"))
-        documents.append({})
+        document: dict[str, object] = {}
         with contextlib.suppress(AttendError):  # a row that is not valid is reported when the rows are read
-            documents[-1] = json_fields(members, f"{tars[0]}: {key}")
+            document = json_fields(members, f"{tars[0]}: {key}")
+        documents.append(document)
     notes: list[str] = []
     if contents:
         options |= lines_of(contents)

@@ -18,12 +18,11 @@ from tasks.common.wording import counted, listed, shortened
 from tasks.datasets.base import (
     OTHER_PICTURES,
     PICTURE_SUFFIXES,
+    file_splits,
     folder_split,
-    path_split,
     refuse_address,
     require_file,
     shown_files,
-    split_level,
 )
 from tasks.datasets.candidates import Folder, Reading, of_rows, of_tars
 from tasks.datasets.coco_tensor_file import is_coco_tensors
@@ -236,13 +235,11 @@ def _groups(candidates: list[Reading]) -> list[list[Reading]]:
 def _joined(folder: Path, parts: list[Reading]) -> Options:
     """Return the settings of several files as one data set, each with the split that its name or folder says."""
     sources: dict[str, Options] = {}
-    level = split_level(part.file.relative_to(folder).parts[:-1] for part in parts)
-    for part in parts:
+    for part, split in zip(parts, file_splits(folder, [part.file for part in parts]), strict=True):
         place = part.file.relative_to(folder)
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", "-".join(place.with_suffix("").parts))
         while name in sources or not name.strip("-_"):  # as names in other letters may become
             name = f"{name.strip('-_') or 'captions'}-{len(sources) + 1}"
-        split = folder_split([part.file.stem]) or path_split(place.parts[:-1], level)
         own = part.options.get("split_column") or part.options.get("splits")
         sources[name] = part.options if split is None or own else {**part.options, "split": split}
     return {"adapter": "sources", "sources": sources}

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from tasks.common.errors import AttendError
 from tasks.common.files import check_name
-from tasks.datasets.base import Row, UnpackedOptions, folder_split, parse_split, path_split, split_level
+from tasks.datasets.base import Row, UnpackedOptions, file_splits, folder_split, parse_split
 from tasks.datasets.documents import read_json
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.records import Lists, captions_of, columns_of
@@ -94,10 +94,7 @@ def table_files(path: Path) -> list[TableFile]:
     files = [file for file in sorted(place.rglob("*.parquet")) if not file.name.startswith(".")]
     if not files:
         raise AttendError(f"data.path: {place}: no Parquet file, and no folder that save_to_disk wrote")
-    folders = [file.relative_to(place).parts[:-1] for file in files]
-    level = split_level(folders)
-    splits = [folder_split([file.stem]) or path_split(own, level) for file, own in zip(files, folders, strict=True)]
-    return list(map(TableFile, files, splits))
+    return list(map(TableFile, files, file_splits(place, files)))
 
 
 def _saved(folder: Path) -> list[Path]:

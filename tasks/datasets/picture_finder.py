@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from tasks.common.errors import AttendError
-from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, find_pictures, folder_split
+from tasks.datasets.base import OTHER_PICTURES, PICTURE_SUFFIXES, find_pictures, named_splits
 
 _ADDRESS = re.compile("(https?|s3|gs)://[^?#]*", re.IGNORECASE)
 # A part of a path that folders of small copies have, and the end of the names of WordPress's.
@@ -136,12 +136,12 @@ class PictureFinder:
             found = self._candidates(parts)
         best: list[str] = []
         best_rank = (fewest, False, False)
-        splits = {folder_split([folder]) for folder in parts[:-1]} - {None}
+        splits = named_splits(parts[:-1])
         file = _without_query(name).rpartition("/")[2]
         for candidate, own in found:
             same = _common_end(parts, own)
-            own_splits = {folder_split([folder]) for folder in own[:-1]} - {None}
-            other_split = bool(splits and own_splits) and not splits & own_splits
+            own_splits = named_splits(own[:-1]) if splits else set()
+            other_split = bool(own_splits) and splits.isdisjoint(own_splits)
             rank = (same, same == len(own), candidate.endswith(file))
             if other_split or rank < best_rank:
                 continue

@@ -19,8 +19,7 @@ from tasks.datasets.base import (
     DatasetOptions,
     folder_split,
     path_folders,
-    path_split,
-    split_level,
+    path_splits,
 )
 from tasks.datasets.faults import Faults
 from tasks.datasets.picture_finder import PictureFinder, is_address
@@ -61,6 +60,7 @@ _LANGUAGES = re.compile(
     "dutch|russian|japanese|chinese|korean|arabic|hindi|turkish|polish|czech|swedish"
 )
 _FEW_KINDS = 8  # of the values of a column that says what rows are
+_SLASH = re.compile(r"[/\\]")
 _SIGNS = re.compile(r"[\d/_.:-]")  # which file names, addresses and dates have
 _FILE = re.compile(r"\.(txt|jpe?g|png|json|xml|csv)$", re.IGNORECASE)
 _LETTER = re.compile(r"[^\W\d_]")
@@ -134,7 +134,7 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
         name, picture = next(iter(place.found.items()))
         notes.append(f"{file}: no picture has the ending that its column {image} says: {name} is read as {picture}")
     others = [name for name in names if name not in (image, split, *columns)]
-    notes += [f"{file}: {note}" for name in others for note in _other_folders(records, image, name, place)]
+    notes += [f"{file}: {note}" for note in _other_folders(records, image, others, place)]
     settings |= settings_of(kind, image, caption, split)
     if split is None:
         found_splits, more_notes = _splits_of(place, names, file)
@@ -228,18 +228,20 @@ def place_of(names: Collection[str], file: Path, finder: PictureFinder, any_endi
     return place_of(names, file, finder, any_ending=True) if best is None and not any_ending else best
 
 
-def _other_folders(records: list[dict[str, Any]], image: str, column: str, place: Place) -> Iterator[str]:
-    """Yield a note on a column of the pictures' folders, where pictures are found by the names of files in others."""
-    rows = [(str(only(record.get(image))), str(record.get(column)).strip("/")) for record in records]
-    rows = [(name, folder) for name, folder in rows if name in place.found and not re.search(r"[/\\]", name)]
-    others = [(name, folder) for name, folder in rows if f"/{folder}/" not in f"/{place.found[name]}"]
-    if others and len(rows) - len(others) > _SOME * len(rows):
-        name, folder = others[0]
-        yield (
-            f"its column {column} says the folders of pictures and is not used: in {len(others):,} of {len(rows):,} "
-            f"rows the picture is in another, such as {place.found[name]} for {folder} and {name}: write both into "
-            f"column {image}: {folder}/{name}"
-        )
+def _other_folders(records: list[dict[str, Any]], image: str, columns: list[str], place: Place) -> Iterator[str]:
+    """Yield a note on each column of the pictures' folders, where pictures are found by files' names in others."""
+    named = ((str(only(record.get(image))), record) for record in records)
+    files = [(name, record) for name, record in named if name in place.found and not _SLASH.search(name)]
+    for column in columns:
+        rows = [(name, str(record.get(column)).strip("/")) for name, record in files]
+        others = [(name, folder) for name, folder in rows if f"/{folder}/" not in f"/{place.found[name]}"]
+        if others and len(rows) - len(others) > _SOME * len(rows):
+            name, folder = others[0]
+            yield (
+                f"its column {column} says the folders of pictures and is not used: in {len(others):,} of "
+                f"{len(rows):,} rows the picture is in another, such as {place.found[name]} for {folder} and {name}: "
+                f"write both into column {image}: {folder}/{name}"
+            )
 
 
 def _doubts(place: Place, file: Path, finder: PictureFinder) -> Iterator[str]:
@@ -387,7 +389,7 @@ def unused_marks(values: dict[str, list[Any]], has_split: bool, kind: str = "col
         elif str(name).lower() in ("lang", "language", "locale") and len(different) > 1:
             shown = ", ".join(different[:5])
             yield f"{kind} {name} says that captions are in several languages ({shown}): all are read together"
-        elif not has_split and is_split("split", own):
+        elif not has_split and _are_splits(own):
             yield f"{kind} {name} has only {own[0]!r}, which is not read as a split: if it is, set data.split_column"
         elif "deleted" in str(name).lower() and 0 < len(own) < most:
             share = f"{len(own) / most:.0%} of the rows"
@@ -532,9 +534,7 @@ def _shape(text: str) -> str:
 
 def _splits_of(place: Place, columns: list[str], file: Path) -> tuple[Options, list[str]]:
     """Return the setting that takes splits from the folders of the pictures, and a note on splits that are not used."""
-    folders = [path_folders(name, picture) for name, picture in place.found.items()]
-    level = split_level(folders)
-    splits = [path_split(own, level) for own in folders]
+    splits = path_splits([path_folders(name, picture) for name, picture in place.found.items()])
     if all(splits) and len(set(splits)) > 1 and "train" in splits:
         return {"splits": "folders"}, []
     named = [column for column in columns if str(column).lower() in _SPLIT_COLUMNS]
@@ -590,8 +590,11 @@ def _texts(cells: list[Any], lists: str | None) -> Iterator[str]:
 def is_split(name: str, values: list[Any]) -> bool:
     """Return whether all values of a column are names of splits; a single one may be a class, such as trains."""
     is_named = not {*_SPLIT_COLUMNS, *SPLIT_NAMES}.isdisjoint(re.findall("[a-z]+", str(name).lower()))
-    are_splits = all(isinstance(value, str) and value.strip().lower() in SPLIT_NAMES for value in values)
-    return bool(values) and are_splits and (is_named or len(set(values)) > 1)
+    return _are_splits(values) and (is_named or len(set(values)) > 1)
+
+
+def _are_splits(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, str) and value.strip().lower() in SPLIT_NAMES for value in values)
 
 
 def _words(values: list[Any]) -> float:

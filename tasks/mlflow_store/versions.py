@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.captioner.copied_loader import DIGEST
-from tasks.captioner.load_bundle import check_bundle
+from tasks.captioner.load_bundle import check_bundle, kept_digest
 from tasks.common.errors import AttendError, suggestion
 from tasks.common.files import digest_of_file, write_atomically
 from tasks.common.log import log
@@ -230,7 +228,7 @@ def find(model: str | None, workspace: Path) -> Registered:
 def exported_digest(folder: Path) -> str | None:
     """Return the digest of the captioner in a folder that `attend export` wrote; None where it is none."""
     try:
-        return str(json.loads((folder / DIGEST).read_text(encoding="utf-8"))["digest"])
+        return kept_digest(folder)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.captioner.bundle import ORIGIN, is_whole
 from tasks.captioner.copied_loader import DIGEST
-from tasks.captioner.load_bundle import check_bundle
+from tasks.captioner.load_bundle import check_bundle, kept_digest
 from tasks.common.errors import AttendError
 from tasks.config.starting_point import StartingPoint
 from tasks.mlflow_store.embedded_store import DATABASE
@@ -55,7 +55,7 @@ def find_starting_point(start_from: str, store: str | None, workspace: Path) -> 
             "export or download the captioner again"
         )
     check_bundle(bundle, f"{_FIELD}: {address}")
-    return StartingPoint(address, bundle, json.loads((bundle / DIGEST).read_text(encoding="utf-8"))["digest"])
+    return StartingPoint(address, bundle, kept_digest(bundle))
 
 
 def _address_of(folder: Path) -> str:
