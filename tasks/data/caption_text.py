@@ -10,7 +10,7 @@ import regex
 from tasks.common.wording import counted, shortened
 from tasks.data.tokenisers import tokeniser
 from tasks.datasets.base import Row
-from tasks.datasets.table_columns import FEWEST_WORDS, word_count
+from tasks.datasets.caption_columns import FEWEST_WORDS, word_count
 
 KEEPS_ALL = "whitespace"  # the tokeniser that keeps every word as it is written
 # Symbols, and punctuation that no sentence has.

@@ -19,6 +19,7 @@ from tasks.common.errors import AttendError
 from tasks.common.wording import counted, listed, shortened
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import folder_split, path_splits, shown_files
+from tasks.datasets.caption_columns import CAPTION_NAMES, caption_column, is_split, lists_of, unused_marks
 from tasks.datasets.coco import Coco
 from tasks.datasets.documents import parse_json_or_lines, read_json
 from tasks.datasets.faults import Faults
@@ -27,18 +28,7 @@ from tasks.datasets.image_folder import ImageFolder, metadata_files
 from tasks.datasets.picture_finder import PictureFinder
 from tasks.datasets.records import columns_of
 from tasks.datasets.table import RecordOptions, Table, is_table, split_tables, usual_images
-from tasks.datasets.table_columns import (
-    CAPTION_NAMES,
-    SAMPLE,
-    Columns,
-    Options,
-    caption_column,
-    examine,
-    is_split,
-    lists_of,
-    settings_of,
-    unused_marks,
-)
+from tasks.datasets.table_columns import SAMPLE, Columns, Options, examine, settings_of
 from tasks.datasets.text_forms import encoding_of, note_on_encoding, text_forms
 from tasks.datasets.texts import TEXT_SUFFIXES, TextFile, captions_of, is_unicode, lines_of, read_text, texts_of
 from tasks.datasets.webdataset import TEXTS, json_fields, picture_suffixes, samples, tar_files, tar_split

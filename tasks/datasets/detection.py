@@ -25,6 +25,7 @@ from tasks.datasets.base import (
     shown_files,
 )
 from tasks.datasets.candidates import Folder, Reading, of_rows, of_tars
+from tasks.datasets.caption_columns import NO_TEXTS
 from tasks.datasets.coco_tensor_file import is_coco_tensors
 from tasks.datasets.huggingface import table_files
 from tasks.datasets.image_folder import METADATA
@@ -32,7 +33,7 @@ from tasks.datasets.object_array import array_header
 from tasks.datasets.picture_finder import is_copy
 from tasks.datasets.sources import with_source
 from tasks.datasets.table import TABLE_SUFFIXES, is_table
-from tasks.datasets.table_columns import NO_TEXTS, Options
+from tasks.datasets.table_columns import Options
 from tasks.datasets.texts import TEXT_SUFFIXES
 from tasks.datasets.webdataset import is_tar
 
