@@ -116,8 +116,8 @@ class Neighbours:
     """
 
     number: int = 60
-    temperature: float = 0.1
-    factor: float = 16.0
+    temperature: float = 0.2
+    factor: float = 32.0
     copies: float | None = None
 
 

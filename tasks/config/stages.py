@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from models.backbones import BACKBONES, LIBRARIES
-from models.options import Decoding, Runtime, Searches
+from models.options import Decoding, Neighbours, Runtime, Searches
 from tasks.common.errors import check_known
 from tasks.common.files import check_path
 from tasks.common.section import NotInKey, Section
@@ -167,19 +167,24 @@ class MemoryConfig(Section):
 class NeighboursConfig(Section):
     """How captions are ranked by their similarity to the captions of similar training pictures."""
 
-    number: int = Field(60, ge=1, le=1000, description="similar training pictures, whose captions are consulted")
+    number: int = Field(
+        Neighbours.number, ge=1, le=1000, description="similar training pictures, whose captions are consulted"
+    )
     temperature: float = Field(
-        0.1, gt=0, le=10, description="of their weights, which are exp(cosine similarity / temperature)"
+        Neighbours.temperature,
+        gt=0,
+        le=10,
+        description="of their weights, which are exp(cosine similarity / temperature)",
     )
     factor: float = Field(
-        16.0,
+        Neighbours.factor,
         ge=0,
         le=1000,
         description="by which a caption's weighted mean CIDEr-D / 10 to their captions is added to its mean "
         "log-probability",
     )
     copies: float | None = Field(
-        None,
+        Neighbours.copies,
         gt=0,
         le=100,
         description="a caption of theirs is used instead where it is more than this many times as similar to the "

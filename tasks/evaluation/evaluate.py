@@ -25,7 +25,7 @@ class Evaluate(Stage):
     """The stage `evaluate`: held-out pictures -> captions -> scores."""
 
     kind: ClassVar[str] = "evaluate"
-    version: ClassVar[int] = 10
+    version: ClassVar[int] = 11
     distributed: ClassVar[bool] = True
     memory_setting: ClassVar[str] = "machine.decode_batch"
 
