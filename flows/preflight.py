@@ -62,7 +62,8 @@ class Verdict:
     """Hold the findings of a check, and how much it looked at.
 
     pixels: pictures whose pixels were read. compared: those among which near-duplicates were looked for, None where
-    there is nothing to compare. listed: the file that lists all findings; None where there is no workspace yet.
+    there is nothing to compare. grid_bytes: the size of a picture's grid; None where the backbone was not built.
+    listed: the file that lists all findings; None where there is no workspace yet.
     """
 
     findings: list[Problem] = field(default_factory=list)
@@ -71,6 +72,7 @@ class Verdict:
     splits: dict[str, int] = field(default_factory=dict)
     pixels: int = 0
     compared: int | None = None
+    grid_bytes: int | None = None
     seconds: float = 0.0
     listed: str | None = None
 
@@ -101,8 +103,10 @@ def verdict_of(
             verdict.add("error", "workspace", _workspace_faults(config))
         if data is not None:
             _check_data(verdict, data, config, sample, near_duplicates)
-        if backbone is not None:
-            verdict.add("error", "backbone", filter(None, [backbone.result()]))
+        if backbone is not None and config is not None:
+            fault, verdict.grid_bytes = backbone.result()
+            verdict.add("error", "backbone", filter(None, [fault]))
+            verdict.add("warning", "workspace", _lacking_space(config, verdict))
     verdict.seconds = time.monotonic() - begun
     if config is not None:
         _keep(verdict, config)
@@ -340,7 +344,7 @@ def _split_faults(found: Survey, evaluation: EvaluationConfig, config: Config | 
         )
 
 
-def _start_backbone_check(config: Config, stack: contextlib.ExitStack) -> Future[str]:
+def _start_backbone_check(config: Config, stack: contextlib.ExitStack) -> Future[tuple[str, int | None]]:
     """Start the check of the backbone, in a process of its own where it loads torch, which takes as long as the rest.
 
     stack: ends the process.
@@ -368,6 +372,23 @@ def _workspace_faults(config: Config) -> Iterator[str]:
     free = shutil.disk_usage(folder).free
     if free < _FREE:
         yield f"machine.workspace: {folder}: {free >> 20} MiB are free on its disk: make room, or use another disk"
+
+
+def _lacking_space(config: Config, verdict: Verdict) -> Iterator[str]:
+    """Yield a line where the grids that are not in the workspace yet need more space than is free on its disk."""
+    from tasks.grids.store import folder_size
+
+    grids = config.workspace / "grids"
+    if verdict.grid_bytes is None or "://" in config.machine.address:
+        return
+    kept = folder_size(grids) if grids.is_dir() else 0
+    folder = next(path for path in (grids, *grids.parents) if path.exists())
+    needed, free = verdict.pictures * verdict.grid_bytes - kept, shutil.disk_usage(folder).free
+    if needed > free:
+        yield (
+            f"machine.workspace: the grids need {needed / 1e9:,.1f} GB more, and {free / 1e9:,.1f} GB are free on the "
+            "disk: make room, use another disk, or pool the grids (grids.grid)"
+        )
 
 
 def _keep(verdict: Verdict, config: Config) -> None:

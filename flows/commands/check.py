@@ -73,6 +73,9 @@ def _print(verdict: Verdict, preset: str, overrides: list[str]) -> None:
         f"{counted(verdict.captions, 'caption')}: {counted(verdict.count('error'), 'error')}, "
         f"{counted(verdict.count('warning'), 'warning')} in {verdict.seconds:.1f} s"
     )
+    if verdict.grid_bytes is not None:
+        total = verdict.grid_bytes * verdict.pictures
+        typer.echo(f"The grids take {verdict.grid_bytes / 1e3:,.0f} kB a picture, {total / 1e9:,.2f} GB in all.")
     if verdict.pixels < verdict.pictures:
         typer.echo(
             f"The headers of all pictures were read, and the pixels of {verdict.pixels:,} "

@@ -109,13 +109,14 @@ class Backbone(nn.Module):
         The map stays the same. The network may then take photographs of no other size.
         """
 
-    def check_size(self, size: int) -> None:
-        """Raise ValueError if the network takes no photographs of size x size px."""
+    def grid_shape(self, size: int) -> tuple[int, int, int]:
+        """Return the shape (h, w, C) of the grid of a photograph of size x size px; ValueError where it takes none."""
         try:
             with torch.inference_mode():
-                self(torch.zeros(1, 3, size, size))
+                _, height, width, channels = self(torch.zeros(1, 3, size, size)).shape
         except Exception as error:  # timm and torchvision raise various errors
             raise ValueError(f"takes no pictures of {size} px: {' '.join(str(error).split())[:160]}") from None
+        return height, width, channels
 
     def tunable(self, first_block: int, size: int) -> list[list[nn.Parameter]]:
         """Return the weights of each block from `first_block` (counted from 1) to the last on which a grid depends.

@@ -7,6 +7,7 @@ extracted, the path of a .safetensors, .pth or .pt file, or `captioner:FOLDER`, 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,16 +52,17 @@ def weight_digests(grids: GridsConfig, machine: MachineConfig) -> dict[str, str]
     return {"weights": Digests(machine.folder / "digests.sqlite").of([path])[path]}
 
 
-def check_backbone(grids: GridsConfig, first_block: int | None = None) -> None:
-    """Raise AttendError where a run could not make grids: backbone, weights, image size, or block to be tuned.
+def check_backbone(grids: GridsConfig, first_block: int | None = None) -> int | None:
+    """Return the size in bytes of a picture's grid, None where the backbone is not built.
 
-    What is on this machine is loaded as a run loads it. Nothing is downloaded: a server is only asked whether it has
-    the weights. first_block: the first of the backbone's blocks to be fine-tuned.
+    Raises AttendError where a run could not make grids: backbone, weights, image size, or block to be tuned. What is on
+    this machine is loaded as a run loads it. Nothing is downloaded: a server is only asked whether it has the weights.
+    first_block: the first of the backbone's blocks to be fine-tuned.
     """
     kind, _, name = grids.weights.partition(":")
     _checked_seed(grids.weights)
     if not check_needs_torch(grids):
-        return
+        return None
     import torch
 
     if kind == "torchvision":
@@ -78,6 +80,7 @@ def check_backbone(grids: GridsConfig, first_block: int | None = None) -> None:
             backbone.tunable(first_block, grids.image_size)
         except ValueError as error:
             raise AttendError(f"tuning.first_block: {grids.backbone} {error}") from None
+    return 2 * math.prod(backbone.grid_shape(grids.image_size))
 
 
 def check_needs_torch(grids: GridsConfig) -> bool:
@@ -90,13 +93,15 @@ def check_needs_torch(grids: GridsConfig) -> bool:
     return grids.backbone != IMPORTED and not is_own_and_random
 
 
-def backbone_fault(grids: GridsConfig, first_block: int | None) -> str:
-    """Return what `check_backbone` finds wrong, as text that another process can return; empty where nothing is."""
+def backbone_fault(grids: GridsConfig, first_block: int | None) -> tuple[str, int | None]:
+    """Return what `check_backbone` finds wrong, as text that another process can return, and what it returns.
+
+    The text is empty where nothing is wrong.
+    """
     try:
-        check_backbone(grids, first_block)
+        return "", check_backbone(grids, first_block)
     except AttendError as error:
-        return str(error)
-    return ""
+        return str(error), None
 
 
 def _check_timm_download(backbone: Backbone, architecture: str) -> None:
@@ -180,7 +185,7 @@ def random_backbone(grids: GridsConfig, seed: int | None = None) -> Backbone:
     except ValueError as error:
         raise AttendError(f"grids.backbone: {error}") from None
     try:
-        backbone.check_size(grids.image_size)
+        backbone.grid_shape(grids.image_size)
     except ValueError as error:
         raise AttendError(f"grids.image_size: {grids.backbone} {error}") from None
     return backbone

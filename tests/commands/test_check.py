@@ -198,13 +198,14 @@ def test_the_check_resolves_the_backbone_as_a_run_does(
         raise OSError("no network")
 
     monkeypatch.setattr("urllib.request.urlopen", offline)
-    found = backbone_fault(GridsConfig(image_size=64, **grids), tuning)
+    found, size = backbone_fault(GridsConfig(image_size=64, **grids), tuning)
     assert (told in found) if told else not found
+    assert (size is None) == bool(found)
 
 
 def test_timm_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    found = backbone_fault(GridsConfig(backbone="timm:resnet18", weights="random:0", image_size=64), None)
+    found, _ = backbone_fault(GridsConfig(backbone="timm:resnet18", weights="random:0", image_size=64), None)
     assert found == "grids.backbone: timm:resnet18: timm is not installed: run `uv pip install timm`"
 
 
@@ -220,6 +221,19 @@ def test_a_block_that_timms_model_does_not_have_is_named_before_the_run(
         config(folder.parent, grids=grids, tuning={"epochs": 1, "first_block": first_block})
         said = checked(monkeypatch, capsys)["findings"]
         assert [item["message"] for item in said if item["about"] == "backbone"] == found
+
+
+def test_the_size_of_the_grids_is_said_and_compared_with_the_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    pytest.importorskip("timm")
+    config(folder.parent, grids={"backbone": "timm:resnet18", "weights": "random:0"})
+    found = checked(monkeypatch, capsys)
+    assert found["grid_bytes"] == 3 * 3 * 512 * 2  # float16
+    assert "GB" not in str(found["findings"])
+    free = shutil.disk_usage(folder)._replace(free=found["grid_bytes"] * (found["pictures"] - 1))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
+    assert "the grids need 0.0 GB more, and 0.0 GB are free" in str(checked(monkeypatch, capsys)["findings"])
 
 
 @pytest.mark.parametrize("fault", FAULTS)
