@@ -209,31 +209,23 @@ def test_timm_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert found == "grids.backbone: timm:resnet18: timm is not installed: run `uv pip install timm`"
 
 
-def test_a_block_that_timms_model_does_not_have_is_named_before_the_run(
+def test_the_size_of_grids_and_a_block_that_timms_model_does_not_have_are_said_before_the_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     pytest.importorskip("timm")
-    for first_block, found in (
-        (4, []),
-        (5, ["tuning.first_block: timm:resnet18 has 4 blocks: block 5 cannot be tuned"]),
+    full = shutil.disk_usage(folder)._replace(free=0)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: full)
+    for first_block, found, size in (
+        (4, [], 3 * 3 * 512 * 2),  # float16
+        (5, ["tuning.first_block: timm:resnet18 has 4 blocks: block 5 cannot be tuned"], None),
     ):
         grids = {"backbone": "timm:resnet18", "weights": "random:0"}
         config(folder.parent, grids=grids, tuning={"epochs": 1, "first_block": first_block})
-        said = checked(monkeypatch, capsys)["findings"]
+        verdict = checked(monkeypatch, capsys)
+        said = verdict["findings"]
         assert [item["message"] for item in said if item["about"] == "backbone"] == found
-
-
-def test_the_size_of_the_grids_is_said_and_compared_with_the_disk(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    pytest.importorskip("timm")
-    config(folder.parent, grids={"backbone": "timm:resnet18", "weights": "random:0"})
-    found = checked(monkeypatch, capsys)
-    assert found["grid_bytes"] == 3 * 3 * 512 * 2  # float16
-    assert "GB" not in str(found["findings"])
-    free = shutil.disk_usage(folder)._replace(free=found["grid_bytes"] * (found["pictures"] - 1))
-    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
-    assert "the grids need 0.0 GB more, and 0.0 GB are free" in str(checked(monkeypatch, capsys)["findings"])
+        assert verdict["grid_bytes"] == size
+        assert ("GB are free on the disk" in str(said)) == (size is not None)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
