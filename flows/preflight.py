@@ -359,8 +359,7 @@ def _workspace_faults(config: Config) -> Iterator[str]:
     """Yield why a run cannot write to the workspace; one that is not there yet is not made."""
     folder = config.workspace
     try:
-        while not folder.exists():  # the run makes these folders in the first that is there
-            folder = folder.parent
+        folder = _existing(folder)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -374,6 +373,11 @@ def _workspace_faults(config: Config) -> Iterator[str]:
         yield f"machine.workspace: {folder}: {free >> 20} MiB are free on its disk: make room, or use another disk"
 
 
+def _existing(folder: Path) -> Path:
+    """Return a folder, or the first above it that is there: a run makes it in that. Raises OSError as `exists` does."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
 def _lacking_space(config: Config, verdict: Verdict) -> Iterator[str]:
     """Yield a line where the grids that are not in the workspace yet need more space than is free on its disk."""
     from tasks.grids.store import folder_size
@@ -381,9 +385,11 @@ def _lacking_space(config: Config, verdict: Verdict) -> Iterator[str]:
     grids = config.workspace / "grids"
     if verdict.grid_bytes is None or "://" in config.machine.address:
         return
-    kept = folder_size(grids) if grids.is_dir() else 0
-    folder = next(path for path in (grids, *grids.parents) if path.exists())
-    needed, free = verdict.pictures * verdict.grid_bytes - kept, shutil.disk_usage(folder).free
+    try:
+        free = shutil.disk_usage(_existing(grids)).free
+        needed = verdict.pictures * verdict.grid_bytes - folder_size(grids)
+    except OSError:  # `_workspace_faults` says so
+        return
     if needed > free:
         yield (
             f"machine.workspace: the grids need {needed / 1e9:,.1f} GB more, and {free / 1e9:,.1f} GB are free on the "

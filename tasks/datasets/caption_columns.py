@@ -42,7 +42,7 @@ _LANGUAGES = re.compile(
 _FEW_KINDS = 8  # of the values of a column that says what rows are
 _SIGNS = re.compile(r"[\d/_.:-]")  # which file names, addresses and dates have
 _FILE = re.compile(r"\.(txt|jpe?g|png|json|xml|csv)$", re.IGNORECASE)
-_LETTER = re.compile(r"[^\W\d_]")
+LETTER = re.compile(r"[^\W\d_]")
 
 
 def index_in(item: str, items: tuple[str, ...]) -> int:
@@ -236,7 +236,7 @@ def _words(values: list[Any]) -> float:
     texts = [item for item in items if isinstance(item, str)]
     if not texts or len(texts) < _NEARLY_ALL * sum(item is not None for item in items):
         return 0.0
-    if not any(map(_LETTER.search, texts)):
+    if not any(map(LETTER.search, texts)):
         return 0.0
     return sum(map(word_count, texts)) / len(texts)
 

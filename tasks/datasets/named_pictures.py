@@ -89,9 +89,9 @@ def other_folders(records: list[dict[str, Any]], image: str, columns: list[str],
 def doubts(place: Place, file: Path, finder: PictureFinder) -> Iterator[str]:
     """Yield a note on pictures whose folder their names do not say."""
     inner = finder.below(place.base) if place.base.is_relative_to(finder.folder) else PictureFinder(place.base, ())
-    doubts = [doubt for name, picture in place.found.items() if (doubt := inner.doubt(name, picture))]
-    if doubts:
+    found = [doubt for name, picture in place.found.items() if (doubt := inner.doubt(name, picture))]
+    if found:
         yield (
-            f"{file}: {len(doubts):,} of {len(place.found):,} names do not say the folder of their picture: "
-            f"{doubts[0]}: for another, set data.images or correct the names"
+            f"{file}: {len(found):,} of {len(place.found):,} names do not say the folder of their picture: "
+            f"{found[0]}: for another, set data.images or correct the names"
         )

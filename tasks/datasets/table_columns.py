@@ -12,6 +12,7 @@ from tasks.common.errors import AttendError
 from tasks.datasets.base import PICTURE_SUFFIXES, DatasetOptions, path_folders, path_splits
 from tasks.datasets.caption_columns import (
     CAPTION_NAMES,
+    LETTER,
     SPLIT_COLUMNS,
     caption_column,
     index_in,
@@ -35,7 +36,6 @@ _NEARLY_ALL = 0.9
 _RIVAL = 0.75  # share of the best likeness from which another column may name the pictures
 _OF_IMAGES = re.compile("image|img|photo|pic|file|bild|foto|path|jpg|png")
 _OF_OTHERS = re.compile("caption|sent|text|ann|row|index|unnamed|thumb|mask|cond|source|target")
-_LETTER = re.compile(r"[^\W\d_]")
 
 
 class Columns(NamedTuple):
@@ -241,7 +241,7 @@ def _image_column(
 
 
 def _are_numbers(place: Place) -> bool:
-    return not any(map(_LETTER.search, (*place.found, *place.unclear)))
+    return not any(map(LETTER.search, (*place.found, *place.unclear)))
 
 
 def _are_files(values: list[Any]) -> bool:
