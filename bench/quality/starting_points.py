@@ -4,8 +4,9 @@
 
 DATA is Flickr8k's folder, WEIGHTS a file of EfficientNet-Lite2's weights. The preset `base` is trained for six epochs
 on the training pictures whose captions never mention a dog. The own pictures are drawn from the others, with one
-caption each or five, and 40 more for dev; captions of the dev pictures of dogs are scored with five references. From
-the beginning the same decoder is trained on the same grids. What has run already is not run again.
+caption each or five, and 40 more for dev; captions of the dev pictures of dogs are scored with five references. The
+settings are those that `attend init` writes, with `--from` and without, on the base's grids. What has run already is
+not run again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import argparse
 import csv
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,21 +26,11 @@ from bench.pipelines import run_until
 from bench.quality.neighbours import captions_in, cells_of, predictions_of
 from flows.configs import load
 from flows.registered.evaluate import evaluate_registered
-from tasks.config.schema import Config
 
 _DOG = re.compile(r"\b(dogs?|pupp(y|ies))\b", re.IGNORECASE)
+_BACKBONE = "timm:tf_efficientnet_lite2.in1k"
 _HELD_OUT = 40  # own pictures for dev
 _SIZES = ["50x1", "300x1", "1000x1", "300x5"]
-_STARTED = [
-    "training={start_from: 'models:/base@champion', epochs: 10, learning_rate: 0.0001}",
-    "training={warmup_steps: 10, averaging: 0.9, select: likelihood}",
-    "captions={vocabulary: joined, min_count: 1}",
-    "memory.joined=true",
-]
-_FROM_BEGINNING = [
-    "training={epochs: 40, patience: 8, batch_pictures: 8, warmup_steps: 37, averaging: 0.973}",
-    "captions.min_count=2",
-]
 
 
 def main() -> None:
@@ -45,21 +38,35 @@ def main() -> None:
     describe()
     print("\n| own pictures x captions | captioner | BLEU-4 | METEOR | CIDEr | a word twice | ends on a small word |")
     print("| --- " * 7 + "|", flush=True)
+    workspace = given.workspace.absolute()
     flickr = Flickr(given.data.absolute())
-    base = _config(given, flickr, "base", flickr.base(), ["training.epochs=6"])
-    run_until(base)
+    everywhere = [f"machine.workspace={workspace}", "evaluation.split=test"]
+    grids = f"grids={{backbone: '{_BACKBONE}', weights: {given.weights.absolute()}, image_size: 260}}"
+    table = flickr.write(workspace / "tables" / "base", flickr.base())
+    data = f"data={{adapter: table, path: {table}, images: {flickr.folder / 'images'}}}"
+    run_until(load("base", ["name=base", data, grids, "training.epochs=6", *everywhere]))
     for size in given.sizes or _SIZES:
         pictures, captions = map(int, size.split("x"))
-        rows = list(flickr.own(pictures, captions, given.seed))  # each config writes them
-        own = f"own-{size}-{given.seed}"
-        alone = evaluate_registered(_config(given, flickr, own, rows, _FROM_BEGINNING), "models:/base@champion")
+        rows = flickr.own(pictures, captions, given.seed)
+        table = flickr.write(workspace / "tables" / f"own-{size}-{given.seed}", rows)
+        beginning = _init(table, "beginning.yaml")
+        started = _init(table, "started.yaml", "--from", "models:/base@champion", "--store", str(workspace))
+        alone = evaluate_registered(load(beginning, [*everywhere, grids]), "models:/base@champion")
         scores = " | ".join(f"{alone.scores['scores'][name]:.1f}" for name in ("bleu4", "meteor", "cider"))
         print(f"| {size} | the base alone | {scores} |  |  |", flush=True)
-        for label, settings in (("from the beginning", _FROM_BEGINNING), ("started from the base", _STARTED)):
+        for label, config, own in (("from the beginning", beginning, [grids]), ("started", started, [])):
             for ranked, neighbours in (("", "off"), (", with neighbours", "fitted")):
-                config = _config(given, flickr, own, rows, [*settings, f"evaluation.neighbours='{neighbours}'"])
-                cells = cells_of(captions_in(predictions_of(config)))
+                settings = [*everywhere, *own, f"evaluation.neighbours='{neighbours}'"]
+                cells = cells_of(captions_in(predictions_of(load(config, settings))))
                 print(f"| {size} | {label}{ranked} | {' | '.join(cells)} |", flush=True)
+
+
+def _init(table: Path, name: str, *options: str) -> str:
+    """Return the config that `attend init` writes for a table."""
+    config = table.with_name(name)
+    command = [sys.executable, "-m", "flows.commands.cli", "init", str(table), "--out", str(config), "--force"]
+    subprocess.run([*command, *options], check=True, stdout=subprocess.DEVNULL)
+    return str(config)
 
 
 def _arguments() -> Any:
@@ -70,26 +77,6 @@ def _arguments() -> Any:
     parser.add_argument("--workspace", type=Path, default=Path("workspace"))
     parser.add_argument("--seed", type=int, default=0, help="of the pictures that are drawn")
     return parser.parse_args()
-
-
-def _config(given: Any, flickr: Flickr, name: str, rows: Iterable[Row], settings: list[str]) -> Config:
-    """Return the config of a data set, which is written as a table. settings: overrides of the preset `base`."""
-    table = given.workspace.absolute() / "tables" / f"{name}.csv"
-    table.parent.mkdir(parents=True, exist_ok=True)
-    with table.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("image", "caption", "split"), *rows])
-    started = any("start_from" in setting for setting in settings)
-    return load(
-        "base",
-        [
-            f"name={name}",
-            f"data={{adapter: table, path: {table}, images: {flickr.folder / 'images'}}}",
-            *([] if started else [f"grids.weights={given.weights.absolute()}"]),
-            "evaluation.split=test",
-            f"machine.workspace={given.workspace.absolute()}",
-            *settings,
-        ],
-    )
 
 
 Row = tuple[str, str, str]
@@ -117,6 +104,16 @@ class Flickr:
 
     def _rows(self, names: Iterable[str], split: str) -> Iterable[Row]:
         return ((name, caption, split) for name in names for caption in self._captions[name])
+
+    def write(self, folder: Path, rows: Iterable[Row]) -> Path:
+        """Write rows as a table into a folder, with the pictures in it, and return the table."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "images").exists():
+            (folder / "images").symlink_to(self.folder / "images")
+        table = folder / "captions.csv"
+        with table.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("image", "caption", "split"), *rows])
+        return table
 
     def base(self) -> Iterable[Row]:
         """Yield the rows without dogs."""
