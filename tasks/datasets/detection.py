@@ -27,6 +27,7 @@ from tasks.datasets.base import (
 from tasks.datasets.candidates import Folder, Reading, of_rows, of_tars
 from tasks.datasets.caption_columns import NO_TEXTS
 from tasks.datasets.coco_tensor_file import is_coco_tensors
+from tasks.datasets.embedded_descriptions import descriptions_in
 from tasks.datasets.huggingface import table_files
 from tasks.datasets.image_folder import METADATA
 from tasks.datasets.object_array import array_header
@@ -342,6 +343,14 @@ def _what_is_there(folder: Folder) -> str:
         return "holds neither pictures nor captions: give the folder that does"
     unknown = [f"{number:,} {suffix}" for suffix, number in suffixes.most_common() if suffix not in PICTURE_SUFFIXES]
     seen = f" (its other files: {', '.join(unknown[:5])})" if unknown else ""
+    described = descriptions_in(folder.path / name for name in folder.finder.names)
+    if described is not None:
+        place, table = (shlex.quote(str(path)) for path in (folder.path, folder.path / "captions.csv"))
+        return (
+            f"has {pictures:,} pictures and no captions{seen}, but descriptions in the pictures' own metadata, such as "
+            f"{shortened(described.example, 60)!r}: write them to a table: exiftool -csv -r -{described.field} {place} "
+            f"> {table}"
+        )
     return (
         f"has {pictures:,} pictures and no captions{seen}: add a metadata.jsonl with a line a picture, "
         '{"file_name": "a.jpg", "text": "a dog runs"}, or a .txt beside each picture'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import re
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import ExifTags, Image
 
 from flows.commands.init_config import BACKBONES
 from models.vocabulary import END, SPECIAL, START
@@ -68,6 +70,11 @@ def utf_16(folder: Path) -> None:
 def absolute_paths(folder: Path) -> None:
     given = [(str(folder / "somewhere" / "else" / name), text) for name, text in rows(folder, inside="somewhere/else/")]
     table(folder / "list.csv", given, ",", "utf-8", ("path", "caption"))
+
+
+def of_exiftool(folder: Path) -> None:
+    given = [(f"photos/{name}", text) for name, text in rows(folder)]
+    table(folder / "captions.csv", given, ",", "utf-8", ("SourceFile", "Description"))
 
 
 def of_windows(folder: Path) -> None:
@@ -156,6 +163,7 @@ READ = [
     tabs,
     utf_16,
     absolute_paths,
+    of_exiftool,
     of_windows,
     with_dots,
     names_without_ending,
@@ -198,6 +206,50 @@ def test_a_folder_is_read_without_an_edit(
 
 def pictures_alone(folder: Path) -> None:
     rows(folder)
+
+
+def exif(picture: Path, text: str) -> None:
+    with Image.open(picture) as image:
+        metadata = image.getexif()
+        metadata[ExifTags.Base.ImageDescription] = text
+        image.save(picture, exif=metadata)
+
+
+def xmp(picture: Path, text: str) -> None:
+    item = f"<rdf:li xml:lang='x-default'>{html.escape(text)}</rdf:li>"
+    with Image.open(picture) as image:
+        image.save(picture, xmp=f"<dc:description><rdf:Alt>{item}</rdf:Alt></dc:description>".encode())
+
+
+def iptc(picture: Path, text: str) -> None:
+    data = b"\x1c\x02\x78" + len(text).to_bytes(2, "big") + text.encode()
+    block = b"Photoshop 3.0\0" + b"8BIM\x04\x04\0\0" + len(data).to_bytes(4, "big") + data
+    start, rest = picture.read_bytes()[:2], picture.read_bytes()[2:]
+    picture.write_bytes(start + b"\xff\xed" + (len(block) + 2).to_bytes(2, "big") + block + rest)
+
+
+def of_a_camera(picture: Path, text: str) -> None:
+    exif(picture, "OLYMPUS DIGITAL CAMERA")
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (
+            exif,
+            r"such as 'dog 0 & a cat': write them to a table: exiftool -csv -r -ImageDescription \S+ > \S+captions.csv",
+        ),
+        (xmp, r"such as 'dog 0 & a cat': .* -Description "),
+        (iptc, r"such as 'dog 0 & a cat': .* -Caption-Abstract "),
+        (of_a_camera, r"no captions: add a metadata.jsonl"),
+    ],
+)
+def test_descriptions_in_the_pictures_own_metadata_are_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, write: Callable[[Path, str], None], message: str
+) -> None:
+    for number, (name, _) in enumerate(rows(tmp_path, name="a{}.jpg")):
+        write(tmp_path / name, f"dog {number} & a cat")
+    assert re.search(message, refused(monkeypatch, capsys, "init", str(tmp_path)))
 
 
 def three_pictures(folder: Path) -> None:
