@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from models.vocabulary import SPACELESS
 from tasks.common.errors import AttendError
-from tasks.common.wording import counted, listed, shortened
+from tasks.common.wording import counted, shortened
 from tasks.datasets import ADAPTERS
 from tasks.datasets.base import folder_split, path_splits, shown_files
 from tasks.datasets.caption_columns import CAPTION_NAMES, caption_column, is_split, lists_of, unused_marks
@@ -25,6 +25,7 @@ from tasks.datasets.documents import parse_json_or_lines, read_json
 from tasks.datasets.faults import Faults
 from tasks.datasets.huggingface import HuggingFace, batches, holds_pictures, table_files
 from tasks.datasets.image_folder import ImageFolder, metadata_files
+from tasks.datasets.odd_texts import odd_beginnings, odd_texts
 from tasks.datasets.picture_finder import PictureFinder
 from tasks.datasets.records import columns_of
 from tasks.datasets.table import RecordOptions, Table, is_table, split_tables, usual_images
@@ -37,7 +38,6 @@ _NO_CAPTIONS = ("readme", "license", "licence", "requirements")  # names of file
 _NEARLY_ALL, _HALF, _SOME = 0.9, 0.5, 0.1
 _FEW_LETTERS = 0.3  # share of a line's signs
 _SEVERAL = 5  # texts from which one says what others are like
-_LABEL = re.compile(r"(\w[\w ]{0,20}:)\s")  # at the beginning of a line, as `Caption: a dog`
 _WORDS = 8  # of a caption: with as many, more do not make it likelier that it is one
 
 
@@ -60,6 +60,15 @@ class Reading:
         titled = 1.2 if re.search("caption|metadata", self.file.stem.lower()) else 1.0
         words = min(self.found.words, _WORDS) / _WORDS
         return self.found.share * words * (0.5 + 0.5 * self.found.variety) * named * titled
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what a person should look at."""
+        texts = self.found.texts
+        odd = list(odd_texts(texts))
+        if self.options["adapter"] != "texts":  # whose lines were looked at
+            odd += odd_beginnings(texts, len(texts))
+        return (*self.found.notes, *(f"{self.file}: {note}" for note in odd))
 
     def has_form_of(self, other: Reading) -> bool:
         """Return whether both are parts of one data set: of one form, or named as splits, and of other pictures."""
@@ -338,12 +347,7 @@ def _odd_lines(lines: Sequence[str], texts: int) -> Iterator[str]:
     if len(numbers) > _SOME * len(lines):
         shown = shortened(numbers[0], 60)
         yield f"{len(numbers)} of {len(lines)} lines have no words, such as {shown!r}: they are read as captions"
-    labels = Counter(found[1] for line in lines if (found := _LABEL.match(line)) is not None)
-    often = [label for label, times in labels.items() if times > _HALF * texts]
-    if texts >= _SEVERAL and often:
-        yield f"lines begin with {listed([repr(label) for label in often])}: this is part of the captions"
-    if sum(re.match(r"\d+[.)] ", line) is not None for line in lines) > 0.9 * len(lines):
-        yield "lines begin with numbers, as in others of its kind: they are part of the captions"
+    yield from odd_beginnings(lines, texts)
     if sum(" " not in line.strip() and not SPACELESS.search(line) for line in lines) > 0.9 * len(lines):
         yield "lines have one word each, as in others of its kind: with data.lines=paragraph all are one caption"
 

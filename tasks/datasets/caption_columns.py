@@ -15,25 +15,28 @@ from tasks.datasets.records import columns_of, listed_texts, text_of
 
 FEWEST_WORDS = 3  # of a column's texts, in the mean, that could be captions
 # Names of columns of captions, the likelier first.
-CAPTION_NAMES = (
+_SURE_NAMES = (
     *("caption", "captions", "sentence", "sentences", "description", "raw", "alt", "alt_text", "text", "texts"),
     *("conversations", "messages", "beschriftung", "bildunterschrift", "beschreibung", "l\u00e9gende", "legende"),
-    *("descripci\u00f3n", "descripcion", "didascalia", "comment", "title"),
+    *("descripci\u00f3n", "descripcion", "didascalia"),
 )
+_OTHER_NAMES = ("comment", "title")
+CAPTION_NAMES = (*_SURE_NAMES, *_OTHER_NAMES)
 SPLIT_COLUMNS = ("split", "partition", "subset", "set", "fold", "phase")
 _BETWEEN = ("||", "###", "|", "\n")  # what some tables have between the captions of a cell
 NO_TEXTS = "no column of texts"  # in the message on a table that only names pictures
 _NEARLY_ALL = 0.9
 _SEVERAL = 5  # texts from which one says what others are like
-_SOME = 0.2
+_SOME, _HALF = 0.2, 0.5
 _FEW_WORDS = 1.5  # of texts that are classes
 _MARKS_SPLIT = re.compile("(is_?)?(train|training|test|val|valid|validation|dev)", re.IGNORECASE)
 # Words in the names of columns that say which rows are good, and values that say it.
 _VERDICT_NAMES = re.compile(
-    "status|state|verdict|reviewe?d?|valid|accepted|approved|rejected|deleted|discard|keep|used?|ok|match|correct|"
-    "quality|spam"
+    "status|state|verdict|reviewe?d?|valid|accepted|approved|rejected|deleted|discard|keep|used?|usable|ok|match|"
+    "correct|quality|spam|skip(ped)?|exclude[ds]?|included?|ignored?|flag(ged)?|decision|problem|precanned|latest|foil|"
+    "hallucinat(ion|ed)|gepr\u00fcft|geprueft|brauchbar"
 )
-_VERDICTS = re.compile("accept(ed)?|approved?|reject(ed)?|bad|spam|invalid|deleted")
+_VERDICTS = re.compile("accept(ed)?|approved?|reject(ed)?|bad|spam|invalid|deleted|drop(ped)?")
 _LANGUAGES = re.compile(
     "(en|de|fr|es|it|pt|nl|ru|ja|zh|ko|ar|hi|tr|pl|cs|sv|eng|deu|ger|fra|fre|spa|ita|por|nld|rus|jpn|zho|kor)"
     "([_-][a-z]{2,4})?|english|german|deutsch|french|fran\u00e7ais|spanish|espa\u00f1ol|italian|italiano|portuguese|"
@@ -65,7 +68,7 @@ def unused_marks(values: dict[str, list[Any]], has_split: bool, kind: str = "col
             yield f"{kind} {name} says that captions are in several languages ({shown}): all are read together"
         elif not has_split and _are_splits(own):
             yield f"{kind} {name} has only {own[0]!r}, which is not read as a split: if it is, set data.split_column"
-        elif "deleted" in str(name).lower() and 0 < len(own) < most:
+        elif _is_verdict(str(name)) and 0 < len(own) < most and not 1 < len(different) <= _FEW_KINDS:
             share = f"{len(own) / most:.0%} of the rows"
             yield f"{kind} {name} is filled in {share} and not used: remove the rows that are not to be trained on"
         else:
@@ -79,8 +82,7 @@ def _unused_kinds(name: str, values: list[Any], has_split: bool, kind: str) -> I
         return
     shares = ", ".join(f"{kind} {number / kinds.total():.0%}" for kind, number in kinds.most_common())
     folded = {kind.lower() for kind in kinds}
-    words = set(re.findall("[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
-    if any(map(_VERDICT_NAMES.fullmatch, words)) or any(map(_VERDICTS.fullmatch, folded)):
+    if _is_verdict(name) or any(map(_VERDICTS.fullmatch, folded)):
         yield f"{kind} {name} ({shares}) is not used: remove the rows that are not to be trained on"
     elif folded & {"caption", "captions", "description"}:
         yield f"{kind} {name} ({shares}) is not used: remove the rows that are no captions"
@@ -88,6 +90,12 @@ def _unused_kinds(name: str, values: list[Any], has_split: bool, kind: str) -> I
         yield f"{kind} {name} says that captions are in several languages ({shares}): all are read together"
     elif not has_split and folded & SPLIT_NAMES.keys():
         yield f"{kind} {name} ({shares}) looks like a split and is not used: its values are to be train, dev and test"
+
+
+def _is_verdict(name: str) -> bool:
+    """Return whether a column's name says that it marks rows as good or bad."""
+    words = re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
+    return any(map(_VERDICT_NAMES.fullmatch, words))
 
 
 def caption_column(
@@ -104,9 +112,12 @@ def caption_column(
         there = f"; there are: {', '.join(values)}" if values else ""
         raise AttendError(f"{where}: {NO_TEXTS} but the pictures' ({image}){there}")
 
-    def rank(name: str) -> tuple[bool, bool, bool, int, float]:
-        known = index_in(str(name).lower(), CAPTION_NAMES)
+    kinds = {name: len(set(map(str, values[name]))) / len(values[name]) for name in texts if words[name] >= _FEW_WORDS}
+
+    def rank(name: str) -> tuple[bool, bool, bool, tuple[int, int], float]:
+        known = _likeness(str(name))
         is_class = words[name] < _FEW_WORDS and max(words.values()) >= FEWEST_WORDS
+        is_class = is_class or (kinds.get(name, 1.0) < _SOME and max(kinds.values()) > _HALF)
         is_odd = _are_questions(values[name]) or _are_objects(values[name]) or _are_the_same(values[name])
         return is_odd or _are_marks(values[name]), is_odd, is_class, known, -words[name]
 
@@ -114,9 +125,9 @@ def caption_column(
     if _are_marks(values[caption]) or (words[caption] >= _FEW_WORDS and _are_the_same(values[caption])):
         shown = shortened(str(values[caption][0]), 60)
         raise AttendError(f"{where}: {NO_TEXTS} that could be captions; of {caption}, the likeliest, one is {shown!r}")
-    stem = _unnumbered(caption)
+    stem = unnumbered(caption)
     are_captions = any(name in stem.lower() for name in CAPTION_NAMES)
-    numbered = [name for name in texts if _unnumbered(name) == stem and words[name] >= FEWEST_WORDS and are_captions]
+    numbered = [name for name in texts if unnumbered(name) == stem and words[name] >= FEWEST_WORDS and are_captions]
     is_known = str(caption).lower() in CAPTION_NAMES
     others = [name for name in texts if name != caption and words[name] >= (FEWEST_WORDS if is_known else 1)]
     others = [name for name in others if not _are_codes(values[name]) and not (len(numbered) > 1 and name in numbered)]
@@ -131,7 +142,19 @@ def caption_column(
     return found, [note] if others or odd else []
 
 
-def _unnumbered(name: str) -> str:
+def _likeness(name: str) -> tuple[int, int]:
+    """Return how likely a column has captions by its name: `caption` and `Alt Text`, then `image_caption`, then others.
+
+    The smaller, the likelier.
+    """
+    folded = re.sub("[ -]", "_", name.lower())
+    whole, part = (min(index_in(own, _SURE_NAMES) for own in names) for names in ([folded], folded.split("_")))
+    if whole < len(_SURE_NAMES):
+        return 0, whole
+    return (1, part) if part < len(_SURE_NAMES) else (2, index_in(folded, _OTHER_NAMES))
+
+
+def unnumbered(name: str) -> str:
     """Return a column's name without its number; the name as it is where it has none."""
     return re.sub(r"[ _.-]?\d+$", "#", str(name))
 

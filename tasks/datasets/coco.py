@@ -9,8 +9,8 @@ from typing import Literal
 
 from tasks.common.errors import AttendError
 from tasks.common.log import log
-from tasks.common.wording import counted
 from tasks.datasets.base import NamedOptions, Row, needs_text, parse_split, require_folder
+from tasks.datasets.caption_columns import unused_marks
 from tasks.datasets.documents import read_json, require_field, require_objects
 from tasks.datasets.faults import REFUSE, Faults
 from tasks.datasets.picture_finder import PictureFinder
@@ -19,6 +19,7 @@ from tasks.datasets.table import usual_images
 _Images = dict[str, tuple[str, str, object]]  # id -> (file name, position in the document, split)
 _Captions = dict[str, list[tuple[int, str]]]  # image id -> (caption id, caption)
 
+_READ = ("id", "image_id", "caption")  # fields of an annotation
 _FILE_NAME = re.compile(r"captions_(?P<images>(?P<split>train|val|test)\w*)\.json")
 
 
@@ -80,11 +81,10 @@ class Coco(NamedOptions):
                     raise AttendError(f"{where}.id: {identifier} is already the id of {images[identifier][1]}")
                 images[identifier] = (name, where, image.get("split"))
         annotations = require_objects(document, "annotations", str(path))
-        rejected = sum(bool(annotation.get("is_rejected")) for annotation in annotations)
-        if rejected:  # as VizWiz marks them
-            log.warning(
-                f"{path}: {counted(rejected, 'annotation')} with is_rejected are read as others: or remove them"
-            )
+        fields = dict.fromkeys(field for annotation in annotations for field in annotation if field not in _READ)
+        marks = {field: [item[field] for item in annotations if item.get(field) not in (None, "")] for field in fields}
+        for note in unused_marks(marks, has_split=True, kind="field"):  # such as VizWiz's is_rejected
+            log.warning(f"{path}: annotations: their {note}")
         for index, annotation in enumerate(annotations):
             where = f"{path}: annotations[{index}]"
             with faults.of_row():

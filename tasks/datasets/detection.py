@@ -47,6 +47,12 @@ _LISTS = (".txt", ".csv", ".tsv")  # of names of pictures
 _LISTED = 3  # files of one kind in one folder that are listed by name
 # Names of folders of captions that have the pictures next to them.
 _NEXT_TO = re.compile("annotation|caption|metadata|label|text|split", re.IGNORECASE)
+# Names of files and folders of what is not to be trained on.
+_SET_ASIDE = re.compile(
+    r"(?<![a-z])(rejected|discarded|deleted|trash|unused|excluded|predictions?|predicted|sample_submission|old|backup)"
+    r"(?![a-z])",
+    re.IGNORECASE,
+)
 # What to do with files that may hold captions or pictures, and are not read.
 _CONVERT = {
     ".zip": "unpack it first: unzip {name} -d FOLDER",
@@ -149,9 +155,17 @@ def _best(folder: Folder, candidates: list[Reading], errors: dict[Path, str]) ->
     notes = [
         with_source(f"{name}/" if name else "", note)
         for name, part in zip(names, ordered, strict=True)
-        for note in part.found.notes
+        for note in part.notes
     ]
-    return Detection(options, unread, (*seen, *notes, *_few_named(folder, parts)))
+    return Detection(options, unread, (*seen, *notes, *_few_named(folder, parts), *_set_aside(folder.path, read)))
+
+
+def _set_aside(folder: Path, read: Collection[Path]) -> Iterator[str]:
+    """Yield a note on files that are read although their names, or their folders', say that they were set aside."""
+    places = {path.relative_to(folder).with_suffix("") for path in read if path.is_relative_to(folder)}
+    named = sorted({part for place in places for part in place.parts if _SET_ASIDE.search(part)})
+    if named:
+        yield f"{folder}: {listed(named)} is read too: move it out of the folder if it is not to be trained on"
 
 
 def _few_named(folder: Folder, parts: list[Reading]) -> Iterator[str]:
@@ -391,7 +405,7 @@ def _published(folder: Path) -> _Known | None:
             if path.name in ("dataset_dict.json", "state.json", "dataset_info.json")
         ]
         reading = of_rows(folder, files[0])
-        return _Known(reading.options, (*files, *saved), reading.found.notes)
+        return _Known(reading.options, (*files, *saved), reading.notes)
     return None
 
 
@@ -440,7 +454,7 @@ def _of_file(path: Path, root: Path) -> _Known:
         raise AttendError(f"{path}: is not read: {_how_to_convert(path)}")
     if is_tar(path):
         reading = of_tars(path)
-        return _Known(reading.options, (path,), reading.found.notes)
+        return _Known(reading.options, (path,), reading.notes)
     if suffix == ".npy":
         arrays = _of_arrays(path.parent)
         if arrays is None or path not in arrays.read:
@@ -460,4 +474,4 @@ def _of_file(path: Path, root: Path) -> _Known:
     if not folder.finder.names and root == path.parent and _NEXT_TO.search(root.name):
         folder = Folder(root.parent)
     found = (folder.of_text(path) or folder.of_file(path)) if path.name not in METADATA else folder.of_metadata(path)
-    return _Known(found.options, found.read, found.found.notes)
+    return _Known(found.options, found.read, found.notes)

@@ -25,6 +25,7 @@ _COPIES = re.compile(
 _NUMBER = re.compile(r"\d{1,15}(\.0)?")  # a picture's number, which a table may have written as a float
 _LAST_NUMBER = re.compile(r"^(.*?)(\d{1,15})$")
 _CAPTION_NUMBER = re.compile(r"#\d{1,3}$")  # after a name, as Flickr8k has it
+_UPLOADED = re.compile(r"(?<![^/])[0-9a-f]{8}-(?=[^/]+$)")  # before a name, as Label Studio has it of uploaded files
 _SHOWN = 3  # of the files that a name may mean
 
 
@@ -130,6 +131,9 @@ class PictureFinder:
         found = [] if is_page else self._candidates(parts)
         if not found and _CAPTION_NUMBER.search(name):
             parts = _parts(_CAPTION_NUMBER.sub("", name))
+            found = self._candidates(parts)
+        if not found and _UPLOADED.search(name):
+            parts = _parts(_UPLOADED.sub("", name))
             found = self._candidates(parts)
         if not found and "%" in name:
             parts = _parts(unquote(name))

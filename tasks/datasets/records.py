@@ -221,17 +221,27 @@ def _refuse_repeated(path: Path) -> None:
 
 
 def _with_answer(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record with the first answer in place of a conversation, as LLaVA and chat models are tuned on.
+    """Return a record with texts in parts joined, and the first answer in place of a conversation.
 
-    That is `conversations: [{from: human, value: ...}, {from: gpt, value: ...}]`, or `messages` with `role` and
-    `content`.
+    Parts are `["a dog ", {type: bold, text: runs}]`, as Telegram and chat models have them. Conversations are
+    `conversations: [{from: human, value: ...}, {from: gpt, value: ...}]`, as LLaVA is tuned on, or `messages` with
+    `role` and `content`.
     """
+    record = {field: _joined(value) for field, value in record.items()}
     for field, who, said in (("conversations", "from", "value"), ("messages", "role", "content")):
         turns = record.get(field)
         if isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns):
-            answers = [turn.get(said) for turn in turns if turn.get(who) in ("gpt", "assistant")]
+            answers = [_joined(turn.get(said)) for turn in turns if turn.get(who) in ("gpt", "assistant")]
             return {**record, field: answers[0] if answers else None}
     return record
+
+
+def _joined(value: object) -> object:
+    """Return the text of a list of its parts; other values as they are."""
+    parts = value if isinstance(value, list) else []
+    if not any(isinstance(part, dict) and "type" in part and isinstance(part.get("text"), str) for part in parts):
+        return value
+    return "".join(part if isinstance(part, str) else str(part.get("text", "")) for part in parts).strip()
 
 
 def _are_captions(value: object) -> bool:

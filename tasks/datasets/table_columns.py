@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.common.errors import AttendError
+from tasks.common.wording import listed
 from tasks.datasets.base import PICTURE_SUFFIXES, DatasetOptions, path_folders, path_splits
 from tasks.datasets.caption_columns import (
     CAPTION_NAMES,
@@ -19,6 +20,7 @@ from tasks.datasets.caption_columns import (
     is_split,
     lists_of,
     texts_in,
+    unnumbered,
     unused_marks,
     word_count,
 )
@@ -96,8 +98,10 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     cells = [record[own] for record in _sample(records) for own in columns if record.get(own) not in (None, "")]
     settings: Options = {} if header is None else {"columns": header}
     notes = [*found.notes, *doubts(place, file, finder)]
+    others = [name for name in names if name not in (image, split, *columns)]
     by_number = all(name.isdecimal() for name in place.found)
     if by_number and _counts_rows(values):
+        _refuse_names(records, image, others, place, file, finder)
         name, picture = next(iter(place.found.items()))
         notes.append(
             f"{file}: its column {image} counts rows, and is read as the numbers of pictures: {name} is {picture}"
@@ -105,7 +109,6 @@ def examine(kind: type[RecordOptions], options: Options, file: Path, finder: Pic
     if place.is_converted:
         name, picture = next(iter(place.found.items()))
         notes.append(f"{file}: no picture has the ending that its column {image} says: {name} is read as {picture}")
-    others = [name for name in names if name not in (image, split, *columns)]
     notes += [f"{file}: {note}" for note in other_folders(records, image, others, place)]
     settings |= settings_of(kind, image, caption, split)
     if split is None:
@@ -148,6 +151,21 @@ def _counts_rows(names: Collection[str]) -> bool:
     return list(names) in [list(map(str, range(first, first + len(names)))) for first in (0, 1)]
 
 
+def _refuse_names(
+    records: list[dict[str, Any]], image: str, others: list[str], place: Place, file: Path, finder: PictureFinder
+) -> None:
+    """Raise AttendError where rows are counted, and another column has names of files that no picture has."""
+    for name in others:
+        own = [only(record[name]) for record in records if record.get(name) not in (None, "")]
+        files = dict.fromkeys(map(str, own))
+        if _are_files(own) and len(files) > _NEARLY_ALL * len(place.found) and place_of(files, file, finder) is None:
+            raise AttendError(
+                f"{file}: its column {name} names pictures that are not in {finder.folder} ({own[0]}), and its column "
+                f"{image}, which counts rows, names others ({next(iter(place.found.values()))}): correct the names, or "
+                f"remove {name} if the numbers are right"
+            )
+
+
 class _Found(NamedTuple):
     image: str
     caption: str | tuple[str, ...]
@@ -186,6 +204,13 @@ def _read_columns(records: list[dict[str, Any]], file: Path, finder: PictureFind
     rest = {name: values[name] for name in names if name not in (image, *splits)}
     notes += [f"{file}: its {note}" for note in unused_marks(rest, has_split=split is not None)]
     caption, more_notes = caption_column(rest, str(file), image)
+    further = [name for name in rest if values[name] and name not in columns_of(caption) and _are_files(values[name])]
+    further = [name for name in further if unnumbered(name) == unnumbered(image) != str(image)]
+    if further and not isinstance(caption, str):
+        raise AttendError(
+            f"{file}: its columns {listed([image, *further])} name pictures, and {listed(caption)} hold captions: "
+            "write a row for each picture"
+        )
     return _Found(image, caption, split, [*notes, *more_notes], names, place)
 
 
@@ -247,7 +272,7 @@ def _are_numbers(place: Place) -> bool:
 def _are_files(values: list[Any]) -> bool:
     """Return whether a column's values are names of picture files, and no addresses."""
     texts = [str(only(value)) for value in values]
-    return all(text.lower().endswith(PICTURE_SUFFIXES) and not is_address(text) for text in texts)
+    return bool(texts) and all(text.lower().endswith(PICTURE_SUFFIXES) and not is_address(text) for text in texts)
 
 
 def _likeness(name: str, place: Place, most: int, is_named: bool) -> float:

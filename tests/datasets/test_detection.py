@@ -259,10 +259,8 @@ def test_the_same_name_in_two_folders_is_refused(tmp_path: Path) -> None:
 def test_a_column_of_the_folders_of_pictures_is_noted(tmp_path: Path, is_there: bool) -> None:
     names = pictures(tmp_path / "birds", range(12))
     others = pictures(tmp_path / "boats", range(12, 24)) if is_there else names[:6]
-    rows = [
-        [folder, name, f"{folder}: {caption(at)}"] for folder in ("birds", "boats") for at, name in enumerate(names)
-    ]
-    rows += [["boats", name, f"boats: {caption(at)}"] for at, name in enumerate(others)]
+    rows = [[folder, name, f"{folder} {caption(at)}"] for folder in ("birds", "boats") for at, name in enumerate(names)]
+    rows += [["boats", name, f"boats {caption(at)}"] for at, name in enumerate(others)]
     table(tmp_path / "captions.csv", ["folder", "file", "caption"], *rows)
     (note,) = detect(tmp_path).notes
     assert "its column folder says the folders of pictures and is not used: " in note
@@ -319,6 +317,99 @@ def test_numbers_that_name_pictures_are_noted_where_another_column_has_names_of_
     table(tmp_path / "captions.csv", ["id", "scan", "caption"], *rows)
     (note,) = detect(tmp_path).notes
     assert "its column id (5) names the pictures; so may scan (scan_0.png): for another, set data.image_column" in note
+
+
+def test_a_column_that_counts_rows_is_not_taken_where_another_names_missing_files(tmp_path: Path) -> None:
+    pictures(tmp_path, name="{}.png")
+    rows = [[at, f"P{at:07d}.JPG", caption(at)] for at in range(24)]
+    table(tmp_path / "captions.csv", ["", "filename", "caption"], *rows)
+    with pytest.raises(
+        AttendError, match=r"its column filename names pictures that are not in .* \(P0000000\.JPG\), and"
+    ):
+        detect(tmp_path)
+
+
+def test_the_prefix_of_uploaded_files_does_not_matter(tmp_path: Path) -> None:
+    pictures(tmp_path, name="IMG_{}.png")
+    rows = [[at + 1, f"/data/upload/1/1a2b3c4d-IMG_{23 - at}.png", caption(23 - at)] for at in range(24)]
+    table(tmp_path / "project.csv", ["id", "image", "caption"], *rows)
+    assert {row.name: row.captions for row in read(tmp_path)} == {
+        f"IMG_{number}.png": (caption(number),) for number in range(24)
+    }
+
+
+def test_numbers_of_pictures_are_read_where_another_column_is_empty(tmp_path: Path) -> None:
+    pictures(tmp_path, name="{}.png")
+    table(tmp_path / "captions.csv", ["id", "caption", "notes"], *([at, caption(at), ""] for at in range(24)))
+    assert texts(read(tmp_path)) == ALL
+
+
+def test_several_pictures_with_captions_in_a_row_are_refused(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    rows = [[names[at], caption(at), names[at + 1], caption(at + 1)] for at in range(0, 24, 2)]
+    table(tmp_path / "form.csv", ["photo1", "caption1", "photo2", "caption2"], *rows)
+    with pytest.raises(
+        AttendError, match="its columns photo1 and photo2 name pictures, and caption1 and caption2 hold"
+    ):
+        detect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text, _at: f"{text} für Gäste".encode().decode("cp1252"), r"broken letters, such as '.*fÃ¼r.*für"),
+        (lambda text, at: f"[/EN#{at}/people a man] and {text}", r"have marks such as '\[/EN#0/people'"),
+        (lambda text, _at: f"{text} / {text}", "may be several captions, or languages, with '/' between them"),
+        (lambda text, at: text if at % 3 else "SONY DSC", "8 of 24 texts are 'SONY DSC'"),
+        (lambda text, _at: f"Annotator 0: {text}", "begin with 'Annotator 0:': this is part of the captions"),
+        (lambda text, at: f"{at % 3 + 1}. {text}", "begin with numbers or marks, such as '1.'"),
+    ],
+)
+def test_odd_texts_are_read_as_they_are_and_noted(tmp_path: Path, change: Callable[[str, int], str], said: str) -> None:
+    names = pictures(tmp_path)
+    given = [change(caption(at), at) for at in range(24)]
+    table(tmp_path / "captions.csv", ["image", "caption"], *map(list, zip(names, given, strict=True)))
+    (note,) = detect(tmp_path).notes
+    assert re.search(said, note) and texts(read(tmp_path)) == set(given)
+
+
+def test_files_that_were_set_aside_are_noted(tmp_path: Path) -> None:
+    names = captions_csv(tmp_path)
+    others = pictures(tmp_path, range(30, 40))
+    table(tmp_path / "rejected.csv", ["image", "caption"], *([item, caption(at)] for at, item in enumerate(others)))
+    (note,) = detect(tmp_path).notes
+    assert (
+        f"{tmp_path}: rejected is read too: move it out of the folder" in note
+        and len(read(tmp_path)) == len(names) + 10
+    )
+
+
+def test_a_text_in_parts_is_one_caption(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    parts = [[caption(at)[:9], {"type": "bold", "text": caption(at)[9:]}] for at in range(24)]
+    messages = [{"photo": name, "text": part} for name, part in zip(names, parts, strict=True)]
+    (tmp_path / "result.json").write_text(json.dumps({"name": "a chat", "messages": messages}))
+    assert texts(read(tmp_path)) == ALL
+
+
+@pytest.mark.parametrize(
+    ("columns", "right"),
+    [
+        (("Title", "Caption-Abstract"), 1),
+        (("Title", "Image Alt Text"), 1),
+        (("caption", "Alt Text"), 1),
+        (("alt", "title"), 0),
+    ],
+)
+def test_the_column_of_captions_is_told_by_name_and_by_variety(
+    tmp_path: Path, columns: tuple[str, str], right: int
+) -> None:
+    names = pictures(tmp_path)
+    rows = [[name, *[f"by photographer {at % 2}"] * 2] for at, name in enumerate(names)]
+    for at, row in enumerate(rows):
+        row[1 + right] = caption(at)
+    table(tmp_path / "export.csv", ["image", *columns], *rows)
+    assert texts(read(tmp_path)) == ALL
 
 
 def test_two_columns_that_may_name_the_pictures_are_noted(tmp_path: Path) -> None:
@@ -404,6 +495,9 @@ def test_the_address_of_a_page_names_no_picture(tmp_path: Path) -> None:
         ),
         ("answer", ("accept", "reject"), "(accept 88%, reject 12%) is not used"),
         ("isCorrect", ("1", "0"), "(1 88%, 0 12%) is not used"),
+        ("is_precanned", ("False", "True"), "(False 88%, True 12%) is not used"),
+        ("decision", ("retain", "drop"), "(retain 88%, drop 12%) is not used"),
+        ("skip", ("", "x"), "is filled in 12% of the rows and not used: remove the rows that are not to"),
         (
             "task",
             ("caption", "question"),

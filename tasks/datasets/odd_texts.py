@@ -1,0 +1,62 @@
+"""What is odd about the texts of a data set, which are read as they are: `attend init` says it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from tasks.common.wording import listed, shortened
+
+_HALF, _NEARLY_ALL, _SOME, _TENTH = 0.5, 0.9, 0.2, 0.1  # shares of the texts
+_SEVERAL = 5  # texts from which one says what others are like
+_LABEL = re.compile(r"(\w[\w ]{0,20}:)\s")  # at the beginning of a line, as `Caption: a dog`
+_MARK = re.compile(r"\s*(\d+[.)]|[-*\u2022\u2013])\s")  # at the beginning of a line, as `1. a dog` or `- a dog`
+_SEPARATORS = (" // ", " / ", " ~ ", " \u2022 ", " -- ", "[SEP]")
+_MARKUP = re.compile(r"\[/?[A-Z]+[#/]\S*")  # as in Flickr30k Entities: [/EN#1/people two men]
+_FEWEST_WORDS = 2  # of each part of a text, where a sign divides it
+
+
+def odd_texts(texts: Sequence[str]) -> Iterator[str]:
+    """Yield what is odd about texts: broken letters, markup, several captions in one, the same text many times."""
+    texts = [text.strip() for text in texts]
+    foreign = [text for text in texts if not text.isascii()]
+    broken = [text for text in foreign if _repaired(text) != text]
+    if len(broken) > max(1, _SOME * len(foreign)):
+        shown, meant = shortened(broken[0], 60), shortened(_repaired(broken[0]), 60)
+        yield f"texts have broken letters, such as {shown!r} for {meant!r}: save the file as UTF-8 from its source"
+    marked = [found[0] for text in texts if (found := _MARKUP.search(text)) is not None]
+    if len(marked) > _SOME * len(texts):
+        yield f"texts have marks such as {marked[0]!r}, which are read as words: remove them"
+    for sign in _SEPARATORS:
+        parts = [part.split() for text in texts for part in text.split(sign)]
+        has_it = sum(sign in text for text in texts)
+        if has_it > _NEARLY_ALL * len(texts) and all(len(part) >= _FEWEST_WORDS for part in parts):
+            yield f"texts may be several captions, or languages, with {sign.strip()!r} between them: read as one"
+            break
+    if texts:
+        text, times = Counter(texts).most_common(1)[0]
+        others = [other for other in texts if other != text]
+        if times >= max(_SEVERAL, _TENTH * len(texts)) and len(set(others)) > _HALF * len(others) > 0:
+            yield f"{times} of {len(texts)} texts are {shortened(text, 60)!r}: remove these rows if it is no caption"
+
+
+def odd_beginnings(lines: Sequence[str], texts: int) -> Iterator[str]:
+    """Yield what many lines begin with that may be no part of the captions. texts: the number of texts of the lines."""
+    labels = Counter(found[1] for line in lines if (found := _LABEL.match(line)) is not None)
+    often = [label for label, times in labels.items() if times > _HALF * texts]
+    if texts >= _SEVERAL and often:
+        yield f"lines begin with {listed([repr(label) for label in often])}: this is part of the captions"
+    marks = [found[1] for line in lines if (found := _MARK.match(line)) is not None]
+    if texts >= _SEVERAL and len(marks) > _HALF * len(lines):
+        yield f"lines begin with numbers or marks, such as {marks[0]!r}: they are part of the captions"
+
+
+def _repaired(text: str) -> str:
+    """Return a text in UTF-8 that was read as cp1252 or Latin-1, as it was meant; others as they are."""
+    for encoding in ("cp1252", "latin-1"):
+        try:
+            return text.encode(encoding).decode("utf-8")
+        except UnicodeError:
+            continue
+    return text
