@@ -66,7 +66,11 @@ class HuggingFace(UnpackedOptions):
                     f"{path}: no column {missing[0]!r}; there are: {', '.join(batch.schema.names)}: set "
                     "data.image_column, data.caption_column and data.split_column"
                 )
-            yield from batch.select(columns).to_pylist()
+            try:
+                records = batch.select(columns).to_pylist()
+            except UnicodeError:  # Arrow checks texts, and not the names of fields in a column
+                raise AttendError(f"{path}: is damaged: it has names that are not UTF-8") from None
+            yield from records
 
     def _row(self, name: str, split: str | None, record: dict[str, Any], where: str, generated: Path) -> Row:
         data = _encoded(record[self.image_column], self.path.expanduser(), f"{where}: {self.image_column}")
