@@ -1,4 +1,4 @@
-"""The machine that a bench runs on, the precisions it computes natively, and how time and memory are taken there."""
+"""Describe the machine that a benchmark runs on and its native precisions, and measure time and memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Made = TypeVar("Made")
 
 
 def describe() -> None:
-    """Print the machine, the date and the load; say so where other work would spoil the figures."""
+    """Print the machine, the date and the load, with a warning if other jobs would distort the results."""
     load = os.getloadavg()[0]
     threads = torch.get_num_threads()
     print(f"{processor()}, {os.cpu_count()} cores, {threads} threads, torch {torch.__version__}, {time.strftime('%F')}")
@@ -29,13 +29,13 @@ def describe() -> None:
 
 
 def precisions() -> tuple[Precision, ...]:
-    """Return the precisions that are worth a row here: bfloat16 only where the processor does not emulate it."""
+    """Return the precisions to measure here: bfloat16 only if the processor does not emulate it."""
     native = native_precision(torch.device("cpu"))
     return ("float32",) if native == "float32" else ("float32", "bfloat16")
 
 
 def processor() -> str:
-    """The processor's name, where the system tells it."""
+    """Return the processor's name, or its architecture if the system does not give a name."""
     told = Path("/proc/cpuinfo")
     lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -43,7 +43,7 @@ def processor() -> str:
 
 
 def peak_memory(work: Callable[[], object]) -> float:
-    """MiB of resident memory at the most while `work` ran, beyond what was there before it."""
+    """Run `work` and return its peak resident memory in MiB, in addition to the memory in use before."""
     # Not ru_maxrss: that begins with what the parent process had.
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = _status("VmRSS")
@@ -52,13 +52,13 @@ def peak_memory(work: Callable[[], object]) -> float:
 
 
 def _status(field: str) -> float:
-    """KiB, as the kernel tells them."""
+    """Return a field of /proc/self/status, in KiB."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def timed(best: dict[str, float], form: str, work: Callable[[], Made]) -> Made:
-    """What `work` made; `best[form]` becomes the seconds of the fastest so far."""
+    """Run `work` and return its result. `best[form]` becomes the seconds of the fastest run so far."""
     began = time.perf_counter()
     made = work()
     best[form] = min(best.get(form, float("inf")), time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""The stages of a config, run in this process without Prefect."""
+"""Run the stages of a config in this process, without Prefect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run_until(config: Config, until: str | None = None) -> dict[str, Artifact]:
 
 
 def run_one(config: Config, name: str) -> Artifact:
-    """Run one stage, whose upstream stages are fresh, and return its artifact."""
+    """Run one stage and return its artifact. Its upstream stages must be fresh."""
     plan = planned(config, name)
     run_stage(plan, name)
     return plan.by_kind[plan.stages[-1].kind]

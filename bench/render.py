@@ -2,8 +2,8 @@
 
     python -m bench.render [--check]
 
-A table stands between `<!-- results: NAME INDEX -->` and `<!-- end -->`. --check: write nothing, and end with exit code
-1 where a table differs from its result.
+A table is between `<!-- results: NAME INDEX -->` and `<!-- end -->`. --check: write nothing, and end with exit code 1
+if a table differs from its result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def rendered(page: str) -> str:
-    """Return a page with its tables as the results have them; SystemExit names a result that is missing."""
+    """Return a page with its tables rendered from the results. Raises SystemExit if a result is missing."""
 
     def table_of(match: re.Match[str]) -> str:
         name, index = match[1], int(match[2])

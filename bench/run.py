@@ -1,8 +1,8 @@
-"""Run a bench and keep what it printed: its tables, with the machine and the date, as JSON in bench/results/.
+"""Run a benchmark and save its printed tables, with the machine and the date, as JSON in bench/results/.
 
     python -m bench.run speed.training_step [ARGUMENTS OF THE BENCH]
 
-bench/README.md's tables are rendered from these files by bench/render.py.
+bench/render.py renders the tables of bench/README.md from these files.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ RESULTS = Path(__file__).with_name("results")
 
 
 class Table(TypedDict):
-    """A table as printed: its columns, and its rows of as many cells."""
+    """A printed table. Each row has one cell per column."""
 
     columns: list[str]
     rows: list[list[str]]
 
 
 class Result(TypedDict):
-    """What a run of a bench printed. machine: the lines before its first table."""
+    """The output of a benchmark. machine: the lines before its first table."""
 
     bench: str
     arguments: list[str]
@@ -36,7 +36,7 @@ class Result(TypedDict):
 
 
 def main() -> None:
-    """Run the bench that is named, and write its result where it ended well."""
+    """Run the named benchmark, and write its result if it succeeds."""
     if len(sys.argv) < 2:
         raise SystemExit(f"usage: {(__doc__ or '').splitlines()[2].strip()}")
     name, *arguments = sys.argv[1:]
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def result_of(name: str, arguments: list[str], lines: Iterable[str]) -> Result:
-    """Return the result of a bench that printed these lines."""
+    """Return the result of a benchmark from its printed lines."""
     machine: list[str] = []
     tables: list[Table] = []
     inside = False
@@ -87,7 +87,7 @@ def result_of(name: str, arguments: list[str], lines: Iterable[str]) -> Result:
 
 
 def _without_folder(argument: str) -> str:
-    """Return an argument with the last name alone of an absolute path in it: nobody else has its folder."""
+    """Return an argument; of an absolute path in it, only the last name remains, because folders differ by machine."""
     field, equals, value = argument.rpartition("=")
     return f"{field}{equals}{Path(value).name if value.startswith('/') else value}"
 

@@ -1,1 +1,1 @@
-"""The pages about the project, and render.py, which renders those that are made from the program itself."""
+"""The documentation, and render.py, which generates parts of it from the code."""

@@ -1,8 +1,8 @@
-"""Render docs/settings.md, the table of docs/commands.md and the files of docs/architecture.md from the program itself.
+"""Generate docs/settings.md, the table of docs/commands.md and the files of docs/architecture.md from the code.
 
     python -m docs.render [--check]
 
---check: write nothing, and end with exit code 1 where a page differs.
+--check: write nothing, and end with exit code 1 if a page differs.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def rendered_settings(page: str) -> str:
-    """Return docs/settings.md with the sections as the program has them."""
+    """Return docs/settings.md with sections generated from the code."""
     known = sections()
     formats = [part.settings for name, part in known.items() if name.startswith("data.") and name not in _WITHOUT_PATH]
     shared = [one for one in formats[0] if all(one in others for others in formats)]
@@ -87,14 +87,14 @@ def rendered_settings(page: str) -> str:
 
 
 def rendered_commands(page: str) -> str:
-    """Return docs/commands.md with the table of commands as the program has them."""
+    """Return docs/commands.md with a table of commands generated from the code."""
     head = ["command", "what it does", "overrides", *_SHARED.values(), "other options"]
     lines = [_row(head), _row(["---"] * len(head)), *(_row(_command(*item)) for item in commands())]
     return _TABLE.sub(lambda _: "\n".join(["<!-- commands -->", *lines, "<!-- end -->"]), page)
 
 
 def rendered_architecture(page: str) -> str:
-    """Return docs/architecture.md with the list of folders and files, by the first lines of their docstrings."""
+    """Return docs/architecture.md with the list of folders and files, and the first lines of their docstrings."""
     lines: list[str] = []
     for folder in FOLDERS:
         path = DOCS.parent / folder
@@ -107,7 +107,7 @@ def rendered_architecture(page: str) -> str:
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    """Yield every command of `attend` with its full name, those without a group first."""
+    """Yield every command of `attend` with its full name, first those without a group."""
     top = typer.main.get_command(app)
     groups: list[tuple[str, Any]] = []
     for name, command in top.commands.items():  # type: ignore[attr-defined]
@@ -140,7 +140,7 @@ def _command(name: str, command: Any) -> list[str]:
 
 
 def _argument(param: Any) -> str:
-    """Return an argument as a usage line shows it."""
+    """Return an argument as shown in a usage line."""
     name = (param.metavar or param.name.upper()).strip("[]")
     return name if param.required else f"[{name}]"
 
@@ -169,7 +169,7 @@ def _row(cells: list[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text as Markdown shows it: what looks like a tag is none."""
+    """Return a text with `<` escaped where Markdown would read a tag."""
     return re.sub(r"<(?=[A-Za-z/])", "&lt;", text)
 
 

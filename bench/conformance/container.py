@@ -3,11 +3,11 @@
     python -m bench.conformance.container CAPTIONER PICTURE [--folder F]
     python -m bench.conformance.container --pipeline [--folder F]
 
-CAPTIONER: a folder that `attend export` wrote. It follows the Containerfile line by line; its base image is made by
-debootstrap and stripped as Debian's slim images are. The server is asked as a container of its own, and as SageMaker
-runs one: with the argument `serve`, the captioner in /opt/ml/model, by /ping and /invocations. With --pipeline,
-Containerfile.pipeline is built, and trains and registers a captioner of generated pictures. Needs root, debootstrap,
-unshare and a network.
+CAPTIONER: a folder that `attend export` wrote. The script follows the Containerfile line by line. The base image is
+built with debootstrap and stripped like Debian's slim images. The server is tested as a standalone container, and as
+SageMaker runs one: with the argument `serve`, the captioner in /opt/ml/model, and requests to /ping and /invocations.
+With --pipeline, Containerfile.pipeline is built, and trains and registers a captioner of generated pictures. Needs
+root, debootstrap, unshare and a network.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def main() -> None:
         (root / "captioner").rename(root / "opt/ml/model")
         entry, serve = command[:1], ["serve"]  # SageMaker's argument replaces CMD
         _, said, _ = ask(root, [*entry, *serve], {**environment, "ATTEND_MODEL": "/opt/ml/model"}, given.picture)
-    print("\n| what | value |\n| --- | --- |")
+    print("\n| part | value |\n| --- | --- |")
     print(f"| root file system | {size / 1e6:.0f} MB |")
     for name, part in parts.items():
-        print(f"| of it {name} | {part / 1e6:.0f} MB |")
-    print(f"| from the start to /ready | {ready:.1f} s |")
-    print(f"| it says | {caption} |")
-    print(f"| as SageMaker runs it | {said} |")
-    print(f"| from SIGTERM to its end | {stopped:.1f} s |")
+        print(f"| root file system: {name} | {part / 1e6:.0f} MB |")
+    print(f"| from start to /ready | {ready:.1f} s |")
+    print(f"| its caption | {caption} |")
+    print(f"| its caption when run as SageMaker runs it | {said} |")
+    print(f"| from SIGTERM to exit | {stopped:.1f} s |")
 
 
 def run_pipeline(folder: Path | None) -> None:
@@ -79,14 +79,14 @@ def run_pipeline(folder: Path | None) -> None:
             raise SystemExit(done.stderr[-3000:])
         (said,) = (line for line in done.stdout.splitlines() if line.startswith("version:"))
         size = size_of(root)
-    print("\n| what | value |\n| --- | --- |")
+    print("\n| part | value |\n| --- | --- |")
     print(f"| root file system, with CUDA's libraries | {size / 1e6:.0f} MB |")
     print(f"| `attend run demo data.pictures=300 training.epochs=2` | {time.monotonic() - started:.0f} s |")
-    print(f"| it says | {said} |")
+    print(f"| its caption | {said} |")
 
 
 def isolated(root: Path, command: list[str]) -> list[str]:
-    """Return the command line that runs a command as nobody in a root file system, in namespaces of its own."""
+    """Return the command line that runs a command as nobody in a root file system, in separate namespaces."""
     spaces = ["unshare", "--mount", "--pid", "--fork", "--ipc", "--uts", "--kill-child=SIGTERM"]
     mounted = ["sh", "-c", 'mount -t proc proc "$1/proc" && shift && exec "$@"', "sh", str(root)]
     return [*spaces, *mounted, "chroot", "--userspec=65534:65534", str(root), *command]
@@ -129,7 +129,7 @@ def build(scratch: Path, file: str, captioner: Path = Path("captioner")) -> tupl
 
 
 def instructions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the instructions of a Containerfile: their word and the rest."""
+    """Yield the instructions of a Containerfile: the keyword and the rest."""
     for line in text.splitlines():
         if line.strip() and not line.startswith("#"):
             word, _, rest = line.partition(" ")
@@ -149,7 +149,7 @@ def copy(sources: list[Path], root: Path, into: str) -> None:
 
 
 def with_network(root: Path, line: str, environment: dict[str, str]) -> None:
-    """Run a line in a stage as root, with what this machine's network needs, which is removed afterwards."""
+    """Run a line in a stage as root. The files that this machine's network needs are added, and removed afterwards."""
     given = {name: value for name, value in os.environ.items() if name.endswith(("_PROXY", "_proxy", "PIP_CERT"))}
     given["SSL_CERT_FILE"] = _NETWORK[1]  # of this machine, for uv
     kept = {}
@@ -167,7 +167,7 @@ def with_network(root: Path, line: str, environment: dict[str, str]) -> None:
 
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> None:
-    """Run a command; SystemExit with the end of what it said where it fails."""
+    """Run a command. Raises SystemExit with the end of its output if it fails."""
     print(f"+ {shlex.join(command)[:150]}", file=sys.stderr, flush=True)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,10 +1,10 @@
-"""The same pictures through every way out of the registry, none of which sees this repository.
+"""Caption the same pictures with every interface of a registered model, without access to this repository.
 
     python -m bench.conformance.interfaces PRESET_OR_YAML [section.field=value ...]
 
-Takes the first 20 pictures of the evaluated split. One fresh environment has the registered model's own requirements
-and nothing else: `load_model`, `mlflow models predict` and `mlflow models serve` run there. Another has this project's
-wheel: `attend serve` and `attend caption` run there. All must say what `evaluate` wrote.
+Uses the first 20 pictures of the evaluated split. One fresh environment has only the registered model's requirements:
+`load_model`, `mlflow models predict` and `mlflow models serve` run there. Another has this project's wheel: `attend
+serve` and `attend caption` run there. All must give the captions that `evaluate` wrote.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def ways(uri: str, workspace: Path, photographs: list[bytes], scratch: Path) -> dict[str, list[str]]:
-    """Way -> what it says of the photographs."""
+    """Return the captions of the photographs by interface."""
     import mlflow
 
     own = environment(scratch / "own", ["-r", str(mlflow.pyfunc.get_model_dependencies(uri))])
@@ -114,14 +114,14 @@ def ways(uri: str, workspace: Path, photographs: list[bytes], scratch: Path) -> 
 
 
 def environment(place: Path, packages: list[str]) -> Path:
-    """A fresh environment's folder of programs."""
+    """Create an environment and return its folder of programs."""
     subprocess.run([_UV, "venv", "--quiet", "--python", sys.executable, place], check=True)
     subprocess.run([_UV, "pip", "install", "--quiet", "--python", place / "bin" / "python", *packages], check=True)
     return place / "bin"
 
 
 def build(scratch: Path) -> Path:
-    """This project's wheel."""
+    """Build this project's wheel and return its path."""
     source = scratch / "source"
     keep = ("flows", "tasks", "models")
     for name in keep:
@@ -135,7 +135,7 @@ def build(scratch: Path) -> Path:
 
 
 def run(command: list[str | Path], workspace: Path, place: Path) -> str:
-    """Standard output of a command that sees nothing of this project."""
+    """Return the standard output of a command that runs without access to this project."""
     given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     given |= {"MLFLOW_TRACKING_URI": tracking.tracking_uri(workspace), "MLFLOW_DISABLE_TELEMETRY": "true"}
     done = subprocess.run(command, cwd=place, env=given, capture_output=True, text=True, check=False)

@@ -1,10 +1,10 @@
-"""Captions of every preset's decoder on onnxruntime beside those in torch, on the same grids.
+"""Compare the captions of every preset's decoder on onnxruntime and torch, on the same grids.
 
     python -m bench.conformance.runtimes PRESET_OR_YAML [section.field=value ...]
 
-Takes the grids and captions of a run, up to 1,000 pictures of the evaluated split. Each preset's decoder, and
-a Transformer and Up-Down, which no preset has, is trained on them for some steps first, so that words differ in how
-likely they are. A caption that differs is a tie where both runtimes find the two equally likely, to 1e-4.
+Uses the grids and captions of a run, up to 1,000 pictures of the evaluated split. Each preset's decoder is first
+trained on them for some steps, so that words have different probabilities. So are a Transformer and Up-Down, which no
+preset has. A caption that differs is a tie if both runtimes give the two captions the same probability, to 1e-4.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
     digests = [picture.digest for picture in held_out[:_PICTURES]]
     describe()
     print(f"\n{len(digests):,} pictures of {config.evaluation.split}; {_STEPS} steps of training each\n")
-    print("| decoder | preset | the same captions | ties | others | log-probabilities apart at most |")
+    print("| decoder | preset | identical captions | ties | other differences | largest log-probability difference |")
     print("| --- | --- | --- | --- | --- | --- |")
     shapes: dict[str, tuple[str, dict[str, Any], Decoding]] = {}
     for name in presets():
@@ -130,7 +130,7 @@ def compared(
 
 
 def likelihood_gap(captioner: Captioner, grid: torch.Tensor, one: list[str], other: list[str]) -> float:
-    """Return how far apart the log-probabilities of two captions are, by torch."""
+    """Return the difference between the log-probabilities of two captions, computed by torch."""
     ids = [[captioner.vocabulary.id_of(word) for word in words] + [2] for words in (one, other)]
     words = padded(ids).unsqueeze(0)
     totals = log_probabilities(captioner.decoder, grid.float().unsqueeze(0), words)[0].sum(dim=1)

@@ -1,11 +1,11 @@
-"""Each captioner beside its source: the same weights through our decoder and through NumPy written from the source.
+"""Compare each captioner with its source: the same weights in our decoder and in NumPy code written from the source.
 
     python -m bench.conformance.sources
 
-The NumPy forms compute in float64 and share nothing with ours: no joined products, no keys kept between steps. For each
-preset the decoder of its own sizes reads a random grid and a caption of nine words, in both of our paths (whole
-captions under teacher forcing, as in training, and word by word, as in inference). Told is the largest relative
-difference of the logits and of the alphas over the steps; the script ends with an error where one is above 1e-6.
+The NumPy code computes in float64 and shares nothing with ours: no fused products, no keys cached between steps. For
+each preset, a decoder of the preset's sizes reads a random grid and a caption of nine words, in both of our paths
+(whole captions under teacher forcing, as in training, and word by word, as in inference). The script prints the largest
+relative difference of the logits and of the alphas over the steps. It ends with an error if one is above 1e-6.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS, VOCABULARY, SIDE = 9, 50, 4
 
 @dataclass
 class Told:
-    """What a step of a source gives: logits (V,), alphas (P,) or None, and the next hidden and cell state."""
+    """The result of a step of a source: logits (V,), alphas (P,) or None, and the next hidden and cell state."""
 
     logits: Array
     alphas: Array | None
@@ -44,10 +44,10 @@ class Told:
 
 @dataclass(frozen=True)
 class Source:
-    """A captioner as its source has it.
+    """A captioner as its source defines it.
 
     first: (weights, annotation vectors (P, D)) -> (h0, c0). step: (weights, annotation vectors, h, c, word embedding)
-    -> what the source gives after this word. positions: the side of the positions attended, pooled from the grid's.
+    -> the source's result after this word. positions: side of the attended positions, pooled from those of the grid.
     """
 
     first: Callable[[Weights, Array], tuple[Array, Array]]
@@ -66,7 +66,7 @@ def softmax(x: Array) -> Array:
 
 
 def affine(w: Weights, layer: str, x: Array) -> Array:
-    """Return W x + b of a layer, without b where it has none."""
+    """Return W x + b of a layer, without b if it has none."""
     product: Array = x @ w[f"{layer}.weight"].T
     return product + w[f"{layer}.bias"] if f"{layer}.bias" in w else product
 
@@ -141,7 +141,7 @@ def _paper_step(w: Weights, a: Array, h: Array, c: Array, x: Array) -> Told:
 
 
 def _hard_step(w: Weights, a: Array, h: Array, c: Array, x: Array) -> Told:
-    """As the paper's, with the annotation vector at the likeliest position in place of the expected one."""
+    """The paper's step, with the annotation vector at the most likely position instead of the expected one."""
     alphas = _tanh_alphas(w, a, h)
     z = sigmoid(affine(w, "gate", h)) * a[alphas.argmax()]
     h, c = lstm_cell(w, x, h, c, z)
@@ -168,8 +168,8 @@ def _tutorial_step(w: Weights, a: Array, h: Array, c: Array, x: Array) -> Told:
 def _captionnet_step(w: Weights, a: Array, h: Array, c: Array, x: Array) -> Told:
     """Keys W a + b, values a, query h: softmax over positions of q k / sqrt(H); relu(W [h, z, x] + b) before the head.
 
-    The source takes its softmax over the axis of queries, of which there is one, so that all alphas are 1 and the
-    attention says nothing: a slip.
+    The source takes its softmax over the axis of queries. There is one query, so all alphas are 1 and the attention has
+    no effect: a bug of the source.
     """
     alphas = softmax(affine(w, "attention.key", a) @ h / math.sqrt(len(h)))
     z = alphas @ a
@@ -222,7 +222,7 @@ def load_decoder(preset: str) -> Any:
 def differences(preset: str, seed: int = 0, overrides: Sequence[str] = ()) -> dict[str, tuple[float, float]]:
     """Return, by path, the largest relative difference of a preset's logits and alphas from its source's.
 
-    overrides: settings that the preset is changed by.
+    overrides: settings that replace those of the preset.
     """
     source, config = SOURCES[preset], load(preset, ["data.path=.", *overrides])
     channels = _CHANNELS[config.grids.backbone]
@@ -249,7 +249,7 @@ def float64_weights(decoder: Any) -> dict[str, Array]:
 
 
 def run_source(source: Source, weights: Weights, grid: Array, words: list[int]) -> list[Told]:
-    """Return what the source gives after each word. grid: (h, w, C)."""
+    """Return the source's results after each word. grid: (h, w, C)."""
     if source.positions is not None:
         grid = _adaptive_average(grid, source.positions)
     vectors = grid.reshape(-1, grid.shape[-1])
@@ -272,7 +272,7 @@ def _adaptive_average(grid: Array, side: int) -> Array:
 
 
 def _by_word(decoder: Any, grid: torch.Tensor, words: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return (logits, alphas) after each word, one word at a time, by the code of inference."""
+    """Return (logits, alphas) after each word, one word at a time, with the inference code."""
     found = []
     with torch.no_grad():
         stepper = decoder.for_inference()
@@ -284,7 +284,7 @@ def _by_word(decoder: Any, grid: torch.Tensor, words: torch.Tensor) -> list[tupl
 
 
 def _whole(decoder: Any, grid: torch.Tensor, words: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return (logits, alphas) after each word of a whole caption, by the code of training."""
+    """Return (logits, alphas) after each word of a whole caption, with the training code."""
     logits, states = decoder(grid, words, torch.arange(words.numel()))
     return [(logits[step].detach(), states.alphas[0, 0, step].detach()) for step in range(words.shape[-1])]
 

@@ -1,9 +1,9 @@
-"""Every known decoder on the same grids, in one table: parameters, epochs, minutes, dev BLEU greedy and by beam 5.
+"""Compare all decoders on the same grids: parameters, epochs, minutes, dev BLEU with greedy search and beam 5.
 
     python -m bench.quality.decoders DATA WEIGHTS [--side 7|14] [--epochs N] [--workspace FOLDER] [PRESET ...]
 
-DATA is Flickr8k's folder, WEIGHTS MobileNetV2's weights: its grids stand in for each system's own backbone, and all
-are trained alike. What has run already is not run again.
+DATA is Flickr8k's folder and WEIGHTS the file of MobileNetV2's weights. Its grids replace each system's own backbone,
+and all decoders are trained in the same way. Stages that have already run are not run again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _arguments() -> Any:
 
 
 def _config(preset: str, given: Any, beam: int) -> Config:
-    """The preset's decoder on the common grids, trained as all the others."""
+    """Return the config of the preset's decoder on the common grids, with the common training settings."""
     decoder = load(preset, ["data={adapter: scenes}"]).decoder.model_dump(mode="json")
     regularised = {"dropout_words": 0.3, "dropout_grid": 0.3, "dropout_output": 0.5}
     values = {

@@ -1,11 +1,11 @@
-"""What each ingredient of training and search adds, in one table: dev BLEU-4, METEOR, CIDEr and minutes.
+"""Measure what each ingredient of training and search adds: dev BLEU-4, METEOR, CIDEr and minutes.
 
     python -m bench.quality.ingredients DATA WEIGHTS [--backbone NAME] [--sizes 224 417] [--epochs 6] [ROW ...]
 
-DATA is Flickr8k's folder, WEIGHTS the backbone's weights: by default MobileNetV2's. The sizes are those of the plain
-row's pictures, and of finer ones; with one size, no finer ones are tried. A row keeps what the rows before it switched
-on, but for those marked `alone`, which nothing follows. What has run already is not run again, and a killed run goes
-on where it stood.
+DATA is Flickr8k's folder and WEIGHTS the file of the backbone's weights, by default MobileNetV2's. The sizes are those
+of the pictures of the plain row, and of finer pictures; with a single size, no finer pictures are tried. A row keeps
+the settings of the rows before it, except of those marked `alone`. Stages that have already run are not run again, and
+a killed run is resumed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Settings = dict[str, dict[str, Any]]
 
 
 class Row(NamedTuple):
-    """name: of the ingredient. settings: section -> fields that it sets. alone: whether later rows go without it."""
+    """name: the ingredient's. settings: section -> fields that it sets. alone: whether later rows leave it out."""
 
     name: str
     settings: Settings
@@ -57,13 +57,13 @@ ROWS = (
     Row("captions of up to 20 tokens", {"captions": {"max_tokens": 20}}),
     Row("label smoothing 0.1", {"training": {"label_smoothing": 0.1}}),
     Row("dropout 0.3 on words and grid", {"decoder": {"dropout_words": 0.3, "dropout_grid": 0.3}}),
-    Row("a tenth of the words unknown", {"training": {"unknown_words": 0.1}}),
+    Row("a tenth of the words replaced by UNK", {"training": {"unknown_words": 0.1}}),
     Row("averaged weights", {"training": {"averaging": 0.999}}),
     Row("scheduled sampling to 0.25", {"training": {"scheduled_sampling": 0.25}}, alone=True),
     Row("finer pictures, all positions", {"grids": {"image_size": FINER}}, alone=True),
     Row("finer pictures, 7x7 positions", {"grids": {"image_size": FINER, "grid": 7}}),
     Row("length normalisation 0.7", {"evaluation": {"length_normalisation": 0.7}}),
-    Row("no trigram twice", {"evaluation": {"no_repeat": 3}}),
+    Row("no repeated trigram", {"evaluation": {"no_repeat": 3}}),
     Row("neighbours and a beam of 20", {"evaluation": {"beam": 20, "neighbours": "fitted"}}, alone=True),
     Row("three decoders together", {"decoder": {"members": 3}}, alone=True),
     Row("Up-Down instead", {"decoder": {"name": "up_down", "output": None}}, alone=True),
@@ -80,7 +80,7 @@ ROWS = (
 def main() -> None:
     given = _arguments()
     describe()
-    print("\n| ingredient | seed | BLEU-4 | METEOR | ROUGE-L | CIDEr | words | minutes |")
+    print("\n| ingredient | seed | BLEU-4 | METEOR | ROUGE-L | CIDEr | words per caption | minutes |")
     print("| --- " * 8 + "|")
     rows = ROWS if len(given.sizes) == 2 else tuple(row for row in ROWS if "grids" not in row.settings)
     for row, settings in chained(rows):
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def chained(rows: tuple[Row, ...]) -> list[tuple[Row, Settings]]:
-    """Each row with all that is switched on in it."""
+    """Return each row with all settings that apply to it."""
     found, kept = [], PLAIN
     for row in rows:
         settings = _over(kept, row.settings)

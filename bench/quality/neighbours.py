@@ -1,12 +1,12 @@
-"""What neighbours add to the captions of dev: copied, decoded, and decoded and ranked by neighbours.
+"""Measure what neighbours add to the captions of dev: copied, decoded, and decoded and ranked by neighbours.
 
     python -m bench.quality.neighbours DATA WEIGHTS [--workspace FOLDER] [--backbone lite2|mobilenet_v2]
         [--decoder transformer|show_attend_tell] [--seed 0] [--pictures N] [--captions N] [--dev N] [--epochs N]
 
-DATA is Flickr8k's folder, WEIGHTS a file of the backbone's weights. `best` is trained without its fine-tuning on
---pictures training pictures, drawn at random, with --captions captions each; by default on all of them. Neighbours are
-fitted on each half of dev for the other half. The gain is that of ranking, with its 95 % interval by the paired
-bootstrap. What has run already is not run again.
+DATA is Flickr8k's folder and WEIGHTS the file of the backbone's weights. `best` is trained without fine-tuning on
+--pictures training pictures, drawn at random, with --captions captions each; by default on all of them. The settings of
+neighbours are fitted on each half of dev and used for the other half. The gain is that of ranking, with its 95 %
+interval by the paired bootstrap. Stages that have already run are not run again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DECODERS = {
 def main() -> None:
     given = _arguments()
     describe()
-    print("\n| captions | BLEU-4 | METEOR | CIDEr | a word twice | ends on a small word |")
+    print("\n| captions | BLEU-4 | METEOR | CIDEr | with a repeated word | ending with a small word |")
     print("| --- " * 6 + "|", flush=True)
     data = _draw(given) if given.pictures or given.captions or given.dev else given.data.absolute()
     off, fitted = (predictions_of(_config(given, data, neighbours)) for neighbours in ("off", "fitted"))
@@ -87,7 +87,7 @@ def _config(given: Any, data: Path, neighbours: str) -> Config:
 
 
 def _draw(given: Any) -> Path:
-    """Return a folder like DATA that has some of its pictures, and the first captions of those to train on."""
+    """Return a folder like DATA with some of its pictures, and only the first captions of the training pictures."""
     data = given.data.absolute()
     names = sorted((data / "Flickr_8k.trainImages.txt").read_text(encoding="utf-8").split())
     pictures, captions = given.pictures or len(names), given.captions or 5
@@ -110,7 +110,7 @@ def _draw(given: Any) -> Path:
 
 
 def predictions_of(config: Config) -> Path:
-    """Return the file of the captions of dev by a config, which is run as far as that."""
+    """Run a config up to its captions of dev, and return their file."""
     return run_until(config, "evaluate")["evaluate"].path / PREDICTIONS
 
 
@@ -125,7 +125,7 @@ def _print_row(name: str, corpus: Sequence[ScoredCaption]) -> None:
 
 
 def cells_of(corpus: Sequence[ScoredCaption]) -> list[str]:
-    """Return the scores of captions, the share that has a word twice, and the share that ends on a small word."""
+    """Return the scores of captions, the share with a repeated word, and the share ending with a small word."""
     scores: dict[str, float] = {}
     for metric in _METRICS:
         scores |= measure(metric, corpus)

@@ -1,8 +1,8 @@
-"""Decoders of others, as their repositories have them, behind this project's interface: its search decodes them too.
+"""Decoders of other projects, as in their repositories, with this project's interface so that its search works.
 
 `Att2in` and `AnnotatedTransformer` are those of ruotianluo's ImageCaptioning.pytorch. The tutorial's soft attention
-needs no class of its own: the project's `show_attend_tell` with the options of the preset of that name computes it
-(bench/speed/training_step.py holds the two against each other).
+needs no separate class: the project's `show_attend_tell` computes it with the options of the preset of the same name
+(bench/speed/training_step.py compares the two).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Att2inState(AttentionState):
 
 
 class Att2in(Decoder):
-    """Attention that enters an LSTM's candidate alone, through a maxout of two (Rennie et al. 2017, section 2.2).
+    """Attention that enters only an LSTM's candidate, through a maxout of two (Rennie et al. 2017, section 2.2).
 
-    Annotation vectors and word embeddings pass a ReLU and a dropout of one half; the first state is zero.
+    Annotation vectors and word embeddings pass through a ReLU and a dropout of 0.5. The first state is zero.
     """
 
     def __init__(self, channels: int, vocabulary: int, options: DecoderOptions) -> None:
@@ -86,7 +86,7 @@ class Att2in(Decoder):
 class AnnotatedTransformer(Transformer):
     """The Transformer of the "annotated" kind: six layers over the grid and six over words.
 
-    The grid has no positions: its annotation vectors pass a linear layer, a ReLU and a dropout.
+    The grid has no positions: its annotation vectors pass through a linear layer, a ReLU and a dropout.
     """
 
     def start(self, grid: Tensor) -> KVCache:

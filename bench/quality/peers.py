@@ -1,11 +1,12 @@
-"""Decoders and recipes of others beside this project's, on the same cached grids, for the same number of steps.
+"""Compare decoders and recipes of other projects with ours, on the same cached grids for the same number of steps.
 
     python -m bench.quality.peers CONFIG [--steps 2250] [--rewarded 750] [--seed 0] [--threads 0] [PEER ...]
 
-CONFIG is a config or preset with SECTION.FIELD=VALUE settings; its grids, captions and evaluation are everybody's, and
-`ours` is its decoder, training and self_critical. A step has 16 pictures with all their captions, for all. Each recipe
-is re-stated here from its repository: optimiser, rate, clipping and dropout are theirs, and every 375 steps the weights
-that are best on dev by greedy BLEU-4 (the tutorial) or CIDEr (the others) are kept. `ratio` is CIDEr over that of ours.
+CONFIG is a config or preset with SECTION.FIELD=VALUE settings. All decoders use its grids, captions and evaluation, and
+`ours` uses its decoder, training and self_critical. Each step has 16 pictures with all their captions. Each recipe is
+reimplemented from its repository, with the same optimiser, learning rate, clipping and dropout. Every 375 steps, the
+weights that are best on dev by greedy BLEU-4 (the tutorial) or CIDEr (the other decoders) are saved. `ratio` is CIDEr
+divided by the CIDEr of `ours`.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ class Peer:
     """A decoder and its recipe.
 
     make: (channels, vocabulary) -> decoder. rate: (step, steps) -> learning rate. clip: value to which each gradient is
-    clamped. best: the dev score that chooses the weights. doubly_stochastic: weight of that term. sampled: largest
-    share of scheduled sampling, which begins at a sixth of the steps and grows by 0.05 a sixth. rewarded: learning rate
-    of self-critical training; None where the recipe has none.
+    clamped. best: dev score that chooses the weights. doubly_stochastic: weight of that term. sampled: largest share of
+    scheduled sampling, which begins at a sixth of the steps and grows by 0.05 each sixth. rewarded: learning rate of
+    self-critical training; None if the recipe has none.
     """
 
     make: Callable[[int, int], Decoder]
@@ -137,7 +138,7 @@ def _arguments() -> tuple[Any, list[str]]:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. scores: by beam search, on the config's split."""
+    """A row of the table. scores: of beam search, on the config's split."""
 
     name: str
     objective: str
@@ -168,19 +169,19 @@ class Bench:
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.precision == "bfloat16")
 
     def ours(self) -> list[Row]:
-        """Return the rows of the config's own decoder: trained by teacher forcing, and by rewards where it is."""
+        """Return the rows of the config's own decoder: trained by teacher forcing, and with rewards if configured."""
         rows = []
         kinds = [kind for kind in ("train", "self_critical") if kind in self._found]
         for kind in kinds:
             history = pq.read_table(self._found[kind].path / HISTORY).to_pylist()
             decoder, _ = load_decoder(self._found[kind].path)
-            objective = "cross-entropy" if kind == "train" else "and CIDEr-D"
+            objective = "cross-entropy" if kind == "train" else "then CIDEr-D"
             minutes = sum(row["seconds"] for row in history) / 60
             rows.append(Row("ours", objective, int(history[-1]["step"]), self.scores(decoder), minutes))
         return rows
 
     def train(self, name: str, peer: Peer, steps: int, rewarded: int) -> Iterator[Row]:
-        """Yield the rows of a peer: after teacher forcing, and after self-critical training where it has that."""
+        """Yield the rows of a peer: after teacher forcing, and after self-critical training if its recipe has that."""
         torch.manual_seed(self.seed)
         decoder = peer.make(self.batches.channels, len(self.vocabulary)).to(self.device)
         minutes = self._fit(decoder, peer, steps, self._teacher_forced, lambda step: peer.rate(step, steps))
@@ -190,12 +191,12 @@ class Bench:
             frequencies = read_frequencies(self._found["tensorise"].path)
             loss = SelfCritical(Rewards(frequencies), self.max_length)
             minutes = self._fit(decoder, peer, rewarded, lambda *given: loss(*given[:2]), lambda _: rate)
-            yield Row(name, "and CIDEr-D", rewarded, self.scores(decoder), minutes)
+            yield Row(name, "then CIDEr-D", rewarded, self.scores(decoder), minutes)
 
     def _fit(
         self, decoder: Decoder, peer: Peer, steps: int, loss_of: Callable[..., Tensor], rate: Callable[[int], float]
     ) -> float:
-        """Train for `steps`, leave the decoder with its best weights on dev, and return the minutes of the steps."""
+        """Train for `steps`, load the weights that are best on dev, and return the minutes of the steps."""
         optimiser = torch.optim.Adam(decoder.parameters(), rate(0))
         best, kept = float("-inf"), copy.deepcopy(decoder.state_dict())
         batches, seconds = _endless(self.batches), 0.0
@@ -219,7 +220,7 @@ class Bench:
         return seconds / 60
 
     def _teacher_forced(self, decoder: Decoder, batch: Batch, peer: Peer, done: float) -> Tensor:
-        """Return the cross-entropy a token, with the doubly stochastic term where the peer has it."""
+        """Return the cross-entropy per token, with the doubly stochastic term if the peer has it."""
         share = min(peer.sampled, 0.05 * int(6 * done))
         with self.autocast:
             words = _scheduled(decoder, batch, share) if share else batch.words
@@ -230,7 +231,7 @@ class Bench:
         return loss
 
     def scores(self, decoder: Decoder | Ensemble) -> dict[str, float]:
-        """Return the scores, in percent, of captions of the evaluated split by the config's search."""
+        """Return the scores, in percent, of captions of the evaluated split, decoded with the config's search."""
         evaluation, machine = self.config.evaluation, self.config.machine
         grids = open_grids(self._found["extract"], machine)
         pictures = read_pictures(self._found["ingest"].path, evaluation.split)
@@ -253,7 +254,7 @@ class SelfCritical:
         self._rewards, self._max_length, self._samples = rewards, max_length, samples
 
     def __call__(self, decoder: Decoder, batch: Batch) -> Tensor:
-        """Return the loss, whose gradient is the estimate of the expected reward's, negated."""
+        """Return the loss. Its gradient estimates the negative gradient of the expected reward."""
         pictures = batch.pictures.float()
         decoder.eval()
         with torch.no_grad():
@@ -268,8 +269,8 @@ class SelfCritical:
     def _drawn(self, decoder: Decoder, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """Return captions (N, R, T) int64 drawn with dropout, END counted, and each token's log-probability (N, R, T).
 
-        Both are of one pass, as in the repository: with the greedy baseline, whose rewards are above most of what is
-        drawn, probabilities of a pass with other dropout would push away from everything that is said.
+        Both come from one pass, as in the repository. The rewards of the greedy baseline are above those of most drawn
+        captions, so probabilities of a pass with different dropout would make all captions less likely.
         """
         state: Any = decoder.start(pictures).expand(self._samples)
         tokens = torch.full((len(pictures), self._samples), START)
@@ -288,7 +289,7 @@ class SelfCritical:
 
 
 def _scheduled(decoder: Decoder, batch: Batch, share: float) -> Tensor:
-    """Return the words read, a share of them drawn from the decoder, word by word after what it read before."""
+    """Return the input words. A share of them is drawn from the decoder, word by word, given the words before."""
     words = batch.words.clone()
     with torch.no_grad():
         state: Any = decoder.start(batch.pictures.float()).expand(words.shape[1])

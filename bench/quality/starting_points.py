@@ -1,12 +1,12 @@
-"""What it is worth to start from a captioner: few photographs of a topic that it has never seen.
+"""Measure the gain from starting from a captioner, with few photographs of a topic that it has never seen.
 
     python -m bench.quality.starting_points DATA WEIGHTS [--workspace W] [--seed 0] [PICTURESxCAPTIONS ...]
 
-DATA is Flickr8k's folder, WEIGHTS a file of EfficientNet-Lite2's weights. The preset `base` is trained for six epochs
-on the training pictures whose captions never mention a dog. The own pictures are drawn from the others, with one
-caption each or five, and 40 more for dev; captions of the dev pictures of dogs are scored with five references. The
-settings are those that `attend init` writes, with `--from` and without, on the base's grids. What has run already is
-not run again.
+DATA is Flickr8k's folder and WEIGHTS the file of EfficientNet-Lite2's weights. The preset `base` is trained for six
+epochs on the training pictures whose captions never mention a dog. The own pictures are drawn from the remaining
+training pictures, with one or five captions each, and 40 more for dev. Captions of the dev pictures of dogs are scored
+with five references. The settings are those that `attend init` writes, with and without `--from`, on the base's grids.
+Stages that have already run are not run again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _SIZES = ["50x1", "300x1", "1000x1", "300x5"]
 def main() -> None:
     given = _arguments()
     describe()
-    print("\n| own pictures x captions | captioner | BLEU-4 | METEOR | CIDEr | a word twice | ends on a small word |")
+    print(
+        "\n| own pictures x captions | captioner | BLEU-4 | METEOR | CIDEr"
+        " | with a repeated word | ending with a small word |"
+    )
     print("| --- " * 7 + "|", flush=True)
     workspace = given.workspace.absolute()
     flickr = Flickr(given.data.absolute())
@@ -54,7 +57,7 @@ def main() -> None:
         alone = evaluate_registered(load(beginning, [*everywhere, grids]), "models:/base@champion")
         scores = " | ".join(f"{alone.scores['scores'][name]:.1f}" for name in ("bleu4", "meteor", "cider"))
         print(f"| {size} | the base alone | {scores} |  |  |", flush=True)
-        for label, config, own in (("from the beginning", beginning, [grids]), ("started", started, [])):
+        for label, config, own in (("from scratch", beginning, [grids]), ("started from the base", started, [])):
             for ranked, neighbours in (("", "off"), (", with neighbours", "fitted")):
                 settings = [*everywhere, *own, f"evaluation.neighbours='{neighbours}'"]
                 cells = cells_of(captions_in(predictions_of(load(config, settings))))
@@ -83,7 +86,7 @@ Row = tuple[str, str, str]
 
 
 class Flickr:
-    """Flickr8k's pictures, of dogs and of everything else."""
+    """Flickr8k's pictures, with and without dogs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -106,7 +109,7 @@ class Flickr:
         return ((name, caption, split) for name in names for caption in self._captions[name])
 
     def write(self, folder: Path, rows: Iterable[Row]) -> Path:
-        """Write rows as a table into a folder, with the pictures in it, and return the table."""
+        """Write rows as a table into a folder with the pictures, and return the table's path."""
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "images").exists():
             (folder / "images").symlink_to(self.folder / "images")
@@ -123,7 +126,7 @@ class Flickr:
         yield from self._rows(dev[255:], "test")
 
     def own(self, pictures: int, captions: int, seed: int) -> Iterable[Row]:
-        """Yield the rows of some pictures of dogs, and all of dev's to be scored."""
+        """Yield the rows of some pictures of dogs, and of all dev pictures of dogs, which are scored."""
         chance = random.Random(seed)
         order = chance.sample(self._train[True], len(self._train[True]))
         for names, split in ((order[:pictures], "train"), (order[-_HELD_OUT:], "dev")):

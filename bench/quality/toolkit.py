@@ -1,10 +1,10 @@
-"""Our scores beside the COCO caption toolkit's: the same captions, cut into words and scored by both.
+"""Compare our scores with the COCO caption toolkit's: both split the same captions into words and score them.
 
     python -m bench.quality.toolkit RESULTS ANNOTATIONS
 
-The files are as `attend models evaluate CONFIG --results FOLDER` writes them.
-The toolkit (pycocoevalcap, on the machine's Java) gets an environment of its own. Beside these captions hand-made
-corpora are scored: empty captions, one word, words that no reference has, captions that are their references, unicode.
+The files have the format of `attend models evaluate CONFIG --results FOLDER`. The toolkit (pycocoevalcap, with the
+machine's Java) runs in a separate environment. Hand-made corpora are scored as well: empty captions, one word, words
+that no reference has, captions identical to their references, unicode.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
         ours = _ours(theirs[name])
         for score, value in theirs[name]["scores"].items():
             print(f"| {name} | {score} | {value:.6f} | {ours[score]:.6f} | {ours[score] - value:+.1e} |")
-    print("\n| corpus | texts | cut alike |\n| --- | --- | --- |")
+    print("\n| corpus | texts | same words |\n| --- | --- | --- |")
     for name, corpus in corpora.items():
         texts = [(text, cut) for text, cut in _texts(corpus, theirs[name])]
         differ = [text for text, cut in texts if tokenize(text) != cut.split()]
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _ours(theirs: dict[str, Any]) -> dict[str, float]:
-    """Our scores of the toolkit's own tokens."""
+    """Return our scores of the toolkit's tokens."""
     corpus = [
         ScoredCaption(said[0].split(), [text.split() for text in theirs["references"][image]])
         for image, said in theirs["captions"].items()
@@ -76,7 +76,7 @@ def _texts(corpus: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str, st
 
 
 def edge_cases() -> Corpus:
-    """Corpora of a few pictures, each about one thing."""
+    """Return corpora of a few pictures, each for one edge case."""
     references = {
         "1": ["A dog runs across the green grass .", "the brown dog is running"],
         "2": ["Two children play with a ball", "kids play football in a park"],

@@ -1,4 +1,4 @@
-"""The COCO caption toolkit's side of bench/quality/toolkit.py, run in an environment that has pycocoevalcap and Java.
+"""Score captions with the COCO caption toolkit, for bench/quality/toolkit.py. Needs pycocoevalcap and Java.
 
     python toolkit_scores.py corpora.json scores.json
 

@@ -1,10 +1,10 @@
-"""Extraction by two workers of a Dask cluster, also with one of them killed, beside one machine: the same bytes?
+"""Compare extraction on two workers of a Dask cluster, also with one of them killed, with extraction on one machine.
 
     python -m bench.soak.cluster [--shards 40] [--rows 150] [--side 224]
 
-One machine and each worker have one thread; scheduler, Prefect's server and the flow share the cores with the workers.
-The pictures are generated and MobileNetV2's weights random: what is measured is the way, not what comes of it. Seconds
-are the stage's own.
+The shards must have the same bytes. The single machine and each worker use one thread. The scheduler, Prefect's server
+and the flow share the cores with the workers. The pictures are generated and MobileNetV2's weights are random, because
+only the process is measured, not the quality of its output. Seconds are those of the stage.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PREFECT_LOGGING_LEVEL": "W
 
 
 class Cluster(NamedTuple):
-    """address: of the scheduler. environment: of whoever works with it; it names Prefect's server."""
+    """address: the scheduler's. environment: variables for its clients, which include Prefect's server."""
 
     address: str
     scheduler: subprocess.Popen[bytes]
@@ -46,10 +46,14 @@ class Cluster(NamedTuple):
 def main() -> None:
     given = _arguments()
     describe()
-    print("\n| extracted by | s | shards | pictures/s | speed-up |\n| --- | --- | --- | --- | --- |")
+    print("\n| extraction on | seconds | shards | pictures/s | speed-up |\n| --- | --- | --- | --- | --- |")
     alone: float | None = None
     bytes_alone: dict[str, str] = {}
-    for name, number, kill in (("one machine", 0, False), ("two workers", 2, False), ("two, one killed", 2, True)):
+    for name, number, kill in (
+        ("one machine", 0, False),
+        ("two workers", 2, False),
+        ("two workers, one killed", 2, True),
+    ):
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             config = config_of(Path(folder) / "workspace", given.shards, given.rows, given.side)
             cluster = stack.enter_context(dask_workers(Path(folder), number)) if number else None
@@ -74,7 +78,7 @@ def _arguments() -> Any:
 
 
 def config_of(workspace: Path, number: int, rows: int, side: int) -> Config:
-    """So many shards of so many pictures each; side: what they are resized to, px."""
+    """Return a config with `number` shards of `rows` pictures each. side: size they are resized to, in pixels."""
     values = {
         "name": "cluster",
         "data": {"adapter": "scenes", "pictures": number * rows, "side": 64},
@@ -91,7 +95,7 @@ def config_of(workspace: Path, number: int, rows: int, side: int) -> Config:
 
 
 def extract(config: Config, cluster: Cluster | None) -> None:
-    """`attend run --until extract`, in a process of its own; None for this machine alone."""
+    """Run `attend run --until extract` in a separate process; on this machine alone if the cluster is None."""
     config.workspace.mkdir(parents=True, exist_ok=True)
     file = config.workspace / "config.yaml"
     values = config.model_dump(mode="json", exclude_unset=True)
@@ -106,7 +110,7 @@ def extract(config: Config, cluster: Cluster | None) -> None:
 
 @contextmanager
 def dask_workers(folder: Path, number: int) -> Iterator[Cluster]:
-    """A Dask scheduler and so many workers, each a process of its own, and the Prefect server they report to."""
+    """Run a Dask scheduler and workers, each in a separate process, and the Prefect server they report to."""
     dask, prefect = _free_port(), _free_port()
     environment = {
         **ENVIRONMENT,
@@ -139,7 +143,7 @@ def _free_port() -> int:
 
 
 def _wait_for(prefect: str, dask: str, number: int) -> None:
-    """Until the server answers, and the scheduler has so many workers."""
+    """Wait until the server answers and the scheduler has the given number of workers."""
     from distributed import Client
 
     last = time.monotonic() + 60
@@ -174,7 +178,7 @@ def _process(folder: Path, environment: dict[str, str], *module: str) -> Iterato
 
 
 def kill_after(process: subprocess.Popen[bytes], workspace: Path, number: int) -> None:
-    """SIGKILL for it as soon as so many shards are published."""
+    """Kill a worker with SIGKILL as soon as a number of shards is published."""
 
     def wait() -> None:
         while process.poll() is None and len(shards(workspace, digests=False)) < number:
@@ -185,7 +189,7 @@ def kill_after(process: subprocess.Popen[bytes], workspace: Path, number: int) -
 
 
 def shards(workspace: Path, digests: bool = True) -> dict[str, str]:
-    """The published shards, by name, with the digests of their files where asked for."""
+    """Return the published shards by name, optionally with the digests of their files."""
     found = sorted(workspace.glob("grids/*/shard-*.parquet"))
     return {path.stem: digest_of_file(path.with_suffix(".h5")) if digests else "" for path in found}
 

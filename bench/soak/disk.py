@@ -1,8 +1,9 @@
-"""A disk that loses its power: what is left of a program's files when what was not flushed is lost.
+"""Simulate a disk that loses power: what remains of a program's files when data that was not flushed is lost.
 
-Data are safe once their file is flushed (fsync). Names, of files made, renamed and removed, are kept in order, as by
-the journal of ext4: a flush of any file makes all earlier ones safe, and of the later ones the first few are left. So a
-file can have its new name and none of its data. Where files are overwritten in place, pages are old or new.
+Data is safe once its file is flushed (fsync). Name changes (files created, renamed and removed) are kept in order, as
+in the journal of ext4: a flush of any file makes all earlier name changes safe. Of the later ones, the first few
+remain. So a file can have its new name and none of its data. If a file is overwritten in place, each page is old or
+new.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _PAGE = 4096
 class Call:
     """A call that a program made.
 
-    at: the offset of what is written, None for the end of the file; or the size to which a file is cut. target: the new
-    name of what is renamed, or the file that gets another name by a link.
+    at: the offset of a write, None for the end of the file; or the size to which a file is truncated. target: the new
+    name in a rename, or the file that gets another name in a link.
     """
 
     kind: Kind
@@ -35,9 +36,9 @@ class Call:
 
 @dataclass(eq=False)
 class Node:
-    """A file: what the program reads, and what is safe. folder: it is a folder, and has no data.
+    """A file: the data that the program reads, and the data that is safe. folder: it is a folder and has no data.
 
-    fresh: all data are newer than the last flush, so that none of the safe data need be left.
+    fresh: all data is newer than the last flush, so none of the safe data has to remain.
     """
 
     folder: bool = False
@@ -49,7 +50,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Naming:
-    """A change of names that is not safe yet. node: what is made."""
+    """A name change that is not safe yet. node: the file that is created."""
 
     call: Call
     node: Node | None = None
@@ -57,7 +58,7 @@ class Naming:
 
 @dataclass(frozen=True)
 class Left:
-    """What a power cut leaves: path -> its data, None for a folder; and the paths whose data are not the program's."""
+    """The result of a power cut: path -> data, None for a folder; and the paths with other data than the program's."""
 
     files: dict[str, bytes | None]
     damaged: set[str]
@@ -72,7 +73,7 @@ class Disk:
         self._unsafe: list[Naming] = []
 
     def apply(self, call: Call) -> None:
-        """Do a call of the program. A file that exists is not made again, and one that does not is not written."""
+        """Apply a call of the program. A file that exists is not created again, and a missing file is not written."""
         if call.kind in NAMING:
             exists = call.path in self.names
             if exists == (call.kind in ("create", "mkdir", "link")):
@@ -106,7 +107,7 @@ class Disk:
             node.safe, node.dirty, node.fresh = bytes(node.data), False, False
 
     def cut(self, chance: random.Random) -> Left:
-        """Return what is left after a power cut now, by chance."""
+        """Return what remains after a power cut at this moment, chosen at random."""
         names = dict(self._safe_names)
         count = len(self._unsafe) if chance.random() < 0.5 else chance.randint(0, len(self._unsafe))
         for naming in self._unsafe[:count]:
@@ -122,7 +123,7 @@ class Disk:
 
 
 def _rename(names: dict[str, Node], naming: Naming) -> None:
-    """Do a change of names. What is below a renamed folder goes with it."""
+    """Apply a name change. The contents of a renamed folder move with it."""
     call = naming.call
     if naming.node is not None:
         names[call.path] = naming.node
@@ -134,7 +135,7 @@ def _rename(names: dict[str, Node], naming: Naming) -> None:
 
 
 def _left_of(node: Node, chance: random.Random) -> bytes:
-    """Return what is left of a file's data: whole, old, none, zeros, or some pages of them."""
+    """Return what remains of a file's data: all, the old data, nothing, zeros, or some pages."""
     new = bytes(node.data)
     if not node.dirty:
         return new
@@ -149,7 +150,7 @@ def _left_of(node: Node, chance: random.Random) -> bytes:
 
 
 def write_out(files: Mapping[str, bytes | None], root: Path) -> None:
-    """Write what a power cut left. root: the folder that all paths are below; it is made."""
+    """Write what remains after a power cut. root: the folder that contains all paths; it is created."""
     root.mkdir(parents=True)
     for name, data in files.items():
         path = Path(name)

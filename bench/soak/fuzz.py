@@ -1,12 +1,12 @@
-"""Spoiled inputs for every reader: files of data sets, configs, pictures, grids, weights, captions, requests.
+"""Fuzz every reader with corrupted inputs: data set files, configs, pictures, grids, weights, captions, requests.
 
     python -m bench.soak.fuzz [--inputs 100000] [--seed 0] [--reader NAME] [--planted]
 
-What must hold is in tests/fuzzing.py: a value, or a refusal in one line. Worker processes of bounded memory feed the
-readers; one that answers nothing for a minute is killed, and its input counted as a hang. Prints what came of the
-inputs and the distinct findings. Exit code 1 where there is any.
+The expected outcomes are in tests/fuzzing.py: a value, or a refusal in one line. Worker processes with limited memory
+feed the readers. A worker that does not answer for a minute is killed, and its input is counted as a hang. The script
+prints the outcomes of the inputs and the distinct findings. The exit code is 1 if there are any findings.
 
-`--planted` plants three bugs into the readers first, and ends with an error unless all three are found.
+`--planted` adds three bugs to the readers first, and ends with an error unless all three are found.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PLANTED = {
 
 
 class Found(NamedTuple):
-    """A distinct finding: the reader, the kind, the exception's type or another name of it, and where it arose."""
+    """A distinct finding: the reader, the kind, the exception's type or another name for it, and its location."""
 
     reader: str
     kind: str
@@ -50,7 +50,7 @@ class Found(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a worker is asked for."""
+    """Inputs for a worker."""
 
     reader: str
     inputs: int
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
 
 @dataclass
 class Tally:
-    """What came of the inputs."""
+    """The outcomes of the inputs."""
 
     outcomes: dict[str, collections.Counter[str]] = field(
         default_factory=lambda: collections.defaultdict(collections.Counter)
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def run(names: list[str], inputs: int, seed: int, planted: bool, minutes: float) -> Tally:
-    """Feed `inputs` inputs, or fewer in these minutes, evenly to the readers, and return what came of them."""
+    """Feed `inputs` inputs (fewer if the time runs out) evenly to the readers, and return the outcomes."""
     tally, end = Tally(), time.monotonic() + 60 * minutes
     batches: SimpleQueue[Batch] = SimpleQueue()
     shares = {name: inputs // len(names) + (number < inputs % len(names)) for number, name in enumerate(names)}
@@ -119,7 +119,7 @@ def run(names: list[str], inputs: int, seed: int, planted: bool, minutes: float)
 
 
 def _attend(batches: SimpleQueue[Batch], tally: Tally, planted: bool, end: float) -> None:
-    """Have one worker after another feed the batches that are left: another where one hangs or dies."""
+    """Feed the remaining batches with a worker. If it hangs or dies, start another one."""
     worker: _Worker | None = None
     while True:
         try:
@@ -139,7 +139,7 @@ def _attend(batches: SimpleQueue[Batch], tally: Tally, planted: bool, end: float
 
 
 class _Worker:
-    """A process that feeds readers, seen from the one that started it."""
+    """A process that feeds readers, as seen from its parent process."""
 
     def __init__(self, planted: bool) -> None:
         context = multiprocessing.get_context("spawn")
@@ -151,7 +151,7 @@ class _Worker:
         self._pipe.recv()  # its imports are done
 
     def feed(self, batch: Batch, tally: Tally) -> Batch | None:
-        """Feed a batch; None where the worker lives on, otherwise the part of the batch that is left."""
+        """Feed a batch. Return None if the worker survives, otherwise the remaining part of the batch."""
         self._pipe.send(batch)
         fed = 0
         try:
@@ -185,7 +185,7 @@ class _Worker:
 
 
 def _work(pipe: Connection, current: Path, planted: bool) -> None:
-    """Feed batches until there is no other. What came of each input, and at last the peak of memory, is sent."""
+    """Feed batches until there are no more. Send the outcome of each input, and finally the peak memory."""
     from hypothesis import HealthCheck, Phase, given, seed, settings
 
     from tests.fuzzing import BY_NAME, Finding, feed
@@ -227,7 +227,7 @@ def _work(pipe: Connection, current: Path, planted: bool) -> None:
 
 
 def plant() -> None:
-    """Plant three bugs: a rare value that no table has, time that grows as a word's square, and a strict encoding."""
+    """Add three bugs: a rare value missing from a table, time quadratic in a word's length, and a strict encoding."""
     from flows.serving import requests
     from tasks.common import errors
     from tasks.data import tokenisers
@@ -257,7 +257,7 @@ def plant() -> None:
 
 
 def print_table(tally: Tally, names: list[str], seconds: float) -> None:
-    """Print what came of the inputs, reader by reader, and the distinct findings."""
+    """Print the outcomes of the inputs for each reader, and the distinct findings."""
     inputs = sum(counts.total() for counts in tally.outcomes.values())
     print(f"\n{inputs:,} inputs in {seconds:.0f} s\n")
     print(

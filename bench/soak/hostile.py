@@ -1,9 +1,9 @@
-"""Hostile requests against `attend serve`, with good ones between them.
+"""Send hostile requests to `attend serve`, mixed with valid ones.
 
     python -m bench.soak.hostile WORKSPACE PICTURES [--requests 10000] [--model models:/NAME@champion] [--seed 0]
 
-Ends with an error where the server answers 5xx (but 503, which says it is busy) or with a traceback, where it dies, or
-where a good request is answered otherwise than alone. Prints what was answered, and the server's memory.
+Ends with an error if the server answers 5xx (except 503, which means that it is busy) or with a traceback, if it dies,
+or if a valid request gets a different answer than when sent alone. Prints the answers and the server's memory.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 class Tally:
-    """What was answered: how often, by kind of request and status, and what should not have been."""
+    """The answers: counts by kind of request and status, and the answers that are wrong."""
 
     def __init__(self) -> None:
         self.answered: collections.Counter[str] = collections.Counter()
@@ -94,7 +94,7 @@ class Tally:
         self.lock = threading.Lock()
 
     def add(self, number: int, kind: str, told: bytes) -> None:
-        """Count an answer to a hostile request; it is wrong where the server failed, but not where it is busy."""
+        """Count an answer to a hostile request. It is wrong if the server failed, but not if it was busy."""
         status = told[9:12].decode("latin-1") if told.startswith(b"HTTP/1.1 ") else "closed"
         with self.lock:
             self.answered[f"{kind}: {status}"] += 1
@@ -110,7 +110,7 @@ class Tally:
 
 
 def hostile(draw: random.Random, photographs: list[bytes]) -> tuple[str, bytes]:
-    """A kind, and the bytes of a request of it."""
+    """Return a kind of hostile request, and the bytes of such a request."""
     kinds = {
         "mutated picture": lambda: picture(mutated(draw, encoded(draw, photographs))),
         "truncated picture": lambda: picture(truncated(draw, encoded(draw, photographs))),
@@ -162,7 +162,7 @@ def truncated(draw: random.Random, data: bytes) -> bytes:
 
 
 def bomb(draw: random.Random) -> bytes:
-    """A few bytes that tell of a huge picture."""
+    """Return a few bytes that declare a huge picture (a decompression bomb)."""
     side = draw.choice([7_000, 12_000, 30_000, 65_000])
     if draw.random() < 0.5:  # a PNG of zeros, compressed as far as it goes, or cut off
         rows = draw.choice([10, 3000])
@@ -187,7 +187,7 @@ def bomb(draw: random.Random) -> bytes:
 
 
 def slow_jpeg(draw: random.Random, photographs: list[bytes]) -> bytes:
-    """Of a great many scans, or of a great many EXIF segments."""
+    """Return a JPEG with very many scans or very many EXIF segments."""
     file = io.BytesIO()
     Image.open(io.BytesIO(draw.choice(photographs))).save(file, "JPEG", progressive=True)
     data, many = file.getvalue(), draw.choice([150, 5_000, 100_000])
@@ -249,7 +249,7 @@ def json_of(photograph: bytes) -> bytes:
 
 
 def large(draw: random.Random) -> bytes:
-    """300 MB announced, or sent in chunks without a word of how many."""
+    """Return a request that announces 300 MB, or sends them in chunks without announcing the size."""
     size = 300 * 2**20
     head = b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     if draw.random() < 0.5:
@@ -306,7 +306,7 @@ def _post(path: bytes, kind: bytes, body: bytes) -> bytes:
 
 
 def raw(port: int, data: bytes, seconds: float = 90, slowly: bool = False) -> bytes:
-    """What is answered to these bytes: sent a little at a time where slowly."""
+    """Send these bytes and return the answer. slowly: send a few bytes at a time."""
     answer = b""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as place:
         try:
@@ -334,7 +334,7 @@ def caption_of(answer: bytes) -> str:
 
 
 def serving(port: int) -> int:
-    """The process that listens on a port."""
+    """Return the process that listens on a port."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="utf-8").splitlines()[1:]]
     wanted = {line[9] for line in lines if line[1].endswith(f":{port:04X}") and line[3] == "0A"}  # LISTEN
     for folder in Path("/proc").glob("[0-9]*/fd/*"):
@@ -347,7 +347,7 @@ def serving(port: int) -> int:
 
 
 def memory(process: int, field: str = "VmRSS") -> int:
-    """MiB that it has, or had at most (VmHWM)."""
+    """Return the memory of a process in MiB, current or peak (VmHWM)."""
     lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith(f"{field}:"))
 

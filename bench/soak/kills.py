@@ -1,12 +1,13 @@
-"""Kill `attend run` with SIGKILL at random instants of every stage, resume it, and compare with a run left alone.
+"""Kill `attend run` with SIGKILL at random times of every stage, resume it, and compare with an undisturbed run.
 
     python -m bench.soak.kills [--kills 100] [--seed 0] [--at-once 1] [--s3]
 
-From the first millisecond of a new workspace on, in which MLflow and Prefect make their databases. --at-once: this many
-runs begin together, and die together. --s3: the workspace is in object storage (a server of this process), and runs end
-after `evaluate`. The whole process group dies, and Prefect's local server ends with it. At the end of each round of
-kills the artifacts must be those of the run left alone, to the last digest; no temporary file, no second model version,
-no MLflow run still RUNNING, and the databases whole. Exit code 1 where they are not.
+Kills begin in the first millisecond of a new workspace, when MLflow and Prefect create their databases. --at-once:
+number of runs that start together and are killed together. --s3: the workspace is in object storage (a server in this
+process), and runs end after `evaluate`. The whole process group is killed, and Prefect's local server ends with it. At
+the end of each round of kills, all artifacts must have the digests of the undisturbed run. There must be no temporary
+file, no second model version and no MLflow run that is still RUNNING, and the databases must be intact. Otherwise the
+exit code is 1.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _arguments() -> Any:
 
 @contextmanager
 def _storage(s3: bool) -> Iterator[str]:
-    """Start an S3 server with a bucket, and MLflow's; yield the bucket's URL, empty for workspaces in folders."""
+    """Start an S3 server with a bucket, and MLflow's. Yield the bucket's URL, empty for workspaces in folders."""
     if not s3:
         yield ""
         return
@@ -130,7 +131,7 @@ def _storage(s3: bool) -> Iterator[str]:
 
 
 def _workspace(folder: Path, storage: str) -> Path:
-    """Make a folder with a config, whose workspace is below it, or in the storage and cached below it."""
+    """Create a folder with a config. The workspace is in it, or in object storage with a cache in it."""
     folder.mkdir()
     place = {"workspace": str(folder / "workspace")}
     if storage:
@@ -145,7 +146,7 @@ def _config(folder: Path) -> Config:
 
 
 def _stages(folder: Path) -> tuple[str, ...]:
-    """Return the stages that are run: `register` needs an MLflow server where the workspace is in object storage."""
+    """Return the stages to run: `register` needs an MLflow server if the workspace is in object storage."""
     return STAGE_NAMES[:-1] if "://" in _config(folder).machine.address else STAGE_NAMES
 
 
@@ -167,7 +168,7 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _run(folder: Path) -> dict[str, float]:
-    """Run to the end; stage -> seconds it took. SystemExit with the log where it fails."""
+    """Run to the end and return the seconds of each stage. Raises SystemExit with the log if the run fails."""
     process = _start(folder)
     if process.wait() != 0:
         raise SystemExit((folder / "log").read_text(encoding="utf-8"))
@@ -175,7 +176,7 @@ def _run(folder: Path) -> dict[str, float]:
 
 
 def _kill(folder: Path, target: str, lasted: dict[str, float], chance: random.Random, at_once: int) -> str:
-    """Kill runs at a random instant of a stage; return the stage they were in. Those that end before are left alone."""
+    """Kill runs at a random time in a stage, and return the stage they were in. Runs that end before are not killed."""
     processes = [_start(folder) for _ in range(at_once)]
     workspace = _config(folder).workspace
     patterns = {"start": "", "databases": ".mlflow.db.draft*"}
@@ -203,14 +204,14 @@ def _kill(folder: Path, target: str, lasted: dict[str, float], chance: random.Ra
 
 
 def _is_past(workspace: Path, target: str) -> bool:
-    """Return whether MLflow's database is there already, which is made once."""
+    """Return whether MLflow's database exists already; it is created once."""
     return target == "databases" and (workspace / "mlflow.db").exists()
 
 
 def contents(folder: Path, until: str = "") -> dict[str, str]:
     """Return the digest of every file of the stages up to `until`, by default all, by stage and name.
 
-    What tells times and ids is left out.
+    Times and ids are left out.
     """
     files = {}
     for status in _plan(folder, until).verify().statuses:
@@ -229,7 +230,7 @@ def contents(folder: Path, until: str = "") -> dict[str, str]:
 
 
 def check(folder: Path, expected: dict[str, str]) -> None:
-    """Raise SystemExit where a workspace is not as that of a run left alone: other contents, or anything left over."""
+    """Raise SystemExit if a workspace differs from that of an undisturbed run: other contents, or leftover files."""
     workspace = _config(folder).workspace
     found = contents(folder)
     wrong = [name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)]
@@ -248,7 +249,7 @@ def check(folder: Path, expected: dict[str, str]) -> None:
 
 
 def _wrong_in_mlflow(workspace: Path) -> list[str]:
-    """Return what is wrong in the MLflow store of a workspace whose model was registered once."""
+    """Return the errors in the MLflow store of a workspace whose model was registered once."""
     wrong = []
     with sqlite3.connect(f"file:{workspace / 'mlflow.db'}?mode=ro", uri=True) as store:
         if store.execute("pragma integrity_check").fetchone() != ("ok",):

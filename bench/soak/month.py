@@ -1,12 +1,13 @@
-"""A month of nights at the size of COCO and beyond: pictures come and go, machines die; what is extracted, and when.
+"""Simulate a month of nightly runs at the size of COCO and beyond: pictures are added and removed, machines die.
 
     python -m bench.soak.month [--pictures 123000] [--added 4000] [--nights 30] [--workers 8] [--seed 0]
 
-The cluster's time is simulated, the bookkeeping is the program's own: store, shards, indexes, publication, cleaning; it
-is told in seconds of this machine. A worker takes a shard after the other and dies now and then in the middle of one,
-which another makes again; the leader dies too, and the night's run begins anew. Grids are two numbers that tell their
-picture. Each night these laws are checked, and the script ends where one does not hold: every picture has one grid, its
-own; nothing was extracted again that was published; a run with nothing new extracts nothing.
+The cluster's time is simulated. The bookkeeping (store, shards, indexes, publication, cleaning) is the program's own,
+and is measured in seconds of this machine. A worker processes one shard after another. Sometimes it dies in the middle
+of a shard, which another worker then makes again. The leader dies too, and the night's run starts again. A grid is two
+numbers that identify its picture. Each night the script checks the following rules, and ends if one does not hold:
+every picture has exactly one grid, its own; nothing published was extracted again; a run with nothing new extracts
+nothing.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ IDENTITY = Identity("bench", "random:0", 224, "squash", None, "float32", 1)
 
 
 class LeaderDiedError(Exception):
-    """The process that held the lock is gone."""
+    """The process that held the lock has died."""
 
 
 @dataclass
 class Cluster:
-    """Workers that make shards in simulated time, and die by chance."""
+    """Workers that make shards in simulated time, and die at random."""
 
     workers: int
     chance: random.Random
@@ -92,7 +93,7 @@ class Cluster:
         heapq.heappush(running, (at + len(work.wanted) / RATE, worker, work))
 
     def again(self) -> int:
-        """Encodings beyond one a picture: of shards that were lost with a worker, or not published yet."""
+        """Return the encodings beyond one per picture: of shards that were lost with a worker, or not yet published."""
         return sum(self.made.values()) - len(self.made)
 
     def _make(self, work: ShardJob) -> MadeShard:
@@ -104,7 +105,7 @@ class Cluster:
 
 
 def grid_of(name: str) -> Grids:
-    """(1, 1, 2) float16, a function of the name."""
+    """Return a grid (1, 1, 2) float16 that is a function of the name."""
     told = hashlib.sha256(name.encode()).digest()
     return np.array([[[told[0], told[1]]]], dtype=np.float16)
 
@@ -119,7 +120,10 @@ def main() -> None:
     given = parser.parse_args()
     describe()
     silence()
-    print("\n| night | pictures | new | shards | workers lost | leaders lost | encoded again | hours | our s | MiB |")
+    print(
+        "\n| night | pictures | new | shards | workers lost | leaders lost | re-encoded | hours"
+        " | bookkeeping, s | peak memory, MiB |"
+    )
     print("| --- " * 10 + "|")
     with tempfile.TemporaryDirectory() as folder:
         _month(Path(folder), given)
@@ -157,7 +161,7 @@ def _month(folder: Path, given: Any) -> None:
 
 
 def _night(pictures: dict[str, Path], machine: MachineConfig, cluster: Cluster, out: Path) -> bool:
-    """A run of the extraction; whether its leader lived to the end."""
+    """Run the extraction. Return whether its leader survived."""
     out.mkdir(exist_ok=True)
     grids = GridsConfig(backbone="tiny", weights="random:0", image_size=224)
     try:

@@ -1,11 +1,11 @@
-"""A month of nights under the commands of the systemd unit that `attend up --systemd` writes, with power cuts.
+"""Run a month of nightly runs with the commands of the systemd unit of `attend up --systemd`, with power cuts.
 
     python -m bench.soak.nights PHOTOS [--nights 30] [--cut-every 7] [--folder F]
 
-PHOTOS: a folder of photographs; their captions are made up. Each night some of them are added and one is removed, and
-the deployment `nightly` is run. Every --cut-every nights everything is killed in the middle of the run, as a power cut
-would, and the unit's command is started again. Every night with power must end well, and the next run of it must have
-nothing to do. Prints the sizes of logs and databases, which must stay bounded.
+PHOTOS: a folder of photographs; their captions are invented. Each night some of them are added and one is removed, and
+the deployment `nightly` is run. Every --cut-every nights, all processes are killed in the middle of the run, as in a
+power cut, and the unit's command is started again. Every night without a power cut must succeed, and the next run must
+have nothing to do. Prints the sizes of logs and databases, which must stay bounded.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _cut_in_the_middle(workspace: Path, foreground: subprocess.Popen[bytes], chance: random.Random) -> None:
-    """Begin the night's run, and kill the unit's processes in the middle of it, as systemd's cgroup would lose them."""
+    """Start the night's run, and kill all processes of the unit in the middle of it, like the unit's cgroup."""
     service = running_service(workspace)
     assert service is not None
     (deployment,) = _nightly(service.api)
@@ -145,7 +145,7 @@ def _cut_in_the_middle(workspace: Path, foreground: subprocess.Popen[bytes], cha
 
 
 def _below(processes: list[int]) -> list[int]:
-    """Return processes and all that they started."""
+    """Return processes and all their descendants."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -163,7 +163,7 @@ def _nightly(api: str) -> list[str]:
 
 
 def _check(workspace: Path, *expected: str) -> None:
-    """Run the nightly deployment, and end where its state is another."""
+    """Run the nightly deployment, and end if its state is not the expected one."""
     service = running_service(workspace)
     assert service is not None
     (deployment,) = _nightly(service.api)

@@ -1,15 +1,15 @@
-"""Cut the power of `attend run` at random instants: what is left is never taken for whole, and a run goes on from it.
+"""Simulate power cuts of `attend run` at random times: damaged files are never used, and the next run resumes.
 
     python -m bench.soak.power_cuts [--cuts 100] [--seed 0] [--defect weights|artifacts]
 
-A small run is recorded with strace, call by call. For each cut its calls are done again up to a random instant, and
-what was not flushed by then is lost as bench/soak/disk.py says. The program then plans on what is left: no file of a
-stage that it calls fresh may be damaged, nor one of the registered model. It goes on in this process up to the scores,
-and after a tenth of the cuts as a program of its own up to the registered model: the results must be those of the run
-left alone. Exit code 1 where they are not. Needs strace.
+A small run is recorded with strace, call by call. For each cut, its calls are replayed up to a random time, and data
+that was not flushed by then is lost as described in bench/soak/disk.py. The program then plans a run on the remaining
+files: no file of a stage that it considers fresh may be damaged, and no file of the registered model. The run continues
+in this process up to the scores and, after a tenth of the cuts, as a separate program up to the registered model. The
+results must be those of the undisturbed run, otherwise the exit code is 1. Needs strace.
 
---defect: have the recorded run not flush the weights that training keeps of its epochs, or any weights, which the bench
-must find.
+--defect: make the recorded run skip flushing the weights that training keeps of its epochs, or any weights. The
+benchmark must find this.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _PROGRAMS_OWN = ("artifacts/register", "mlartifacts", "mlflow.db", "prefect", "r
 
 @dataclass(frozen=True)
 class Alone:
-    """The run left alone: its calls, the digests of its files by path, and its results, up to the scores and all."""
+    """The undisturbed run: its calls, the digests of its files by path, and its results, up to the scores and all."""
 
     calls: list[Call]
     digests: dict[Path, str]
@@ -84,14 +84,14 @@ class Alone:
 
 @dataclass(frozen=True)
 class Cut:
-    """A power cut: the number of the call after which it came, and where that call was."""
+    """A power cut: the number of the last call before it, and the location of that call."""
 
     after: int
     place: str
 
 
 def main() -> None:
-    """Record a run, cut its power, and print what came of it."""
+    """Record a run, simulate power cuts, and print the outcomes."""
     given = _arguments()
     chance = random.Random(given.seed)
     describe()
@@ -150,7 +150,7 @@ def _config(folder: Path) -> Config:
 
 
 def _program(folder: Path, defect: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """Return the command of a run, with a defect if one is named, and its environment."""
+    """Return the command of a run, with a defect if one is given, and its environment."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
     module = ["flows.commands.cli"] if defect is None else ["bench.soak.unflushed", DEFECTS[defect]]
     command = [sys.executable, "-m", *module, "run", str(folder / "killed.yaml")]
@@ -158,7 +158,7 @@ def _program(folder: Path, defect: str | None = None) -> tuple[list[str], dict[s
 
 
 def _run_alone(folder: Path, defect: str | None) -> Alone:
-    """Run the program with nothing to disturb it. Raises SystemExit where its record does not lead to its files."""
+    """Run the program undisturbed. Raises SystemExit if its recorded calls do not reproduce its files."""
     _write_config(folder)
     command, environment = _program(folder, defect)
     log = folder.with_name("calls")
@@ -180,7 +180,7 @@ def _run_alone(folder: Path, defect: str | None) -> Alone:
 
 
 def _cuts(calls: Sequence[Call], folder: Path, count: int, chance: random.Random) -> list[Cut]:
-    """Return cuts in the order of their instants, as many in every part of the workspace, and after the last call."""
+    """Return cuts in order of time, spread over all parts of the workspace and the end of the run."""
     by_place: dict[str, list[int]] = {"the end": [len(calls)]}
     for number, call in enumerate(calls, 1):
         by_place.setdefault(_place(Path(call.path).relative_to(folder)), []).append(number)
@@ -199,7 +199,7 @@ def _place(path: Path) -> str:
 
 
 def _lost(calls: Sequence[Call], cuts: Sequence[Cut], chance: random.Random) -> Iterator[tuple[Cut, Left]]:
-    """Yield what is left after each cut; cuts: in the order of their instants."""
+    """Yield what remains after each cut. cuts: in order of time."""
     disk, done = Disk(), 0
     for cut in cuts:
         for call in calls[done : cut.after]:
@@ -209,7 +209,7 @@ def _lost(calls: Sequence[Call], cuts: Sequence[Cut], chance: random.Random) -> 
 
 
 def looked_at(folder: Path, left: Left, alone: Alone, where: str) -> Counter[str]:
-    """Count what a run finds that begins on what is left, and what of it is not as the program believes."""
+    """Count what a run finds if it starts on the remaining files, and which of these the program misjudges."""
     plan = Plan(build_pipeline(_config(folder)), read="suspects")
     root = plan.workspace.root
     counts = Counter({"cuts": 1, "files that the cuts damaged": len(left.damaged)})
@@ -229,7 +229,7 @@ def looked_at(folder: Path, left: Left, alone: Alone, where: str) -> Counter[str
 
 
 def _of_fresh(stage: str, files: Sequence[Path], alone: Alone, where: str) -> Counter[str]:
-    """Count what is damaged of a stage that is called fresh. files: of its artifact, and its shards."""
+    """Count the damaged files of a stage that is considered fresh. files: those of its artifact and its shards."""
     damaged = _damaged(files, alone, f"{where}: {stage}")
     counts = Counter({"stages found fresh": 1, "damaged and called fresh": len(damaged)})
     if stage == "register":
@@ -242,7 +242,7 @@ def _of_fresh(stage: str, files: Sequence[Path], alone: Alone, where: str) -> Co
 
 
 def _damaged(files: Iterable[Path], alone: Alone, where: str) -> list[Path]:
-    """Return the files that are gone or not those of the run left alone; say so where there are any."""
+    """Return the files that are missing or not those of the undisturbed run; print a message if there are any."""
     damaged = [path for path in files if not path.is_file() or digest_of_file(path) != alone.digests.get(path)]
     if damaged:
         print(f"{where} is called fresh, but {len(damaged)} files are damaged, such as {damaged[0]}", flush=True)
@@ -255,7 +255,7 @@ def _is_sound(path: Path) -> bool:
 
 
 def _gone_on(folder: Path, alone: Alone, to_the_end: bool, where: str) -> Counter[str]:
-    """Run on what is left, and count whether the results are those of the run left alone."""
+    """Run on the remaining files, and count whether the results are those of the undisturbed run."""
     go: Callable[[Path, Alone], None] = _run_to_the_end if to_the_end else _run_to_the_scores
     how = "ran to the end" if to_the_end else "went on to the scores"
     try:
@@ -269,7 +269,7 @@ def _gone_on(folder: Path, alone: Alone, to_the_end: bool, where: str) -> Counte
 
 
 def _run_to_the_scores(folder: Path, alone: Alone) -> None:
-    """Run all stages up to the scores in this process. Raises AttendError where the results are other ones."""
+    """Run all stages up to the scores in this process. Raises AttendError if the results differ."""
     run_until(_config(folder), SCORES)
     found = contents(folder, SCORES)
     other = sorted(name for name in alone.scores.keys() | found.keys() if alone.scores.get(name) != found.get(name))
@@ -278,7 +278,7 @@ def _run_to_the_scores(folder: Path, alone: Alone) -> None:
 
 
 def _run_to_the_end(folder: Path, alone: Alone) -> None:
-    """Run the program. Raises SystemExit where it fails, or where what it leaves is not what the run alone left."""
+    """Run the program. Raises SystemExit if it fails, or if its files differ from those of the undisturbed run."""
     command, environment = _program(folder)
     with (folder / "log").open("wb") as log:
         done = subprocess.run(command, stdout=log, stderr=log, check=False, env=environment)
@@ -295,7 +295,7 @@ def _digests(folder: Path) -> dict[Path, str]:
 
 
 def _registered(digests: dict[Path, str], folder: Path) -> dict[str, str]:
-    """Return the files of the registered captioner, by their names in it."""
+    """Return the files of the registered captioner by name."""
     names = {path: path.relative_to(folder).as_posix().partition("/bundle/")[2] for path in digests}
     return {name: digests[path] for path, name in names.items() if name}
 

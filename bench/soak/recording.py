@@ -1,6 +1,7 @@
-"""Record the calls with which a program changes files below a folder, by strace, and read the record.
+"""Record with strace the calls with which a program changes files in a folder, and read the record.
 
-The record is complete only for what it knows: whoever uses it compares the files that it leads to with the real ones.
+The record covers only the calls that this module knows. Callers must compare the files that it reproduces with the real
+ones.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _DATA = re.compile(_STRING)
 
 
 def record(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, and write its calls, and those of all processes that it starts, to `log`."""
+    """Run a command, and write its calls and those of all processes that it starts to `log`."""
     tracer = [
         "strace",
         "-f",
@@ -51,7 +52,7 @@ def record(command: Sequence[str], log: Path, environment: Mapping[str, str]) ->
 def read(log: Path, root: Path) -> tuple[list[Call], Disk]:
     """Return the calls that changed files below `root`, in order, and the disk after the last.
 
-    Files that are mapped into memory and made anew by whoever finds them (`-shm`, of SQLite) are left out.
+    Files that are mapped into memory and created again when they are missing (`-shm`, of SQLite) are left out.
     """
     reader = _Reader(root)
     for name, arguments, result in _lines(log, str(root)):
@@ -62,7 +63,7 @@ def read(log: Path, root: Path) -> tuple[list[Call], Disk]:
 
 
 def _lines(log: Path, root: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the name, arguments and result of each call that succeeded and names a file below `root`, as it ended."""
+    """Yield the name, arguments and result of each successful call that names a file below `root`, when it ends."""
     begun: dict[str, str] = {}
     with log.open(encoding="latin-1") as lines:
         for line in lines:
@@ -78,7 +79,7 @@ def _lines(log: Path, root: str) -> Iterator[tuple[str, str, str]]:
 
 
 class _Reader:
-    """The state of reading: the files so far, and where the next `write` to an open file goes."""
+    """The state while reading a record: the files so far, and the position of the next `write` to each open file."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.disk = f"{root}/", Disk()
@@ -86,7 +87,7 @@ class _Reader:
         self._offsets: dict[tuple[str, str], int] = {}  # (number, path) of an open file; those that append are missing
 
     def calls(self, name: str, arguments: str, result: str) -> list[Call]:
-        """Return what a call did to files below the root."""
+        """Return the effect of a call on files below the root."""
         if name in _UNKNOWN:
             raise SystemExit(f"{name}({arguments[:200]}: is not known to this bench")
         found = self._by_name(name, arguments, result)
@@ -107,7 +108,7 @@ class _Reader:
         return self._change(name, arguments, result)
 
     def _change(self, name: str, arguments: str, result: str) -> list[Call]:
-        """Return what a call did to an open file."""
+        """Return the effect of a call on an open file."""
         opened = _FILE.match(arguments)
         if opened is None or opened[3]:
             return []
@@ -143,7 +144,7 @@ class _Reader:
         return Call("write", file[1], at, data)
 
     def _copied(self, arguments: str, size: int) -> bytes:
-        """Return what `sendfile` copied: from a file below the root as it is by then, or from another one."""
+        """Return the data that `sendfile` copied, from the current state of a file below the root or another file."""
         _, source, offset, _ = arguments.split(", ")
         opened = _FILE.match(source)
         assert opened is not None

@@ -1,10 +1,11 @@
-"""The whole pipeline with its workspace in object storage and MLflow on PostgreSQL, then captions from elsewhere.
+"""Run the pipeline with its workspace in object storage and MLflow on PostgreSQL, then caption on another machine.
 
     python -m bench.soak.storage [--pictures 2000]
 
-Starts PostgreSQL (Debian's `postgresql`), an S3 server (moto) and MLflow's server before both, in an environment of its
-own, on loopback; runs `attend run demo` on two machines' worth of folders, the second time with nothing to do; and
-then `attend caption` in a fresh environment and an empty home that know the servers' addresses and nothing else.
+Starts PostgreSQL (Debian's `postgresql`), an S3 server (moto) and MLflow's server in front of both, in a separate
+environment, on loopback. Then runs `attend run demo` in two sets of folders, like two machines; the second run has
+nothing to do. Finally runs `attend caption` in a fresh environment with an empty home folder, which knows only the
+servers' addresses.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main() -> None:
         subprocess.run(
             [_uv(), "pip", "install", "--quiet", "--python", ours / "python", "--no-deps", wheel], check=True
         )
-        print("\n| machine | command | s | told |\n| --- | --- | --- | --- |")
+        print("\n| machine | command | seconds | last line of output |\n| --- | --- | --- | --- |")
         run = ["run", "demo", f"data.pictures={given.pictures}", f"machine.workspace=s3://{BUCKET}/night"]
         for machine in ("first", "second"):
             _tell(machine, ours, run, scratch / machine, addresses)
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def _tell(machine: str, programs: Path, command: list[str], home: Path, addresses: dict[str, str]) -> None:
-    """Run `attend` with an empty home of its own, and print what it took and its last line."""
+    """Run `attend` with its own empty home folder, and print its seconds and the last line of its output."""
     home.mkdir(exist_ok=True)
     known = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(home), "MLFLOW_DISABLE_TELEMETRY": "true", **addresses}
     began = time.perf_counter()
@@ -75,7 +76,7 @@ def _tell(machine: str, programs: Path, command: list[str], home: Path, addresse
 
 @contextmanager
 def servers(scratch: Path) -> Iterator[dict[str, str]]:
-    """PostgreSQL, S3 and MLflow's server; the variables by which they are found."""
+    """Run PostgreSQL, S3 and MLflow's server, and yield the environment variables with their addresses."""
     with ExitStack() as stack:
         database = stack.enter_context(postgresql("mlflow"))
         port = free_port()

@@ -2,7 +2,7 @@
 
     python -m bench.soak.unflushed TEXT run CONFIG
 
-bench/soak/power_cuts.py shows with it that it would find such a defect.
+bench/soak/power_cuts.py uses it to show that it would find such a defect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flows.commands.cli import main
 
 
 def skip_flushes(text: str) -> None:
-    """Have `os.fsync` do nothing for files whose names contain `text`."""
+    """Make `os.fsync` do nothing for files whose names contain `text`."""
     flush = os.fsync
 
     def flush_others(handle: int) -> None:

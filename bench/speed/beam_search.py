@@ -1,9 +1,9 @@
-"""Beam search over many pictures at once against the textbook form, one picture at a time; captions are identical.
+"""Compare beam search over many pictures at once with the textbook form, one picture at a time.
 
     python -m bench.speed.beam_search [--rounds 3] [ROW ...]
 
-The decoder is trained for a minute on made-up captions of some ten words first, so that its hypotheses end as real
-ones do. Both forms take turns; the fastest of their rounds counts.
+The captions of both are identical. The decoder is first trained for a minute on invented captions of about ten words,
+so that its hypotheses end like real ones. Both forms take turns; the fastest of their rounds counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LENGTH, CAPTIONS = 20, 5
 
 @dataclass(frozen=True)
 class Row:
-    """A size of the problem; goals: beam -> the ratio it is to reach."""
+    """A problem size. goals: beam -> the ratio to reach."""
 
     side: int
     channels: int
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="such as cuda")
     given = parser.parse_args()
     describe()
-    print("\n| grid | beam | textbook, pictures/s | ours, pictures/s | ratio | goal | words a caption |")
+    print("\n| grid | beam | textbook, pictures/s | ours, pictures/s | ratio | goal | words per caption |")
     print("| --- " * 7 + "|")
     for name in given.rows:
         _compare(name, ROWS[name], given.rounds, given.device)
@@ -77,7 +77,7 @@ def _compare(name: str, row: Row, rounds: int, device: str) -> None:
 
 
 def _captions(row: Row) -> Tensor:
-    """(N, R, T): each picture's captions are walks of 7 to 13 words through its own few."""
+    """Return captions (N, R, T). Those of a picture are walks of 7 to 13 words through a small set of its own words."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.full((PICTURES, CAPTIONS, LENGTH), NULL)
     for picture in range(PICTURES):

@@ -1,13 +1,13 @@
-"""JPEG files -> grids in HDF5, against the plain loop, the bound of the machine, and the forward pass alone.
+"""Measure JPEG files -> grids in HDF5, compared with the plain loop, the machine's bound and the forward pass alone.
 
     python -m bench.speed.extraction [--pictures FOLDER] [ROW ...]
 
-A ROW is a name of ROWS, or BACKBONE@SIZE, such as timm:convnext_small.in12k_ft_in1k@288.
+A ROW is a name in ROWS, or BACKBONE@SIZE, such as timm:convnext_small.in12k_ft_in1k@288.
 
-The plain loop is the textbook form: Pillow and torchvision's transforms in a DataLoader, the eager network, rows put
-into an HDF5 file. The bound is 1 / (1 / forward + 1 / decode), both measured here over the same pictures with all
+The plain loop is the textbook form: Pillow and torchvision's transforms in a DataLoader, the eager network, rows
+written to an HDF5 file. The bound is 1 / (1 / forward + 1 / decode), both measured here over the same pictures with all
 cores. All forms take turns; the fastest of their rounds counts. Without --pictures, photographs of 500 x 375 px are
-made: noise with the spectrum of natural pictures, some 60 KB each.
+generated: noise with the spectrum of natural pictures, about 60 KB each.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tasks.grids.store import GridStore
 
 @dataclass(frozen=True)
 class Row:
-    """A backbone at a size, how many pictures are taken, and the goals: ratios to the plain loop."""
+    """A backbone at a size, the number of pictures, and the goals: ratios to the plain loop."""
 
     backbone: str
     size: int
@@ -64,7 +64,7 @@ ROWS = {
 
 
 def row_of(name: str) -> Row:
-    """Return the row of that name, or 64 pictures of the backbone and size that it names."""
+    """Return the row of that name, or a row of 64 pictures for BACKBONE@SIZE."""
     backbone, _, size = name.rpartition("@")
     return Row(backbone, int(size), 64) if backbone else ROWS[name]
 
@@ -81,7 +81,7 @@ def main() -> None:
             return
         describe()
         print(f"{len(files)} pictures of {sum(path.stat().st_size for path in files) / len(files) / 1024:.0f} KB")
-        print("\n| backbone | form | pictures/s | ratio | goal | of the bound | of the forward pass |")
+        print("\n| backbone | form | pictures/s | ratio | goal | share of the bound | share of the forward pass |")
         print("| --- " * 7 + "|")
         for row in rows:
             _compare(row, wanted[: row.pictures], given, Path(scratch))
@@ -103,7 +103,7 @@ def _arguments() -> Any:
 
 
 def make_photographs(folder: Path, count: int) -> Path:
-    """Octaves of noise, each twice as fine and half as strong."""
+    """Create photographs of noise in octaves, each twice as fine and half as strong."""
     generator = np.random.default_rng(0)
     for number in range(count):
         total = np.full((375, 500, 3), 128.0)
@@ -116,7 +116,7 @@ def make_photographs(folder: Path, count: int) -> Path:
 
 
 class Files(Dataset[Tensor]):
-    """As tutorials write it."""
+    """A data set of files, as tutorials write it."""
 
     def __init__(self, files: list[Path], size: int, declared: Declared) -> None:
         resized = transforms.Resize((size, size), InterpolationMode(declared.interpolation))
@@ -132,7 +132,7 @@ class Files(Dataset[Tensor]):
 
 
 def tame_network(name: str) -> Backbone:
-    """Random weights, their batch norms damped: as tame as trained networks are, where one pixel's step is no storm."""
+    """Return a network with random weights and damped batch norms, so that small input changes stay small."""
     backbone = make(name, seed=0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -159,7 +159,7 @@ def _plain(backbone: Backbone, files: list[Path], size: int, out: Path) -> None:
 
 
 class Pipeline:
-    """`tasks.grids.extraction` over the pictures, into a store of its own each time."""
+    """Run `tasks.grids.extraction` over the pictures, each time into a new store."""
 
     def __init__(self, row: Row, precision: Any, compiled: bool, scratch: Path, device: Any) -> None:
         self.grids = GridsConfig(
@@ -184,13 +184,13 @@ class Pipeline:
         return store
 
     def decode(self, wanted: list[tuple[str, Path]]) -> list[Pixels]:
-        """Reading, decoding and resizing alone."""
+        """Only read, decode and resize."""
         size = self.grids.image_size
         with decoders(self.machine) as pool:
             return list(pool.map(lambda item: resize(decode(item[1].read_bytes()), size, "squash"), wanted))
 
     def forward(self, pixels: list[Pixels]) -> None:
-        """The forward pass alone."""
+        """Only run the forward pass."""
         step = self.machine.extract_batch
         for at in range(0, len(pixels), step):
             self.encoder(as_batch(pixels[at : at + step]))
@@ -231,7 +231,7 @@ def _tell(row: Row, form: str, rate: float, *cells: str) -> None:
 
 
 def _check(out: Path, pipelines: Mapping[Precision, Pipeline], wanted: list[tuple[str, Path]]) -> None:
-    """SystemExit where the pipeline's grids are not the plain loop's."""
+    """Raise SystemExit if the pipeline's grids differ from those of the plain loop."""
     with h5py.File(out, "r") as file:
         plain = file["grid"][:].astype(np.float32)
     for precision, pipeline in pipelines.items():
@@ -244,7 +244,7 @@ def _check(out: Path, pipelines: Mapping[Precision, Pipeline], wanted: list[tupl
 
 
 def _memory_of(count: int, folder: Path) -> float:
-    """`_memory` in a process of its own."""
+    """Run `_memory` in a separate process."""
     command = [
         sys.executable,
         "-m",
@@ -259,7 +259,7 @@ def _memory_of(count: int, folder: Path) -> float:
 
 
 def _memory(wanted: list[tuple[str, Path]], count: int, scratch: Path) -> float:
-    """MiB at the most that `count` pictures need beyond the encoder."""
+    """Return the peak memory in MiB that `count` pictures need in addition to the encoder."""
     pipeline = Pipeline(ROWS["regnet"], "float32", False, scratch, "cpu")
     return peak_memory(lambda: pipeline.run([wanted[place % len(wanted)] for place in range(count)]))
 

@@ -1,9 +1,9 @@
-"""What consulting neighbours costs: the look-up of similar pictures, and the ranking of a beam by their captions.
+"""Measure the cost of neighbours: looking up similar pictures, and ranking a beam by their captions.
 
     python -m bench.speed.neighbours [--pictures 6000 120000] [--captions 5] [--number 60]
 
-The memory is random: vectors of 128 numbers, and captions of eleven words drawn as often as words of English are. Times
-are of one picture, alone and in a batch of 32, and do not depend on what the vectors are.
+The memory is random: vectors of 128 numbers, and captions of eleven words with the word frequencies of English. Times
+are for one picture, alone and in a batch of 32, and do not depend on the values of the vectors.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ def _memory(pictures: int, captions: int) -> Memory:
 
 
 def _beam(kept: KeptCaptions, picture: int) -> list[Caption]:
-    """Return captions of some pictures as if a search had found them."""
+    """Return captions of some pictures in the form that a search returns."""
     rows = kept.of(np.arange(_BEAM) + picture).tokens
     return [Caption(row[row > END].tolist(), -10.0, True) for row in rows[:_BEAM]]
 
 
 def _milliseconds(run: Callable[[], object]) -> float:
-    """Return the shortest of ten runs."""
+    """Return the milliseconds of the fastest of ten runs."""
     run()
     seconds = []
     for _ in range(10):

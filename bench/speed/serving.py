@@ -1,11 +1,11 @@
-"""`attend serve` beside `mlflow models serve`: requests a second and how long they take, by how many clients ask.
+"""Compare `attend serve` with `mlflow models serve`: requests per second and latency by the number of clients.
 
     python -m bench.speed.serving PICTURES [--workspace W] [--model models:/NAME@champion] [--seconds 20] [--beam 3]
 
-All run on the registered model, one after the other, each alone, with the same requests: MLflow's JSON with one
-picture of the folder PICTURES. `attend serve` runs once for each runtime that the version was registered for. All must
-answer without an error, and say the same captions but for runtimes with smaller weights, whose captions that differ are
-counted. The ratio is to `attend serve` on torch.
+The servers run on the registered model one after another, with the same requests: MLflow's JSON with one picture of the
+folder PICTURES. `attend serve` runs once for each runtime that the version was registered for. All servers must answer
+without an error and give the same captions, except runtimes with smaller weights, whose different captions are counted.
+The ratio is to `attend serve` on torch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
     bodies = [request(file.read_bytes(), given.beam) for file in files]
     said: dict[str, dict[int, str]] = {}
     print(f"\n{uri}, beam {given.beam}, {given.seconds:.0f} s each\n")
-    print("| server | clients | requests/s | ratio | p50, ms | ratio | p95, ms | errors | other captions |")
+    print("| server | clients | requests/s | ratio | p50, ms | ratio | p95, ms | errors | different captions |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     first: dict[int, tuple[float, float]] = {}  # by how many clients: requests/s and p50 of the first server
     for name, command in servers(uri, workspace).items():
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def servers(uri: str, workspace: Path) -> dict[str, list[str]]:
-    """Return the commands, without a port."""
+    """Return the commands of the servers, without a port."""
     here = Path(sys.executable).parent
     mlflow = [str(here / "mlflow"), "models", "serve", "--model-uri", uri, "--env-manager", "local", "--workers", "1"]
     attend = [str(here / "attend"), "serve", "--model", uri, "--workspace", str(workspace)]
@@ -94,7 +94,7 @@ def servers(uri: str, workspace: Path) -> dict[str, list[str]]:
 
 @contextmanager
 def running(command: list[str], workspace: Path, place: Path | None = None) -> Iterator[int]:
-    """A server in a process of its own, ready, on a port that is free. place: the folder it runs in."""
+    """Run a server in a separate process on a free port, and wait until it is ready. place: the folder it runs in."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -137,9 +137,9 @@ def request(photograph: bytes, beam: int) -> bytes:
 def load(
     port: int, bodies: list[bytes], most: int, clients: int, seconds: float
 ) -> tuple[list[float], int, dict[int, str]]:
-    """Seconds of each request, how many failed, and what was said: `clients` ask one request after another.
+    """Return the seconds of each request, the failures and the captions; each client sends one request at a time.
 
-    It ends after so many requests or seconds.
+    It ends after a number of requests or seconds.
     """
     lasted: list[float] = []
     said: dict[int, str] = {}

@@ -1,9 +1,9 @@
-"""`attend status` and an `attend run` with nothing to do, on a workspace of 120,000 pictures: seconds and memory.
+"""Measure seconds and memory of `attend status` and of `attend run` with nothing to do, on 120,000 pictures.
 
     python -m bench.speed.status [--pictures 120000] [--folder FOLDER]
 
-The pictures are files of a few bytes, their grids 1x1x4 and made here; nothing decodes them. Each command is run five
-times; the files are in the page cache. With --folder the workspace is kept, and made only once.
+The pictures are files of a few bytes and are never decoded; their grids are 1x1x4 and generated here. Each command is
+run five times; the files are in the page cache. With --folder, the workspace is kept and only created once.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _place(folder: Path, count: int) -> list[str]:
 
 
 def _make(folder: Path, count: int) -> None:
-    """Write `many.yaml`, a config whose every stage up to evaluate has run."""
+    """Write `many.yaml`, a config with all stages up to evaluate already run."""
     pictures = folder / "pictures"
     pictures.mkdir(parents=True)
     names = [f"{number:06d}.jpg" for number in range(count)]
@@ -115,7 +115,7 @@ def _make(folder: Path, count: int) -> None:
 
 
 def _timed(arguments: list[str]) -> tuple[float, float]:
-    """Seconds, and MiB at the most, of one `attend` command."""
+    """Return the seconds and the peak memory in MiB of one `attend` command."""
     began = time.monotonic()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.Popen(

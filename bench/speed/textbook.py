@@ -1,8 +1,8 @@
-"""Show, Attend and Tell as tutorials write it: the yardstick of the speed benches.
+"""Show, Attend and Tell as tutorials write it: the baseline of the speed benchmarks.
 
-One caption a row, the picture's grid copied for each; the attention's projection of the grid anew at every step; the
-cell over [word, context] in one product; the output layer at every step, padding included; beam search one picture at
-a time. It takes the weights of the project's decoder, so that both compute the same thing.
+Each caption is a row with a copy of its picture's grid. Every step projects the grid for the attention again, computes
+the cell over [word, context] in one product, and runs the output layer, padding included. Beam search takes one picture
+at a time. It uses the weights of the project's decoder, so both compute the same thing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from models.vocabulary import END, NULL, START, UNK
 
 
 class Textbook(nn.Module):
-    """Soft attention with a gate; weights shared with `decoder`, which has to be a plain one."""
+    """Soft attention with a gate. The weights are shared with `decoder`, which must be a plain one."""
 
     def __init__(self, decoder: ShowAttendTell) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Textbook(nn.Module):
         return torch.tanh(self.first_hidden(mean)), torch.tanh(self.first_cell(mean))
 
     def _cell_weight(self) -> Tensor:
-        """The cell's weights over [word, context, hidden] as one, as its own code would keep them."""
+        """Return the cell's weights over [word, context, hidden] as one matrix, as a textbook cell stores them."""
         shared = self.shared
         assert shared.context_gates is not None
         return torch.cat([shared.word_gates.weight, shared.context_gates.weight, shared.hidden_gates.weight], dim=1)
@@ -67,7 +67,7 @@ class Textbook(nn.Module):
 
     @torch.no_grad()
     def beam_search(self, grid: Tensor, beam: int, max_length: int) -> list[int]:
-        """The likeliest caption of one picture, grid (P, D): a row a hypothesis, as many rows at every word."""
+        """Return the most likely caption of one picture, grid (P, D). Each hypothesis is a row, `beam` rows at every word."""
         rows = grid.unsqueeze(0).expand(beam, -1, -1)
         hidden, cell = self._first(rows)
         weight = self._cell_weight()

@@ -1,9 +1,10 @@
-"""One training step (forward, loss, backward, clipping, Adam) against the textbook form, the same loss and gradients.
+"""Compare one training step (forward, loss, backward, clipping, Adam) with the textbook form.
 
     python -m bench.speed.training_step [--rounds 5] [--threads N] [ROW ...]
 
-The textbook form (textbook.py) has one caption a row. All forms take turns on the same weights and batch; the fastest
-of their rounds counts. Peak memory is taken in processes of their own, above what each had before its first step.
+All forms have the same loss and gradients. The textbook form (textbook.py) has one caption per row. All forms take
+turns on the same weights and batch; the fastest of their rounds counts. Peak memory is measured in separate processes,
+in addition to the memory before the first step.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ LENGTH, CAPTIONS = 16, 5
 
 @dataclass(frozen=True)
 class Row:
-    """A size of the problem, and the ratios it is to reach in float32 and bfloat16.
+    """A problem size, and the ratios to reach in float32 and bfloat16.
 
-    native: side of the grid that is kept and presented at `side`, where it is another.
+    native: side of the stored grid if it differs from `side`, at which the grid is presented.
     """
 
     side: int
@@ -69,7 +70,7 @@ def main() -> None:
     describe()
     for precision in precisions():
         print(f"matrix product peak, {precision}: {_peak(precision):.0f} GFLOP/s")
-    print("\n| grid | form | seconds | tokens/s | ratio | goal | of the peak | peak memory |")
+    print("\n| grid | form | seconds | tokens/s | ratio | goal | share of the peak | peak memory |")
     print("| --- " * 8 + "|")
     for name in given.rows or ROWS:
         _compare(name, given)
@@ -86,7 +87,7 @@ def _arguments() -> Any:
 
 
 class Problem:
-    """A decoder and a batch, and training steps over them in every form."""
+    """A decoder and a batch, with training steps in every form."""
 
     def __init__(self, row: Row, device: Any = "cpu") -> None:
         torch.manual_seed(0)
@@ -99,7 +100,7 @@ class Problem:
         self.batch = Batch.of(torch.randn(row.pictures, side, side, row.channels), tokens)
 
     def step(self, form: str) -> Callable[[], float]:
-        """A step that returns the loss before it. Once one was compiled, those made after it are too."""
+        """Return a step that returns the loss before it. Once one was compiled, later ones are too."""
         if form == "textbook":
             return self._textbook()
         precision: Any = form.partition(",")[0]
@@ -117,7 +118,7 @@ class Problem:
         return step
 
     def _textbook(self) -> Callable[[], float]:
-        """Its rows are captions, each with a copy of its picture's grid."""
+        """Return the textbook step: each row is a caption with a copy of its picture's grid."""
         model = Textbook(self.decoder)
         pooled = functional.adaptive_avg_pool2d(self.batch.pictures.permute(0, 3, 1, 2), self.row.side)
         grid = pooled.flatten(2).transpose(1, 2).repeat_interleave(CAPTIONS, dim=0).to(self.device)
@@ -136,7 +137,7 @@ class Problem:
         return step
 
     def from_here(self, step: Callable[[], float]) -> tuple[float, dict[str, Tensor]]:
-        """Loss and gradients of a step; the weights are afterwards what they were before."""
+        """Return the loss and gradients of a step, and restore the weights."""
         weights = dict(self.decoder.named_parameters())
         before = {name: weight.detach().clone() for name, weight in weights.items()}
         loss = step()
@@ -147,7 +148,7 @@ class Problem:
         return loss, gradients
 
     def flops(self, form: str) -> float:
-        """Of the step's matrix products: forward, weight gradients, and input gradients where the input is learnt."""
+        """Return the FLOPs of the step's matrix products: forward, weight gradients, and input gradients if learned."""
         size, decoder = self.row, self.decoder
         positions = (size.side if form == "textbook" else size.native or size.side) ** 2
         hidden, asked = int(decoder.hidden_gates.in_features), int(decoder.attention.query.out_features)
@@ -161,7 +162,7 @@ class Problem:
 
 
 class StubBatches:
-    """As much of `Batches` as the loop needs for a step."""
+    """The part of `Batches` that the loop needs for a step."""
 
     def __init__(self, size: int) -> None:
         self.size, self.rows = size, CAPTIONS
@@ -200,7 +201,7 @@ def _compare(name: str, given: Any) -> None:
 
 
 def _check(problem: Problem, steps: dict[str, Callable[[], float]], truth: tuple[float, dict[str, Tensor]]) -> None:
-    """SystemExit where a form's loss or gradients at the same weights are not the textbook form's, `truth`."""
+    """Raise SystemExit if a form's loss or gradients differ from the textbook form's, `truth`, at the same weights."""
     loss, gradients = truth
     # The keys' bias moves all scores alike: its gradient is nothing but rounding.
     sizes = {name: float(value.norm()) for name, value in gradients.items() if name != "attention.key.bias"}
@@ -214,7 +215,7 @@ def _check(problem: Problem, steps: dict[str, Callable[[], float]], truth: tuple
 
 
 def _peak(precision: str) -> float:
-    """GFLOP/s of a large matrix product, the best of a few."""
+    """Return the GFLOP/s of a large matrix product, the best of a few runs."""
     size, dtype = 2048, getattr(torch, precision)
     left, right = torch.randn(size, size, dtype=dtype), torch.randn(size, size, dtype=dtype)
     best = float("inf")
@@ -226,7 +227,7 @@ def _peak(precision: str) -> float:
 
 
 def _memory(problem: Problem, form: str) -> float:
-    """MiB at the most that two steps need beyond the model and the batch."""
+    """Return the peak memory in MiB that two steps need in addition to the model and the batch."""
 
     def two_steps() -> None:
         step = problem.step(form)

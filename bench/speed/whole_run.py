@@ -1,10 +1,11 @@
-"""The pipeline against the same training with the backbone in the loop, on 2,000 photographs of Flickr8k.
+"""Compare the pipeline with the same training with the backbone in the loop, on 2,000 photographs of Flickr8k.
 
     python -m bench.speed.whole_run DATA WEIGHTS [--pictures 2000] [--epochs 3]
 
-DATA is Flickr8k's folder, WEIGHTS MobileNetV2's. In the loop every batch is decoded and encoded anew, by the same code
-as extraction's, and so are the dev pictures after each epoch. First run: nothing is there yet. Second run: another
-learning rate, the grids are cached. Both sides have the same batches and weights: their curves are compared.
+DATA is Flickr8k's folder and WEIGHTS the file of MobileNetV2's weights. In the loop, every batch is decoded and encoded
+again, with the same code as in extraction, and so are the dev pictures after each epoch. First run: nothing is cached.
+Second run: another learning rate, the grids are cached. Both sides have the same batches and weights, and their curves
+are compared.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     given = parser.parse_args()
     describe()
-    print("\n| run | backbone in the loop, s | pipeline, s | ratio | of that, extraction |")
+    print("\n| run | backbone in the loop, s | pipeline, s | ratio | extraction alone |")
     print("| --- " * 5 + "|")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def _subset(data: Path, folder: Path, pictures: int) -> None:
-    """Flickr8k's folder with so many train and DEV dev pictures."""
+    """Return a folder like Flickr8k's with the given number of train pictures and DEV dev pictures."""
     folder.mkdir()
     (folder / "images").symlink_to(data / "images")
     kept: set[str] = set()
@@ -91,7 +92,7 @@ def _config(given: Any, folder: Path, rate: float) -> Config:
 
 
 def _pipeline(config: Config) -> tuple[float, float, list[float]]:
-    """Seconds of extraction and of all, and the loss of each epoch."""
+    """Return the seconds of extraction and of the whole run, and the loss of each epoch."""
     began = time.perf_counter()
     run_one(config, "extract")
     extracted = time.perf_counter() - began
@@ -102,7 +103,7 @@ def _pipeline(config: Config) -> tuple[float, float, list[float]]:
 
 
 class Photographs:
-    """Photographs to grids, on the spot."""
+    """Photographs that are encoded to grids on the fly."""
 
     def __init__(self, config: Config, files: dict[str, Path], encoder: Encoder, pool: Any) -> None:
         self.views = Views(config.grids, encoder.declared.interpolation, files, pool)
@@ -133,7 +134,7 @@ class LoopDev(Dev):
 
 
 def _in_the_loop(config: Config, out: Path) -> tuple[float, list[float]]:
-    """Seconds, and the loss of each epoch."""
+    """Return the seconds and the loss of each epoch."""
     out.mkdir()
     made = planned(config, "tensorise").by_kind
     manifest, tokens = made["ingest"].path, made["tensorise"].path
