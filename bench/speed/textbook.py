@@ -67,7 +67,7 @@ class Textbook(nn.Module):
 
     @torch.no_grad()
     def beam_search(self, grid: Tensor, beam: int, max_length: int) -> list[int]:
-        """Return the most likely caption of one picture, grid (P, D). Each hypothesis is a row, `beam` rows at every word."""
+        """Return the most likely caption of one picture, grid (P, D). Each word has `beam` rows, one per hypothesis."""
         rows = grid.unsqueeze(0).expand(beam, -1, -1)
         hidden, cell = self._first(rows)
         weight = self._cell_weight()
